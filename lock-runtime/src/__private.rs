@@ -1,0 +1,44 @@
+//! What expansions of `#[distributed_lock]` name. Not public API: it changes with any release.
+
+pub use core::future::Future;
+pub use core::time::Duration;
+
+pub use crate::call::{Call, enter};
+pub use crate::error::LockError;
+pub use crate::guard::LockGuard;
+pub use crate::key::{Key, KeyPart, KeyWriter};
+pub use crate::locked::{Entry, Locked};
+pub use crate::options::{LockOptions, OnLost, Renew, Wait};
+pub use crate::outcome::{FromLockError, Skipped};
+pub use crate::pool::LockPool;
+pub use crate::site::{Location, Site};
+
+/// A key without placeholders.
+///
+/// # Errors
+/// [`InvalidKey`](crate::ErrorKind::InvalidKey) if it is empty.
+pub fn literal(text: &'static str) -> Result<Key, LockError> {
+    Key::from_static(text).checked()
+}
+
+/// `key = expression`.
+///
+/// # Errors
+/// [`InvalidKey`](crate::ErrorKind::InvalidKey) if it is empty.
+pub fn key(value: impl Into<Key>) -> Result<Key, LockError> {
+    value.into().checked()
+}
+
+/// `keys = expression`.
+pub fn keys<I>(values: I) -> Vec<Result<Key, LockError>>
+where
+    I: IntoIterator,
+    I::Item: Into<Key>,
+{
+    values.into_iter().map(key).collect()
+}
+
+/// `on_error = expression`: fixes the closure's type.
+pub fn on_error<R>(convert: impl FnOnce(LockError) -> R, error: LockError) -> R {
+    convert(error)
+}

@@ -1,0 +1,170 @@
+//! `memory://`: locks among the tasks of one process. For a first run, and for unit tests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use once_cell::sync::Lazy;
+use tokio::sync::Notify;
+
+use super::{Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Owner};
+use crate::clock::{Clock, Instant};
+use crate::fence::Fence;
+use crate::key::Key;
+
+/// The store of `memory://name`, shared by all pools of the process with that name; plain `memory://`
+/// is a store of its own.
+#[derive(Debug)]
+pub(crate) struct Memory(Arc<Shelf>);
+
+#[derive(Debug)]
+struct Shelf {
+    clock: Clock,
+    slots: Mutex<Slots>,
+    freed: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    taken: HashMap<Key, Slot>,
+    last_fence: u64,
+    /// Expired slots are swept when the map has grown to this.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    owner: Owner,
+    until: Instant,
+}
+
+impl Memory {
+    pub(crate) fn open(name: &str, clock: Clock) -> Self {
+        static NAMED: Lazy<Mutex<HashMap<String, Weak<Shelf>>>> = Lazy::new(Mutex::default);
+        if name.is_empty() {
+            return Self(Arc::new(Shelf::new(clock)));
+        }
+        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        named.retain(|_, shelf| shelf.strong_count() > 0);
+        let shelf = named.get(name).and_then(Weak::upgrade);
+        let shelf = shelf.unwrap_or_else(|| Arc::new(Shelf::new(clock)));
+        named.insert(name.to_owned(), Arc::downgrade(&shelf));
+        Self(shelf)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf {
+    fn new(clock: Clock) -> Self {
+        Self { clock, slots: Mutex::default(), freed: Arc::default() }
+    }
+}
+
+impl Slots {
+    fn holder(&self, key: &Key, now: Instant) -> Option<&Slot> {
+        self.taken.get(key).filter(|slot| slot.until > now)
+    }
+
+    fn is_held(&self, lease: &LeaseRef, now: Instant) -> bool {
+        lease
+            .keys
+            .iter()
+            .all(|key| self.holder(key, now).is_some_and(|slot| slot.owner == lease.owner))
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        if self.taken.len() < self.sweep_at {
+            return;
+        }
+        self.taken.retain(|_, slot| slot.until > now);
+        self.sweep_at = (2 * self.taken.len()).max(1024);
+    }
+}
+
+fn yes_if(held: bool) -> Held {
+    if held { Held::Yes } else { Held::No }
+}
+
+impl Backend for Memory {
+    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+        let now = self.0.clock.now();
+        let mut slots = self.slots();
+        let busy = claim
+            .keys
+            .iter()
+            .filter_map(|key| slots.holder(key, now))
+            .filter(|slot| slot.owner != claim.owner)
+            .map(|slot| slot.until.since(now))
+            .max();
+        if busy.is_some() {
+            return Ok(Attempt::Busy { free_in: busy });
+        }
+        slots.sweep(now);
+        for key in claim.keys.iter() {
+            slots.taken.insert(key.clone(), Slot { owner: claim.owner, until: now + claim.ttl });
+        }
+        if !claim.fencing {
+            return Ok(Attempt::Granted { fence: None });
+        }
+        slots.last_fence += 1;
+        Ok(Attempt::Granted { fence: Some(Fence::new(slots.last_fence)) })
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        let now = self.0.clock.now();
+        let mut slots = self.slots();
+        let mut renew = |lease: &LeaseRef| {
+            let held = slots.is_held(lease, now);
+            if held {
+                for key in lease.keys.iter() {
+                    let slot = Slot { owner: lease.owner, until: now + lease.ttl };
+                    slots.taken.insert(key.clone(), slot);
+                }
+            }
+            Ok(yes_if(held))
+        };
+        leases.iter().map(&mut renew).collect()
+    }
+
+    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        let now = self.0.clock.now();
+        let mut slots = self.slots();
+        let mut release = |lease: &LeaseRef| {
+            let held = slots.is_held(lease, now);
+            for key in lease.keys.iter() {
+                match slots.taken.get_mut(key) {
+                    Some(slot) if slot.owner != lease.owner => {}
+                    Some(slot) if lease.keep_for > Duration::ZERO => {
+                        slot.until = now + lease.keep_for;
+                    }
+                    _ => drop(slots.taken.remove(key)),
+                }
+            }
+            Ok(yes_if(held))
+        };
+        let outcomes = leases.iter().map(&mut release).collect();
+        drop(slots);
+        self.0.freed.notify_waiters();
+        outcomes
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        Ok(yes_if(self.slots().is_held(lease, self.0.clock.now())))
+    }
+
+    fn changed(&self, _keys: &[Key]) -> Option<Changed> {
+        // Created now, so that a release between this call and the first poll is seen.
+        Some(Box::pin(self.0.freed.clone().notified_owned()))
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+
+    async fn health(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! What a store has to do to keep locks: one trait, one file or folder per store.
+//!
+//! A new store is one type that implements [`Backend`], its URL scheme in `connect`, and
+//! one run of the conformance suite in `testing`.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fence::Fence;
+use crate::key::Key;
+pub use crate::owner::Owner;
+
+mod connect;
+pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+pub(crate) use connect::connect;
+
+/// What one acquire asks for. The same for all of its attempts, but for `attempt`.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The keys, sorted and without duplicates; all of them or none. Usually one.
+    pub keys: Arc<[Key]>,
+    /// Who asks. An attempt by the present owner succeeds again: it is a retry whose reply got lost.
+    pub owner: Owner,
+    /// The store forgets the grant after this time, unless renewed.
+    pub ttl: Duration,
+    /// Whether a fence must be minted with the grant.
+    pub fencing: bool,
+    /// Counts the attempts of this claim, from 0.
+    pub attempt: u32,
+}
+
+/// A grant, as far as the store is concerned.
+#[derive(Clone, Debug)]
+pub struct LeaseRef {
+    /// The keys of the claim.
+    pub keys: Arc<[Key]>,
+    /// The owner of the claim.
+    pub owner: Owner,
+    /// The length to renew to.
+    pub ttl: Duration,
+    /// On release: keep the keys taken for this long still. Zero frees them.
+    pub keep_for: Duration,
+}
+
+/// The answer to one attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// All keys are the owner's now, for the whole ttl counted from before the request.
+    Granted {
+        /// Greater than every fence given out for any of the keys before. `None` if none was asked for.
+        fence: Option<Fence>,
+    },
+    /// At least one key is somebody else's, and nothing was taken.
+    Busy {
+        /// When the store will forget the present grant, if it is not renewed and the store can tell.
+        free_in: Option<Duration>,
+    },
+}
+
+/// Whether a lease is still in the store under its owner's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// It was, and what was asked has been done.
+    Yes,
+    /// It was not: expired, deleted or taken. Nothing was changed that is somebody else's.
+    No,
+}
+
+/// A store that keeps locks.
+///
+/// Implementations serve either family: leases by ttl (a key with an expiry) and leases by session (a
+/// node that lives while a connection does, where renewing means asking whether the session lives).
+///
+/// Every future may be dropped at any await: the caller bounds each call in time and drops it. The
+/// request may have been applied all the same; that is why attempts are idempotent per owner and
+/// renewals and releases compare the owner. All futures run on the pool's driver.
+pub trait Backend: Send + Sync + 'static {
+    /// Tries once to take all keys of `claim`.
+    fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Attempt, BackendError>> + Send;
+
+    /// Extends each lease to its ttl from now, in one round trip. One outcome per lease, in order.
+    fn renew(
+        &self,
+        leases: &[LeaseRef],
+    ) -> impl Future<Output = Vec<Result<Held, BackendError>>> + Send;
+
+    /// Frees each lease, in one round trip. One outcome per lease, in order.
+    fn release(
+        &self,
+        leases: &[LeaseRef],
+    ) -> impl Future<Output = Vec<Result<Held, BackendError>>> + Send;
+
+    /// Asks whether the lease is still its owner's, without changing anything.
+    fn holds(&self, lease: &LeaseRef) -> impl Future<Output = Result<Held, BackendError>> + Send;
+
+    /// Resolves when one of the keys may have been freed after this call; a hint, never a grant.
+    /// `None` if the store cannot tell, and waiters have to poll.
+    fn changed(&self, keys: &[Key]) -> Option<Changed> {
+        let _ = keys;
+        None
+    }
+
+    /// Whether calls finish at once, without I/O; they are then made on the caller's own thread.
+    fn in_place(&self) -> bool {
+        false
+    }
+
+    /// Asks the store whether it is fit to serve.
+    fn health(&self) -> impl Future<Output = Result<(), BackendError>> + Send;
+
+    /// Lets go of connections. Nothing is called afterwards.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// The future of [`Backend::changed`].
+pub type Changed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// How sure one can be about a request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Not sent, or refused for a reason that passes by itself (loading, failing over). Nothing was done.
+    NotNow,
+    /// Sent, and no answer came: it may have been done, or may yet be.
+    Unknown,
+    /// Refused for a reason that somebody has to remove (permissions, memory, a key of another type).
+    Refused,
+}
+
+/// What a store answered instead of doing what it was asked, or that it did not answer.
+#[derive(Clone)]
+pub struct BackendError {
+    failure: Failure,
+    message: String,
+    remedy: &'static str,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl BackendError {
+    /// An error with a text that must not show secrets.
+    #[must_use]
+    pub fn new(failure: Failure, message: impl Into<String>) -> Self {
+        Self { failure, message: message.into(), remedy: "", source: None }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn remedy(mut self, remedy: &'static str) -> Self {
+        self.remedy = remedy;
+        self
+    }
+
+    /// Adds the client library's error.
+    #[must_use]
+    pub fn because(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The same error, where nothing had been sent yet that could have been applied.
+    pub(crate) fn before_sending(mut self) -> Self {
+        if self.failure == Failure::Unknown {
+            self.failure = Failure::NotNow;
+        }
+        self
+    }
+
+    /// How sure one can be about the request.
+    #[must_use]
+    pub fn failure(&self) -> Failure {
+        self.failure
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub(crate) fn remedy_text(&self) -> &'static str {
+        self.remedy
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BackendError({:?}: {})", self.failure, self.message)
+    }
+}
+
+impl std::error::Error for BackendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|error| error as _)
+    }
+}
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// [`Backend`] behind a pointer, so that a pool has one type whatever its store.
+pub(crate) trait Store: Send + Sync {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Boxed<'a, Result<Attempt, BackendError>>;
+    fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>>;
+    fn release<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>>;
+    fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
+    fn changed(&self, keys: &[Key]) -> Option<Changed>;
+    fn in_place(&self) -> bool;
+    fn health(&self) -> Boxed<'_, Result<(), BackendError>>;
+    fn close(&self) -> Boxed<'_, ()>;
+}
+
+impl<B: Backend> Store for B {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Boxed<'a, Result<Attempt, BackendError>> {
+        Box::pin(Backend::acquire(self, claim))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
+        Box::pin(Backend::renew(self, leases))
+    }
+
+    fn release<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
+        Box::pin(Backend::release(self, leases))
+    }
+
+    fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>> {
+        Box::pin(Backend::holds(self, lease))
+    }
+
+    fn changed(&self, keys: &[Key]) -> Option<Changed> {
+        Backend::changed(self, keys)
+    }
+
+    fn in_place(&self) -> bool {
+        Backend::in_place(self)
+    }
+
+    fn health(&self) -> Boxed<'_, Result<(), BackendError>> {
+        Box::pin(Backend::health(self))
+    }
+
+    fn close(&self) -> Boxed<'_, ()> {
+        Box::pin(Backend::close(self))
+    }
+}

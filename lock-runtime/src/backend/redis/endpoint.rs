@@ -1,0 +1,148 @@
+//! What a `redis://` URL says.
+
+use std::fmt;
+
+use percent_encoding::percent_decode_str;
+use redis::{ProtocolVersion, RedisConnectionInfo};
+use url::{Host, Url};
+
+use crate::error::{ErrorKind, LockError};
+
+const DEFAULT_PORT: u16 = 6379;
+
+/// One server, and how to log in. Displays without user and password.
+#[derive(Clone, Debug)]
+pub(super) struct Endpoint {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) tls: Option<TlsFiles>,
+    pub(super) login: RedisConnectionInfo,
+}
+
+/// PEM files for a TLS connection; without `ca` the system's root certificates hold.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TlsFiles {
+    pub(super) ca: Option<String>,
+    pub(super) cert: Option<String>,
+    pub(super) key: Option<String>,
+}
+
+impl Endpoint {
+    pub(super) fn parse(text: &str) -> Result<Self, LockError> {
+        let url =
+            Url::parse(text).map_err(|error| wrong(format!("the URL is not valid: {error}")))?;
+        let host = match url.host() {
+            Some(Host::Domain(name)) if !name.is_empty() => name.to_owned(),
+            Some(Host::Ipv4(address)) => address.to_string(),
+            Some(Host::Ipv6(address)) => address.to_string(),
+            _ => return Err(wrong("the URL names no host")),
+        };
+        if url.fragment().is_some() {
+            return Err(wrong("the URL has a `#fragment`, which has no meaning here")
+                .remedy("percent-encode a `#` in the password as `%23`; certificates are always verified, a private authority goes into `?ca=/path.pem`"));
+        }
+        let mut login = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_lib_name("lock-runtime", env!("CARGO_PKG_VERSION"));
+        if !url.username().is_empty() {
+            login = login.set_username(decoded(url.username())?);
+        }
+        if let Some(password) = url.password() {
+            login = login.set_password(decoded(password)?);
+        }
+        match url.path().trim_matches('/') {
+            "" => {}
+            database => {
+                let database = database.parse::<u16>().map_err(|_| {
+                    wrong(format!("`/{database}` in the URL is not a database number"))
+                })?;
+                login = login.set_db(i64::from(database));
+            }
+        }
+        let tls = tls_files(&url)?;
+        Ok(Self { host, port: url.port().unwrap_or(DEFAULT_PORT), tls, login })
+    }
+}
+
+fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
+    let encrypted = url.scheme() == "rediss";
+    let mut files = TlsFiles::default();
+    for (name, value) in url.query_pairs() {
+        let file = match &*name {
+            "ca" => &mut files.ca,
+            "cert" => &mut files.cert,
+            "key" => &mut files.key,
+            _ => {
+                return Err(wrong(format!("`?{name}=` in the URL is not known"))
+                    .remedy("known are `ca`, `cert` and `key`, for `rediss://`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+            }
+        };
+        if !encrypted {
+            return Err(wrong(format!("`?{name}=` is for TLS"))
+                .remedy("write `rediss://` instead of `redis://`"));
+        }
+        *file = Some(value.into_owned());
+    }
+    if files.cert.is_some() != files.key.is_some() {
+        return Err(wrong("a client certificate needs both `?cert=` and `&key=`"));
+    }
+    Ok(encrypted.then_some(files))
+}
+
+fn decoded(part: &str) -> Result<String, LockError> {
+    let text = percent_decode_str(part).decode_utf8();
+    text.map(Into::into)
+        .map_err(|_| wrong("user or password in the URL is not percent-encoded UTF-8"))
+}
+
+#[cold]
+fn wrong(cause: impl Into<String>) -> LockError {
+    LockError::new(ErrorKind::Config, cause.into())
+        .remedy("write `redis://user:password@host:6379/0`; user, password, port and database may be left out")
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bracketed = self.host.contains(':');
+        if bracketed {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_taken_apart() {
+        let endpoint = Endpoint::parse("redis://worker:p%40ss@[::1]:7000/3").unwrap();
+        assert_eq!((endpoint.host.as_str(), endpoint.port), ("::1", 7000));
+        assert_eq!(endpoint.login.username(), Some("worker"));
+        assert_eq!(endpoint.login.password(), Some("p@ss"));
+        assert_eq!(endpoint.login.db(), 3);
+        assert_eq!(endpoint.to_string(), "[::1]:7000");
+        assert_eq!(Endpoint::parse("redis://host").unwrap().port, 6379);
+    }
+
+    #[test]
+    fn a_wrong_url_is_a_config_error_without_the_password() {
+        for url in [
+            "redis://",
+            "redis://:c4n4ry@host:port",
+            "redis://:c4n4ry@host:6379/orders",
+            "redis://:c4n4ry@host:99999",
+            "redis://:c4n4ry@host?ttl=5s",
+            "redis://:c4n4ry@host?ca=/x.pem",
+            "redis://:c4n4ry@host#insecure",
+            "rediss://:c4n4ry@host?cert=/x.pem",
+            "redis://:c4n4ry%ff@host",
+        ] {
+            let error = Endpoint::parse(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+            assert!(!format!("{error} {error:?}").contains("c4n4ry"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! One connection to one server, kept up.
+//!
+//! Requests fail at once while it is down: whoever waits for a lock knows better how long to. A request
+//! that is given up stays on the connection and may still be served; a connection on which nothing is
+//! answered any more is replaced.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, RedisError, Value};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::timeout;
+
+use super::reply;
+use super::stream::Dialer;
+use crate::backend::{BackendError, Failure};
+use crate::clock::{Clock, Instant};
+use crate::jitter;
+
+/// More requests than this are not left behind unanswered on one connection.
+const MAX_UNANSWERED: usize = 10_000;
+
+pub(super) struct Node {
+    shared: Arc<Shared>,
+    keeper: AbortHandle,
+}
+
+struct Shared {
+    dialer: Dialer,
+    clock: Clock,
+    /// How long a connection may take to come up, and how long it may be silent.
+    patience: Duration,
+    line: Mutex<Line>,
+    /// Makes the keeper replace the connection.
+    replace: Notify,
+}
+
+enum Line {
+    Up { connection: MultiplexedConnection, silence: Silence },
+    Down(BackendError),
+}
+
+/// Requests that were given up since the connection last answered one.
+#[derive(Default)]
+struct Silence {
+    since: Option<Instant>,
+    unanswered: usize,
+}
+
+/// A connection and the task that moves its bytes.
+struct Fresh {
+    connection: MultiplexedConnection,
+    mover: JoinHandle<()>,
+}
+
+impl Node {
+    pub(super) async fn connect(
+        dialer: Dialer,
+        clock: Clock,
+        patience: Duration,
+    ) -> Result<Self, BackendError> {
+        let fresh = open(&dialer, patience).await?;
+        let shared = Arc::new(Shared {
+            dialer,
+            clock,
+            patience,
+            line: Mutex::new(Line::up(fresh.connection)),
+            replace: Notify::new(),
+        });
+        let keeper = tokio::spawn(shared.clone().keep(fresh.mover)).abort_handle();
+        Ok(Self { shared, keeper })
+    }
+
+    /// Sends one command.
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, BackendError> {
+        self.try_send(command).await?.map_err(|error| self.failure(error))
+    }
+
+    /// Sends one command whose refusal the caller looks at.
+    pub(super) async fn try_send(
+        &self,
+        command: &Cmd,
+    ) -> Result<Result<Value, RedisError>, BackendError> {
+        let answer =
+            self.ask(async |connection| connection.req_packed_command(command).await).await?;
+        Ok(answer.and_then(Value::extract_error))
+    }
+
+    /// Sends several commands in one write. One answer per command, in order.
+    pub(super) async fn send_all(
+        &self,
+        commands: &Pipeline,
+    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+        let count = commands.len();
+        let answer = self
+            .ask(async |connection| connection.req_packed_commands(commands, 0, count).await)
+            .await?;
+        let values = answer.map_err(|error| self.failure(error))?;
+        Ok(values.into_iter().map(Value::extract_error).collect())
+    }
+
+    pub(super) fn failure(&self, error: RedisError) -> BackendError {
+        reply::failure(&self.shared.dialer.endpoint().to_string(), error)
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<Result<T, RedisError>, BackendError> {
+        let mut connection = self.shared.connection()?;
+        let mut pending =
+            Pending { shared: &self.shared, sent: self.shared.clock.now(), answered: false };
+        let answer = request(&mut connection).await;
+        pending.answered = true;
+        Ok(answer)
+    }
+
+    pub(super) fn close(&self) {
+        self.keeper.abort();
+        let message =
+            format!("the connection to Redis at {} is closed", self.shared.dialer.endpoint());
+        *self.shared.line() = Line::Down(BackendError::new(Failure::Refused, message));
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+/// A request on its way. Dropped without an answer it was given up.
+struct Pending<'a> {
+    shared: &'a Shared,
+    sent: Instant,
+    answered: bool,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.answered {
+            self.shared.note_answer(self.sent);
+        } else {
+            self.shared.note_silence(self.sent);
+        }
+    }
+}
+
+impl Shared {
+    fn connection(&self) -> Result<MultiplexedConnection, BackendError> {
+        match &*self.line() {
+            Line::Up { silence, .. } if silence.is_too_long(self.clock.now(), self.patience) => {
+                self.replace.notify_one();
+                Err(self.silent())
+            }
+            Line::Up { connection, .. } => Ok(connection.clone()),
+            Line::Down(error) => Err(error.clone()),
+        }
+    }
+
+    /// Answers come in the order of the requests: one for a request sent at `sent` vouches for all
+    /// that were sent before.
+    fn note_answer(&self, sent: Instant) {
+        if let Line::Up { silence, .. } = &mut *self.line()
+            && silence.since.is_some_and(|since| since <= sent)
+        {
+            *silence = Silence::default();
+        }
+    }
+
+    fn note_silence(&self, sent: Instant) {
+        if let Line::Up { silence, .. } = &mut *self.line() {
+            silence.since.get_or_insert(sent);
+            silence.unanswered += 1;
+            if silence.is_too_long(self.clock.now(), self.patience) {
+                self.replace.notify_one();
+            }
+        }
+    }
+
+    /// Keeps the connection up for the life of the node, beginning with the one that `mover` moves.
+    async fn keep(self: Arc<Self>, mover: JoinHandle<()>) {
+        let mut mover = AbortOnDrop(mover);
+        loop {
+            let why = tokio::select! {
+                _ = &mut mover.0 => self.lost(),
+                () = self.replace.notified() => self.silent(),
+            };
+            *self.line() = Line::Down(why);
+            // The old connection ends here, with what was left on it.
+            mover = self.reconnect().await;
+        }
+    }
+
+    async fn reconnect(&self) -> AbortOnDrop {
+        let mut pause = Duration::from_millis(5);
+        loop {
+            tokio::time::sleep(jitter::below(pause)).await;
+            match open(&self.dialer, self.patience).await {
+                Ok(Fresh { connection, mover }) => {
+                    *self.line() = Line::up(connection);
+                    return AbortOnDrop(mover);
+                }
+                Err(error) => *self.line() = Line::Down(error),
+            }
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+
+    fn lost(&self) -> BackendError {
+        let message = format!("the connection to Redis at {} is lost", self.dialer.endpoint());
+        BackendError::new(Failure::NotNow, message).remedy(
+            "check that the server is up and reachable; the connection comes back by itself",
+        )
+    }
+
+    fn silent(&self) -> BackendError {
+        let message = format!("Redis at {} does not answer any more", self.dialer.endpoint());
+        BackendError::new(Failure::NotNow, message).remedy(
+            "check that the server is up and reachable; the connection is replaced by itself",
+        )
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Line {
+    fn up(connection: MultiplexedConnection) -> Self {
+        Self::Up { connection, silence: Silence::default() }
+    }
+}
+
+impl Silence {
+    fn is_too_long(&self, now: Instant, patience: Duration) -> bool {
+        self.unanswered > MAX_UNANSWERED
+            || self.since.is_some_and(|since| now.since(since) >= patience)
+    }
+}
+
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn open(dialer: &Dialer, patience: Duration) -> Result<Fresh, BackendError> {
+    let silence = || {
+        let message = format!("Redis at {} did not answer within {patience:?}", dialer.endpoint());
+        BackendError::new(Failure::NotNow, message)
+            .remedy("check that the server is up and reachable, and that the port speaks Redis; TLS needs `rediss://`")
+    };
+    timeout(patience, log_in(dialer)).await.unwrap_or_else(|_| Err(silence()))
+}
+
+async fn log_in(dialer: &Dialer) -> Result<Fresh, BackendError> {
+    let login = dialer.endpoint().login.clone();
+    let (connection, mover) = match speak(dialer, &login).await? {
+        Ok(connected) => connected,
+        // Older servers and some proxies know RESP2 only, which serves as well.
+        Err(error) if error.kind() == redis::ErrorKind::RESP3NotSupported => {
+            let login = login.set_protocol(ProtocolVersion::RESP2);
+            speak(dialer, &login).await?.map_err(|error| refused(dialer, error))?
+        }
+        Err(error) => return Err(refused(dialer, error)),
+    };
+    Ok(Fresh { connection, mover })
+}
+
+async fn speak(
+    dialer: &Dialer,
+    login: &redis::RedisConnectionInfo,
+) -> Result<Result<(MultiplexedConnection, JoinHandle<()>), RedisError>, BackendError> {
+    let stream = dialer.dial().await?;
+    // Time limits are those of the requests' makers; the library's own would only add timers.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024);
+    let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
+    Ok(opened.map(|(connection, mover)| (connection, tokio::spawn(mover))))
+}
+
+fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
+    let failure = reply::failure(&dialer.endpoint().to_string(), error);
+    // Nothing but the greeting has been sent yet.
+    failure.before_sending()
+}

@@ -1,0 +1,49 @@
+//! The Lua scripts, by hash and by text.
+
+use once_cell::sync::Lazy;
+use redis::Cmd;
+
+use crate::key::Key;
+
+/// A script that the server may or may not know yet.
+#[derive(Debug)]
+pub(super) struct Script {
+    sha: String,
+    text: &'static str,
+}
+
+pub(super) static ACQUIRE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("acquire.lua")));
+pub(super) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
+pub(super) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
+
+/// How a script is named in a command.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum By {
+    Hash,
+    Text,
+}
+
+impl Script {
+    fn new(text: &'static str) -> Self {
+        Self { sha: redis::Script::new(text).get_hash().to_owned(), text }
+    }
+
+    /// A call with `keys` and, if given, one key more.
+    pub(super) fn call(&self, by: By, keys: &[Key], last_key: Option<&str>, args: &[&[u8]]) -> Cmd {
+        let mut call = match by {
+            By::Hash => redis::cmd("EVALSHA").arg(&self.sha).to_owned(),
+            By::Text => redis::cmd("EVAL").arg(self.text).to_owned(),
+        };
+        call.arg(keys.len() + usize::from(last_key.is_some()));
+        for key in keys {
+            call.arg(key.as_str());
+        }
+        if let Some(last_key) = last_key {
+            call.arg(last_key);
+        }
+        for arg in args {
+            call.arg(*arg);
+        }
+        call
+    }
+}

@@ -1,0 +1,79 @@
+//! TLS by rustls: certificates are read once, and always verified.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::endpoint::TlsFiles;
+use crate::error::{ErrorKind, LockError};
+
+#[derive(Clone)]
+pub(super) struct Connector {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+}
+
+impl Connector {
+    pub(super) async fn new(host: &str, files: TlsFiles) -> Result<Self, LockError> {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| wrong(format!("`{host}` is not a name that a certificate can have")))?;
+        // Reading the system's roots takes milliseconds, which the driver has not.
+        let config = tokio::task::spawn_blocking(move || config(&files))
+            .await
+            .map_err(|_| wrong("certificates could not be read"))??;
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
+    }
+
+    pub(super) async fn connect(&self, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        self.connector.connect(self.name.clone(), tcp).await
+    }
+}
+
+fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(format!("TLS cannot be set up: {error}")))?
+        .with_root_certificates(roots(files.ca.as_deref())?);
+    let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let chain = certificates(cert)?;
+    let key = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| wrong(format!("no private key can be read from {key}: {error}")))?;
+    builder
+        .with_client_auth_cert(chain, key)
+        .map_err(|error| wrong(format!("the client certificate {cert} cannot be used: {error}")))
+}
+
+fn roots(ca: Option<&str>) -> Result<RootCertStore, LockError> {
+    let mut roots = RootCertStore::empty();
+    let certificates = match ca {
+        Some(ca) => certificates(ca)?,
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    let (usable, _) = roots.add_parsable_certificates(certificates);
+    if usable == 0 {
+        return Err(wrong("no root certificate can be used to verify the server"));
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, LockError> {
+    CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| wrong(format!("no certificate can be read from {path}: {error}")))
+}
+
+#[cold]
+fn wrong(cause: impl Into<String>) -> LockError {
+    LockError::new(ErrorKind::Config, cause.into()).remedy(
+        "name PEM files in the URL: `rediss://host:6379?ca=/path/ca.pem&cert=/path/client.pem&key=/path/client.key`",
+    )
+}

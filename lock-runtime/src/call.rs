@@ -1,0 +1,188 @@
+//! One call of a locked function, or of the programmatic API: which pool, which keys, which options.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::acquire::{Ask, acquire};
+use crate::error::{ErrorKind, LockError};
+use crate::global;
+use crate::key::Key;
+use crate::locked::Entry;
+use crate::nesting;
+use crate::options::{LockOptions, OnLost, Policy, Renew, Wait};
+use crate::pool::LockPool;
+use crate::site::{Site, Subject};
+
+/// Collects what one call needs before it can acquire. Owns everything, borrows no argument.
+#[derive(Debug)]
+pub struct Call {
+    subject: Subject,
+    pool: PoolRef,
+    keys: Result<Vec<Key>, LockError>,
+    options: LockOptions,
+    locks: bool,
+}
+
+#[derive(Debug)]
+enum PoolRef {
+    Named(&'static str),
+    Given(LockPool),
+}
+
+impl Call {
+    /// A call of an annotated function, with the site's options and the default pool.
+    #[must_use]
+    pub fn new(site: &'static Site) -> Self {
+        Self {
+            subject: Subject::Site(site),
+            pool: PoolRef::Named(global::DEFAULT),
+            keys: Ok(Vec::new()),
+            options: site.options(),
+            locks: true,
+        }
+    }
+
+    /// A call that needs no lock: its `when` was false.
+    #[must_use]
+    pub fn unlocked(site: &'static Site) -> Self {
+        Self { locks: false, ..Self::new(site) }
+    }
+
+    pub(crate) fn of_pool(pool: LockPool, keys: Vec<Key>) -> Self {
+        let subject = Subject::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
+        let keys = keys.into_iter().map(Key::checked).collect();
+        let options = LockOptions::new().fencing(true);
+        Self { subject, pool: PoolRef::Given(pool), keys, options, locks: true }
+    }
+
+    /// Sets the key.
+    #[must_use]
+    pub fn key(self, key: Result<Key, LockError>) -> Self {
+        self.keys([key])
+    }
+
+    /// Sets several keys, of which all or none are locked.
+    #[must_use]
+    pub fn keys(mut self, keys: impl IntoIterator<Item = Result<Key, LockError>>) -> Self {
+        self.keys = keys.into_iter().collect();
+        self
+    }
+
+    /// Takes the pool that is installed under `name`.
+    #[must_use]
+    pub fn pool_named(mut self, name: &'static str) -> Self {
+        self.pool = PoolRef::Named(name);
+        self
+    }
+
+    /// Takes this pool.
+    #[must_use]
+    pub fn pool(mut self, pool: &impl Borrow<LockPool>) -> Self {
+        self.pool = PoolRef::Given(pool.borrow().clone());
+        self
+    }
+
+    /// Sets `ttl`.
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|options| options.ttl(ttl))
+    }
+
+    /// Sets `wait`.
+    #[must_use]
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with(|options| options.wait(wait.into()))
+    }
+
+    /// Sets `renew`.
+    #[must_use]
+    pub fn renew(self, renew: impl Into<Renew>) -> Self {
+        self.with(|options| options.renew(renew.into()))
+    }
+
+    /// Sets `max_hold`.
+    #[must_use]
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.with(|options| options.max_hold(max_hold))
+    }
+
+    /// Sets `min_hold`.
+    #[must_use]
+    pub fn min_hold(self, min_hold: Duration) -> Self {
+        self.with(|options| options.min_hold(min_hold))
+    }
+
+    /// Sets `retry_delay`.
+    #[must_use]
+    pub fn retry_delay(self, delay: Duration) -> Self {
+        self.with(|options| options.retry_delay(delay))
+    }
+
+    /// Sets `retry_count`.
+    #[must_use]
+    pub fn retry_count(self, count: u32) -> Self {
+        self.with(|options| options.retry_count(count))
+    }
+
+    pub(crate) fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
+        self.options = set(self.options);
+        self
+    }
+
+    pub(crate) fn on_lost(self, on_lost: OnLost) -> Self {
+        self.with(|options| options.on_lost(on_lost))
+    }
+}
+
+/// Acquires what `call` asks for.
+///
+/// Dropping the future leaves nothing behind.
+///
+/// # Errors
+/// Every kind but [`ErrorKind::Lost`]; the body has not run.
+pub async fn enter(call: Call) -> Result<Entry, LockError> {
+    if !call.locks {
+        return Ok(Entry::unlocked());
+    }
+    let Call { subject, pool, keys, options, .. } = call;
+    let located = |error: LockError| error.at(subject.template());
+    let pool = match pool {
+        PoolRef::Given(pool) => pool,
+        PoolRef::Named(name) => global::find(name).map_err(located)?,
+    };
+    let engine = pool.engine();
+    let located = |error: LockError| error.at(subject.template()).in_pool(engine.name());
+    let keys = sorted(keys.map_err(located)?).map_err(located)?;
+    let policy = Policy::new(&options, &engine.defaults).map_err(located)?;
+    if let Some(holder) = nesting::holder(engine, &keys) {
+        if policy.reentrant && keys.iter().all(|key| holder.keys().contains(key)) {
+            return Ok(Entry::nested(holder));
+        }
+        return Err(located(reentrant(&keys)));
+    }
+    let ask = Ask { subject: subject.clone(), keys, policy };
+    let guard = acquire(engine, ask).await.map_err(located)?;
+    Ok(Entry::locked(guard))
+}
+
+/// In one order for all callers, so that two of them cannot wait for each other.
+fn sorted(mut keys: Vec<Key>) -> Result<Arc<[Key]>, LockError> {
+    keys.sort();
+    keys.dedup();
+    if keys.is_empty() {
+        return Err(LockError::new(ErrorKind::InvalidKey, "the list of lock keys is empty")
+            .remedy("name at least one key, or skip the call when there is nothing to lock"));
+    }
+    Ok(keys.into())
+}
+
+#[cold]
+fn reentrant(keys: &[Key]) -> LockError {
+    let names = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    LockError::new(
+        ErrorKind::Reentrant,
+        format!("this task already holds a lock of {names}, and would wait for itself"),
+    )
+    .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")
+}

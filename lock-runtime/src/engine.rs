@@ -1,0 +1,131 @@
+//! What a pool is made of, for everything that works on its behalf.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use once_cell::sync::{Lazy, OnceCell};
+use tokio::task::AbortHandle;
+
+use crate::backend::{BackendError, Store};
+use crate::clock::Clock;
+use crate::driver::Driver;
+use crate::options::Defaults;
+use crate::queue::Queue;
+use crate::registry::Registry;
+use crate::watchdog::{Tools, Watchdog};
+
+pub(crate) struct Engine {
+    /// Given when the pool is installed.
+    name: OnceCell<Arc<str>>,
+    pub(crate) prefix: Box<str>,
+    pub(crate) defaults: Defaults,
+    /// How long one request to the store may take.
+    pub(crate) patience: Duration,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Clock,
+    pub(crate) driver: Driver,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) watchdog: Arc<Watchdog>,
+    pub(crate) registry: Arc<Registry>,
+    /// The store's last failure, until it serves again: those in line behind a request that fails
+    /// must not be told that somebody holds the lock.
+    trouble: Mutex<Option<BackendError>>,
+    tasks: [AbortHandle; 2],
+}
+
+/// What differs between pools.
+pub(crate) struct Plan {
+    pub(crate) prefix: Box<str>,
+    pub(crate) defaults: Defaults,
+    pub(crate) patience: Duration,
+    pub(crate) max_waiters: usize,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Clock,
+    pub(crate) driver: Driver,
+}
+
+impl Engine {
+    pub(crate) fn start(plan: Plan) -> Arc<Self> {
+        let Plan { prefix, defaults, patience, max_waiters, store, clock, driver } = plan;
+        let queue = Arc::new(Queue::new(max_waiters));
+        let watchdog = Arc::<Watchdog>::default();
+        let tools = Tools { store: store.clone(), clock, driver: driver.clone(), patience };
+        let tasks =
+            [driver.spawn(watchdog.clone().run(tools)), driver.spawn(queue.clone().expire(clock))];
+        let registry = Arc::new(Registry::new());
+        Arc::new(Self {
+            name: OnceCell::new(),
+            prefix,
+            defaults,
+            patience,
+            store,
+            clock,
+            driver,
+            queue,
+            watchdog,
+            registry,
+            trouble: Mutex::new(None),
+            tasks,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        static UNNAMED: Lazy<Arc<str>> = Lazy::new(|| Arc::from("unnamed"));
+        self.name.get().unwrap_or(&UNNAMED)
+    }
+
+    /// The first name stays.
+    pub(crate) fn christen(&self, name: &str) {
+        let _ = self.name.set(Arc::from(name));
+    }
+
+    /// Runs `work` to its end, whatever becomes of the caller: on the driver, or, where the store
+    /// answers at once, as far as it gets on this thread.
+    pub(crate) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if !self.store.in_place() {
+            self.driver.spawn(work);
+            return;
+        }
+        let mut work = Box::pin(work);
+        let first_poll = {
+            // Timers belong to the driver, wherever they are made.
+            let _context = self.driver.enter();
+            work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        if first_poll.is_pending() {
+            self.driver.spawn(work);
+        }
+    }
+
+    pub(crate) fn note_trouble(&self, trouble: Option<&BackendError>) {
+        let mut noted = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.is_some() || trouble.is_some() {
+            *noted = trouble.cloned();
+        }
+    }
+
+    pub(crate) fn trouble(&self) -> Option<BackendError> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockPool")
+            .field("name", self.name())
+            .field("prefix", &self.prefix)
+            .field("defaults", &self.defaults)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! Why a lock was not had, or not kept.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::backend::BackendError;
+
+/// What went wrong, in the terms a caller decides by.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The pool, the call or the URL is set up in a way that cannot work.
+    Config,
+    /// Somebody else holds the lock and did not let go in time. Nothing ran.
+    Conflict,
+    /// The store is unreachable or refuses. Nothing ran.
+    Backend,
+    /// The key is empty. Nothing ran.
+    InvalidKey,
+    /// The lease ended while it was in use: somebody else may be at work now.
+    Lost,
+    /// No pool is installed under this name. Nothing ran.
+    NotConfigured,
+    /// Too many tasks of this process wait for the key already. Nothing ran.
+    QueueFull,
+    /// This very task holds the key; waiting would be a deadlock. Nothing ran.
+    Reentrant,
+    /// The pool is shutting down.
+    Shutdown,
+}
+
+/// An error of a lock operation: one pointer, cheap to clone.
+///
+/// Ask [`kind`](Self::kind), or one of the predicates. The text names the key's template, the pool,
+/// the cause and what to do; it never shows a password.
+#[derive(Clone)]
+pub struct LockError(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    cause: Cow<'static, str>,
+    remedy: Cow<'static, str>,
+    template: Option<Cow<'static, str>>,
+    pool: Option<Arc<str>>,
+    source: Option<Arc<BackendError>>,
+}
+
+impl LockError {
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn new(kind: ErrorKind, cause: impl Into<Cow<'static, str>>) -> Self {
+        Self(Arc::new(Inner {
+            kind,
+            cause: cause.into(),
+            remedy: Cow::Borrowed(""),
+            template: None,
+            pool: None,
+            source: None,
+        }))
+    }
+
+    #[cold]
+    pub(crate) fn backend(error: BackendError) -> Self {
+        Self::new(ErrorKind::Backend, error.message().to_owned())
+            .remedy(error.remedy_text())
+            .with(|inner| inner.source = Some(Arc::new(error)))
+    }
+
+    #[cold]
+    pub(crate) fn shutdown() -> Self {
+        Self::new(ErrorKind::Shutdown, "the pool is shutting down")
+            .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
+    }
+
+    pub(crate) fn remedy(self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        self.with(|inner| inner.remedy = remedy.into())
+    }
+
+    pub(crate) fn at(self, template: impl Into<Cow<'static, str>>) -> Self {
+        self.with(|inner| inner.template = Some(template.into()))
+    }
+
+    pub(crate) fn in_pool(self, pool: &Arc<str>) -> Self {
+        self.with(|inner| inner.pool = Some(pool.clone()))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
+        change(Arc::make_mut(&mut self.0));
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// True if somebody else holds the lock.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        self.kind() == ErrorKind::Conflict
+    }
+
+    /// True if the lock was held and is not any more.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.kind() == ErrorKind::Lost
+    }
+
+    /// True if the store is unreachable or refuses.
+    #[must_use]
+    pub fn is_backend(&self) -> bool {
+        self.kind() == ErrorKind::Backend
+    }
+
+    /// The key as it is written in the attribute (`order:<id>`), or the key given to
+    /// [`LockPool::lock`](crate::LockPool::lock). `None` where no key was involved yet.
+    #[must_use]
+    pub fn template(&self) -> Option<&str> {
+        self.0.template.as_deref()
+    }
+
+    /// The pool's name. `None` where no pool was involved yet.
+    #[must_use]
+    pub fn pool(&self) -> Option<&str> {
+        self.0.pool.as_deref()
+    }
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.cause)?;
+        match (self.template(), self.pool()) {
+            (Some(template), Some(pool)) => write!(f, " (lock `{template}`, pool `{pool}`)")?,
+            (Some(template), None) => write!(f, " (lock `{template}`)")?,
+            (None, Some(pool)) => write!(f, " (pool `{pool}`)")?,
+            (None, None) => {}
+        }
+        if !self.0.remedy.is_empty() {
+            write!(f, "; {}", self.0.remedy)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockError")
+            .field("kind", &self.kind())
+            .field("message", &format_args!("{self}"))
+            .finish()
+    }
+}
+
+impl Error for LockError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source.as_deref().map(|error| error as _)
+    }
+}

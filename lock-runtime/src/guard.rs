@@ -1,0 +1,219 @@
+//! The face of a lease: releases as it goes.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::backend::{BackendError, Failure, Held};
+use crate::engine::Engine;
+use crate::error::{ErrorKind, LockError};
+use crate::fence::Fence;
+use crate::key::Key;
+use crate::lease::{Lease, Loss};
+use crate::observe;
+use crate::release::{Releasing, release};
+
+/// A lock that is held. Dropping it releases in the background, also when the caller's runtime is gone;
+/// [`release`](Self::release) waits until others can have it.
+///
+/// The watchdog renews the lease as long as the guard lives. When it cannot, the guard stops believing
+/// in time: [`is_held`](Self::is_held) turns false by the local clock, without any answer.
+#[must_use = "the lock is released as soon as the guard is dropped"]
+pub struct LockGuard {
+    engine: Arc<Engine>,
+    lease: Arc<Lease>,
+    role: Role,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Ends the lease.
+    Owner,
+    /// Looks at a lease that somebody else ends.
+    View,
+}
+
+impl LockGuard {
+    pub(crate) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
+        Self { engine, lease, role: Role::Owner }
+    }
+
+    pub(crate) fn view(&self) -> Self {
+        Self { engine: self.engine.clone(), lease: self.lease.clone(), role: Role::View }
+    }
+
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// The key, without the pool's prefix; the first one if several are held.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        // A lease has at least one key: `acquire` is not called without.
+        &self.lease.keys[0]
+    }
+
+    /// All keys, sorted.
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        &self.lease.keys
+    }
+
+    /// The fencing token of this grant. `None` if the lock was asked for without
+    /// (`fencing(false)`), or the store has none.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        self.lease.fence
+    }
+
+    /// Whether the lock may be believed to be held. Reads only the local clock.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.lease.is_held()
+    }
+
+    /// How long the lock may be believed to be held if no further renewal succeeds.
+    #[must_use]
+    pub fn valid_for(&self) -> Duration {
+        self.lease.valid_for()
+    }
+
+    /// Resolves when the lock is lost, with the reason; a little before belief ends, so that there is
+    /// time to stop. Never resolves if the lock is released first.
+    ///
+    /// Cancel safe.
+    pub fn lost(&self) -> Lost {
+        Lost { guard: self.view(), listener: None }
+    }
+
+    /// Asks the store whether the lock is still ours (Chubby's CheckSequencer).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if it is not, [`ErrorKind::Backend`] if the store cannot be asked.
+    pub async fn verify(&self) -> Result<(), LockError> {
+        if let Some(loss) = self.lease.loss() {
+            return Err(self.locate(lost_error(loss)));
+        }
+        let (engine, request) = (self.engine.clone(), self.lease.to_renew());
+        let patience = engine.patience;
+        let asked = async move { timeout(patience, engine.store.holds(&request)).await };
+        let outcome = self.engine.driver.run(asked).await?;
+        let silence = || BackendError::new(Failure::Unknown, "the store did not answer in time");
+        match outcome.unwrap_or_else(|_| Err(silence())) {
+            Ok(Held::Yes) => Ok(()),
+            Ok(Held::No) => {
+                if self.lease.lose(Loss::Taken) {
+                    observe::lost(&self.lease, Loss::Taken);
+                }
+                Err(self.locate(lost_error(Loss::Taken)))
+            }
+            Err(error) => Err(self.locate(LockError::backend(error))),
+        }
+    }
+
+    /// Releases the lock and waits until the store has done it.
+    ///
+    /// Not cancel safe in the sense that dropping the future does not keep the lock: the release goes
+    /// on in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock was not ours any more, [`ErrorKind::Backend`] if the store did
+    /// not confirm in time; it is then retried in the background until the ttl is over.
+    pub async fn release(self) -> Result<(), LockError> {
+        let loss = self.lease.loss();
+        let Some(releasing) = self.let_go() else { return Ok(()) };
+        match (releasing.await, loss) {
+            (Ok(()), Some(loss)) => Err(self.locate(lost_error(loss))),
+            (outcome, _) => outcome.map_err(|error| self.locate(error)),
+        }
+    }
+
+    /// Starts the release; `None` if this guard is a view or the lock is let go already.
+    pub(crate) fn let_go(&self) -> Option<Releasing> {
+        match self.role {
+            Role::Owner => release(&self.engine, &self.lease),
+            Role::View => None,
+        }
+    }
+
+    pub(crate) fn loss_error(&self, loss: Loss) -> LockError {
+        self.locate(lost_error(loss))
+    }
+
+    fn locate(&self, error: LockError) -> LockError {
+        error.at(self.lease.subject.template()).in_pool(self.engine.name())
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        drop(self.let_go());
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("keys", &self.keys())
+            .field("fence", &self.fence())
+            .field("pool", self.engine.name())
+            .field("valid_for", &self.valid_for())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The future of [`LockGuard::lost`].
+#[derive(Debug)]
+#[must_use = "futures do nothing unless awaited"]
+pub struct Lost {
+    guard: LockGuard,
+    listener: Option<u64>,
+}
+
+impl Future for Lost {
+    type Output = LockError;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
+        let this = &mut *self;
+        let lost = this.guard.lease.poll_lost(&mut this.listener, cx);
+        lost.map(|loss| this.guard.loss_error(loss))
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        self.guard.lease.forget_listener(self.listener);
+    }
+}
+
+#[cold]
+fn lost_error(loss: Loss) -> LockError {
+    let (cause, remedy) = match loss {
+        Loss::Expired => (
+            "the lock was lost: the store did not confirm a renewal before the lease ran out",
+            "check the store and the network to it; a longer ttl rides out longer outages",
+        ),
+        Loss::Taken => (
+            "the lock was lost: the store says that it is not ours any more",
+            "somebody deleted or overwrote the key, or the store lost its data; check the fence where you write",
+        ),
+        Loss::TtlOver => (
+            "the lock was given up: its ttl is over and it is not renewed",
+            "raise the ttl, or let the watchdog renew it with `renew = true`",
+        ),
+        Loss::MaxHold => {
+            ("the lock was given up: its max_hold is over", "raise `max_hold`, or split the work")
+        }
+        Loss::Shutdown => return LockError::shutdown(),
+    };
+    LockError::new(ErrorKind::Lost, cause).remedy(remedy)
+}

@@ -1,0 +1,35 @@
+//! Spreads moments, so that a fleet that started together does not go on in step.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use once_cell::sync::Lazy;
+
+/// `span` give or take a tenth; the same for the same `salt`.
+pub(crate) fn around(span: Duration, salt: u64) -> Duration {
+    let tenth = span / 10;
+    span - tenth + tenth.mul_f64(2.0 * unit(mix(salt ^ *SEED)))
+}
+
+/// Between a quarter of `span` and all of it, another time with every call.
+pub(crate) fn below(span: Duration) -> Duration {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    span.mul_f64(0.25 + 0.75 * unit(mix(call ^ *SEED)))
+}
+
+/// Differs between processes. Nothing but timing hangs on it.
+static SEED: Lazy<u64> =
+    Lazy::new(|| getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id())));
+
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// The output function of SplitMix64.
+fn mix(seed: u64) -> u64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

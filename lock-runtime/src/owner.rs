@@ -1,0 +1,49 @@
+//! Who holds a lock.
+
+use std::fmt;
+
+use crate::error::{ErrorKind, LockError};
+
+/// The owner token of one grant: 128 bits of the operating system's randomness, as 32 hex digits.
+///
+/// Chosen before the first request of an acquire and the same for all its retries, so that a retry
+/// recognises what an earlier try, whose reply was lost, may have taken.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Owner([u8; 32]);
+
+impl Owner {
+    /// A new token.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] if the operating system gives no randomness.
+    pub fn random() -> Result<Self, LockError> {
+        let mut bytes = [0_u8; 16];
+        getrandom::fill(&mut bytes).map_err(|error| {
+            LockError::new(
+                ErrorKind::Backend,
+                format!("the operating system gives no randomness: {error}"),
+            )
+        })?;
+        let mut text = [0_u8; 32];
+        for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
+            pair[0] = HEX[usize::from(byte >> 4)];
+            pair[1] = HEX[usize::from(byte & 15)];
+        }
+        Ok(Self(text))
+    }
+
+    /// The token as a store keeps it.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+/// Shows a few digits: enough to tell two owners apart in a log, too little to release their locks.
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({}..)", String::from_utf8_lossy(&self.0[..8]))
+    }
+}

@@ -1,0 +1,281 @@
+//! Pools: one store, its connections, and the locks that this process has in it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::backend::{self, Backend, BackendError, Failure, Store};
+use crate::call::Call;
+use crate::clock::{Clock, Instant};
+use crate::driver::Driver;
+use crate::engine::{Engine, Plan};
+use crate::error::{ErrorKind, LockError};
+use crate::key::Key;
+use crate::lease::Loss;
+use crate::options::{Defaults, Wait};
+use crate::registry::Stage;
+use crate::release::release_all;
+use crate::request::LockRequest;
+
+/// A pool of locks in one store. Cheap to clone; all clones are the same pool.
+///
+/// It can be used from any task, thread and executor: connections and timers live on a driver thread
+/// of their own.
+#[derive(Clone, Debug)]
+pub struct LockPool(Arc<Engine>);
+
+impl LockPool {
+    /// Connects to the store at `url` with the default settings.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
+    /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
+    /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be
+    /// reached or refuses.
+    pub async fn connect(url: &str) -> Result<Self, LockError> {
+        Self::builder(url).connect().await
+    }
+
+    /// Settings for a pool on the store at `url`.
+    pub fn builder(url: impl Into<String>) -> PoolBuilder {
+        PoolBuilder {
+            origin: Origin::Url(url.into()),
+            prefix: String::new(),
+            defaults: Defaults::default(),
+            patience: Duration::from_secs(1),
+            max_waiters: 10_000,
+            drive: Drive::Background,
+        }
+    }
+
+    /// Settings for a pool on a store of your own.
+    pub fn with_backend(backend: impl Backend) -> PoolBuilder {
+        PoolBuilder { origin: Origin::Given(Arc::new(backend)), ..Self::builder("") }
+    }
+
+    /// Asks for the lock of `key`.
+    pub fn lock(&self, key: impl Into<Key>) -> LockRequest {
+        self.lock_all([key])
+    }
+
+    /// Asks for the locks of all of `keys`, all or nothing. They are sorted and de-duplicated, so
+    /// that two callers cannot wait for each other.
+    pub fn lock_all<I>(&self, keys: I) -> LockRequest
+    where
+        I: IntoIterator,
+        I::Item: Into<Key>,
+    {
+        let keys = keys.into_iter().map(Into::into).collect();
+        LockRequest::new(Call::of_pool(self.clone(), keys))
+    }
+
+    /// Asks the store whether it is fit to serve.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] if it does not answer or is not.
+    pub async fn health(&self) -> Result<Health, LockError> {
+        let engine = self.0.clone();
+        let asked = async move {
+            let began = engine.clock.now();
+            let answer = timeout(engine.patience, engine.store.health()).await;
+            let silence =
+                || BackendError::new(Failure::Unknown, "the store did not answer in time");
+            answer.unwrap_or_else(|_| Err(silence()))?;
+            Ok(Health { round_trip: engine.clock.now().since(began) })
+        };
+        let answer: Result<Health, BackendError> = self.0.driver.run(asked).await?;
+        answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
+    }
+
+    /// Shuts the pool down: refuses new acquires and ends waiting ones, lets holders finish until
+    /// `grace` is over, then tells them to stop, releases everything and closes the connections.
+    ///
+    /// Cancel safe: once polled, it goes on in the background.
+    pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
+        let report = self.0.driver.run(shut_down(self.0.clone(), grace)).await;
+        // Without its driver a pool holds nothing that could be released.
+        report.unwrap_or_default()
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.0
+    }
+}
+
+/// Settings of a pool.
+#[derive(Debug)]
+#[must_use = "call `connect` to get the pool"]
+pub struct PoolBuilder {
+    origin: Origin,
+    prefix: String,
+    defaults: Defaults,
+    patience: Duration,
+    max_waiters: usize,
+    drive: Drive,
+}
+
+enum Origin {
+    Url(String),
+    Given(Arc<dyn Store>),
+}
+
+impl std::fmt::Debug for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL may hold a password.
+        f.write_str(match self {
+            Self::Url(_) => "Url(..)",
+            Self::Given(_) => "Given(..)",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Drive {
+    Background,
+    CurrentRuntime,
+}
+
+impl PoolBuilder {
+    /// Puts `prefix` in front of every key in the store. Defaults to none.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long a grant lasts if it is not renewed: the time that a crashed holder blocks the others.
+    /// Between 10 ms and 7 days. Defaults to 30 s.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.defaults.ttl = ttl;
+        self
+    }
+
+    /// How long an acquire may wait, as a [`Duration`] or [`Wait::Forever`]. Defaults to 3 s.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.defaults.wait = wait.into();
+        self
+    }
+
+    /// How many tasks of this process may stand in line for one key; the next one gets
+    /// [`ErrorKind::QueueFull`]. Defaults to 10,000.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.max_waiters = max_waiters;
+        self
+    }
+
+    /// How long to pause between two attempts where the store cannot wake us: between a quarter of
+    /// `delay` and all of it. Defaults to 20 ms, doubling up to 640 ms.
+    pub fn retry_delay(mut self, delay: Duration) -> Self {
+        self.defaults.retry_delay = Some(delay);
+        self
+    }
+
+    /// How many attempts may follow the first one. Defaults to as many as fit into the wait.
+    pub fn retry_count(mut self, count: u32) -> Self {
+        self.defaults.retry_count = Some(count);
+        self
+    }
+
+    /// How long one request to the store may take before it counts as unanswered. Defaults to 1 s.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's
+    /// clock, instead of the driver thread. For deterministic tests under paused time; the pool must
+    /// not outlive the runtime, and nothing is renewed while it is blocked.
+    pub fn on_current_runtime(mut self) -> Self {
+        self.drive = Drive::CurrentRuntime;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// As [`LockPool::connect`].
+    pub async fn connect(self) -> Result<LockPool, LockError> {
+        let (driver, clock) = match self.drive {
+            Drive::Background => (Driver::background()?, Clock::Boot),
+            Drive::CurrentRuntime => (Driver::current()?, Clock::runtime()),
+        };
+        if self.patience.is_zero() {
+            return Err(LockError::new(ErrorKind::Config, "a patience of zero answers nothing")
+                .remedy("write for example `.patience(Duration::from_secs(1))`"));
+        }
+        let store = match self.origin {
+            Origin::Url(url) => {
+                let prefix = self.prefix.clone();
+                let opened =
+                    async move { backend::connect(&url, &prefix, clock, self.patience).await };
+                driver.run(opened).await??
+            }
+            Origin::Given(store) => store,
+        };
+        let plan = Plan {
+            prefix: self.prefix.into(),
+            defaults: self.defaults,
+            patience: self.patience,
+            max_waiters: self.max_waiters,
+            store,
+            clock,
+            driver,
+        };
+        Ok(LockPool(Engine::start(plan)))
+    }
+}
+
+/// What a healthy store answered.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug)]
+pub struct Health {
+    /// How long the question took, there and back.
+    pub round_trip: Duration,
+}
+
+/// What became of the locks that were held when a shutdown began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Ended, and the store said so.
+    pub released: usize,
+    /// Ended without an answer of the store; they free themselves when their ttl is over.
+    pub abandoned: usize,
+}
+
+async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
+    let (released_before, abandoned_before) = engine.registry.ended();
+    if !engine.registry.advance(Stage::Draining) {
+        // Somebody else is at it.
+        engine.registry.closed().await;
+        return ShutdownReport::default();
+    }
+    engine.queue.close();
+    let until = engine.clock.now() + grace;
+    if !idle_by(&engine, until).await {
+        for lease in engine.registry.leases() {
+            lease.lose(Loss::Shutdown);
+        }
+        // Cancelled bodies end at their next await and release in order; those that do not are
+        // released over their heads.
+        let notice = engine.patience.min(Duration::from_millis(500));
+        if !idle_by(&engine, engine.clock.now() + notice).await {
+            release_all(&engine, engine.registry.leases()).await;
+        }
+    }
+    let (released, abandoned) = engine.registry.ended();
+    engine.registry.advance(Stage::Closed);
+    let _ = timeout(engine.patience, engine.store.close()).await;
+    ShutdownReport { released: released - released_before, abandoned: abandoned - abandoned_before }
+}
+
+async fn idle_by(engine: &Engine, until: Instant) -> bool {
+    tokio::select! {
+        biased;
+        () = engine.registry.idle() => true,
+        () = engine.clock.sleep_until(until) => false,
+    }
+}

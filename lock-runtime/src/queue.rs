@@ -1,0 +1,231 @@
+//! Who of this process may ask the store for a key: one task per key, the others in line behind it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::clock::{Clock, Instant};
+use crate::key::Key;
+
+/// One line per key, first come, first served.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    lines: Mutex<Lines>,
+    /// Wakes the expiry task when a deadline becomes the next one.
+    sooner: Notify,
+    max_waiters: usize,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    /// A key has a line as long as somebody has its turn.
+    by_key: HashMap<Key, VecDeque<Waiter>>,
+    deadlines: BTreeMap<(Instant, u64), Key>,
+    last_id: u64,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: u64,
+    deadline: Option<Instant>,
+    called: oneshot::Sender<Result<Turn, NoTurn>>,
+}
+
+/// Why there is no turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoTurn {
+    /// The line is as long as it may be.
+    Full,
+    /// The deadline passed.
+    Expired,
+    /// The pool shuts down.
+    Closed,
+}
+
+impl Queue {
+    pub(crate) fn new(max_waiters: usize) -> Self {
+        Self { lines: Mutex::default(), sooner: Notify::new(), max_waiters }
+    }
+
+    /// Waits for the turn to ask for `key`, until `deadline` if there is one.
+    ///
+    /// A dropped wait leaves the line; a turn that arrives in that instant goes to the next in line.
+    pub(crate) async fn turn(
+        self: &Arc<Self>,
+        key: &Key,
+        deadline: Option<Instant>,
+        clock: Clock,
+    ) -> Result<Turn, NoTurn> {
+        let waiting = match self.enter(key, deadline, clock)? {
+            Entered::First(turn) => return Ok(turn),
+            Entered::Behind(waiting) => waiting,
+        };
+        waiting.await
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        key: &Key,
+        deadline: Option<Instant>,
+        clock: Clock,
+    ) -> Result<Entered, NoTurn> {
+        let mut lines = self.lines();
+        if lines.closed {
+            return Err(NoTurn::Closed);
+        }
+        lines.last_id += 1;
+        let id = lines.last_id;
+        let Some(line) = lines.by_key.get_mut(key) else {
+            lines.by_key.insert(key.clone(), VecDeque::new());
+            return Ok(Entered::First(Turn { queue: self.clone(), key: key.clone() }));
+        };
+        if deadline.is_some_and(|deadline| deadline <= clock.now()) {
+            return Err(NoTurn::Expired);
+        }
+        if line.len() >= self.max_waiters {
+            return Err(NoTurn::Full);
+        }
+        let (called, call) = oneshot::channel();
+        line.push_back(Waiter { id, deadline, called });
+        if let Some(deadline) = deadline {
+            let is_next =
+                lines.deadlines.first_key_value().is_none_or(|(next, _)| deadline < next.0);
+            lines.deadlines.insert((deadline, id), key.clone());
+            if is_next {
+                self.sooner.notify_one();
+            }
+        }
+        Ok(Entered::Behind(Waiting {
+            queue: self.clone(),
+            key: key.clone(),
+            place: Some(id),
+            call,
+        }))
+    }
+
+    /// Turns everybody away who waits, and everybody who comes later.
+    pub(crate) fn close(&self) {
+        let mut lines = self.lines();
+        lines.closed = true;
+        lines.deadlines.clear();
+        let waiters: Vec<_> = lines.by_key.values_mut().flat_map(std::mem::take).collect();
+        drop(lines);
+        for waiter in waiters {
+            let _ = waiter.called.send(Err(NoTurn::Closed));
+        }
+    }
+
+    /// Sends waiters away when their deadline has passed. Runs on the driver for the life of the pool.
+    pub(crate) async fn expire(self: Arc<Self>, clock: Clock) {
+        loop {
+            let next = self.lines().deadlines.first_key_value().map(|(&(deadline, _), _)| deadline);
+            match next {
+                None => self.sooner.notified().await,
+                Some(deadline) => tokio::select! {
+                    () = clock.sleep_until(deadline) => self.expire_due(clock.now()),
+                    () = self.sooner.notified() => {}
+                },
+            }
+        }
+    }
+
+    fn expire_due(&self, now: Instant) {
+        let mut lines = self.lines();
+        let mut late = Vec::new();
+        while let Some(entry) = lines.deadlines.first_entry() {
+            let (deadline, id) = *entry.key();
+            if deadline > now {
+                break;
+            }
+            let key = entry.remove();
+            late.extend(lines.remove(&key, id));
+        }
+        drop(lines);
+        for waiter in late {
+            let _ = waiter.called.send(Err(NoTurn::Expired));
+        }
+    }
+
+    /// Hands the turn of `key` to the next in line, or closes the line.
+    fn pass(self: &Arc<Self>, key: &Key) {
+        let mut lines = self.lines();
+        let next = lines.by_key.get_mut(key).and_then(VecDeque::pop_front);
+        let Some(waiter) = next else {
+            lines.by_key.remove(key);
+            return;
+        };
+        if let Some(deadline) = waiter.deadline {
+            lines.deadlines.remove(&(deadline, waiter.id));
+        }
+        drop(lines);
+        // If the waiter is gone by now, the turn comes back and its drop calls the one behind.
+        let turn = Turn { queue: self.clone(), key: key.clone() };
+        drop(waiter.called.send(Ok(turn)));
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lines {
+    fn remove(&mut self, key: &Key, id: u64) -> Option<Waiter> {
+        let line = self.by_key.get_mut(key)?;
+        let at = line.iter().position(|waiter| waiter.id == id)?;
+        line.remove(at)
+    }
+}
+
+enum Entered {
+    First(Turn),
+    Behind(Waiting),
+}
+
+/// The right to ask the store for a key, and the duty to call the next in line: dropping it does.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    queue: Arc<Queue>,
+    key: Key,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.queue.pass(&self.key);
+    }
+}
+
+/// A place in a line. Dropping it leaves the line.
+struct Waiting {
+    queue: Arc<Queue>,
+    key: Key,
+    /// `None` once called or sent away.
+    place: Option<u64>,
+    call: oneshot::Receiver<Result<Turn, NoTurn>>,
+}
+
+impl Future for Waiting {
+    type Output = Result<Turn, NoTurn>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let call = ready!(Pin::new(&mut self.call).poll(cx));
+        self.place = None;
+        // The sender is only dropped unused together with the queue.
+        Poll::Ready(call.unwrap_or(Err(NoTurn::Closed)))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let Some(id) = self.place else { return };
+        let mut lines = self.queue.lines();
+        let left = lines.remove(&self.key, id);
+        if let Some(deadline) = left.as_ref().and_then(|waiter| waiter.deadline) {
+            lines.deadlines.remove(&(deadline, id));
+        }
+    }
+}

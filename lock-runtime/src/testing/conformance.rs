@@ -1,0 +1,312 @@
+//! What every store has to do, as a suite that stops at the first thing it does not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::backend::{Attempt, Backend, Claim, Held, LeaseRef, Owner};
+use crate::clock::Clock;
+use crate::fence::Fence;
+use crate::key::Key;
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(150);
+
+/// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes a second or two.
+///
+/// # Panics
+/// With the rule that is broken.
+pub async fn conformance<B: Backend>(one: B, other: B) {
+    let suite = Suite { one, other, clock: Clock::runtime() };
+    suite.one_owner_at_a_time().await;
+    suite.a_retry_by_the_owner_succeeds_again().await;
+    suite.only_the_owner_renews_and_releases().await;
+    suite.a_grant_ends_with_its_ttl().await;
+    suite.a_renewal_counts_from_now().await;
+    suite.a_kept_key_stays_taken_for_a_while().await;
+    suite.several_keys_are_taken_together_or_not_at_all().await;
+    suite.batches_answer_in_order().await;
+    suite.fences_grow().await;
+    suite.a_change_is_told_if_the_store_can_tell().await;
+    suite.odd_keys_are_keys().await;
+    suite.a_hundred_owners_take_turns().await;
+}
+
+struct Suite<B> {
+    one: B,
+    other: B,
+    clock: Clock,
+}
+
+impl<B: Backend> Suite<B> {
+    async fn one_owner_at_a_time(&self) {
+        let mine = claim(["exclusive"], LONG);
+        let theirs = claim(["exclusive"], LONG);
+        granted(&self.one, &mine).await;
+        for backend in [&self.one, &self.other] {
+            let free_in = busy(backend, &theirs).await;
+            assert!(
+                free_in.is_none_or(|free_in| free_in <= LONG),
+                "the holder's time is at most its ttl"
+            );
+        }
+        assert_eq!(
+            holds(&self.other, &mine).await,
+            Held::Yes,
+            "the owner is known to all connections"
+        );
+        assert_eq!(holds(&self.other, &theirs).await, Held::No, "a busy attempt takes nothing");
+        assert_eq!(release(&self.one, &mine).await, Held::Yes, "the owner frees its lock");
+        granted(&self.other, &theirs).await;
+        assert_eq!(release(&self.other, &theirs).await, Held::Yes, "the next owner frees its lock");
+    }
+
+    async fn a_retry_by_the_owner_succeeds_again(&self) {
+        let mut mine = claim(["retry"], LONG);
+        granted(&self.one, &mine).await;
+        mine.attempt = 1;
+        granted(&self.one, &mine).await;
+        mine.attempt = 2;
+        granted(&self.other, &mine).await;
+        assert_eq!(release(&self.one, &mine).await, Held::Yes, "one release ends all its retries");
+        assert_eq!(release(&self.one, &mine).await, Held::No, "a second release finds nothing");
+        let theirs = claim(["retry"], LONG);
+        granted(&self.one, &theirs).await;
+        release(&self.one, &theirs).await;
+    }
+
+    async fn only_the_owner_renews_and_releases(&self) {
+        let mine = claim(["owner"], LONG);
+        let theirs = claim(["owner"], LONG);
+        granted(&self.one, &mine).await;
+        assert_eq!(release(&self.other, &theirs).await, Held::No, "a stranger frees nothing");
+        assert_eq!(renew(&self.other, &theirs).await, Held::No, "a stranger renews nothing");
+        assert_eq!(holds(&self.one, &mine).await, Held::Yes, "strangers change nothing");
+        release(&self.one, &mine).await;
+        assert_eq!(renew(&self.one, &mine).await, Held::No, "what is freed cannot be renewed");
+        let theirs = claim(["owner"], LONG);
+        granted(&self.other, &theirs).await;
+        release(&self.other, &theirs).await;
+    }
+
+    async fn a_grant_ends_with_its_ttl(&self) {
+        let mine = claim(["expiry"], SHORT);
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let theirs = claim(["expiry"], LONG);
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        let lasted = self.clock.now().since(began);
+        // Stores may round an expiry by a millisecond; belief ends two before.
+        assert!(
+            lasted + Duration::from_millis(2) >= SHORT,
+            "a grant of {SHORT:?} lasted {lasted:?}"
+        );
+        assert_eq!(renew(&self.one, &mine).await, Held::No, "what has expired cannot be renewed");
+        assert_eq!(release(&self.one, &mine).await, Held::No, "what has expired cannot be freed");
+        assert_eq!(holds(&self.other, &theirs).await, Held::Yes, "the next owner is not disturbed");
+        release(&self.other, &theirs).await;
+    }
+
+    async fn a_renewal_counts_from_now(&self) {
+        let mine = claim(["renewal"], SHORT);
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let theirs = claim(["renewal"], LONG);
+        while self.clock.now().since(began) < SHORT * 3 {
+            assert_eq!(renew(&self.one, &mine).await, Held::Yes, "a held lock is renewed");
+            busy(&self.other, &theirs).await;
+            tokio::time::sleep(SHORT / 10).await;
+        }
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        release(&self.other, &theirs).await;
+    }
+
+    async fn a_kept_key_stays_taken_for_a_while(&self) {
+        let mine = claim(["kept"], LONG);
+        granted(&self.one, &mine).await;
+        let began = self.clock.now();
+        let kept = LeaseRef { keep_for: SHORT, ..lease(&mine) };
+        assert_eq!(released(&self.one, &[kept]).await, [Held::Yes], "a release may keep the key");
+        let theirs = claim(["kept"], LONG);
+        busy(&self.other, &theirs).await;
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        let kept_for = self.clock.now().since(began);
+        assert!(
+            kept_for + Duration::from_millis(2) >= SHORT,
+            "kept for {kept_for:?} instead of {SHORT:?}"
+        );
+        release(&self.other, &theirs).await;
+    }
+
+    async fn several_keys_are_taken_together_or_not_at_all(&self) {
+        let pair = claim(["pair:a", "pair:b"], LONG);
+        let overlap = claim(["pair:b", "pair:c"], LONG);
+        let rest = claim(["pair:c"], LONG);
+        granted(&self.one, &pair).await;
+        busy(&self.other, &overlap).await;
+        granted(&self.other, &rest).await;
+        assert_eq!(release(&self.one, &pair).await, Held::Yes, "several keys are freed together");
+        busy(&self.one, &overlap).await;
+        let free = claim(["pair:b"], LONG);
+        granted(&self.one, &free).await;
+        release(&self.one, &free).await;
+        release(&self.other, &rest).await;
+        granted(&self.one, &overlap).await;
+        assert_eq!(
+            renew(&self.one, &overlap).await,
+            Held::Yes,
+            "several keys are renewed together"
+        );
+        release(&self.one, &overlap).await;
+    }
+
+    async fn batches_answer_in_order(&self) {
+        let claims: Vec<_> = (0..10).map(|n| claim([format!("batch:{n}")], LONG)).collect();
+        for claim in claims.iter().step_by(2) {
+            granted(&self.one, claim).await;
+        }
+        let leases: Vec<_> = claims.iter().map(lease).collect();
+        let expected: Vec<_> =
+            (0..10).map(|n| if n % 2 == 0 { Held::Yes } else { Held::No }).collect();
+        let renewed: Vec<_> =
+            self.one.renew(&leases).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(renewed, expected, "a batch of renewals answers in order");
+        assert_eq!(
+            released(&self.one, &leases).await,
+            expected,
+            "a batch of releases answers in order"
+        );
+        assert!(self.one.renew(&[]).await.is_empty(), "an empty batch has no answers");
+    }
+
+    async fn fences_grow(&self) {
+        let mut last = None;
+        for n in 0..200 {
+            let backend = if n % 2 == 0 { &self.one } else { &self.other };
+            let claim = Claim { fencing: true, ..claim([format!("fence:{}", n % 3)], LONG) };
+            let fence = granted(backend, &claim).await;
+            assert!(fence.is_some(), "a fence that is asked for is given");
+            assert!(fence > last, "{fence:?} does not follow {last:?}");
+            last = fence;
+            release(backend, &claim).await;
+        }
+        let unfenced = claim(["fence:0"], LONG);
+        assert_eq!(
+            granted(&self.one, &unfenced).await,
+            None,
+            "a fence is given only when asked for"
+        );
+        release(&self.one, &unfenced).await;
+    }
+
+    async fn a_change_is_told_if_the_store_can_tell(&self) {
+        let mine = claim(["change"], LONG);
+        granted(&self.one, &mine).await;
+        let Some(changed) = self.other.changed(&mine.keys) else {
+            release(&self.one, &mine).await;
+            return;
+        };
+        release(&self.one, &mine).await;
+        let told = timeout(Duration::from_secs(5), changed).await;
+        assert!(told.is_ok(), "a release wakes those who asked for changes before it");
+    }
+
+    async fn odd_keys_are_keys(&self) {
+        let long = "x".repeat(512);
+        let odd =
+            ["a b", "a:b", "{a}b", "a{", "}", "ünï→☃", "a\r\nb", "a\0b", "*", "A", "a", &long];
+        let claims: Vec<_> = odd.iter().map(|key| claim([*key], LONG)).collect();
+        for claim in &claims {
+            granted(&self.one, claim).await;
+        }
+        for claim in &claims {
+            assert_eq!(
+                release(&self.other, claim).await,
+                Held::Yes,
+                "{:?} is its own key",
+                claim.keys
+            );
+        }
+    }
+
+    async fn a_hundred_owners_take_turns(&self) {
+        let inside = std::cell::Cell::new(0);
+        for n in 0..100 {
+            let backend = if n % 2 == 0 { &self.one } else { &self.other };
+            let mine = claim(["turns"], LONG);
+            granted(backend, &mine).await;
+            let (rival, next) = (claim(["turns"], LONG), claim(["turns"], LONG));
+            let (rival, next) = tokio::join!(self.one.acquire(&rival), self.other.acquire(&next));
+            for attempt in [rival, next] {
+                let attempt = attempt.unwrap();
+                assert!(matches!(attempt, Attempt::Busy { .. }), "two owners at once: {attempt:?}");
+            }
+            inside.set(inside.get() + 1);
+            release(backend, &mine).await;
+        }
+        assert_eq!(inside.get(), 100);
+    }
+
+    async fn granted_within(&self, backend: &B, claim: &Claim, limit: Duration) {
+        let mut claim = claim.clone();
+        let deadline = self.clock.now() + limit;
+        loop {
+            if let Attempt::Granted { .. } = backend.acquire(&claim).await.unwrap() {
+                return;
+            }
+            assert!(self.clock.now() < deadline, "{:?} is not free after {limit:?}", claim.keys);
+            claim.attempt += 1;
+            tokio::time::sleep(SHORT / 30).await;
+        }
+    }
+}
+
+fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Claim {
+    let keys: Arc<[Key]> = keys.into_iter().map(Into::into).collect();
+    Claim { keys, owner: Owner::random().unwrap(), ttl, fencing: false, attempt: 0 }
+}
+
+fn lease(claim: &Claim) -> LeaseRef {
+    LeaseRef {
+        keys: claim.keys.clone(),
+        owner: claim.owner,
+        ttl: claim.ttl,
+        keep_for: Duration::ZERO,
+    }
+}
+
+async fn granted<B: Backend>(backend: &B, claim: &Claim) -> Option<Fence> {
+    match backend.acquire(claim).await.unwrap() {
+        Attempt::Granted { fence } => fence,
+        Attempt::Busy { .. } => panic!("{:?} should have been free", claim.keys),
+    }
+}
+
+async fn busy<B: Backend>(backend: &B, claim: &Claim) -> Option<Duration> {
+    match backend.acquire(claim).await.unwrap() {
+        Attempt::Busy { free_in } => free_in,
+        Attempt::Granted { .. } => panic!("{:?} has two owners", claim.keys),
+    }
+}
+
+async fn renew<B: Backend>(backend: &B, claim: &Claim) -> Held {
+    one(backend.renew(&[lease(claim)]).await)
+}
+
+async fn release<B: Backend>(backend: &B, claim: &Claim) -> Held {
+    one(backend.release(&[lease(claim)]).await)
+}
+
+async fn released<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<Held> {
+    backend.release(leases).await.into_iter().map(Result::unwrap).collect()
+}
+
+async fn holds<B: Backend>(backend: &B, claim: &Claim) -> Held {
+    backend.holds(&lease(claim)).await.unwrap()
+}
+
+fn one<E: std::fmt::Debug>(mut outcomes: Vec<Result<Held, E>>) -> Held {
+    assert_eq!(outcomes.len(), 1, "one outcome per lease");
+    outcomes.remove(0).unwrap()
+}

@@ -1,0 +1,180 @@
+//! A backend that fails on demand.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::{Attempt, Backend, BackendError, Changed, Claim, Failure, Held, LeaseRef};
+use crate::key::Key;
+
+/// What goes wrong with one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// The request never arrives, and no reply comes.
+    LoseRequest,
+    /// The request is served, and its reply never comes.
+    LoseReply,
+    /// The request arrives late.
+    DelayRequest(Duration),
+    /// The request is served at once, and its reply comes late.
+    DelayReply(Duration),
+    /// The request is not served; the caller is told so.
+    Fail(Failure),
+}
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// [`Backend::acquire`].
+    Acquire,
+    /// [`Backend::renew`].
+    Renew,
+    /// [`Backend::release`].
+    Release,
+}
+
+/// Decides what goes wrong with the requests of a [`Faulty`] backend, and counts them.
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Arc<Mutex<Plan>>);
+
+#[derive(Debug, Default)]
+struct Plan {
+    planned: VecDeque<(Operation, Fault)>,
+    always: Option<Fault>,
+    acquires: usize,
+    renews: usize,
+    releases: usize,
+}
+
+impl Faults {
+    /// The next `operation` that has nothing planned for it yet meets `fault`.
+    pub fn plan(&self, operation: Operation, fault: Fault) {
+        self.lock().planned.push_back((operation, fault));
+    }
+
+    /// Every request without a plan of its own meets `fault` from now on.
+    pub fn always(&self, fault: Fault) {
+        self.lock().always = Some(fault);
+    }
+
+    /// How many requests of this kind were made so far.
+    #[must_use]
+    pub fn count(&self, operation: Operation) -> usize {
+        let plan = self.lock();
+        match operation {
+            Operation::Acquire => plan.acquires,
+            Operation::Renew => plan.renews,
+            Operation::Release => plan.releases,
+        }
+    }
+
+    fn meet(&self, operation: Operation) -> Fault {
+        let mut plan = self.lock();
+        match operation {
+            Operation::Acquire => plan.acquires += 1,
+            Operation::Renew => plan.renews += 1,
+            Operation::Release => plan.releases += 1,
+        }
+        let planned = plan.planned.iter().position(|(planned, _)| *planned == operation);
+        let planned = planned.and_then(|at| plan.planned.remove(at)).map(|(_, fault)| fault);
+        planned.or(plan.always).unwrap_or(Fault::None)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Plan> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Fault {
+    async fn before(self) -> Result<(), BackendError> {
+        match self {
+            Self::LoseRequest => pending().await,
+            Self::DelayRequest(delay) => tokio::time::sleep(delay).await,
+            Self::Fail(failure) => return Err(BackendError::new(failure, "a planned failure")),
+            Self::None | Self::LoseReply | Self::DelayReply(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn after(self) {
+        match self {
+            Self::LoseReply => pending().await,
+            Self::DelayReply(delay) => tokio::time::sleep(delay).await,
+            Self::None | Self::LoseRequest | Self::DelayRequest(_) | Self::Fail(_) => {}
+        }
+    }
+}
+
+/// `B`, with faults.
+#[derive(Debug)]
+pub struct Faulty<B> {
+    backend: Arc<B>,
+    faults: Faults,
+}
+
+impl<B: Backend> Faulty<B> {
+    /// Wraps `backend`; nothing goes wrong before the returned [`Faults`] say so.
+    pub fn new(backend: B) -> (Self, Faults) {
+        let faults = Faults::default();
+        (Self { backend: Arc::new(backend), faults: faults.clone() }, faults)
+    }
+}
+
+impl<B: Backend> Backend for Faulty<B> {
+    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+        let fault = self.faults.meet(Operation::Acquire);
+        if let Fault::DelayRequest(delay) = fault {
+            // Arrives also when its sender has given up meanwhile, as on a network.
+            let (backend, claim) = (self.backend.clone(), claim.clone());
+            let late = tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                backend.acquire(&claim).await
+            });
+            let gone = |_| BackendError::new(Failure::Unknown, "the runtime has ended");
+            return late.await.map_err(gone)?;
+        }
+        fault.before().await?;
+        let answer = self.backend.acquire(claim).await;
+        fault.after().await;
+        answer
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        let fault = self.faults.meet(Operation::Renew);
+        if let Err(error) = fault.before().await {
+            return leases.iter().map(|_| Err(error.clone())).collect();
+        }
+        let answer = self.backend.renew(leases).await;
+        fault.after().await;
+        answer
+    }
+
+    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        let fault = self.faults.meet(Operation::Release);
+        if let Err(error) = fault.before().await {
+            return leases.iter().map(|_| Err(error.clone())).collect();
+        }
+        let answer = self.backend.release(leases).await;
+        fault.after().await;
+        answer
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        self.backend.holds(lease).await
+    }
+
+    fn changed(&self, keys: &[Key]) -> Option<Changed> {
+        self.backend.changed(keys)
+    }
+
+    async fn health(&self) -> Result<(), BackendError> {
+        self.backend.health().await
+    }
+
+    async fn close(&self) {
+        self.backend.close().await;
+    }
+}

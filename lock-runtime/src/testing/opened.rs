@@ -1,0 +1,61 @@
+//! A built-in backend by its URL, to be tested or wrapped.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{self, Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Store};
+use crate::clock::Clock;
+use crate::error::LockError;
+use crate::key::Key;
+
+/// The backend behind a URL; see [`LockPool::connect`](crate::LockPool::connect).
+pub struct Opened(Arc<dyn Store>);
+
+/// Opens the backend of `url` on the tokio runtime of the caller.
+///
+/// # Errors
+/// As [`LockPool::connect`](crate::LockPool::connect).
+pub async fn open(url: &str) -> Result<Opened, LockError> {
+    backend::connect(url, "", Clock::runtime(), Duration::from_secs(1)).await.map(Opened)
+}
+
+impl Backend for Opened {
+    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+        self.0.acquire(claim).await
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        self.0.renew(leases).await
+    }
+
+    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        self.0.release(leases).await
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        self.0.holds(lease).await
+    }
+
+    fn changed(&self, keys: &[Key]) -> Option<Changed> {
+        self.0.changed(keys)
+    }
+
+    fn in_place(&self) -> bool {
+        self.0.in_place()
+    }
+
+    async fn health(&self) -> Result<(), BackendError> {
+        self.0.health().await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").finish_non_exhaustive()
+    }
+}
