@@ -1,0 +1,198 @@
+//! `key = "..", ttl = ".."`: the arguments of one attribute.
+
+use proc_macro2::{Span, TokenStream};
+use syn::ext::IdentExt;
+use syn::parse::{ParseStream, Parser};
+use syn::{Error, Expr, Ident, LitStr, Path, Result, Token, token};
+
+use crate::diag::Errors;
+use crate::value::{self, Count, Keys, OnConflict, OnLost, Pool, Renew, Time, Wait};
+use crate::vocabulary::{example, explain_unknown, known, meant};
+
+#[derive(Default)]
+pub(crate) struct Args {
+    pub(crate) keys: Option<Keys>,
+    pub(crate) ttl: Option<Time>,
+    pub(crate) wait: Option<Wait>,
+    pub(crate) renew: Option<Renew>,
+    pub(crate) max_hold: Option<Time>,
+    pub(crate) min_hold: Option<Time>,
+    pub(crate) on_conflict: Option<OnConflict>,
+    pub(crate) on_lost: Option<OnLost>,
+    pub(crate) on_error: Option<Expr>,
+    pub(crate) pool: Option<Pool>,
+    pub(crate) guard: Option<Ident>,
+    pub(crate) when: Option<Expr>,
+    pub(crate) reentrant: Option<bool>,
+    pub(crate) retry_delay: Option<Time>,
+    pub(crate) retry_count: Option<Count>,
+    pub(crate) name: Option<LitStr>,
+    pub(crate) crate_path: Option<Path>,
+    /// Arguments that were written, also where their value is wrong.
+    written: Vec<(&'static str, Span)>,
+}
+
+impl Args {
+    /// Goes on behind the next comma after each mistake.
+    pub(crate) fn parse(tokens: TokenStream, errors: &mut Errors) -> Self {
+        let mut args = Self::default();
+        let all = |input: ParseStream<'_>| {
+            while !input.is_empty() {
+                if let Err(error) = args.argument(input, errors) {
+                    errors.push_error(error);
+                    skip_to_comma(input)?;
+                }
+                if !input.is_empty() && input.parse::<Token![,]>().is_err() {
+                    errors.push(input.span(), "expected a `,` between arguments");
+                    if !input.peek(Ident::peek_any) {
+                        skip_to_comma(input)?;
+                        input.parse::<Option<Token![,]>>()?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = all.parse2(tokens) {
+            errors.push_error(error);
+        }
+        args
+    }
+
+    pub(crate) fn written(&self, name: &str) -> Option<Span> {
+        self.written.iter().find(|(written, _)| *written == name).map(|(_, span)| *span)
+    }
+
+    pub(crate) fn key_came_last(&self) -> bool {
+        self.written
+            .iter()
+            .rfind(|(name, _)| matches!(*name, "key" | "keys"))
+            .is_some_and(|(name, _)| *name == "key")
+    }
+
+    fn argument(&mut self, input: ParseStream<'_>, errors: &mut Errors) -> Result<()> {
+        let (name, span) = self.name(input)?;
+        let earlier = self.written(name);
+        self.written.push((name, span));
+        expect_value(name, span, input)?;
+        let value = value::peel(input.parse()?);
+        if earlier.is_some() {
+            return Err(Error::new(span, format!("`{name}` is given twice")));
+        }
+        match name {
+            "key" => self.keys = value::key(value, errors),
+            "keys" => self.keys = value::keys(value, errors),
+            "ttl" => self.ttl = value::time(name, value, errors),
+            "wait" => self.wait = value::wait(value, errors),
+            "renew" => self.renew = value::renew(value, errors),
+            "max_hold" => self.max_hold = value::time(name, value, errors),
+            "min_hold" => self.min_hold = value::time(name, value, errors),
+            "on_conflict" => self.on_conflict = Some(value::on_conflict(value)?),
+            "on_lost" => self.on_lost = Some(value::on_lost(&value)?),
+            "on_error" => self.on_error = Some(value::on_error(value)?),
+            "pool" => self.pool = Some(value::pool(value)?),
+            "guard" => self.guard = Some(value::guard(&value)?),
+            "when" => self.when = Some(value::when(value)?),
+            "reentrant" => self.reentrant = Some(value::reentrant(&value)?),
+            "retry_delay" => self.retry_delay = value::time(name, value, errors),
+            "retry_count" => self.retry_count = Some(value::retry_count(value)?),
+            "name" => self.name = Some(value::name(&value)?),
+            _ => self.crate_path = Some(value::crate_path(&value)?),
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, input: ParseStream<'_>) -> Result<(&'static str, Span)> {
+        if let Ok(text) = input.fork().parse::<LitStr>() {
+            let message = format!("name this argument: `key = {}`", text.token());
+            self.written.push(("key", text.span()));
+            return Err(Error::new(text.span(), message));
+        }
+        let Ok(name) = input.call(Ident::parse_any) else {
+            return Err(Error::new(
+                input.span(),
+                format!("expected an argument such as `{}`", example("key")),
+            ));
+        };
+        let text = name.unraw().to_string();
+        if let Some(known) = known(&text) {
+            return Ok((known, name.span()));
+        }
+        // Known to be there under another name, so that it is not also reported as missing.
+        self.written.extend(meant(&text).map(|ours| (ours, name.span())));
+        if input.peek(Token![=]) {
+            input.parse::<Token![=]>()?;
+            let _ = input.parse::<Expr>();
+        }
+        Err(Error::new(name.span(), explain_unknown(&text)))
+    }
+}
+
+fn expect_value(name: &str, span: Span, input: ParseStream<'_>) -> Result<()> {
+    let write = example(name);
+    let message = if input.peek(Token![=]) && !input.peek(Token![==]) {
+        input.parse::<Token![=]>()?;
+        if !input.is_empty() && !input.peek(Token![,]) {
+            return Ok(());
+        }
+        format!("the value of `{name}` is missing\nhelp: write `{write}`")
+    } else if input.is_empty() || input.peek(Token![,]) {
+        format!("`{name}` needs a value\nhelp: write `{write}`")
+    } else if input.peek(token::Paren) {
+        format!("`{name}` is not a list\nhelp: write `{write}`")
+    } else {
+        format!("there is no `=` behind `{name}`\nhelp: write `{write}`")
+    };
+    Err(Error::new(span, message))
+}
+
+fn skip_to_comma(input: ParseStream<'_>) -> Result<()> {
+    while !input.is_empty() && !input.peek(Token![,]) {
+        input.parse::<proc_macro2::TokenTree>()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(text: &str) -> Vec<String> {
+        let mut errors = Errors::default();
+        Args::parse(text.parse().unwrap(), &mut errors);
+        errors.messages()
+    }
+
+    #[test]
+    fn every_argument_is_read() {
+        let text = r#"key = "a:<id>", ttl = "5s", wait = "forever", renew = "1s", max_hold = "1m", min_hold = "1s",
+            on_conflict = "skip", on_lost = "notify", on_error = |e| Err(e), pool = self.locks, guard = lock,
+            when = a > b, reentrant = true, retry_delay = "1ms", retry_count = 3, name = "n", crate = a::b,"#;
+        assert_eq!(messages(text), [""; 0]);
+    }
+
+    #[test]
+    fn reading_goes_on_behind_a_mistake() {
+        let found = messages(
+            r#"key = "a", ttl, wait = , renew("1s"), max_hold "1s", colour = a::<B, C>(), ttl = 5"#,
+        );
+        assert_eq!(found.len(), 6, "{found:#?}");
+        assert!(found[0].starts_with("`ttl` needs a value"));
+        assert!(found[1].starts_with("the value of `wait` is missing"));
+        assert!(found[2].starts_with("`renew` is not a list"));
+        assert!(found[3].starts_with("there is no `=` behind `max_hold`"));
+        assert!(found[4].starts_with("unknown argument `colour`"));
+        assert!(found[5].starts_with("`ttl` is given twice"));
+    }
+
+    #[test]
+    fn two_wrong_values_are_two_errors() {
+        assert_eq!(messages(r#"key = "<>", ttl = "5x""#).len(), 2);
+    }
+
+    #[test]
+    fn a_missing_comma_is_told() {
+        let found = messages(r#"key = "a" ttl = "5s", wait = 5"#);
+        assert_eq!(found[0], "expected a `,` between arguments");
+        assert_eq!(found.len(), 2);
+    }
+}

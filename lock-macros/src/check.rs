@@ -1,0 +1,281 @@
+//! What the arguments, the function and its parameters demand of each other.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use quote::ToTokens;
+use syn::ext::IdentExt;
+use syn::{LitStr, Meta};
+
+use crate::args::Args;
+use crate::diag::{Errors, Fault, closest, listed};
+use crate::item::{Function, Shape};
+use crate::params::{Param, Params};
+use crate::template::{Access, Name, Template};
+use crate::value::{Constant, Keys, OnConflict, Renew, Source, Time};
+
+const SHORTEST_TTL: Duration = Duration::from_millis(10);
+const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
+    signature(function, errors);
+    keys(args, function, params, errors);
+    guard(args, params, errors);
+    fallback(args, function, params, errors);
+    times(args, errors);
+    twins(args, function, errors);
+}
+
+fn signature(function: &Function, errors: &mut Errors) {
+    let sig = &function.sig;
+    if let Some(constness) = sig.constness {
+        errors.push(constness.span, "a `const fn` cannot wait for a lock; write `async fn`");
+        return;
+    }
+    if let Some(abi) = &sig.abi {
+        errors.push_over(
+            abi,
+            "an `extern` function cannot be async; lock in the function that it calls",
+        );
+        return;
+    }
+    if let Some(variadic) = &sig.variadic {
+        errors.push_over(variadic, "a variadic function cannot be async");
+        return;
+    }
+    if !matches!(function.shape, Shape::Sync) {
+        return;
+    }
+    let mut message = "`#[distributed_lock]` needs an `async fn`, or a body that is one `async move { .. }` block".to_owned();
+    if function.mentions("block_on") {
+        message.push_str(
+            "\nhelp: if this is an `async fn` under `#[tokio::main]` or `#[tokio::test]`, write `#[distributed_lock]` above that attribute",
+        );
+    }
+    errors.push(sig.fn_token.span, message);
+}
+
+fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
+    if let (Some(key), Some(keys)) = (args.written("key"), args.written("keys")) {
+        let both = "`key` and `keys` are both given; write all of them as `keys = [..]`";
+        errors.push(if args.key_came_last() { key } else { keys }, both);
+    } else if args.written("key").is_none() && args.written("keys").is_none() {
+        let message = format!(
+            "what is locked? `key` is missing\nhelp: write `{}`",
+            suggestion(function, params)
+        );
+        errors.push(proc_macro2::Span::call_site(), message);
+    }
+    for source in args.keys.as_ref().map(Keys::sources).into_iter().flatten() {
+        if let Source::Template(literal, template) = source {
+            placeholders(literal, template, params, errors);
+            braces(literal, template, params, errors);
+        }
+    }
+}
+
+/// `#[distributed_lock(key = "settle:<id>")]`
+fn suggestion(function: &Function, params: &Params) -> String {
+    let name = function.sig.ident.unraw();
+    let parameter = params.iter().find_map(|param| match param {
+        Param::Plain(plain) => params.find(&plain.unraw().to_string()),
+        Param::Pattern { names, .. } => names.first(),
+        Param::Receiver(_) => None,
+    });
+    match parameter {
+        Some(parameter) => format!("#[distributed_lock(key = \"{name}:<{}>\")]", parameter.unraw()),
+        None => format!("#[distributed_lock(key = \"{name}\")]"),
+    }
+}
+
+fn placeholders(literal: &LitStr, template: &Template, params: &Params, errors: &mut Errors) {
+    for slot in template.slots() {
+        let indices = slot.tail.iter().filter_map(|access| match access {
+            Access::IndexBy(name) => Some(name),
+            _ => None,
+        });
+        for name in std::iter::once(&slot.root).chain(indices) {
+            if params.find(&name.text).is_none() {
+                errors.push_fault(literal, &unknown(name, params));
+            }
+        }
+    }
+}
+
+fn unknown(name: &Name, params: &Params) -> Fault {
+    let range = name.range.clone();
+    if name.text == "self" {
+        let names = params.names().map(|name| name.unraw().to_string()).collect::<Vec<_>>();
+        let fault = Fault::new(range, "this function has no `self`");
+        return match names.is_empty() {
+            true => fault,
+            false => fault.help(format!("available: {}", listed(names.iter().map(String::as_str)))),
+        };
+    }
+    let fault = Fault::new(range, format!("no parameter is named `{}`", name.text));
+    if params.has_generated() {
+        return fault.help(
+            "`#[async_trait]` hides the names of a destructured parameter; \
+             take it whole, as in `item: Json<Item>`, and destructure it in the body",
+        );
+    }
+    let names = params.names().map(|name| name.unraw().to_string()).collect::<Vec<_>>();
+    let names = || names.iter().map(String::as_str);
+    match closest(&name.text, names()) {
+        Some(meant) => fault.help(format!("did you mean `{meant}`?")),
+        None if names().next().is_none() => fault.help("the function has no parameters"),
+        None => {
+            let receiver = if params.has_receiver() {
+                format!("; a field is written `<self.{}>`", name.text)
+            } else {
+                String::new()
+            };
+            fault.help(format!("available: {}{receiver}", listed(names())))
+        }
+    }
+}
+
+/// `{id}` is what `format!` would fill in. Beside a placeholder, braces are a hash tag.
+fn braces(literal: &LitStr, template: &Template, params: &Params, errors: &mut Errors) {
+    if template.slots().next().is_some() {
+        return;
+    }
+    let text = literal.value();
+    for (at, _) in text.match_indices('{') {
+        let inside = &text[at + 1..];
+        let name = &inside
+            [..inside.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(inside.len())];
+        let ends = inside[name.len()..].starts_with(['}', '.', ':', '[']);
+        if ends && params.find(name).is_some() {
+            let range: Range<usize> =
+                at..at + 1 + inside.find('}').map_or(name.len(), |close| close + 1);
+            let path = inside[..inside.find(['}', ':']).unwrap_or(name.len())].trim_end();
+            errors.push_fault(
+                literal,
+                &Fault::new(range, "braces are literal text in a key")
+                    .help(format!("`<{path}>` interpolates; a hash tag is `{{<{path}>}}`")),
+            );
+        }
+    }
+}
+
+fn guard(args: &Args, params: &Params, errors: &mut Errors) {
+    let Some(guard) = &args.guard else { return };
+    if args.when.is_some() {
+        errors.push(
+            guard.span(),
+            "a body that runs without the lock has no guard; use `guard` or `when`, not both",
+        );
+    }
+    if params.find(&guard.unraw().to_string()).is_some() {
+        errors.push(
+            guard.span(),
+            format!("`guard = {guard}` would hide the parameter `{guard}`; choose another name"),
+        );
+    }
+}
+
+fn fallback(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
+    let Some(OnConflict::Fallback(path)) = &args.on_conflict else { return };
+    if matches!(function.shape, Shape::Boxed { .. }) {
+        errors.push_over(
+            path,
+            "a fallback cannot be called from a boxed future, such as `#[async_trait]` makes, because the arguments are gone there\n\
+             help: return the error and call the fallback where `is_conflict()` says so",
+        );
+        return;
+    }
+    for param in params.iter() {
+        if let Param::Pattern { pattern, .. } = param {
+            errors.push_over(
+                pattern,
+                "a fallback is called with the same arguments, so each parameter needs a name; destructure it in the body",
+            );
+        }
+    }
+}
+
+fn times(args: &Args, errors: &mut Errors) {
+    let ttl = args.ttl.as_ref().and_then(Time::constant);
+    let max_hold = args.max_hold.as_ref().and_then(Time::constant);
+    let min_hold = args.min_hold.as_ref().and_then(Time::constant);
+    if let Some(Constant { value, span }) = ttl {
+        if value.is_zero() {
+            errors.push(span, "a `ttl` of zero is over before the body starts");
+        } else if value < SHORTEST_TTL {
+            errors
+                .push(span, "`ttl` is at least `\"10ms\"`: the network has to be faster than that");
+        } else if value > LONGEST_TTL {
+            errors.push(
+                span,
+                "`ttl` is at most `\"7d\"`: it is how long a crashed holder blocks others\n\
+                 help: the lease is renewed while the body runs, so a short `ttl` does not limit it",
+            );
+        }
+    }
+    if let Some(Renew::Every(Time::Constant(every))) = &args.renew {
+        if every.value.is_zero() {
+            errors.push(
+                every.span,
+                "a lease cannot be renewed every `0s`\nhelp: `renew = false` turns renewal off",
+            );
+        } else if let Some(ttl) = ttl.filter(|ttl| every.value >= ttl.value) {
+            let message = format!(
+                "the lease would end before it is renewed: its `ttl` is {:?}\nhelp: `renew = true` renews after a third of it",
+                ttl.value
+            );
+            errors.push(every.span, message);
+        }
+    }
+    if let Some(max) = max_hold.filter(|max| max.value.is_zero()) {
+        errors.push(max.span, "a `max_hold` of zero is over before the body starts");
+    } else if let (Some(max), Some(min)) = (max_hold, min_hold)
+        && min.value > max.value
+    {
+        errors.push(min.span, "`min_hold` is longer than `max_hold`");
+    }
+    if let (Some(max), Some(ttl), Some(Renew::Flag(false, _))) = (max_hold, ttl, &args.renew)
+        && max.value > ttl.value
+    {
+        errors.push(
+            max.span,
+            "without renewal the hold ends with its `ttl`, before `max_hold`\n\
+             help: leave `max_hold` out, or `renew = false`",
+        );
+    }
+    if let Some(delay) =
+        args.retry_delay.as_ref().and_then(Time::constant).filter(|delay| delay.value.is_zero())
+    {
+        errors.push(delay.span, "a `retry_delay` of zero would flood the store");
+    }
+}
+
+/// A second attribute with the same key would wait for the first.
+fn twins(args: &Args, function: &Function, errors: &mut Errors) {
+    let Some(ours) = args.keys.as_ref().map(text) else { return };
+    for attr in &function.attrs {
+        let Meta::List(list) = &attr.meta else { continue };
+        if list.path.segments.last().is_none_or(|last| last.ident != "distributed_lock") {
+            continue;
+        }
+        let twin = Args::parse(list.tokens.clone(), &mut Errors::default());
+        if twin.keys.as_ref().is_some_and(|keys| text(keys) == ours) {
+            errors.push_over(
+                attr,
+                format!("this function is already locked by `{ours}`; it would wait for itself"),
+            );
+        }
+    }
+}
+
+/// The keys as they are written.
+pub(crate) fn text(keys: &Keys) -> String {
+    let written = |source: &Source| match source {
+        Source::Template(literal, _) => literal.value(),
+        Source::Expression(expression) => expression.to_token_stream().to_string(),
+    };
+    match keys {
+        Keys::Computed(expression) => expression.to_token_stream().to_string(),
+        _ => keys.sources().iter().map(written).collect::<Vec<_>>().join(", "),
+    }
+}

@@ -1,0 +1,178 @@
+//! `"5s"`, `"1m30s"`, `"250ms"`.
+
+use std::time::Duration;
+
+use crate::diag::{Fault, closest};
+
+/// Milliseconds per unit, largest first: also the order in which they are written.
+const UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+const LONG_NAMES: [(&str, &[&str]); 5] = [
+    ("d", &["day", "days"]),
+    ("h", &["hr", "hrs", "hour", "hours"]),
+    ("m", &["min", "mins", "minute", "minutes"]),
+    ("s", &["sec", "secs", "second", "seconds"]),
+    ("ms", &["msec", "msecs", "milli", "millis", "millisecond", "milliseconds"]),
+];
+
+const FINER: [&str; 8] = ["us", "µs", "μs", "micros", "microseconds", "ns", "nanos", "nanoseconds"];
+
+pub(crate) fn parse(text: &str) -> Result<Duration, Fault> {
+    if text.is_empty() {
+        return Err(Fault::new(0..0, "the duration is empty").help("for example `\"5s\"`"));
+    }
+    let mut total = 0_u64;
+    let mut at = 0;
+    let mut smallest = None;
+    while at < text.len() {
+        let digits = at + prefix(&text[at..], |c| c.is_ascii_digit());
+        if digits == at {
+            return Err(no_number(text, at));
+        }
+        let end = digits + prefix(&text[digits..], char::is_alphabetic);
+        if end == digits {
+            return Err(no_unit(text, at, digits));
+        }
+        let Some(unit) = UNITS.iter().position(|(name, _)| *name == &text[digits..end]) else {
+            return Err(unknown_unit(text, at, digits, end));
+        };
+        if smallest.is_some_and(|smallest| unit <= smallest) {
+            return Err(Fault::new(at..end, "larger units come first, and each at most once")
+                .help("for example `\"1m30s\"`"));
+        }
+        smallest = Some(unit);
+        let millis = text[at..digits].parse().ok().and_then(|n: u64| n.checked_mul(UNITS[unit].1));
+        let Some(sum) = millis.and_then(|millis| total.checked_add(millis)) else {
+            return Err(Fault::new(at..end, "the duration is too long"));
+        };
+        total = sum;
+        at = end;
+    }
+    Ok(Duration::from_millis(total))
+}
+
+fn prefix(text: &str, of: impl Fn(char) -> bool) -> usize {
+    text.find(|c| !of(c)).unwrap_or(text.len())
+}
+
+fn no_number(text: &str, at: usize) -> Fault {
+    let rest = &text[at..];
+    let first = rest.chars().next().map_or(0, char::len_utf8);
+    if rest.starts_with(char::is_whitespace) {
+        return Fault::new(at..at + first, "a duration holds no spaces")
+            .help(format!("write `\"{}\"`", text.split_whitespace().collect::<String>()));
+    }
+    if rest.starts_with('-') {
+        return Fault::new(at..at + first, "a duration cannot be negative");
+    }
+    if rest.starts_with('.') {
+        return Fault::new(at..text.len(), "a duration starts with a whole number")
+            .help("write `\"500ms\"` for half a second");
+    }
+    let word = prefix(rest, char::is_alphabetic);
+    Fault::new(at..at + word.max(first), "a duration is a number and a unit")
+        .help("for example `\"5s\"`; the units are `ms`, `s`, `m`, `h` and `d`")
+}
+
+fn no_unit(text: &str, at: usize, digits: usize) -> Fault {
+    let number = &text[at..digits];
+    let rest = &text[digits..];
+    if rest.starts_with(['.', ',']) {
+        return Fault::new(at..text.len(), "a duration holds whole numbers")
+            .help("write `\"1s500ms\"` for one and a half seconds");
+    }
+    if rest.starts_with(char::is_whitespace) {
+        return Fault::new(digits..digits + 1, "a duration holds no spaces")
+            .help(format!("write `\"{}\"`", text.split_whitespace().collect::<String>()));
+    }
+    if rest.starts_with('_') {
+        return Fault::new(digits..digits + 1, "a duration holds no digit separators");
+    }
+    if let Some(other) = rest.chars().next() {
+        return Fault::new(digits..digits + other.len_utf8(), format!("`{number}` needs a unit"))
+            .help("the units are `ms`, `s`, `m`, `h` and `d`");
+    }
+    Fault::new(at..digits, format!("`{number}` needs a unit"))
+        .help(format!("`\"{number}s\"` is seconds, `\"{number}ms\"` milliseconds"))
+}
+
+fn unknown_unit(text: &str, at: usize, digits: usize, end: usize) -> Fault {
+    let number = &text[at..digits];
+    let unit = &text[digits..end];
+    let lower = unit.to_lowercase();
+    let fault = Fault::new(digits..end, format!("unknown unit `{unit}`"));
+    if FINER.contains(&lower.as_str()) {
+        return fault.help("the finest unit is `ms`; the others are `s`, `m`, `h` and `d`");
+    }
+    let meant = LONG_NAMES
+        .iter()
+        .find(|(name, long)| *name == lower || long.contains(&lower.as_str()))
+        .or_else(|| {
+            let long =
+                closest(&lower, LONG_NAMES.iter().flat_map(|(_, long)| long.iter().copied()));
+            LONG_NAMES.iter().find(|(_, names)| long.is_some_and(|long| names.contains(&long)))
+        });
+    match meant {
+        Some((name, _)) => fault.help(format!("did you mean `\"{number}{name}\"`?")),
+        None => fault.help("the units are `ms`, `s`, `m`, `h` and `d`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::tests::hostile;
+
+    fn millis(text: &str) -> Option<u128> {
+        parse(text).ok().map(|duration| duration.as_millis())
+    }
+
+    fn help(text: &str) -> String {
+        parse(text).unwrap_err().help.unwrap_or_default()
+    }
+
+    #[test]
+    fn numbers_with_units_are_added() {
+        assert_eq!(millis("5s"), Some(5_000));
+        assert_eq!(millis("250ms"), Some(250));
+        assert_eq!(millis("1m30s"), Some(90_000));
+        assert_eq!(millis("1d2h3m4s5ms"), Some(93_784_005));
+        assert_eq!(millis("0s"), Some(0));
+        assert_eq!(millis("007s"), Some(7_000));
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for text in ["", "5", "s", "5 s", " 5s", "5s ", "-5s", "1.5s", ".5s", "1_000ms", "5x", "5S"]
+        {
+            assert_eq!(millis(text), None, "{text:?}");
+        }
+        for text in ["30s1m", "1s1s", "5sm", "99999999999999999999s", "18446744073709551615d"] {
+            assert_eq!(millis(text), None, "{text:?}");
+        }
+        assert_eq!(millis("18446744073709551615ms1ms"), None);
+        assert_eq!(millis("٥s"), None);
+    }
+
+    #[test]
+    fn the_unit_that_was_meant_is_named() {
+        assert_eq!(help("5sec"), "did you mean `\"5s\"`?");
+        assert_eq!(help("5S"), "did you mean `\"5s\"`?");
+        assert_eq!(help("1m30secnds"), "did you mean `\"30s\"`?");
+        assert_eq!(help("2min"), "did you mean `\"2m\"`?");
+        assert!(help("5us").contains("finest"));
+        assert!(help("5").contains("\"5s\""));
+        assert!(help("5 s").contains("\"5s\""));
+        assert!(help("5parsec").contains("units are"));
+    }
+
+    #[test]
+    fn no_text_makes_it_panic_or_point_outside() {
+        for text in hostile(b"0123456789smhd ._-u\xc2\xb5") {
+            if let Err(fault) = parse(&text) {
+                assert!(text.get(fault.range.clone()).is_some(), "{text:?} {fault:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The `#[distributed_lock]` attribute. Public API docs are in `lock-runtime`, which re-exports it; one
+//! version of `lock-runtime` works with exactly one version of this crate.
+
+mod args;
+mod check;
+mod diag;
+mod duration;
+mod expand;
+mod item;
+mod params;
+mod paths;
+mod template;
+mod value;
+mod vocabulary;
+
+use proc_macro2::TokenStream;
+
+use crate::args::Args;
+use crate::diag::Errors;
+use crate::item::Function;
+use crate::params::Params;
+
+/// Runs an async function only while a distributed lock is held.
+///
+/// The arguments are described at `lock_runtime::distributed_lock`.
+#[proc_macro_attribute]
+pub fn distributed_lock(
+    args: proc_macro::TokenStream,
+    item: proc_macro::TokenStream,
+) -> proc_macro::TokenStream {
+    attribute(args.into(), item.into()).into()
+}
+
+fn attribute(args: TokenStream, item: TokenStream) -> TokenStream {
+    let mut errors = Errors::default();
+    let args = Args::parse(args, &mut errors);
+    let function = Function::parse(item.clone(), &mut errors);
+    if let Some(function) = function {
+        let params = Params::new(&function.sig);
+        check::check(&args, &function, &params, &mut errors);
+        if errors.is_empty() {
+            return expand::expand(&args, &function, &params);
+        }
+    }
+    // The item stays, so that its callers and the IDE do not lose it over a mistake in the attribute.
+    let mut output = errors.into_compile_errors();
+    output.extend(item);
+    output
+}

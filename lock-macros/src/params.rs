@@ -1,0 +1,132 @@
+//! The names that the parameters bind.
+
+use proc_macro2::Ident;
+use syn::ext::IdentExt;
+use syn::{FnArg, Pat, Signature};
+
+pub(crate) struct Params(Vec<Param>);
+
+pub(crate) enum Param {
+    /// The user's own `self`: one of ours would be another name inside `macro_rules!`.
+    Receiver(Ident),
+    /// `id: u64`, `mut id: u64`
+    Plain(Ident),
+    /// `Path(id): Path<u64>`, `_: u64`
+    Pattern { pattern: Box<Pat>, names: Vec<Ident> },
+}
+
+impl Params {
+    pub(crate) fn new(sig: &Signature) -> Self {
+        Self(sig.inputs.iter().map(Param::new).collect())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Param> {
+        self.0.iter()
+    }
+
+    /// The parameter called `name`, as the function's own token.
+    pub(crate) fn find(&self, name: &str) -> Option<&Ident> {
+        self.names().find(|bound| bound.unraw() == name)
+    }
+
+    /// Everything a placeholder may start with.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Ident> {
+        self.iter().flat_map(Param::names).filter(|name| !is_generated(name))
+    }
+
+    pub(crate) fn has_receiver(&self) -> bool {
+        matches!(self.0.first(), Some(Param::Receiver(_)))
+    }
+
+    /// Whether `#[async_trait]` has replaced a pattern by a name of its own.
+    pub(crate) fn has_generated(&self) -> bool {
+        self.iter().flat_map(Param::names).any(is_generated)
+    }
+}
+
+impl Param {
+    fn new(argument: &FnArg) -> Self {
+        match argument {
+            FnArg::Receiver(receiver) => {
+                Self::Receiver(Ident::new("self", receiver.self_token.span))
+            }
+            FnArg::Typed(argument) => match &*argument.pat {
+                Pat::Ident(plain) if plain.by_ref.is_none() && plain.subpat.is_none() => {
+                    Self::Plain(plain.ident.clone())
+                }
+                pattern => {
+                    let mut names = Vec::new();
+                    bound(pattern, &mut names);
+                    Self::Pattern { pattern: Box::new(pattern.clone()), names }
+                }
+            },
+        }
+    }
+
+    fn names(&self) -> &[Ident] {
+        match self {
+            Self::Receiver(name) | Self::Plain(name) => std::slice::from_ref(name),
+            Self::Pattern { names, .. } => names,
+        }
+    }
+}
+
+/// `#[async_trait]` calls a destructured parameter `__arg0`.
+fn is_generated(name: &Ident) -> bool {
+    let name = name.to_string();
+    name.strip_prefix("__arg")
+        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn bound(pattern: &Pat, names: &mut Vec<Ident>) {
+    match pattern {
+        Pat::Ident(pattern) => {
+            names.push(pattern.ident.clone());
+            if let Some((_, inner)) = &pattern.subpat {
+                bound(inner, names);
+            }
+        }
+        Pat::Paren(pattern) => bound(&pattern.pat, names),
+        Pat::Reference(pattern) => bound(&pattern.pat, names),
+        Pat::Type(pattern) => bound(&pattern.pat, names),
+        Pat::Or(pattern) => pattern.cases.iter().take(1).for_each(|case| bound(case, names)),
+        Pat::Slice(pattern) => pattern.elems.iter().for_each(|element| bound(element, names)),
+        Pat::Tuple(pattern) => pattern.elems.iter().for_each(|element| bound(element, names)),
+        Pat::TupleStruct(pattern) => pattern.elems.iter().for_each(|element| bound(element, names)),
+        Pat::Struct(pattern) => pattern.fields.iter().for_each(|field| bound(&field.pat, names)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(sig: &str) -> Vec<String> {
+        let params = Params::new(&syn::parse_str(sig).unwrap());
+        params.names().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn every_pattern_binds_its_names() {
+        assert_eq!(names("fn f(&mut self, mut a: u8, _: u8)"), ["self", "a"]);
+        assert_eq!(
+            names("fn f((a, [b, .., c]): T, P { d, e: (f, _), .. }: P)"),
+            ["a", "b", "c", "d", "f"]
+        );
+        assert_eq!(
+            names("fn f(Path(id): Path<u64>, &(ref x): &u8, y @ Z(z): Z)"),
+            ["id", "x", "y", "z"]
+        );
+        assert_eq!(names("fn f(self: Arc<Self>, r#type: u8)"), ["self", "r#type"]);
+        assert_eq!(names("fn f(__arg0: u8, __argument: u8)"), ["__argument"]);
+    }
+
+    #[test]
+    fn a_raw_name_is_found_without_its_prefix() {
+        let params = Params::new(&syn::parse_str("fn f(r#type: u8)").unwrap());
+        assert!(params.find("type").is_some());
+        assert!(params.find("self").is_none());
+        assert!(!params.has_receiver());
+    }
+}

@@ -1,0 +1,410 @@
+//! What stands behind the `=`.
+
+use std::time::Duration;
+
+use proc_macro2::Span;
+use syn::{Error, Expr, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result, UnOp};
+
+use crate::diag::{Errors, closest};
+use crate::duration;
+use crate::template::Template;
+use crate::vocabulary::example;
+
+pub(crate) enum Keys {
+    One(Source),
+    All(Vec<Source>),
+    Computed(Expr),
+}
+
+pub(crate) enum Source {
+    Template(LitStr, Template),
+    Expression(Expr),
+}
+
+/// A length of time, checked now or evaluated per call.
+pub(crate) enum Time {
+    Constant(Constant),
+    Expression(Expr),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Constant {
+    pub(crate) value: Duration,
+    pub(crate) span: Span,
+}
+
+pub(crate) enum Wait {
+    Forever(Span),
+    For(Time),
+}
+
+pub(crate) enum Renew {
+    Flag(bool, Span),
+    Every(Time),
+}
+
+pub(crate) enum OnConflict {
+    Error,
+    Skip(Span),
+    Fallback(Expr),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum OnLost {
+    Cancel(Span),
+    Notify(Span),
+}
+
+pub(crate) enum Pool {
+    Named(LitStr),
+    Given(Expr),
+}
+
+pub(crate) enum Count {
+    Constant(LitInt),
+    Expression(Expr),
+}
+
+impl Time {
+    pub(crate) fn constant(&self) -> Option<Constant> {
+        match self {
+            Self::Constant(constant) => Some(*constant),
+            Self::Expression(_) => None,
+        }
+    }
+}
+
+impl Keys {
+    /// The templates and expressions that are written out.
+    pub(crate) fn sources(&self) -> &[Source] {
+        match self {
+            Self::One(source) => std::slice::from_ref(source),
+            Self::All(sources) => sources,
+            Self::Computed(_) => &[],
+        }
+    }
+}
+
+/// Values that come out of a `macro_rules!` fragment are wrapped in invisible groups.
+pub(crate) fn peel(value: Expr) -> Expr {
+    match value {
+        Expr::Group(group) => peel(*group.expr),
+        other => other,
+    }
+}
+
+pub(crate) fn key(value: Expr, errors: &mut Errors) -> Option<Keys> {
+    if matches!(value, Expr::Array(_)) {
+        errors.push_over(&value, format!("several keys go into `keys`: `{}`", example("keys")));
+        return None;
+    }
+    source("key", value, errors).map(Keys::One)
+}
+
+pub(crate) fn keys(value: Expr, errors: &mut Errors) -> Option<Keys> {
+    if let Some(literal) = literal(&value) {
+        let message = match literal {
+            Lit::Str(text) => format!("a single key goes into `key`: `key = {}`", text.token()),
+            _ => format!("`keys` takes a list: `{}`", example("keys")),
+        };
+        errors.push_over(&value, message);
+        return None;
+    }
+    let Expr::Array(array) = value else { return Some(Keys::Computed(value)) };
+    if array.elems.is_empty() {
+        errors.push_over(
+            &array,
+            format!("the list of keys is empty\nhelp: write `{}`", example("keys")),
+        );
+        return None;
+    }
+    let sources: Vec<_> =
+        array.elems.into_iter().map(|element| source("keys", peel(element), errors)).collect();
+    sources.into_iter().collect::<Option<_>>().map(Keys::All)
+}
+
+fn source(name: &str, value: Expr, errors: &mut Errors) -> Option<Source> {
+    let text = match literal(&value) {
+        None => return Some(Source::Expression(value)),
+        Some(Lit::Str(text)) => text.clone(),
+        Some(other) => {
+            let message =
+                format!("a key is text, not {}\nhelp: write `{}`", kind(other), example(name));
+            errors.push_over(&value, message);
+            return None;
+        }
+    };
+    match Template::scan(&text.value()) {
+        Ok(template) => Some(Source::Template(text, template)),
+        Err(faults) => {
+            for fault in faults {
+                errors.push_fault(&text, &fault);
+            }
+            None
+        }
+    }
+}
+
+pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time> {
+    let text = match literal(&value) {
+        None => return Some(Time::Expression(value)),
+        Some(Lit::Str(text)) => text,
+        Some(Lit::Int(number)) => {
+            let message = format!(
+                "`{name}` needs a unit\nhelp: `{name} = \"{number}s\"` is seconds, `{name} = \"{number}ms\"` milliseconds"
+            );
+            errors.push_over(&value, message);
+            return None;
+        }
+        Some(other) => {
+            let message = format!(
+                "`{name}` takes a duration, not {}\nhelp: write `{}`",
+                kind(other),
+                example(name)
+            );
+            errors.push_over(&value, message);
+            return None;
+        }
+    };
+    match duration::parse(&text.value()) {
+        Ok(value) => Some(Time::Constant(Constant { value, span: text.span() })),
+        Err(fault) => {
+            errors.push_fault(text, &fault);
+            None
+        }
+    }
+}
+
+pub(crate) fn wait(value: Expr, errors: &mut Errors) -> Option<Wait> {
+    match literal(&value) {
+        Some(Lit::Str(text)) if text.value() == "forever" => Some(Wait::Forever(text.span())),
+        Some(Lit::Str(text)) if closest(&text.value(), ["forever"]).is_some() => {
+            errors.push(text.span(), "did you mean `wait = \"forever\"`?");
+            None
+        }
+        Some(Lit::Bool(flag)) => {
+            let write = if flag.value { "wait = \"forever\"" } else { "wait = \"0s\"" };
+            errors.push(
+                flag.span(),
+                format!("`wait` takes a duration, not a bool\nhelp: write `{write}`"),
+            );
+            None
+        }
+        _ => time("wait", value, errors).map(Wait::For),
+    }
+}
+
+pub(crate) fn renew(value: Expr, errors: &mut Errors) -> Option<Renew> {
+    match literal(&value) {
+        Some(Lit::Bool(flag)) => Some(Renew::Flag(flag.value, flag.span())),
+        Some(Lit::Str(text)) if matches!(text.value().as_str(), "true" | "false") => {
+            errors.push(text.span(), format!("write `renew = {}`, without quotes", text.value()));
+            None
+        }
+        _ => time("renew", value, errors).map(Renew::Every),
+    }
+}
+
+pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
+    match &value {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => match text.value().as_str() {
+            "error" => Ok(OnConflict::Error),
+            "skip" => Ok(OnConflict::Skip(text.span())),
+            other => Err(not_a_policy("on_conflict", text, other, &["error", "skip"])),
+        },
+        Expr::Path(path) => match path.path.get_ident().map(Ident::to_string).as_deref() {
+            Some(policy @ ("error" | "skip")) => Err(unquoted("on_conflict", &value, policy)),
+            _ => Ok(OnConflict::Fallback(value)),
+        },
+        Expr::Call(call) => Err(Error::new_spanned(
+            &value,
+            format!("name the fallback without calling it: `on_conflict = {}`", tokens(&call.func)),
+        )),
+        Expr::Closure(_) => Err(Error::new_spanned(
+            &value,
+            "`on_conflict` takes the path of a function with the same parameters, not a closure",
+        )),
+        _ => Err(Error::new_spanned(
+            &value,
+            "`on_conflict` takes `\"error\"`, `\"skip\"` or the path of a function with the same parameters",
+        )),
+    }
+}
+
+pub(crate) fn on_lost(value: &Expr) -> Result<OnLost> {
+    match value {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => match text.value().as_str() {
+            "cancel" => Ok(OnLost::Cancel(text.span())),
+            "notify" => Ok(OnLost::Notify(text.span())),
+            other => Err(not_a_policy("on_lost", text, other, &["cancel", "notify"])),
+        },
+        Expr::Path(path) => match path.path.get_ident().map(Ident::to_string).as_deref() {
+            Some(policy @ ("cancel" | "notify")) => Err(unquoted("on_lost", value, policy)),
+            _ => Err(Error::new_spanned(value, "`on_lost` takes `\"cancel\"` or `\"notify\"`")),
+        },
+        _ => Err(Error::new_spanned(value, "`on_lost` takes `\"cancel\"` or `\"notify\"`")),
+    }
+}
+
+fn not_a_policy(name: &str, text: &LitStr, found: &str, policies: &[&str]) -> Error {
+    let choices = policies.iter().map(|policy| format!("`\"{policy}\"`")).collect::<Vec<_>>();
+    let mut message = format!("`{name}` has no policy `{found}`");
+    match closest(found, policies.iter().copied()) {
+        Some(policy) => message.push_str(&format!("\nhelp: did you mean `\"{policy}\"`?")),
+        None => message.push_str(&format!("\nhelp: the policies are {}", choices.join(" and "))),
+    }
+    if name == "on_conflict" {
+        message.push_str("\nhelp: a fallback function is named without quotes");
+    }
+    Error::new(text.span(), message)
+}
+
+fn unquoted(name: &str, value: &Expr, policy: &str) -> Error {
+    Error::new_spanned(value, format!("write `{name} = \"{policy}\"`, with quotes"))
+}
+
+pub(crate) fn on_error(value: Expr) -> Result<Expr> {
+    match &value {
+        Expr::Path(_) | Expr::Closure(_) => Ok(value),
+        Expr::Call(call) if matches!(*call.func, Expr::Path(_)) => Err(Error::new_spanned(
+            &value,
+            format!("name the function without calling it: `on_error = {}`", tokens(&call.func)),
+        )),
+        _ => Err(Error::new_spanned(
+            &value,
+            "`on_error` takes a function or a closure from `LockError` to the return type\n\
+             help: write `on_error = path::to::function` or `on_error = |error| ...`",
+        )),
+    }
+}
+
+pub(crate) fn pool(value: Expr) -> Result<Pool> {
+    match literal(&value) {
+        None => Ok(Pool::Given(value)),
+        Some(Lit::Str(name)) if name.value().is_empty() => {
+            Err(Error::new(name.span(), "the pool's name is empty"))
+        }
+        Some(Lit::Str(name)) => Ok(Pool::Named(name.clone())),
+        Some(_) => Err(Error::new_spanned(
+            &value,
+            "`pool` takes the name of an installed pool or an expression\n\
+             help: write `pool = \"name\"` or `pool = self.locks`",
+        )),
+    }
+}
+
+pub(crate) fn guard(value: &Expr) -> Result<Ident> {
+    match value {
+        Expr::Path(path) => match path.path.get_ident() {
+            Some(name) if name != "self" && name != "Self" && name != "crate" => Ok(name.clone()),
+            _ => Err(Error::new_spanned(
+                value,
+                "`guard` takes a new name for the body: `guard = lock`",
+            )),
+        },
+        Expr::Infer(_) => {
+            Err(Error::new_spanned(value, "a guard named `_` cannot be used; leave `guard` out"))
+        }
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
+            let name = text.value();
+            let name = if syn::parse_str::<Ident>(&name).is_ok() { &name } else { "lock" };
+            Err(Error::new(
+                text.span(),
+                format!("write the guard's name without quotes: `guard = {name}`"),
+            ))
+        }
+        _ => {
+            Err(Error::new_spanned(value, "`guard` takes a new name for the body: `guard = lock`"))
+        }
+    }
+}
+
+pub(crate) fn when(value: Expr) -> Result<Expr> {
+    match literal(&value) {
+        None | Some(Lit::Bool(_)) => Ok(value),
+        Some(Lit::Str(text)) => Err(Error::new(
+            text.span(),
+            format!("write the condition without quotes: `when = {}`", text.value()),
+        )),
+        Some(other) => Err(Error::new_spanned(
+            &value,
+            format!("`when` takes a condition, not {}", kind(other)),
+        )),
+    }
+}
+
+pub(crate) fn reentrant(value: &Expr) -> Result<bool> {
+    match literal(value) {
+        Some(Lit::Bool(flag)) => Ok(flag.value),
+        _ => Err(Error::new_spanned(value, "`reentrant` takes `true` or `false`")),
+    }
+}
+
+pub(crate) fn retry_count(value: Expr) -> Result<Count> {
+    match literal(&value) {
+        None => Ok(Count::Expression(value)),
+        Some(Lit::Int(number)) if !matches!(value, Expr::Unary(_)) => {
+            match number.base10_parse::<u32>() {
+                Ok(_) if number.suffix().is_empty() || number.suffix() == "u32" => {
+                    Ok(Count::Constant(number.clone()))
+                }
+                _ => Err(Error::new(number.span(), "`retry_count` is a `u32`")),
+            }
+        }
+        Some(_) => Err(Error::new_spanned(
+            &value,
+            "`retry_count` takes a whole number, such as `retry_count = 10`",
+        )),
+    }
+}
+
+pub(crate) fn name(value: &Expr) -> Result<LitStr> {
+    match literal(value) {
+        Some(Lit::Str(text)) if text.value().trim().is_empty() => Err(Error::new(
+            text.span(),
+            "the name is empty; leave `name` out for `module::function`",
+        )),
+        Some(Lit::Str(text)) => Ok(text.clone()),
+        _ => Err(Error::new_spanned(
+            value,
+            "`name` takes a string literal: it labels the function in events\n\
+             help: what is locked goes into `key`",
+        )),
+    }
+}
+
+pub(crate) fn crate_path(value: &Expr) -> Result<Path> {
+    match value {
+        Expr::Path(path) if path.qself.is_none() => Ok(path.path.clone()),
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
+            text.parse_with(Path::parse_mod_style).map_err(|_| {
+                Error::new(text.span(), "`crate` takes the path of the lock-runtime crate")
+            })
+        }
+        _ => Err(Error::new_spanned(value, "`crate` takes the path of the lock-runtime crate")),
+    }
+}
+
+/// The literal that `value` is, also with a minus before it.
+fn literal(value: &Expr) -> Option<&Lit> {
+    match value {
+        Expr::Lit(literal) => Some(&literal.lit),
+        Expr::Unary(ExprUnary { op: UnOp::Neg(_), expr, .. }) => literal(expr),
+        _ => None,
+    }
+}
+
+fn kind(literal: &Lit) -> &'static str {
+    match literal {
+        Lit::Str(_) => "a string",
+        Lit::ByteStr(_) | Lit::CStr(_) => "bytes",
+        Lit::Byte(_) | Lit::Int(_) | Lit::Float(_) => "a number",
+        Lit::Char(_) => "a character",
+        Lit::Bool(_) => "a bool",
+        _ => "this literal",
+    }
+}
+
+fn tokens(value: &Expr) -> String {
+    quote::ToTokens::to_token_stream(value).to_string().replace(" :: ", "::")
+}

@@ -1,0 +1,230 @@
+//! The names of the arguments, and what other libraries call them.
+
+use crate::diag::{closest, listed};
+
+/// Every argument with an example of how it is written.
+const ARGUMENTS: [(&str, &str); 17] = [
+    ("key", "key = \"order:<id>\""),
+    ("keys", "keys = [\"account:<from>\", \"account:<to>\"]"),
+    ("ttl", "ttl = \"30s\""),
+    ("wait", "wait = \"3s\""),
+    ("renew", "renew = true"),
+    ("max_hold", "max_hold = \"10m\""),
+    ("min_hold", "min_hold = \"50s\""),
+    ("on_conflict", "on_conflict = \"skip\""),
+    ("on_lost", "on_lost = \"notify\""),
+    ("on_error", "on_error = |error| ..."),
+    ("pool", "pool = \"name\""),
+    ("guard", "guard = lock"),
+    ("when", "when = amount > 0"),
+    ("reentrant", "reentrant = true"),
+    ("retry_delay", "retry_delay = \"100ms\""),
+    ("retry_count", "retry_count = 10"),
+    ("name", "name = \"settle\""),
+];
+
+/// `crate` is left out of lists: whoever needs it knows.
+const CRATE: (&str, &str) = ("crate", "crate = path::to::lock_runtime");
+
+/// What we will have, and what holds until then.
+const PLANNED: [(&str, &str); 3] = [
+    ("mode", "`mode` is not supported yet: every lock is exclusive"),
+    ("permits", "`permits` is not supported yet: every lock has one holder"),
+    (
+        "fair",
+        "`fair` is not supported yet: callers of one process are served in order, processes are not",
+    ),
+];
+
+/// `timeout` and its relatives mean the ttl to one half of the field and the wait to the other.
+const AMBIGUOUS: [&str; 4] = ["timeout", "lock_timeout", "timeout_ms", "lock_time"];
+
+/// Foreign spellings by the argument of ours that means the same.
+const FOREIGN: [(&str, &[&str]); 14] = [
+    (
+        "key",
+        &["resource", "id", "lock_key", "lock_name", "lock_id", "value", "mutex", "path", "topic"],
+    ),
+    ("keys", &["resources", "lock_keys"]),
+    (
+        "ttl",
+        &[
+            "expire",
+            "expires",
+            "expiry",
+            "expiration",
+            "expire_time",
+            "expire_after",
+            "expires_in",
+            "lease",
+            "lease_time",
+            "lease_ms",
+            "lease_duration",
+            "px",
+            "ex",
+            "duration",
+            "validity",
+            "time_to_live",
+            "auto_release",
+            "auto_release_time",
+        ],
+    ),
+    (
+        "wait",
+        &[
+            "wait_time",
+            "wait_timeout",
+            "acquire_timeout",
+            "acquire_wait",
+            "blocking_timeout",
+            "block",
+            "blocking",
+            "max_wait",
+            "patience",
+            "try_lock",
+            "no_wait",
+            "nowait",
+            "wait_for",
+        ],
+    ),
+    (
+        "renew",
+        &[
+            "watchdog",
+            "auto_renew",
+            "auto_renewal",
+            "auto_extend",
+            "autoextend",
+            "renewal",
+            "extend",
+            "keep_alive",
+            "keepalive",
+            "heartbeat",
+            "renew_interval",
+            "extend_interval",
+            "automatic_extension_threshold",
+        ],
+    ),
+    (
+        "max_hold",
+        &[
+            "lock_at_most_for",
+            "lock_at_most",
+            "at_most",
+            "max_lease",
+            "max_lifetime",
+            "max_duration",
+        ],
+    ),
+    ("min_hold", &["lock_at_least_for", "lock_at_least", "at_least", "lock_delay"]),
+    (
+        "on_conflict",
+        &["on_busy", "on_locked", "on_failure", "fail_strategy", "fallback", "otherwise", "skip"],
+    ),
+    ("on_lost", &["on_loss", "on_lock_lost"]),
+    ("on_error", &["error", "map_err", "error_handler", "custom_error"]),
+    (
+        "pool",
+        &[
+            "client",
+            "executor",
+            "backend",
+            "store",
+            "connection",
+            "provider",
+            "manager",
+            "lock_pool",
+        ],
+    ),
+    ("when", &["condition", "cond", "only_if", "if", "unless"]),
+    (
+        "retry_delay",
+        &[
+            "retry_interval",
+            "retry_after",
+            "sleep",
+            "delay",
+            "poll_interval",
+            "interval",
+            "backoff",
+        ],
+    ),
+    (
+        "retry_count",
+        &["retry_times", "retries", "tries", "max_retries", "retry", "attempts", "max_attempts"],
+    ),
+];
+
+/// Our own spelling of a known argument.
+pub(crate) fn known(name: &str) -> Option<&'static str> {
+    arguments().map(|(known, _)| known).find(|known| *known == name)
+}
+
+pub(crate) fn example(name: &str) -> &'static str {
+    arguments().find(|(known, _)| *known == name).map_or("", |(_, example)| example)
+}
+
+fn arguments() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ARGUMENTS.into_iter().chain([CRATE])
+}
+
+/// The argument of ours that `name` stands for elsewhere.
+pub(crate) fn meant(name: &str) -> Option<&'static str> {
+    FOREIGN.iter().find(|(_, foreign)| foreign.contains(&name)).map(|(ours, _)| *ours)
+}
+
+pub(crate) fn explain_unknown(name: &str) -> String {
+    if let Some((_, sentence)) = PLANNED.iter().find(|(planned, _)| *planned == name) {
+        return (*sentence).to_owned();
+    }
+    if AMBIGUOUS.contains(&name) {
+        return format!(
+            "`{name}` is not an argument: it could mean two things\n\
+             help: `wait = \"3s\"` is how long to wait for the lock\n\
+             help: `ttl = \"30s\"` is how long a crashed holder blocks others"
+        );
+    }
+    if let Some(ours) = meant(name) {
+        return format!("`{name}` is called `{ours}` here\nhelp: write `{}`", example(ours));
+    }
+    let names = || ARGUMENTS.iter().map(|(name, _)| *name);
+    match closest(name, names()) {
+        Some(ours) => format!("unknown argument `{name}`\nhelp: did you mean `{ours}`?"),
+        None => format!("unknown argument `{name}`\nhelp: the arguments are {}", listed(names())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_foreign_spelling_is_one_of_ours() {
+        for (ours, foreign) in FOREIGN {
+            assert!(known(ours).is_some(), "{ours}");
+            for name in foreign {
+                assert_eq!(known(name), None, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_foreign_spelling_is_translated_once() {
+        let mut all: Vec<&str> =
+            FOREIGN.iter().flat_map(|(_, foreign)| foreign.iter().copied()).collect();
+        all.extend(AMBIGUOUS);
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn every_unknown_name_gets_an_answer() {
+        assert!(explain_unknown("timeout").contains("two things"));
+        assert!(explain_unknown("lease_time").contains("write `ttl = \"30s\"`"));
+        assert!(explain_unknown("tll").contains("did you mean `ttl`?"));
+        assert!(explain_unknown("colour").contains("the arguments are `key`"));
+        assert!(explain_unknown("mode").contains("not supported yet"));
+    }
+}
