@@ -1,0 +1,1 @@
+//! Requests and replies that get lost, late or cut off.

@@ -1,0 +1,1 @@
+//! Two instances of the web example settle every order once.

@@ -1,0 +1,1 @@
+//! An acquire that is dropped leaves nothing behind.

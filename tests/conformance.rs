@@ -1,0 +1,1 @@
+//! Every store passes the published suite.

@@ -1,0 +1,1 @@
+//! What a caller is told when the store cannot or will not.

@@ -1,0 +1,1 @@
+//! Fences grow, whatever happens to the store.

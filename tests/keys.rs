@@ -1,0 +1,1 @@
+//! Different arguments never give the same key.

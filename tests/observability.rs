@@ -1,0 +1,1 @@
+//! What is told in tracing events, and what never is.

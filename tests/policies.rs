@@ -1,0 +1,1 @@
+//! What the arguments of the attribute do when the program runs.

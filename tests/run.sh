@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Everything that must be green before a commit, in one command and from any directory:
+# formatting, lints, all tests on real servers, docs, examples, dependency policy.
+# Installs what is missing on Debian and Ubuntu. The tests start servers of their own on free ports;
+# a Redis that runs on this machine, such as the one Debian starts on installing, is left alone.
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
+export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
+unset LOCK_URL # the examples then run on memory://
+
+current="preparing"
+trap 'echo "tests/run.sh: FAILED while ${current}" >&2' ERR
+
+step() {
+    current="$1"
+    shift
+    echo "==> ${current} (after ${SECONDS} s)"
+    # A hang is a failure too.
+    timeout --foreground 20m "$@"
+}
+
+install_missing() {
+    local packages=()
+    command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
+    command -v cc >/dev/null || packages+=(build-essential)
+    [[ ${#packages[@]} -eq 0 ]] && return
+
+    local line="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
+    local root=()
+    if command -v apt-get >/dev/null && [[ ${EUID} -ne 0 ]]; then
+        sudo -n true 2>/dev/null && root=(sudo -n)
+    fi
+    if ! command -v apt-get >/dev/null || [[ ${EUID} -ne 0 && ${#root[@]} -eq 0 ]]; then
+        echo "tests/run.sh: missing ${packages[*]}; as root run: ${line}" >&2
+        exit 1
+    fi
+    step "installing ${packages[*]}" \
+        "${root[@]}" env DEBIAN_FRONTEND=noninteractive bash -c "${line}"
+}
+
+install_missing
+if ! command -v cargo >/dev/null && [[ -f "${HOME}/.cargo/env" ]]; then
+    # shellcheck source=/dev/null
+    source "${HOME}/.cargo/env"
+fi
+
+# The same selection everywhere, so that nothing is built twice.
+all=(--workspace --all-features)
+
+step "checking the format" cargo fmt --all --check
+step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
+step "building the tests" cargo test "${all[@]}" --no-run --quiet
+step "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
+shopt -s nullglob
+for file in tests/*.rs lock-*/tests/*.rs; do
+    name="$(basename "${file}" .rs)"
+    threads="$(nproc)"
+    # These bring their own load, and measure time under it.
+    [[ ${name} == chaos* ]] && threads=1
+    step "testing ${name}" cargo test "${all[@]}" --quiet --test "${name}" -- --test-threads "${threads}"
+done
+step "running the doctests" cargo test "${all[@]}" --quiet --doc
+RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
+step "running the quickstart" cargo run --quiet --example quickstart
+if command -v cargo-deny >/dev/null; then
+    step "checking the dependencies" cargo deny --all-features check bans licenses sources
+else
+    echo "==> skipped: cargo deny is not installed (cargo install --locked cargo-deny)"
+fi
+echo "tests/run.sh: all green in ${SECONDS} s"

@@ -1,0 +1,1 @@
+//! What a shutdown does with those who hold, wait and come later.

@@ -1,0 +1,129 @@
+//! Everything that was traced, as text.
+
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::eventually::eventually;
+
+/// A growing text of all events, spans and their fields, from TRACE up, one line each.
+#[derive(Clone, Debug, Default)]
+pub struct Logs(Arc<Mutex<Vec<u8>>>);
+
+impl Logs {
+    /// The text of the whole process from the first call on: every thread, and every test that
+    /// runs beside this one. Events of the `log` crate are in it too.
+    ///
+    /// # Panics
+    ///
+    /// When somebody else has set the process's subscriber.
+    pub fn global() -> Self {
+        static LOGS: OnceLock<Logs> = OnceLock::new();
+        let install = || {
+            let logs = Self::default();
+            subscriber(logs.clone()).init();
+            logs
+        };
+        LOGS.get_or_init(install).clone()
+    }
+
+    /// The text of this thread alone, while the guard lives; not that of the lock driver's thread.
+    pub fn of_this_thread() -> (Self, DefaultGuard) {
+        let logs = Self::default();
+        let guard = tracing::subscriber::set_default(subscriber(logs.clone()));
+        (logs, guard)
+    }
+
+    /// All of it.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
+    /// The lines that contain `needle`.
+    pub fn lines_with(&self, needle: &str) -> Vec<String> {
+        self.text().lines().filter(|line| line.contains(needle)).map(Into::into).collect()
+    }
+
+    /// Whether any line contains `needle`.
+    pub fn contains(&self, needle: &str) -> bool {
+        self.text().contains(needle)
+    }
+
+    /// Waits until a line contains `needle`.
+    ///
+    /// # Panics
+    ///
+    /// When `deadline` has passed.
+    #[track_caller]
+    pub fn wait_for(&self, deadline: Duration, needle: &str) {
+        eventually(deadline, &format!("{needle:?} is logged"), || self.contains(needle));
+    }
+
+    /// Forgets what was logged so far.
+    pub fn clear(&self) {
+        self.0.lock().unwrap().clear();
+    }
+}
+
+impl io::Write for Logs {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Logs {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+fn subscriber(logs: Logs) -> impl tracing::Subscriber + Send + Sync {
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        // Fields of a span without events, and those recorded late, show only here.
+        .with_span_events(FmtSpan::NEW | FmtSpan::CLOSE)
+        .with_ansi(false)
+        .with_writer(logs)
+        .finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::field::Empty;
+
+    #[test]
+    fn fields_of_events_and_spans_are_in_the_text() {
+        let (logs, _guard) = Logs::of_this_thread();
+        let span = tracing::trace_span!("acquire", key = "order:1", fence = Empty);
+        span.in_scope(|| tracing::trace!(wait_ms = 5, "waiting"));
+        span.record("fence", 77);
+        drop(span);
+        assert_eq!(logs.lines_with("waiting").len(), 1);
+        assert!(
+            logs.contains("order:1") && logs.contains("wait_ms=5") && logs.contains("fence=77")
+        );
+        logs.clear();
+        assert_eq!(logs.text(), "");
+    }
+
+    #[test]
+    fn the_global_text_has_other_threads() {
+        let logs = Logs::global();
+        std::thread::spawn(|| tracing::trace!("from-afar")).join().unwrap();
+        Logs::global().wait_for(Duration::from_secs(1), "from-afar");
+        assert!(logs.contains("from-afar"));
+    }
+}
