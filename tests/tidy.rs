@@ -1,0 +1,153 @@
+//! What has to agree between files, and nothing else would notice.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+fn setting(manifest: &str, name: &str) -> String {
+    let line = manifest.lines().find(|line| line.starts_with(&format!("{name} = "))).unwrap();
+    line.split('"').nth(1).unwrap().to_owned()
+}
+
+fn metadata() -> serde_json::Value {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--all-features", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// An expansion names what its own release of the runtime has.
+#[test]
+fn the_runtime_wants_exactly_its_own_macros() {
+    let manifest = read("Cargo.toml");
+    let version = setting(&manifest, "version");
+    assert!(
+        manifest.contains(&format!(
+            r#"lock-macros = {{ path = "lock-macros", version = "={version}" }}"#
+        ))
+    );
+}
+
+#[test]
+fn the_stated_rust_version_is_the_same_everywhere() {
+    let stated = setting(&read("Cargo.toml"), "rust-version");
+    assert_eq!(setting(&read("clippy.toml"), "msrv"), stated);
+    assert!(read("README.md").contains(&format!("{stated}. A higher one is a minor version.")));
+}
+
+/// What users build must build with the Rust that is promised.
+#[test]
+fn no_dependency_needs_a_newer_rust() {
+    let metadata = metadata();
+    let stated = setting(&read("Cargo.toml"), "rust-version");
+    let parse = |version: &str| -> Vec<u32> {
+        version.split('.').map(|part| part.parse().unwrap()).collect()
+    };
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
+    let package = |id: &serde_json::Value| {
+        metadata["packages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|package| package["id"] == *id)
+            .unwrap()
+    };
+    let start = nodes.iter().find(|node| package(&node["id"])["name"] == "lock-runtime").unwrap();
+    let (mut seen, mut todo) = (vec![start["id"].clone()], vec![start]);
+    while let Some(node) = todo.pop() {
+        for dependency in node["deps"].as_array().unwrap() {
+            let normal = dependency["dep_kinds"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|kind| kind["kind"].is_null());
+            if normal && !seen.contains(&dependency["pkg"]) {
+                seen.push(dependency["pkg"].clone());
+                todo.push(nodes.iter().find(|node| node["id"] == dependency["pkg"]).unwrap());
+            }
+        }
+    }
+    assert!(seen.len() > 20, "only {} packages were looked at", seen.len());
+    for id in &seen {
+        let package = package(id);
+        if let Some(needs) = package["rust_version"].as_str() {
+            assert!(parse(needs) <= parse(&stated), "{} needs Rust {needs}", package["name"]);
+        }
+    }
+}
+
+/// The README's table is the reference; an argument that is not in it does not exist for users.
+#[test]
+fn every_argument_is_in_the_readme_and_the_docs() {
+    let (readme, docs) = (read("README.md"), read("lock-runtime/src/lib.rs"));
+    for argument in [
+        "key",
+        "keys",
+        "ttl",
+        "wait",
+        "renew",
+        "max_hold",
+        "min_hold",
+        "on_conflict",
+        "on_lost",
+        "on_error",
+        "pool",
+        "guard",
+        "when",
+        "reentrant",
+        "retry_delay",
+        "retry_count",
+        "name",
+        "crate",
+    ] {
+        let cell = format!("`{argument}`");
+        let row = |text: &str, start: &str| {
+            text.lines().any(|line| {
+                line.strip_prefix(start)
+                    .is_some_and(|row| row.split('|').next().unwrap().contains(&cell))
+            })
+        };
+        assert!(row(&readme, "|"), "{argument} is not in the README");
+        assert!(row(&docs, "/// |"), "{argument} is not in the attribute's documentation");
+    }
+}
+
+#[test]
+fn the_changelog_has_a_place_for_what_comes() {
+    assert!(read("CHANGELOG.md").contains("\n## Unreleased\n"));
+}
+
+/// Every example is named in the README and started by a test.
+#[test]
+fn every_example_is_shown() {
+    let (readme, manifest) = (read("README.md"), read("examples/Cargo.toml"));
+    let mut count = 0;
+    for entry in fs::read_dir(root().join("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            assert!(
+                readme.contains(&format!("(examples/{name}.rs)")),
+                "{name} is not in the README"
+            );
+            assert!(
+                manifest.contains(&format!("name = \"{name}\"")),
+                "{name} is not in the manifest"
+            );
+            count += 1;
+        }
+    }
+    assert!(count >= 5);
+}
