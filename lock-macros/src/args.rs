@@ -6,7 +6,8 @@ use syn::parse::{ParseStream, Parser};
 use syn::{Error, Expr, Ident, LitStr, Path, Result, Token, token};
 
 use crate::diag::Errors;
-use crate::value::{self, Count, Keys, OnConflict, OnLost, Pool, Renew, Time, Wait};
+use crate::policy::{self, OnConflict, OnLost};
+use crate::value::{self, Count, Keys, Pool, Renew, Time, Wait};
 use crate::vocabulary::{example, explain_unknown, known, meant};
 
 #[derive(Default)]
@@ -74,7 +75,10 @@ impl Args {
         let earlier = self.written(name);
         self.written.push((name, span));
         expect_value(name, span, input)?;
-        let value = value::peel(input.parse()?);
+        let value = input.parse().map(value::peel).map_err(|error| match input.is_empty() {
+            true => Error::new(span, format!("the value of `{name}` ends too early")),
+            false => error,
+        })?;
         if earlier.is_some() {
             return Err(Error::new(span, format!("`{name}` is given twice")));
         }
@@ -86,8 +90,8 @@ impl Args {
             "renew" => self.renew = value::renew(value, errors),
             "max_hold" => self.max_hold = value::time(name, value, errors),
             "min_hold" => self.min_hold = value::time(name, value, errors),
-            "on_conflict" => self.on_conflict = Some(value::on_conflict(value)?),
-            "on_lost" => self.on_lost = Some(value::on_lost(&value)?),
+            "on_conflict" => self.on_conflict = Some(policy::on_conflict(value)?),
+            "on_lost" => self.on_lost = Some(policy::on_lost(&value)?),
             "on_error" => self.on_error = Some(value::on_error(value)?),
             "pool" => self.pool = Some(value::pool(value)?),
             "guard" => self.guard = Some(value::guard(&value)?),

@@ -11,8 +11,9 @@ use crate::args::Args;
 use crate::diag::{Errors, Fault, closest, listed};
 use crate::item::{Function, Shape};
 use crate::params::{Param, Params};
+use crate::policy::OnConflict;
 use crate::template::{Access, Name, Template};
-use crate::value::{Constant, Keys, OnConflict, Renew, Source, Time};
+use crate::value::{Constant, Keys, Renew, Source, Time};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -123,7 +124,8 @@ fn unknown(name: &Name, params: &Params) -> Fault {
     let names = || names.iter().map(String::as_str);
     match closest(&name.text, names()) {
         Some(meant) => fault.help(format!("did you mean `{meant}`?")),
-        None if names().next().is_none() => fault.help("the function has no parameters"),
+        None if params.iter().next().is_none() => fault.help("the function has no parameters"),
+        None if names().next().is_none() => fault.help("a key can use a parameter that has a name"),
         None => {
             let receiver = if params.has_receiver() {
                 format!("; a field is written `<self.{}>`", name.text)
@@ -180,7 +182,7 @@ fn fallback(args: &Args, function: &Function, params: &Params, errors: &mut Erro
     if matches!(function.shape, Shape::Boxed { .. }) {
         errors.push_over(
             path,
-            "a fallback cannot be called from a boxed future, such as `#[async_trait]` makes, because the arguments are gone there\n\
+            "a fallback cannot be called from a boxed future, such as `#[async_trait]` makes\n\
              help: return the error and call the fallback where `is_conflict()` says so",
         );
         return;

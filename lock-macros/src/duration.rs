@@ -8,6 +8,9 @@ use crate::diag::{Fault, closest};
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
+/// A hundred years, which can still be added to any clock.
+const LONGEST: u64 = 36_500 * UNITS[0].1;
+
 const LONG_NAMES: [(&str, &[&str]); 5] = [
     ("d", &["day", "days"]),
     ("h", &["hr", "hrs", "hour", "hours"]),
@@ -48,6 +51,9 @@ pub(crate) fn parse(text: &str) -> Result<Duration, Fault> {
         };
         total = sum;
         at = end;
+    }
+    if total > LONGEST {
+        return Err(Fault::new(0..text.len(), "the duration is too long"));
     }
     Ok(Duration::from_millis(total))
 }
@@ -122,7 +128,7 @@ fn unknown_unit(text: &str, at: usize, digits: usize, end: usize) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::tests::hostile;
+    use crate::noise::hostile;
 
     fn millis(text: &str) -> Option<u128> {
         parse(text).ok().map(|duration| duration.as_millis())
@@ -148,10 +154,18 @@ mod tests {
         {
             assert_eq!(millis(text), None, "{text:?}");
         }
-        for text in ["30s1m", "1s1s", "5sm", "99999999999999999999s", "18446744073709551615d"] {
+        for text in [
+            "30s1m",
+            "1s1s",
+            "5sm",
+            "99999999999999999999s",
+            "18446744073709551615d",
+            "18446744073709551615ms",
+        ] {
             assert_eq!(millis(text), None, "{text:?}");
         }
-        assert_eq!(millis("18446744073709551615ms1ms"), None);
+        assert_eq!(millis("36500d"), Some(3_153_600_000_000));
+        assert_eq!(millis("36500d1ms"), None);
         assert_eq!(millis("٥s"), None);
     }
 

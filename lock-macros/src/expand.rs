@@ -1,20 +1,21 @@
 //! Input:
 //!
-//! ```ignore
+//! ```text
 //! #[distributed_lock(key = "order:<order.id>", ttl = "5s")]
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> { BODY }
 //! ```
 //!
-//! Output, with `P` for `::lock_runtime::__private`:
+//! Output, with `P` for `::lock_runtime::__private` (methods on a reference are called by path, because a
+//! user's trait may have a method of that name for every type):
 //!
-//! ```ignore
+//! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
 //!     let __site = { static __SITE: P::Site = P::Site::new(..); &__SITE };
 //!     let __call = P::Call::new(__site).key({
 //!         let mut __key = P::KeyWriter::new(__site, 22);
-//!         __key.text("order:");
-//!         __key.part("order.id", &order.id, None);
-//!         __key.finish()
+//!         P::KeyWriter::text(&mut __key, "order:");
+//!         P::KeyWriter::part(&mut __key, "order.id", &order.id, None);
+//!         P::KeyWriter::finish(__key)
 //!     });
 //!     let __error = match P::enter(__call).await {
 //!         Ok(__entry) => match __entry.run(async move {
@@ -32,20 +33,15 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::ext::IdentExt;
+use syn::Expr;
 use syn::spanned::Spanned;
-use syn::{Expr, Index, LitStr};
 
 use crate::args::Args;
-use crate::check::text;
 use crate::item::{Function, nameable};
 use crate::params::{Param, Params};
 use crate::paths::{Runtime, located};
-use crate::template::{Access, Part, Slot, Template};
-use crate::value::{Constant, Count, Keys, OnConflict, OnLost, Pool, Renew, Source, Time, Wait};
-
-/// Guessed length of a rendered placeholder.
-const PART: usize = 16;
+use crate::policy::OnConflict;
+use crate::value::{Count, Pool, Renew, Time, Wait};
 
 pub(crate) fn expand(args: &Args, function: &Function, params: &Params) -> TokenStream {
     let expansion = Expansion {
@@ -58,13 +54,13 @@ pub(crate) fn expand(args: &Args, function: &Function, params: &Params) -> Token
     function.with_body(expansion.body())
 }
 
-struct Expansion<'a> {
-    args: &'a Args,
-    function: &'a Function,
-    params: &'a Params,
-    runtime: Runtime<'a>,
+pub(crate) struct Expansion<'a> {
+    pub(crate) args: &'a Args,
+    pub(crate) function: &'a Function,
+    pub(crate) params: &'a Params,
+    pub(crate) runtime: Runtime<'a>,
     /// Of the skeleton.
-    span: Span,
+    pub(crate) span: Span,
 }
 
 impl Expansion<'_> {
@@ -74,8 +70,11 @@ impl Expansion<'_> {
         let runtime = self.runtime.at(span);
         let site = self.site();
         let call = self.call();
-        let guard =
-            self.args.guard.as_ref().map(|_| quote_spanned!(span=> let __guard = __entry.guard();));
+        let guard = self
+            .args
+            .guard
+            .as_ref()
+            .map(|_| quote_spanned!(span=> let __guard = #runtime::Entry::guard(&__entry);));
         let body = self.locked(statements);
         let conflict = self.conflict();
         let error = self.error();
@@ -98,125 +97,6 @@ impl Expansion<'_> {
         }
     }
 
-    /// A block, because items are not hygienic: the body could name a `static` beside it.
-    fn site(&self) -> TokenStream {
-        let span = self.span;
-        let runtime = self.runtime.at(span);
-        let function = spanned(Literal::string(&self.function.sig.ident.unraw().to_string()), span);
-        let template =
-            spanned(Literal::string(&self.args.keys.as_ref().map(text).unwrap_or_default()), span);
-        let options = self.options();
-        let name = self.args.name.as_ref().map(|name| {
-            let text = spanned(Literal::string(&name.value()), located(name.span()));
-            quote_spanned!(span=> .name(#text))
-        });
-        quote_spanned! {span=>
-            {
-                static __SITE: #runtime::Site = #runtime::Site::new(
-                    #runtime::Location {
-                        module: ::core::module_path!(),
-                        function: #function,
-                        file: ::core::file!(),
-                        line: ::core::line!(),
-                    },
-                    #template,
-                    #options
-                ) #name;
-                &__SITE
-            }
-        }
-    }
-
-    /// What is known before the program runs.
-    fn options(&self) -> TokenStream {
-        let args = self.args;
-        let runtime = self.runtime.at(self.span);
-        let mut options = quote_spanned!(self.span=> #runtime::LockOptions::new());
-        let mut set = |name: &str, span: Span, value: TokenStream| {
-            let name = Ident::new(name, located(span));
-            let value = quote_spanned!(located(span)=> (#value));
-            options = quote_spanned!(located(span)=> #options.#name #value);
-        };
-        for (name, time) in self.times() {
-            if let Some(constant) = time.constant() {
-                set(name, constant.span, self.duration(constant));
-            }
-        }
-        match &args.wait {
-            Some(Wait::Forever(span)) => {
-                let runtime = self.runtime.at(*span);
-                set("wait", *span, quote_spanned!(located(*span)=> #runtime::Wait::Forever));
-            }
-            Some(Wait::For(Time::Constant(constant))) => {
-                let runtime = self.runtime.at(constant.span);
-                let duration = self.duration(*constant);
-                set(
-                    "wait",
-                    constant.span,
-                    quote_spanned!(located(constant.span)=> #runtime::Wait::For(#duration)),
-                );
-            }
-            _ => {}
-        }
-        match &args.renew {
-            Some(Renew::Flag(flag, span)) => {
-                let runtime = self.runtime.at(*span);
-                let policy = Ident::new(if *flag { "Third" } else { "Off" }, located(*span));
-                set("renew", *span, quote_spanned!(located(*span)=> #runtime::Renew::#policy));
-            }
-            Some(Renew::Every(Time::Constant(constant))) => {
-                let runtime = self.runtime.at(constant.span);
-                let duration = self.duration(*constant);
-                set(
-                    "renew",
-                    constant.span,
-                    quote_spanned!(located(constant.span)=> #runtime::Renew::Every(#duration)),
-                );
-            }
-            _ => {}
-        }
-        if let Some(on_lost) = args.on_lost {
-            let (policy, span) = match on_lost {
-                OnLost::Cancel(span) => ("Cancel", span),
-                OnLost::Notify(span) => ("Notify", span),
-            };
-            let runtime = self.runtime.at(span);
-            let policy = Ident::new(policy, located(span));
-            set("on_lost", span, quote_spanned!(located(span)=> #runtime::OnLost::#policy));
-        }
-        if let Some(reentrant) = args.reentrant {
-            set("reentrant", self.span, quote_spanned!(self.span=> #reentrant));
-        }
-        if let Some(Count::Constant(count)) = &args.retry_count {
-            set("retry_count", count.span(), count.to_token_stream());
-        }
-        if args.guard.is_some() {
-            set("fencing", self.span, quote_spanned!(self.span=> true));
-        }
-        options
-    }
-
-    /// The options that take a plain duration.
-    fn times(&self) -> impl Iterator<Item = (&'static str, &Time)> {
-        let args = self.args;
-        [
-            ("ttl", &args.ttl),
-            ("max_hold", &args.max_hold),
-            ("min_hold", &args.min_hold),
-            ("retry_delay", &args.retry_delay),
-        ]
-        .into_iter()
-        .filter_map(|(name, time)| time.as_ref().map(|time| (name, time)))
-    }
-
-    fn duration(&self, constant: Constant) -> TokenStream {
-        let span = located(constant.span);
-        let runtime = self.runtime.at(span);
-        let millis = u64::try_from(constant.value.as_millis()).unwrap_or(u64::MAX);
-        let millis = spanned(Literal::u64_suffixed(millis), span);
-        quote_spanned!(span=> #runtime::Duration::from_millis(#millis))
-    }
-
     /// Borrows the arguments, and is done with them before the first await.
     fn call(&self) -> TokenStream {
         let span = self.span;
@@ -227,132 +107,10 @@ impl Expansion<'_> {
         let Some(when) = &self.args.when else {
             return quote_spanned!(span=> let __call = #locked;);
         };
+        let when = quote_spanned!(located(when.span())=> let __when: bool = #when;);
         quote_spanned! {span=>
-            let __when: bool = #when;
+            #when
             let __call = if __when { #locked } else { #runtime::Call::unlocked(__site) };
-        }
-    }
-
-    fn keys(&self) -> TokenStream {
-        let span = self.span;
-        match &self.args.keys {
-            Some(Keys::One(source)) => {
-                let key = self.source(source);
-                quote_spanned!(span=> .key(#key))
-            }
-            Some(Keys::All(sources)) => {
-                let keys = sources.iter().map(|source| self.source(source));
-                quote_spanned!(span=> .keys([#(#keys),*]))
-            }
-            Some(Keys::Computed(keys)) => {
-                let runtime = self.runtime.at(keys.span());
-                let keys = quote_spanned!(located(keys.span())=> #runtime::keys(#keys));
-                quote_spanned!(span=> .keys(#keys))
-            }
-            None => TokenStream::new(),
-        }
-    }
-
-    fn source(&self, source: &Source) -> TokenStream {
-        match source {
-            Source::Template(literal, template) => self.template(literal, template),
-            Source::Expression(expression) => {
-                let runtime = self.runtime.at(expression.span());
-                quote_spanned!(located(expression.span())=> #runtime::key(#expression))
-            }
-        }
-    }
-
-    fn template(&self, literal: &LitStr, template: &Template) -> TokenStream {
-        let span = located(literal.span());
-        let runtime = self.runtime.at(span);
-        if let Some(text) = template.literal() {
-            let text = spanned(Literal::string(text), span);
-            return quote_spanned!(span=> #runtime::literal(#text));
-        }
-        let capacity: usize = template
-            .parts
-            .iter()
-            .map(|part| match part {
-                Part::Text(text) => text.len(),
-                Part::Slot(_) => PART,
-            })
-            .sum();
-        let capacity = spanned(Literal::usize_unsuffixed(capacity), span);
-        let mut writes = TokenStream::new();
-        for (at, part) in template.parts.iter().enumerate() {
-            writes.extend(match part {
-                Part::Text(text) => {
-                    let text = spanned(Literal::string(text), span);
-                    quote_spanned!(span=> __key.text(#text);)
-                }
-                Part::Slot(slot) => self.part(slot, template.parts.get(at + 1), span),
-            });
-        }
-        quote_spanned! {span=>
-            {
-                let mut __key = #runtime::KeyWriter::new(__site, #capacity);
-                #writes
-                __key.finish()
-            }
-        }
-    }
-
-    fn part(&self, slot: &Slot, next: Option<&Part>, span: Span) -> TokenStream {
-        let source = spanned(Literal::string(&slot.source), span);
-        let value = self.value(slot, span);
-        let next = match next {
-            Some(Part::Text(text)) => text.chars().next(),
-            _ => None,
-        };
-        let next = match next {
-            Some(next) => {
-                let next = spanned(Literal::character(next), span);
-                quote_spanned!(span=> ::core::option::Option::Some(#next))
-            }
-            None => quote_spanned!(span=> ::core::option::Option::None),
-        };
-        quote_spanned!(span=> __key.part(#source, &#value, #next);)
-    }
-
-    /// `order.id`, as if it were written where the literal is.
-    fn value(&self, slot: &Slot, span: Span) -> TokenStream {
-        let mut value = self.parameter(&slot.root.text, span).to_token_stream();
-        for access in &slot.tail {
-            value.extend(match access {
-                Access::Field(name) => {
-                    let name = member(name, span);
-                    quote_spanned!(span=> .#name)
-                }
-                Access::Method(name) => {
-                    let name = member(name, span);
-                    quote_spanned!(span=> .#name())
-                }
-                Access::Position(index) => {
-                    let index = Index { index: *index, span };
-                    quote_spanned!(span=> .#index)
-                }
-                Access::Index(index) => {
-                    let index = Index { index: *index, span };
-                    quote_spanned!(span=> [#index])
-                }
-                Access::IndexBy(name) => {
-                    let name = self.parameter(&name.text, span);
-                    quote_spanned!(span=> [#name])
-                }
-            });
-        }
-        value
-    }
-
-    fn parameter(&self, name: &str, span: Span) -> Ident {
-        match self.params.find(name) {
-            Some(own) => {
-                let mut own = own.clone();
-                own.set_span(span.resolved_at(own.span()));
-                own
-            }
-            None => Ident::new(name, span),
         }
     }
 
@@ -426,7 +184,7 @@ impl Expansion<'_> {
         let span = match &self.args.on_conflict {
             None | Some(OnConflict::Error) => return quote_spanned!(self.span=> __error),
             // The return type is what does not fit, the argument what asks for it.
-            Some(OnConflict::Skip(_)) => located(self.function.output_span()),
+            Some(OnConflict::Skip) => located(self.function.output_span()),
             Some(OnConflict::Fallback(path)) => located(path.span()),
         };
         let runtime = self.runtime.at(span);
@@ -462,15 +220,10 @@ impl Expansion<'_> {
     }
 }
 
-fn spanned(mut literal: Literal, span: Span) -> TokenStream {
+pub(crate) fn spanned(mut literal: Literal, span: Span) -> TokenStream {
     literal.set_span(span);
     quote!(#literal)
 }
 
-/// A field or method may be named like a keyword.
-fn member(name: &str, span: Span) -> Ident {
-    match syn::parse_str::<Ident>(name) {
-        Ok(_) => Ident::new(name, span),
-        Err(_) => Ident::new_raw(name, span),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -272,10 +272,10 @@ impl<'a> Path<'a> {
                 .help("write a path such as `<order.id>`");
         };
         let range = self.at..self.at + next.len_utf8();
-        if next.is_whitespace() {
-            let tight: String = self.text[self.range.clone()].split_whitespace().collect();
+        let trimmed = self.text[self.range.clone()].trim();
+        if next.is_whitespace() && !trimmed.contains(char::is_whitespace) {
             return Fault::new(range, "a placeholder holds no spaces")
-                .help(format!("write `<{tight}>`, or `<<` and `>>` for literal brackets"));
+                .help(format!("write `<{trimmed}>`, or `<<` and `>>` for literal brackets"));
         }
         let expression = "write `key = expression`, such as `key = format!(..)`";
         if next == ':' && !rest.starts_with("::") {
@@ -288,32 +288,9 @@ impl<'a> Path<'a> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// Deterministic noise: strings over `alphabet`, and over all of Unicode.
-    pub(crate) fn hostile(alphabet: &[u8]) -> impl Iterator<Item = String> {
-        let mut state = 0x2545_f491_4f6c_dd1d_u64;
-        let mut random = move |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            usize::try_from(state >> 33).unwrap_or(0) % below
-        };
-        let alphabet: Vec<char> = String::from_utf8_lossy(alphabet).chars().collect();
-        (0..40_000).map(move |_| {
-            let length = random(24);
-            (0..length)
-                .map(|_| match random(12) {
-                    0 => u32::try_from(random(0x11_0000))
-                        .ok()
-                        .and_then(char::from_u32)
-                        .unwrap_or('<'),
-                    _ => alphabet[random(alphabet.len())],
-                })
-                .collect()
-        })
-    }
+    use crate::noise::hostile;
 
     fn message(text: &str) -> String {
         let faults = Template::scan(text).err().unwrap_or_default();
@@ -393,7 +370,7 @@ pub(crate) mod tests {
             ("< id>", "no spaces"),
             ("<id >", "no spaces"),
             ("<id:?>", "takes no format"),
-            ("<a + b>", "no spaces"),
+            ("<a + b>", "not an expression"),
             ("<a+b>", "not an expression"),
             ("<A::b>", "not an expression"),
             ("<&a>", "not an expression"),

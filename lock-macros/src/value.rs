@@ -43,18 +43,6 @@ pub(crate) enum Renew {
     Every(Time),
 }
 
-pub(crate) enum OnConflict {
-    Error,
-    Skip(Span),
-    Fallback(Expr),
-}
-
-#[derive(Clone, Copy)]
-pub(crate) enum OnLost {
-    Cancel(Span),
-    Notify(Span),
-}
-
 pub(crate) enum Pool {
     Named(LitStr),
     Given(Expr),
@@ -148,6 +136,13 @@ fn source(name: &str, value: Expr, errors: &mut Errors) -> Option<Source> {
 pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time> {
     let text = match literal(&value) {
         None => return Some(Time::Expression(value)),
+        Some(_) if matches!(value, Expr::Unary(_)) => {
+            errors.push_over(
+                &value,
+                format!("`{name}` cannot be negative\nhelp: write `{}`", example(name)),
+            );
+            return None;
+        }
         Some(Lit::Str(text)) => text,
         Some(Lit::Int(number)) => {
             let message = format!(
@@ -203,64 +198,6 @@ pub(crate) fn renew(value: Expr, errors: &mut Errors) -> Option<Renew> {
         }
         _ => time("renew", value, errors).map(Renew::Every),
     }
-}
-
-pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
-    match &value {
-        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => match text.value().as_str() {
-            "error" => Ok(OnConflict::Error),
-            "skip" => Ok(OnConflict::Skip(text.span())),
-            other => Err(not_a_policy("on_conflict", text, other, &["error", "skip"])),
-        },
-        Expr::Path(path) => match path.path.get_ident().map(Ident::to_string).as_deref() {
-            Some(policy @ ("error" | "skip")) => Err(unquoted("on_conflict", &value, policy)),
-            _ => Ok(OnConflict::Fallback(value)),
-        },
-        Expr::Call(call) => Err(Error::new_spanned(
-            &value,
-            format!("name the fallback without calling it: `on_conflict = {}`", tokens(&call.func)),
-        )),
-        Expr::Closure(_) => Err(Error::new_spanned(
-            &value,
-            "`on_conflict` takes the path of a function with the same parameters, not a closure",
-        )),
-        _ => Err(Error::new_spanned(
-            &value,
-            "`on_conflict` takes `\"error\"`, `\"skip\"` or the path of a function with the same parameters",
-        )),
-    }
-}
-
-pub(crate) fn on_lost(value: &Expr) -> Result<OnLost> {
-    match value {
-        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => match text.value().as_str() {
-            "cancel" => Ok(OnLost::Cancel(text.span())),
-            "notify" => Ok(OnLost::Notify(text.span())),
-            other => Err(not_a_policy("on_lost", text, other, &["cancel", "notify"])),
-        },
-        Expr::Path(path) => match path.path.get_ident().map(Ident::to_string).as_deref() {
-            Some(policy @ ("cancel" | "notify")) => Err(unquoted("on_lost", value, policy)),
-            _ => Err(Error::new_spanned(value, "`on_lost` takes `\"cancel\"` or `\"notify\"`")),
-        },
-        _ => Err(Error::new_spanned(value, "`on_lost` takes `\"cancel\"` or `\"notify\"`")),
-    }
-}
-
-fn not_a_policy(name: &str, text: &LitStr, found: &str, policies: &[&str]) -> Error {
-    let choices = policies.iter().map(|policy| format!("`\"{policy}\"`")).collect::<Vec<_>>();
-    let mut message = format!("`{name}` has no policy `{found}`");
-    match closest(found, policies.iter().copied()) {
-        Some(policy) => message.push_str(&format!("\nhelp: did you mean `\"{policy}\"`?")),
-        None => message.push_str(&format!("\nhelp: the policies are {}", choices.join(" and "))),
-    }
-    if name == "on_conflict" {
-        message.push_str("\nhelp: a fallback function is named without quotes");
-    }
-    Error::new(text.span(), message)
-}
-
-fn unquoted(name: &str, value: &Expr, policy: &str) -> Error {
-    Error::new_spanned(value, format!("write `{name} = \"{policy}\"`, with quotes"))
 }
 
 pub(crate) fn on_error(value: Expr) -> Result<Expr> {
@@ -405,6 +342,6 @@ fn kind(literal: &Lit) -> &'static str {
     }
 }
 
-fn tokens(value: &Expr) -> String {
+pub(crate) fn tokens(value: &Expr) -> String {
     quote::ToTokens::to_token_stream(value).to_string().replace(" :: ", "::")
 }

@@ -1,0 +1,203 @@
+use proc_macro2::TokenStream;
+
+/// The expansion as rustfmt would show it.
+fn expanded(args: &str, item: &str) -> String {
+    let tokens: TokenStream = crate::attribute(args.parse().unwrap(), &item.parse().unwrap());
+    prettyplease::unparse(&syn::parse2(tokens).unwrap())
+}
+
+#[test]
+fn a_method_with_an_erased_return_type() {
+    let args = r#"key = "order:<order.id>", ttl = "5s""#;
+    let item = "pub async fn pay(&self, order: Order) -> Result<impl Iterator<Item = Receipt>, Error> { self.charge(order).await }";
+    let expected = r#"pub async fn pay(&self, order: Order) -> Result<impl Iterator<Item = Receipt>, Error> {
+    let __site = {
+        static __SITE: ::lock_runtime::__private::Site = ::lock_runtime::__private::Site::new(
+            ::lock_runtime::__private::Location {
+                module: ::core::module_path!(),
+                function: "pay",
+                file: ::core::file!(),
+                line: ::core::line!(),
+            },
+            "order:<order.id>",
+            ::lock_runtime::__private::LockOptions::new()
+                .ttl(::lock_runtime::__private::Duration::from_millis(5000u64)),
+        );
+        &__SITE
+    };
+    let __call = ::lock_runtime::__private::Call::new(__site)
+        .key({
+            let mut __key = ::lock_runtime::__private::KeyWriter::new(__site, 22);
+            ::lock_runtime::__private::KeyWriter::text(&mut __key, "order:");
+            ::lock_runtime::__private::KeyWriter::part(
+                &mut __key,
+                "order.id",
+                &order.id,
+                ::core::option::Option::None,
+            );
+            ::lock_runtime::__private::KeyWriter::finish(__key)
+        });
+    let __error = match ::lock_runtime::__private::enter(__call).await {
+        ::core::result::Result::Ok(__entry) => {
+            match __entry
+                .run(async move {
+                    if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                        Result<_, Error>,
+                    > {
+                        return __anchor;
+                    }
+                    { self.charge(order).await }
+                })
+                .await
+            {
+                ::core::result::Result::Ok(__output) => return __output,
+                ::core::result::Result::Err(__error) => __error,
+            }
+        }
+        ::core::result::Result::Err(__error) => __error,
+    };
+    ::lock_runtime::__private::FromLockError::from_lock_error(__error)
+}
+"#;
+    assert_eq!(expanded(args, item), expected);
+}
+
+#[test]
+fn expressions_go_on_the_call() {
+    let args = r#"keys = ["a:<from>:", "b"], when = from > 1, wait = wait, on_conflict = instead, on_error = |_| 0, crate = my::lock"#;
+    let item = "async fn transfer(from: u64, wait: Duration) -> u64 { from }";
+    let expected = r#"async fn transfer(from: u64, wait: Duration) -> u64 {
+    let __site = {
+        static __SITE: my::lock::__private::Site = my::lock::__private::Site::new(
+            my::lock::__private::Location {
+                module: ::core::module_path!(),
+                function: "transfer",
+                file: ::core::file!(),
+                line: ::core::line!(),
+            },
+            "a:<from>:, b",
+            my::lock::__private::LockOptions::new(),
+        );
+        &__SITE
+    };
+    let __when: bool = from > 1;
+    let __call = if __when {
+        my::lock::__private::Call::new(__site)
+            .keys([
+                {
+                    let mut __key = my::lock::__private::KeyWriter::new(__site, 19);
+                    my::lock::__private::KeyWriter::text(&mut __key, "a:");
+                    my::lock::__private::KeyWriter::part(
+                        &mut __key,
+                        "from",
+                        &from,
+                        ::core::option::Option::Some(':'),
+                    );
+                    my::lock::__private::KeyWriter::text(&mut __key, ":");
+                    my::lock::__private::KeyWriter::finish(__key)
+                },
+                my::lock::__private::literal("b"),
+            ])
+            .wait(wait)
+    } else {
+        my::lock::__private::Call::unlocked(__site)
+    };
+    let __error = match my::lock::__private::enter(__call).await {
+        ::core::result::Result::Ok(__entry) => {
+            match __entry
+                .run(async move {
+                    if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                        u64,
+                    > {
+                        return __anchor;
+                    }
+                    { from }
+                })
+                .await
+            {
+                ::core::result::Result::Ok(__output) => return __output,
+                ::core::result::Result::Err(__error) => __error,
+            }
+        }
+        ::core::result::Result::Err(__error) => {
+            if my::lock::__private::LockError::is_conflict(&__error) {
+                return instead(from, wait).await;
+            }
+            __error
+        }
+    };
+    my::lock::__private::on_error(|_| 0, __error)
+}
+"#;
+    assert_eq!(expanded(args, item), expected);
+}
+
+#[test]
+fn a_boxed_future_is_locked_inside() {
+    let args = r#"key = "all", guard = lock, on_conflict = "skip""#;
+    let item = "fn load<'a>(&'a self) -> Pin<Box<dyn Future<Output = Result<(), E>> + Send + 'a>> { Box::pin(async move { let __self = self; Ok(()) }) }";
+    let expected = r#"fn load<'a>(&'a self) -> Pin<Box<dyn Future<Output = Result<(), E>> + Send + 'a>> {
+    Box::pin(async move {
+        let __site = {
+            static __SITE: ::lock_runtime::__private::Site = ::lock_runtime::__private::Site::new(
+                ::lock_runtime::__private::Location {
+                    module: ::core::module_path!(),
+                    function: "load",
+                    file: ::core::file!(),
+                    line: ::core::line!(),
+                },
+                "all",
+                ::lock_runtime::__private::LockOptions::new().fencing(true),
+            );
+            &__SITE
+        };
+        let __call = ::lock_runtime::__private::Call::new(__site)
+            .key(::lock_runtime::__private::literal("all"));
+        let __error = match ::lock_runtime::__private::enter(__call).await {
+            ::core::result::Result::Ok(__entry) => {
+                let __guard = ::lock_runtime::__private::Entry::guard(&__entry);
+                match __entry
+                    .run(async move {
+                        if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                            Result<(), E>,
+                        > {
+                            return __anchor;
+                        }
+                        let lock: &::lock_runtime::__private::LockGuard = &__guard;
+                        {
+                            let __self = self;
+                            Ok(())
+                        }
+                    })
+                    .await
+                {
+                    ::core::result::Result::Ok(__output) => return __output,
+                    ::core::result::Result::Err(__error) => __error,
+                }
+            }
+            ::core::result::Result::Err(__error) => {
+                if ::lock_runtime::__private::LockError::is_conflict(&__error) {
+                    return ::lock_runtime::__private::Skipped::skipped();
+                }
+                __error
+            }
+        };
+        ::lock_runtime::__private::FromLockError::from_lock_error(__error)
+    })
+}
+"#;
+    assert_eq!(expanded(args, item), expected);
+}
+
+#[test]
+fn a_mistake_leaves_the_item() {
+    let args = r#"key = "<idd>""#;
+    let item = "async fn load(id: u64) {}";
+    let expected = r#"::core::compile_error! {
+    "no parameter is named `idd`\n\n  \"<idd>\"\n    ^^^\nhelp: did you mean `id`?"
+}
+#[allow(unused_variables)]
+async fn load(id: u64) {}
+"#;
+    assert_eq!(expanded(args, item), expected);
+}

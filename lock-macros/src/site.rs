@@ -1,0 +1,132 @@
+//! The `static` of an annotated function: what is known before the program runs.
+
+use proc_macro2::{Ident, Literal, Span, TokenStream};
+use quote::{ToTokens, quote_spanned};
+use syn::ext::IdentExt;
+
+use crate::check::text;
+use crate::expand::{Expansion, spanned};
+use crate::paths::located;
+use crate::policy::OnLost;
+use crate::value::{Constant, Count, Renew, Time, Wait};
+
+impl Expansion<'_> {
+    /// A block, because items are not hygienic: the body could name a `static` beside it.
+    pub(crate) fn site(&self) -> TokenStream {
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let function = spanned(Literal::string(&self.function.sig.ident.unraw().to_string()), span);
+        let template =
+            spanned(Literal::string(&self.args.keys.as_ref().map(text).unwrap_or_default()), span);
+        let options = self.options();
+        let name = self.args.name.as_ref().map(|name| {
+            let text = spanned(Literal::string(&name.value()), located(name.span()));
+            quote_spanned!(span=> .name(#text))
+        });
+        quote_spanned! {span=>
+            {
+                static __SITE: #runtime::Site = #runtime::Site::new(
+                    #runtime::Location {
+                        module: ::core::module_path!(),
+                        function: #function,
+                        file: ::core::file!(),
+                        line: ::core::line!(),
+                    },
+                    #template,
+                    #options
+                ) #name;
+                &__SITE
+            }
+        }
+    }
+
+    /// What is known before the program runs.
+    fn options(&self) -> TokenStream {
+        let args = self.args;
+        let runtime = self.runtime.at(self.span);
+        let mut options = quote_spanned!(self.span=> #runtime::LockOptions::new());
+        let mut set = |name: &str, span: Span, value: TokenStream| {
+            let name = Ident::new(name, located(span));
+            let value = quote_spanned!(located(span)=> (#value));
+            options = quote_spanned!(located(span)=> #options.#name #value);
+        };
+        for (name, time) in self.times() {
+            if let Some(constant) = time.constant() {
+                set(name, constant.span, self.duration(constant));
+            }
+        }
+        match &args.wait {
+            Some(Wait::Forever(span)) => {
+                let runtime = self.runtime.at(*span);
+                set("wait", *span, quote_spanned!(located(*span)=> #runtime::Wait::Forever));
+            }
+            Some(Wait::For(Time::Constant(constant))) => {
+                let runtime = self.runtime.at(constant.span);
+                let duration = self.duration(*constant);
+                set(
+                    "wait",
+                    constant.span,
+                    quote_spanned!(located(constant.span)=> #runtime::Wait::For(#duration)),
+                );
+            }
+            _ => {}
+        }
+        match &args.renew {
+            Some(Renew::Flag(flag, span)) => {
+                let runtime = self.runtime.at(*span);
+                let policy = Ident::new(if *flag { "Third" } else { "Off" }, located(*span));
+                set("renew", *span, quote_spanned!(located(*span)=> #runtime::Renew::#policy));
+            }
+            Some(Renew::Every(Time::Constant(constant))) => {
+                let runtime = self.runtime.at(constant.span);
+                let duration = self.duration(*constant);
+                set(
+                    "renew",
+                    constant.span,
+                    quote_spanned!(located(constant.span)=> #runtime::Renew::Every(#duration)),
+                );
+            }
+            _ => {}
+        }
+        if let Some(on_lost) = args.on_lost {
+            let (policy, span) = match on_lost {
+                OnLost::Cancel(span) => ("Cancel", span),
+                OnLost::Notify(span) => ("Notify", span),
+            };
+            let runtime = self.runtime.at(span);
+            let policy = Ident::new(policy, located(span));
+            set("on_lost", span, quote_spanned!(located(span)=> #runtime::OnLost::#policy));
+        }
+        if let Some(reentrant) = args.reentrant {
+            set("reentrant", self.span, quote_spanned!(self.span=> #reentrant));
+        }
+        if let Some(Count::Constant(count)) = &args.retry_count {
+            set("retry_count", count.span(), count.to_token_stream());
+        }
+        if args.guard.is_some() {
+            set("fencing", self.span, quote_spanned!(self.span=> true));
+        }
+        options
+    }
+
+    /// The options that take a plain duration.
+    pub(crate) fn times(&self) -> impl Iterator<Item = (&'static str, &Time)> {
+        let args = self.args;
+        [
+            ("ttl", &args.ttl),
+            ("max_hold", &args.max_hold),
+            ("min_hold", &args.min_hold),
+            ("retry_delay", &args.retry_delay),
+        ]
+        .into_iter()
+        .filter_map(|(name, time)| time.as_ref().map(|time| (name, time)))
+    }
+
+    fn duration(&self, constant: Constant) -> TokenStream {
+        let span = located(constant.span);
+        let runtime = self.runtime.at(span);
+        let millis = u64::try_from(constant.value.as_millis()).unwrap_or(u64::MAX);
+        let millis = spanned(Literal::u64_suffixed(millis), span);
+        quote_spanned!(span=> #runtime::Duration::from_millis(#millis))
+    }
+}

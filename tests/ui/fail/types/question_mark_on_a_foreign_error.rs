@@ -1,0 +1,9 @@
+use lock_runtime::distributed_lock;
+
+#[distributed_lock(key = "order:<id>")]
+async fn settle(id: u64) -> Result<(), lock_runtime::LockError> {
+    "5".parse::<u64>()?;
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,21 @@
+#![deny(warnings, clippy::pedantic)]
+#![allow(dead_code)]
+
+use lock_runtime::{LockError, distributed_lock};
+
+#[distributed_lock(keys = ["account:<from>", "account:<to>"])]
+async fn transfer(from: u64, to: u64) -> Result<u64, LockError> {
+    Ok(from + to)
+}
+
+#[distributed_lock(keys = ids.iter().map(|id| format!("item:{id}")))]
+async fn computed(ids: Vec<u64>) -> Result<usize, LockError> {
+    Ok(ids.len())
+}
+
+#[distributed_lock(keys = ["fixed", "item:<id>", format!("extra:{id}")])]
+async fn mixed(id: u64) -> Result<(), LockError> {
+    Ok(())
+}
+
+fn main() {}
