@@ -74,7 +74,9 @@ pub(crate) async fn acquire(engine: &Arc<Engine>, ask: Ask) -> Result<LockGuard,
     };
     let (reply, answer) = oneshot::channel();
     engine.run(pursuit.run(reply));
-    answer.await.unwrap_or_else(|_| Err(Driver::gone()))
+    let guard = answer.await.unwrap_or_else(|_| Err(Driver::gone()))?;
+    // The grant may have run out on its way here, while this thread was blocked or the machine slept.
+    guard.unless_lost()
 }
 
 #[cold]
@@ -136,13 +138,15 @@ impl Pursuit {
     async fn run(mut self, mut reply: oneshot::Sender<Result<LockGuard, LockError>>) {
         let outcome = self.pursue(&mut reply).await;
         let failed = outcome.is_err();
+        // Before the caller knows: it may ask for the same key again at once.
+        self.turns.clear();
         // A guard that nobody receives comes back and releases as it drops.
         drop(reply.send(outcome));
         if failed && self.unanswered > 0 {
-            self.turns.clear();
             let Claim { keys, owner, ttl, .. } = self.claim;
-            let leftover = LeaseRef { keys, owner, ttl, keep_for: Duration::ZERO };
-            clean_up(&self.engine, leftover, self.haunted_until, self.unanswered).await;
+            let leftover = LeaseRef { keys, owner, ttl };
+            let until = self.haunted_until;
+            clean_up(&self.engine, leftover, self.began, until, self.unanswered).await;
         }
     }
 
@@ -177,7 +181,9 @@ impl Pursuit {
                 Setback::Failed(_) => {
                     // Without a deadline an outage still has to end the wait.
                     let since = *failing_since.get_or_insert(sent);
-                    if self.deadline.is_none() && now.since(since) > engine.patience * 10 {
+                    if self.deadline.is_none()
+                        && now.since(since) > engine.patience.saturating_mul(10)
+                    {
                         return Err(self.defeat(setback));
                     }
                 }
@@ -206,7 +212,7 @@ impl Pursuit {
     async fn attempt(&mut self, sent: Instant) -> Result<LockGuard, Setback> {
         let engine = self.engine.clone();
         let believable = self.ask.policy.ttl.belief();
-        let patience = engine.patience.min(believable);
+        let patience = self.patience(sent).min(believable);
         let outcome = match timeout(patience, engine.store.acquire(&self.claim)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(silence(patience)),
@@ -228,8 +234,22 @@ impl Pursuit {
             self.unanswered += 1;
             self.haunted_until = sent + self.ask.policy.ttl.get();
         }
-        engine.note_trouble(Some(&failure));
+        // A refusal may be about this key alone, and those behind us ask for themselves at once.
+        if failure.failure() != Failure::Refused {
+            engine.note_trouble(Some(&failure));
+        }
         Err(Setback::Failed(failure))
+    }
+
+    /// How long this attempt may take. A single try gets all the patience that there is for one request;
+    /// while waiting, the end of the wait is the limit, but for what a request takes at least.
+    fn patience(&self, now: Instant) -> Duration {
+        const LEAST: Duration = Duration::from_millis(250);
+        let waits = self.ask.policy.wait != Wait::For(Duration::ZERO);
+        match self.deadline {
+            Some(deadline) if waits => self.engine.patience.min(deadline.since(now).max(LEAST)),
+            _ => self.engine.patience,
+        }
     }
 
     fn grant(&mut self, sent: Instant, fence: Option<Fence>) -> LockGuard {

@@ -62,13 +62,14 @@ impl Clock {
 
     /// Sleeps until `moment`. Only for futures that run on the driver, which has timers.
     pub(crate) async fn sleep_until(self, moment: Instant) {
-        // The timer may follow a clock that stops in suspend or rounds down; ask again until it is true.
+        // Timers stop while the machine is suspended; looking now and then bounds how late they notice.
+        const LOOK: Duration = Duration::from_secs(1);
         loop {
             let left = moment.since(self.now());
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left).await;
+            tokio::time::sleep(left.min(LOOK)).await;
         }
     }
 }

@@ -15,7 +15,7 @@ pub enum ErrorKind {
     Config,
     /// Somebody else holds the lock and did not let go in time. Nothing ran.
     Conflict,
-    /// The store is unreachable or refuses. Nothing ran.
+    /// The store is unreachable or refuses. From an acquire: nothing ran.
     Backend,
     /// The key is empty. Nothing ran.
     InvalidKey,
@@ -133,7 +133,7 @@ impl LockError {
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.cause)?;
-        match (self.template(), self.pool()) {
+        match (self.template().filter(|template| !template.is_empty()), self.pool()) {
             (Some(template), Some(pool)) => write!(f, " (lock `{template}`, pool `{pool}`)")?,
             (Some(template), None) => write!(f, " (lock `{template}`)")?,
             (None, Some(pool)) => write!(f, " (pool `{pool}`)")?,

@@ -103,7 +103,7 @@ impl LockGuard {
         if let Some(loss) = self.lease.loss() {
             return Err(self.locate(lost_error(loss)));
         }
-        let (engine, request) = (self.engine.clone(), self.lease.to_renew());
+        let (engine, request) = (self.engine.clone(), self.lease.to_store());
         let patience = engine.patience;
         let asked = async move { timeout(patience, engine.store.holds(&request)).await };
         let outcome = self.engine.driver.run(asked).await?;
@@ -130,11 +130,28 @@ impl LockGuard {
     /// not confirm in time; it is then retried in the background until the ttl is over.
     pub async fn release(self) -> Result<(), LockError> {
         let loss = self.lease.loss();
-        let Some(releasing) = self.let_go() else { return Ok(()) };
+        let Some(releasing) = self.let_go() else {
+            return loss.map_or(Ok(()), |loss| Err(self.loss_error(loss)));
+        };
         match (releasing.await, loss) {
             (Ok(()), Some(loss)) => Err(self.locate(lost_error(loss))),
             (outcome, _) => outcome.map_err(|error| self.locate(error)),
         }
+    }
+
+    /// This guard, or why its lease is over already.
+    pub(crate) fn unless_lost(self) -> Result<Self, LockError> {
+        if self.is_held() { Ok(self) } else { Err(self.end_error()) }
+    }
+
+    /// Why the lease is over. The watchdog has usually said so; after a suspend of the machine or on a
+    /// blocked thread the clock may be the first to know.
+    #[cold]
+    pub(crate) fn end_error(&self) -> LockError {
+        if let Some(loss) = self.lease.lapse(self.engine.clock.now()) {
+            observe::lost(&self.lease, loss);
+        }
+        self.loss_error(self.lease.loss().unwrap_or(Loss::Expired))
     }
 
     /// Starts the release; `None` if this guard is a view or the lock is let go already.
@@ -184,6 +201,9 @@ impl Future for Lost {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
         let this = &mut *self;
+        if this.guard.lease.is_overdue() {
+            return Poll::Ready(this.guard.end_error());
+        }
         let lost = this.guard.lease.poll_lost(&mut this.listener, cx);
         lost.map(|loss| this.guard.loss_error(loss))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{LeaseRef, Owner};
+use crate::backend::{LeaseRef, Owner, Release};
 use crate::clock::{Clock, Instant};
 use crate::fence::Fence;
 use crate::key::Key;
@@ -39,8 +39,8 @@ pub(crate) struct Lease {
     valid_until: AtomicU64,
     /// When the store itself forgets the lease at the latest.
     stored_until: AtomicU64,
-    /// Where the watchdog has filed the lease. Changed only by the watchdog, under its lock.
-    pub(crate) filed_at: AtomicU64,
+    /// Where the watchdog has filed the lease.
+    filed_at: AtomicU64,
     state: Mutex<State>,
     renewed: Notify,
 }
@@ -148,6 +148,12 @@ impl Lease {
         self.clock.now() < self.valid_until()
     }
 
+    /// Whether belief has run out without anybody having said so yet.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let valid_until = self.valid_until();
+        valid_until > Instant::from_nanos(0) && valid_until <= self.clock.now()
+    }
+
     pub(crate) fn valid_for(&self) -> Duration {
         self.valid_until().since(self.clock.now())
     }
@@ -160,20 +166,24 @@ impl Lease {
         Instant::from_nanos(self.stored_until.load(Ordering::Acquire))
     }
 
-    /// What the store needs to know to renew the lease.
-    pub(crate) fn to_renew(&self) -> LeaseRef {
-        LeaseRef {
-            keys: self.wire.clone(),
-            owner: self.owner,
-            ttl: self.policy.ttl.get(),
-            keep_for: Duration::ZERO,
-        }
+    pub(crate) fn filed_at(&self) -> Instant {
+        Instant::from_nanos(self.filed_at.load(Ordering::Relaxed))
     }
 
-    /// What the store needs to know to free the lease now, or at the end of its `min_hold`.
-    pub(crate) fn to_release(&self) -> LeaseRef {
+    /// Notes where the watchdog files the lease; returns where it was.
+    pub(crate) fn file_at(&self, due: Instant) -> Instant {
+        Instant::from_nanos(self.filed_at.swap(due.as_nanos(), Ordering::Relaxed))
+    }
+
+    /// What the store knows the lease by.
+    pub(crate) fn to_store(&self) -> LeaseRef {
+        LeaseRef { keys: self.wire.clone(), owner: self.owner, ttl: self.policy.ttl.get() }
+    }
+
+    /// What frees the lease: now, or at the end of its `min_hold`.
+    pub(crate) fn to_release(&self) -> Release {
         let keep_for = self.policy.min_hold.saturating_sub(self.held_for());
-        LeaseRef { keep_for, ..self.to_renew() }
+        Release { lease: self.to_store(), keep_for }
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -214,7 +224,11 @@ impl Lease {
                 state.loss = Some(loss);
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
+                // From here on the store alone keeps the others out; a holder that never notices must
+                // not keep them in line as well.
+                let turns = std::mem::take(&mut state.turns);
                 drop(state);
+                drop(turns);
                 for (_, waker) in listeners {
                     waker.wake();
                 }
@@ -226,7 +240,7 @@ impl Lease {
 
     /// Ends belief because its time is over. The loss, if this call is the one that ended it.
     pub(crate) fn lapse(&self, now: Instant) -> Option<Loss> {
-        let notice = self.policy.ttl.notice();
+        let notice = self.policy.notice();
         let loss = match (self.policy.max_hold, self.policy.renew_every) {
             (Some(max_hold), _) if now + notice >= self.granted_at + max_hold => Loss::MaxHold,
             (_, None) => Loss::TtlOver,
@@ -269,7 +283,7 @@ impl Lease {
 
     /// A body needs a moment to end, and has to have ended when belief does.
     fn last_call(&self) -> Instant {
-        self.valid_until().saturating_sub(self.policy.ttl.notice())
+        self.valid_until().saturating_sub(self.policy.notice())
     }
 
     /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.

@@ -47,6 +47,7 @@ mod acquire;
 pub mod backend;
 mod call;
 mod clock;
+mod deadlines;
 mod driver;
 mod engine;
 mod error;

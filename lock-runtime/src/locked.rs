@@ -11,7 +11,6 @@ use crate::error::LockError;
 use crate::guard::LockGuard;
 use crate::lease::Loss;
 use crate::nesting;
-use crate::observe;
 use crate::options::OnLost;
 use crate::release::Releasing;
 
@@ -61,7 +60,7 @@ impl Entry {
     /// Runs `body` while the lock is held, then releases it.
     pub fn run<F: Future>(self, body: F) -> Locked<F> {
         let stage = match self.0 {
-            Ticket::Locked(guard) => Stage::Held { guard, listener: None },
+            Ticket::Locked(guard) => Stage::Held { guard, listener: None, started: false },
             Ticket::Nested(_) | Ticket::Unlocked => Stage::Open,
         };
         Locked { body: Some(body), stage, output: None }
@@ -85,6 +84,8 @@ enum Stage {
     Held {
         guard: LockGuard,
         listener: Option<u64>,
+        /// Whether the body has been polled.
+        started: bool,
     },
     /// Nothing to watch and nothing to release.
     Open,
@@ -99,15 +100,17 @@ impl<F: Future> Future for Locked<F> {
         let mut this = self.project();
         loop {
             match this.stage {
-                Stage::Held { guard, listener } => {
+                Stage::Held { guard, listener, started } => {
                     let watched = guard.lease().policy.on_lost == OnLost::Cancel;
-                    if watched && !guard.is_held() {
-                        let error = stopped(guard);
+                    // A body that is only told about a loss still does not begin after one.
+                    if (watched || !*started) && !guard.is_held() {
+                        let error = guard.end_error();
                         this.body.set(None);
                         *this.stage = Stage::Open;
                         return Poll::Ready(Err(error));
                     }
                     let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
+                    *started = true;
                     match nesting::within(guard, || body.poll(cx)) {
                         Poll::Ready(output) => {
                             // The body's locals and arguments end before the lock does.
@@ -142,17 +145,6 @@ impl<F: Future> Future for Locked<F> {
             }
         }
     }
-}
-
-/// The error for a body that is stopped. The watchdog has usually said why; after a suspend of the
-/// machine or a blocked thread the clock may be the first to know.
-#[cold]
-fn stopped(guard: &LockGuard) -> LockError {
-    let lease = guard.lease();
-    if let Some(loss) = lease.lapse(guard.engine().clock.now()) {
-        observe::lost(lease, loss);
-    }
-    guard.loss_error(lease.loss().unwrap_or(Loss::Expired))
 }
 
 impl<F: Future> fmt::Debug for Locked<F> {

@@ -27,7 +27,7 @@ pub enum Renew {
     Off,
     /// Every third of the ttl.
     Third,
-    /// At this interval, which must be shorter than the ttl.
+    /// At this interval, at most half of the ttl.
     Every(Duration),
 }
 
@@ -162,11 +162,6 @@ impl Ttl {
     pub(crate) fn belief(self) -> Duration {
         self.0 - self.0 / 100 - Duration::from_millis(2)
     }
-
-    /// How long before the end of belief a body is told, so that it has ended by then.
-    pub(crate) fn notice(self) -> Duration {
-        (self.0 / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
-    }
 }
 
 /// The options of one call, complete and checked.
@@ -192,12 +187,13 @@ impl Policy {
         let renew_every = match options.renew.unwrap_or(Renew::Third) {
             Renew::Off => None,
             Renew::Third => Some(ttl.get() / 3),
-            Renew::Every(interval) if interval.is_zero() || interval >= ttl.get() => {
+            // Later than half-way there is no time left for a second try.
+            Renew::Every(interval) if interval.is_zero() || interval > ttl.get() / 2 => {
                 return Err(LockError::new(
                     ErrorKind::Config,
                     format!("a renewal every {interval:?} does not keep a lease of {:?} alive", ttl.get()),
                 )
-                .remedy("leave `renew` out for a third of the ttl, or choose an interval well below the ttl"));
+                .remedy("leave `renew` out for a third of the ttl, or choose an interval of at most half the ttl"));
             }
             Renew::Every(interval) => Some(interval),
         };
@@ -211,6 +207,14 @@ impl Policy {
             )
             .remedy("raise `max_hold`, or leave it out for no limit"));
         }
+        let retry_delay = options.retry_delay.or(defaults.retry_delay);
+        if retry_delay.is_some_and(|delay| delay.is_zero()) {
+            return Err(LockError::new(
+                ErrorKind::Config,
+                "a retry_delay of zero would ask the store without a pause",
+            )
+            .remedy("write for example `retry_delay = \"50ms\"`, or leave it out"));
+        }
         if min_hold > Ttl::MAX {
             return Err(LockError::new(ErrorKind::Config, format!("a min_hold of {min_hold:?} is longer than 7 days"))
                 .remedy("`min_hold` is how long the lock stays taken at least; write for example `min_hold = \"1m\"`"));
@@ -223,9 +227,16 @@ impl Policy {
             min_hold,
             on_lost: options.on_lost.unwrap_or(OnLost::Cancel),
             reentrant: options.reentrant.unwrap_or(false),
-            retry_delay: options.retry_delay.or(defaults.retry_delay),
+            retry_delay,
             retry_count: options.retry_count.or(defaults.retry_count),
             fencing: options.fencing.unwrap_or(false),
         })
+    }
+
+    /// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
+    /// hold, between 1 ms and 500 ms.
+    pub(crate) fn notice(&self) -> Duration {
+        let hold = self.max_hold.map_or(self.ttl.get(), |max_hold| max_hold.min(self.ttl.get()));
+        (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
     }
 }

@@ -25,6 +25,7 @@ pub trait FromLockError {
     fn from_lock_error(error: LockError) -> Self;
 }
 
+#[diagnostic::do_not_recommend]
 impl<T, E: From<LockError>> FromLockError for Result<T, E> {
     fn from_lock_error(error: LockError) -> Self {
         Err(error.into())

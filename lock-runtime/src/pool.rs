@@ -13,7 +13,7 @@ use crate::engine::{Engine, Plan};
 use crate::error::{ErrorKind, LockError};
 use crate::key::Key;
 use crate::lease::Loss;
-use crate::options::{Defaults, Wait};
+use crate::options::{Defaults, LockOptions, Policy, Wait};
 use crate::registry::Stage;
 use crate::release::release_all;
 use crate::request::LockRequest;
@@ -95,7 +95,8 @@ impl LockPool {
     /// Shuts the pool down: refuses new acquires and ends waiting ones, lets holders finish until
     /// `grace` is over, then tells them to stop, releases everything and closes the connections.
     ///
-    /// Cancel safe: once polled, it goes on in the background.
+    /// Cancel safe: once polled, it goes on in the background. A second call waits for the first one
+    /// and reports nothing of its own.
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
         let report = self.0.driver.run(shut_down(self.0.clone(), grace)).await;
         // Without its driver a pool holds nothing that could be released.
@@ -207,6 +208,8 @@ impl PoolBuilder {
             return Err(LockError::new(ErrorKind::Config, "a patience of zero answers nothing")
                 .remedy("write for example `.patience(Duration::from_secs(1))`"));
         }
+        // A default that cannot work is told here, not at the first call.
+        Policy::new(&LockOptions::new(), &self.defaults)?;
         let store = match self.origin {
             Origin::Url(url) => {
                 let prefix = self.prefix.clone();
@@ -266,10 +269,15 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
             release_all(&engine, engine.registry.leases()).await;
         }
     }
+    // Releases that are still being tried count as abandoned.
+    let left = engine.registry.leases().len();
     let (released, abandoned) = engine.registry.ended();
     engine.registry.advance(Stage::Closed);
     let _ = timeout(engine.patience, engine.store.close()).await;
-    ShutdownReport { released: released - released_before, abandoned: abandoned - abandoned_before }
+    ShutdownReport {
+        released: released - released_before,
+        abandoned: abandoned - abandoned_before + left,
+    }
 }
 
 async fn idle_by(engine: &Engine, until: Instant) -> bool {

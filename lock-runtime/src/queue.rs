@@ -1,22 +1,23 @@
 //! Who of this process may ask the store for a key: one task per key, the others in line behind it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use crate::clock::{Clock, Instant};
+use crate::deadlines::Deadlines;
 use crate::key::Key;
 
 /// One line per key, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Queue {
     lines: Mutex<Lines>,
-    /// Wakes the expiry task when a deadline becomes the next one.
-    sooner: Notify,
+    /// Who is to be sent away when.
+    deadlines: Deadlines<(Key, u64)>,
     max_waiters: usize,
 }
 
@@ -24,7 +25,6 @@ pub(crate) struct Queue {
 struct Lines {
     /// A key has a line as long as somebody has its turn.
     by_key: HashMap<Key, VecDeque<Waiter>>,
-    deadlines: BTreeMap<(Instant, u64), Key>,
     last_id: u64,
     closed: bool,
 }
@@ -49,7 +49,7 @@ pub(crate) enum NoTurn {
 
 impl Queue {
     pub(crate) fn new(max_waiters: usize) -> Self {
-        Self { lines: Mutex::default(), sooner: Notify::new(), max_waiters }
+        Self { lines: Mutex::default(), deadlines: Deadlines::default(), max_waiters }
     }
 
     /// Waits for the turn to ask for `key`, until `deadline` if there is one.
@@ -93,12 +93,7 @@ impl Queue {
         let (called, call) = oneshot::channel();
         line.push_back(Waiter { id, deadline, called });
         if let Some(deadline) = deadline {
-            let is_next =
-                lines.deadlines.first_key_value().is_none_or(|(next, _)| deadline < next.0);
-            lines.deadlines.insert((deadline, id), key.clone());
-            if is_next {
-                self.sooner.notify_one();
-            }
+            self.deadlines.file(deadline, id, (key.clone(), id));
         }
         Ok(Entered::Behind(Waiting {
             queue: self.clone(),
@@ -112,7 +107,6 @@ impl Queue {
     pub(crate) fn close(&self) {
         let mut lines = self.lines();
         lines.closed = true;
-        lines.deadlines.clear();
         let waiters: Vec<_> = lines.by_key.values_mut().flat_map(std::mem::take).collect();
         drop(lines);
         for waiter in waiters {
@@ -123,31 +117,13 @@ impl Queue {
     /// Sends waiters away when their deadline has passed. Runs on the driver for the life of the pool.
     pub(crate) async fn expire(self: Arc<Self>, clock: Clock) {
         loop {
-            let next = self.lines().deadlines.first_key_value().map(|(&(deadline, _), _)| deadline);
-            match next {
-                None => self.sooner.notified().await,
-                Some(deadline) => tokio::select! {
-                    () = clock.sleep_until(deadline) => self.expire_due(clock.now()),
-                    () = self.sooner.notified() => {}
-                },
+            self.deadlines.due(clock).await;
+            for (key, id) in self.deadlines.take_until(clock.now()) {
+                let late = self.lines().remove(&key, id);
+                if let Some(waiter) = late {
+                    let _ = waiter.called.send(Err(NoTurn::Expired));
+                }
             }
-        }
-    }
-
-    fn expire_due(&self, now: Instant) {
-        let mut lines = self.lines();
-        let mut late = Vec::new();
-        while let Some(entry) = lines.deadlines.first_entry() {
-            let (deadline, id) = *entry.key();
-            if deadline > now {
-                break;
-            }
-            let key = entry.remove();
-            late.extend(lines.remove(&key, id));
-        }
-        drop(lines);
-        for waiter in late {
-            let _ = waiter.called.send(Err(NoTurn::Expired));
         }
     }
 
@@ -159,10 +135,10 @@ impl Queue {
             lines.by_key.remove(key);
             return;
         };
-        if let Some(deadline) = waiter.deadline {
-            lines.deadlines.remove(&(deadline, waiter.id));
-        }
         drop(lines);
+        if let Some(deadline) = waiter.deadline {
+            self.deadlines.remove(deadline, waiter.id);
+        }
         // If the waiter is gone by now, the turn comes back and its drop calls the one behind.
         let turn = Turn { queue: self.clone(), key: key.clone() };
         drop(waiter.called.send(Ok(turn)));
@@ -222,10 +198,9 @@ impl Future for Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let Some(id) = self.place else { return };
-        let mut lines = self.queue.lines();
-        let left = lines.remove(&self.key, id);
-        if let Some(deadline) = left.as_ref().and_then(|waiter| waiter.deadline) {
-            lines.deadlines.remove(&(deadline, id));
+        let left = self.queue.lines().remove(&self.key, id);
+        if let Some(deadline) = left.and_then(|waiter| waiter.deadline) {
+            self.queue.deadlines.remove(deadline, id);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a pool has under way: its leases, its acquires, and whether it still takes new ones.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -19,6 +20,7 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct Registry {
     roll: Mutex<Roll>,
+    last_id: AtomicU64,
     stage: watch::Sender<Stage>,
     /// Counts up with every entry that leaves.
     left: watch::Sender<u64>,
@@ -27,7 +29,6 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Roll {
     leases: HashMap<u64, Arc<Lease>>,
-    last_id: u64,
     /// Acquires and clean-ups that may still have a request at the store.
     errands: usize,
     /// Of the leases that ended: those that the store confirmed to be free, and the others.
@@ -39,6 +40,7 @@ impl Registry {
     pub(crate) fn new() -> Self {
         Self {
             roll: Mutex::default(),
+            last_id: AtomicU64::new(0),
             stage: watch::Sender::new(Stage::Open),
             left: watch::Sender::new(0),
         }
@@ -69,9 +71,7 @@ impl Registry {
     }
 
     pub(crate) fn next_id(&self) -> u64 {
-        let mut roll = self.roll();
-        roll.last_id += 1;
-        roll.last_id
+        self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(crate) fn enroll(&self, lease: &Arc<Lease>) {

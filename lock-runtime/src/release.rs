@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, Failure, Held, LeaseRef};
+use crate::backend::{BackendError, Failure, Held, LeaseRef, Release};
 use crate::clock::Instant;
 use crate::driver::Driver;
 use crate::engine::Engine;
@@ -25,8 +25,7 @@ pub(crate) fn release(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Option<Releas
     }
     engine.watchdog.forget(lease);
     let (reply, answer) = oneshot::channel();
-    let work = send_release(engine.clone(), lease.clone(), Some(reply));
-    engine.run(work);
+    engine.run(send_release(engine.clone(), lease.clone(), reply));
     Some(Releasing(answer))
 }
 
@@ -42,49 +41,70 @@ impl Future for Releasing {
     }
 }
 
+/// Frees `lease` at the store, however long it takes, and then calls the next in line. In this order: what
+/// is done is done before the holder is told.
 async fn send_release(
     engine: Arc<Engine>,
     lease: Arc<Lease>,
-    mut reply: Option<oneshot::Sender<Result<(), LockError>>>,
+    reply: oneshot::Sender<Result<(), LockError>>,
 ) {
-    let _ = timeout(engine.patience, lease.settled()).await;
-    let request = lease.to_release();
+    settle(&engine, std::slice::from_ref(&lease)).await;
+    let mut reply = Some(reply);
     let began = engine.clock.now();
     let mut pause = Duration::from_millis(5);
-    let mut tried_before = false;
-    let confirmed = loop {
-        let outcome = release_once(&engine, &request).await;
+    let mut unanswered = false;
+    loop {
+        let outcome = release_once(&engine, lease.to_release()).await;
         let now = engine.clock.now();
-        match outcome {
+        let error = match &outcome {
             Ok(held) => {
-                observe::released(&lease, held);
+                finish(&engine, &lease, &outcome);
                 // After a try without an answer, "not there" may be that try's doing.
-                let result = if held == Held::Yes || tried_before { Ok(()) } else { Err(lost()) };
-                answer(&mut reply, result);
-                break true;
+                let free = *held == Held::Yes || unanswered;
+                answer(&mut reply, if free { Ok(()) } else { Err(lost()) });
+                break;
             }
-            Err(error) => {
-                observe::not_released(&lease, &error);
-                let refused = error.failure() == Failure::Refused;
-                if refused || now.since(began) >= engine.patience {
-                    answer(&mut reply, Err(LockError::backend(error)));
-                    lease.pass_turns();
-                }
-                // Past this moment the store has forgotten the lease by itself.
-                if refused || now >= lease.stored_until() {
-                    break false;
-                }
+            // Past this moment the store has forgotten the lease by itself.
+            Err(error) if now >= lease.stored_until() => {
+                finish(&engine, &lease, &outcome);
+                answer(&mut reply, Err(LockError::backend(error.clone())));
+                break;
             }
+            Err(error) => error,
+        };
+        observe::not_released(&lease, error);
+        unanswered |= error.failure() == Failure::Unknown;
+        if error.failure() == Failure::Refused || now.since(began) >= engine.patience {
+            lease.pass_turns();
+            answer(&mut reply, Err(LockError::backend(error.clone())));
         }
-        tried_before = true;
         engine.clock.sleep_until(now + pause).await;
         pause = (pause * 2).min(Duration::from_secs(1));
-    };
-    lease.pass_turns();
-    engine.registry.strike(&lease, confirmed);
-    if let Some(until) = lease.haunted_until {
-        clean_up(&engine, lease.to_renew(), until, usize::MAX).await;
     }
+    if let Some(until) = lease.haunted_until {
+        let keep_until = lease.granted_at + lease.policy.min_hold;
+        clean_up(&engine, lease.to_store(), keep_until, until, usize::MAX).await;
+    }
+}
+
+/// Waits until no renewal of these leases is on its way.
+async fn settle(engine: &Engine, leases: &[Arc<Lease>]) {
+    let all = async {
+        for lease in leases {
+            lease.settled().await;
+        }
+    };
+    let _ = timeout(engine.patience, all).await;
+}
+
+/// Nothing more will be done about `lease`.
+fn finish(engine: &Engine, lease: &Arc<Lease>, outcome: &Result<Held, BackendError>) {
+    match outcome {
+        Ok(held) => observe::released(lease, *held),
+        Err(error) => observe::not_released(lease, error),
+    }
+    lease.pass_turns();
+    engine.registry.strike(lease, outcome.is_ok());
 }
 
 fn answer(
@@ -102,30 +122,30 @@ fn lost() -> LockError {
     )
 }
 
-/// Frees what an acquire that gave up may have left behind: `unanswered` of its requests were never
-/// answered and may be applied at any time, also later. Repeats the release until it has met them all,
-/// or until the store would have forgotten them by itself.
+/// Frees what requests may leave behind that were never answered: `unanswered` of them may have been
+/// applied, or may be applied yet. Repeats the release until it has met them all, or until the store
+/// answers at a time when it would have forgotten them by itself. Until `keep_until` the keys stay taken.
 pub(crate) async fn clean_up(
     engine: &Arc<Engine>,
-    mut leftover: LeaseRef,
+    leftover: LeaseRef,
+    keep_until: Instant,
     until: Instant,
     unanswered: usize,
 ) {
-    leftover.keep_for = Duration::ZERO;
     let _errand = engine.registry.clear_up();
     let mut met = 0;
     let mut pause = Duration::from_millis(20);
     while met < unanswered {
-        if matches!(release_once(engine, &leftover).await, Ok(Held::Yes)) {
-            met += 1;
-            continue;
-        }
+        let keep_for = keep_until.since(engine.clock.now());
+        let outcome = release_once(engine, Release { lease: leftover.clone(), keep_for }).await;
         let now = engine.clock.now();
-        if now >= until {
-            return;
+        match outcome {
+            Ok(_) if now >= until => return,
+            Ok(Held::Yes) if keep_for.is_zero() => met += 1,
+            Ok(_) | Err(_) => {}
         }
         tokio::select! {
-            () = engine.clock.sleep_until((now + pause).min(until)) => {}
+            () = engine.clock.sleep_until(now + pause) => {}
             // A shutdown does not wait for requests that may never arrive.
             () = engine.registry.closing() => return,
         }
@@ -133,34 +153,23 @@ pub(crate) async fn clean_up(
     }
 }
 
-async fn release_once(engine: &Engine, request: &LeaseRef) -> Result<Held, BackendError> {
-    let requests = std::slice::from_ref(request);
-    let outcomes = timeout(engine.patience, engine.store.release(requests)).await;
+async fn release_once(engine: &Engine, release: Release) -> Result<Held, BackendError> {
+    let outcomes = timeout(engine.patience, engine.store.release(&[release])).await;
     outcomes.unwrap_or_default().into_iter().next().unwrap_or_else(|| Err(silence()))
 }
 
 /// Frees all of `leases` in one round trip, whoever holds them. For the end of a shutdown.
-pub(crate) async fn release_all(engine: &Arc<Engine>, leases: Vec<Arc<Lease>>) {
-    let mut ours = Vec::new();
-    for lease in leases {
-        if lease.let_go() {
-            engine.watchdog.forget(&lease);
-            ours.push(lease);
-        }
+pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>>) {
+    leases.retain(|lease| lease.let_go());
+    for lease in &leases {
+        engine.watchdog.forget(lease);
     }
-    let requests: Vec<_> = ours.iter().map(|lease| lease.to_release()).collect();
-    let mut outcomes = timeout(engine.patience, engine.store.release(&requests))
-        .await
-        .unwrap_or_default()
-        .into_iter();
-    for lease in &ours {
-        let outcome = outcomes.next().unwrap_or_else(|| Err(silence()));
-        match &outcome {
-            Ok(held) => observe::released(lease, *held),
-            Err(error) => observe::not_released(lease, error),
-        }
-        lease.pass_turns();
-        engine.registry.strike(lease, outcome.is_ok());
+    settle(engine, &leases).await;
+    let releases: Vec<_> = leases.iter().map(|lease| lease.to_release()).collect();
+    let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
+    let mut outcomes = outcomes.unwrap_or_default().into_iter();
+    for lease in &leases {
+        finish(engine, lease, &outcomes.next().unwrap_or_else(|| Err(silence())));
     }
 }
 

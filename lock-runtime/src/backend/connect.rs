@@ -15,7 +15,9 @@ pub(crate) async fn connect(
     clock: Clock,
     patience: Duration,
 ) -> Result<Arc<dyn Store>, LockError> {
-    let Some((scheme, rest)) = url.split_once("://") else {
+    // What stands before the first `://` may also be a password, if the scheme was forgotten.
+    let parts = url.split_once("://").filter(|(scheme, _)| !scheme.contains([':', '@', '/']));
+    let Some((scheme, rest)) = parts else {
         return Err(LockError::new(ErrorKind::Config, "the store's URL has no scheme").remedy(
             "write for example `redis://127.0.0.1:6379`, or `memory://` for locks of one process",
         ));

@@ -1,13 +1,13 @@
 //! `memory://`: locks among the tasks of one process. For a first run, and for unit tests.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use once_cell::sync::Lazy;
 use tokio::sync::Notify;
 
-use super::{Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Owner};
+use super::{Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Owner, Release};
 use crate::clock::{Clock, Instant};
 use crate::fence::Fence;
 use crate::key::Key;
@@ -27,7 +27,6 @@ struct Shelf {
 #[derive(Debug, Default)]
 struct Slots {
     taken: HashMap<Key, Slot>,
-    last_fence: u64,
     /// Expired slots are swept when the map has grown to this.
     sweep_at: usize,
 }
@@ -109,8 +108,10 @@ impl Backend for Memory {
         if !claim.fencing {
             return Ok(Attempt::Granted { fence: None });
         }
-        slots.last_fence += 1;
-        Ok(Attempt::Granted { fence: Some(Fence::new(slots.last_fence)) })
+        // One for the process, so that a store that is opened again under its name goes on growing.
+        static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
+        let fence = Fence::new(LAST_FENCE.fetch_add(1, Ordering::Relaxed) + 1);
+        Ok(Attempt::Granted { fence: Some(fence) })
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -129,23 +130,21 @@ impl Backend for Memory {
         leases.iter().map(&mut renew).collect()
     }
 
-    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
         let now = self.0.clock.now();
         let mut slots = self.slots();
-        let mut release = |lease: &LeaseRef| {
+        let mut release = |Release { lease, keep_for }: &Release| {
             let held = slots.is_held(lease, now);
             for key in lease.keys.iter() {
                 match slots.taken.get_mut(key) {
                     Some(slot) if slot.owner != lease.owner => {}
-                    Some(slot) if lease.keep_for > Duration::ZERO => {
-                        slot.until = now + lease.keep_for;
-                    }
+                    Some(slot) if !keep_for.is_zero() => slot.until = now + *keep_for,
                     _ => drop(slots.taken.remove(key)),
                 }
             }
             Ok(yes_if(held))
         };
-        let outcomes = leases.iter().map(&mut release).collect();
+        let outcomes = releases.iter().map(&mut release).collect();
         drop(slots);
         self.0.freed.notify_waiters();
         outcomes

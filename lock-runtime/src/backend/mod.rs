@@ -44,7 +44,14 @@ pub struct LeaseRef {
     pub owner: Owner,
     /// The length to renew to.
     pub ttl: Duration,
-    /// On release: keep the keys taken for this long still. Zero frees them.
+}
+
+/// The end of a grant.
+#[derive(Clone, Debug)]
+pub struct Release {
+    /// What is let go.
+    pub lease: LeaseRef,
+    /// Keep the keys taken for this long still. Zero frees them at once.
     pub keep_for: Duration,
 }
 
@@ -93,7 +100,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Frees each lease, in one round trip. One outcome per lease, in order.
     fn release(
         &self,
-        leases: &[LeaseRef],
+        releases: &[Release],
     ) -> impl Future<Output = Vec<Result<Held, BackendError>>> + Send;
 
     /// Asks whether the lease is still its owner's, without changing anything.
@@ -114,7 +121,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Asks the store whether it is fit to serve.
     fn health(&self) -> impl Future<Output = Result<(), BackendError>> + Send;
 
-    /// Lets go of connections. Nothing is called afterwards.
+    /// Lets go of connections. Calls that come later may fail.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -165,6 +172,7 @@ impl BackendError {
     }
 
     /// The same error, where nothing had been sent yet that could have been applied.
+    #[cfg(feature = "redis")]
     pub(crate) fn before_sending(mut self) -> Self {
         if self.failure == Failure::Unknown {
             self.failure = Failure::NotNow;
@@ -211,7 +219,8 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait Store: Send + Sync {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Boxed<'a, Result<Attempt, BackendError>>;
     fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>>;
-    fn release<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>>;
+    fn release<'a>(&'a self, releases: &'a [Release])
+    -> Boxed<'a, Vec<Result<Held, BackendError>>>;
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
     fn changed(&self, keys: &[Key]) -> Option<Changed>;
     fn in_place(&self) -> bool;
@@ -228,8 +237,11 @@ impl<B: Backend> Store for B {
         Box::pin(Backend::renew(self, leases))
     }
 
-    fn release<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
-        Box::pin(Backend::release(self, leases))
+    fn release<'a>(
+        &'a self,
+        releases: &'a [Release],
+    ) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
+        Box::pin(Backend::release(self, releases))
     }
 
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{Attempt, Backend, Claim, Held, LeaseRef, Owner};
+use crate::backend::{Attempt, Backend, Claim, Held, LeaseRef, Owner, Release};
 use crate::clock::Clock;
 use crate::fence::Fence;
 use crate::key::Key;
@@ -126,7 +126,7 @@ impl<B: Backend> Suite<B> {
         let mine = claim(["kept"], LONG);
         granted(&self.one, &mine).await;
         let began = self.clock.now();
-        let kept = LeaseRef { keep_for: SHORT, ..lease(&mine) };
+        let kept = Release { lease: lease(&mine), keep_for: SHORT };
         assert_eq!(released(&self.one, &[kept]).await, [Held::Yes], "a release may keep the key");
         let theirs = claim(["kept"], LONG);
         busy(&self.other, &theirs).await;
@@ -167,13 +167,14 @@ impl<B: Backend> Suite<B> {
             granted(&self.one, claim).await;
         }
         let leases: Vec<_> = claims.iter().map(lease).collect();
+        let releases: Vec<_> = claims.iter().map(end).collect();
         let expected: Vec<_> =
             (0..10).map(|n| if n % 2 == 0 { Held::Yes } else { Held::No }).collect();
         let renewed: Vec<_> =
             self.one.renew(&leases).await.into_iter().map(Result::unwrap).collect();
         assert_eq!(renewed, expected, "a batch of renewals answers in order");
         assert_eq!(
-            released(&self.one, &leases).await,
+            released(&self.one, &releases).await,
             expected,
             "a batch of releases answers in order"
         );
@@ -268,12 +269,11 @@ fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Clai
 }
 
 fn lease(claim: &Claim) -> LeaseRef {
-    LeaseRef {
-        keys: claim.keys.clone(),
-        owner: claim.owner,
-        ttl: claim.ttl,
-        keep_for: Duration::ZERO,
-    }
+    LeaseRef { keys: claim.keys.clone(), owner: claim.owner, ttl: claim.ttl }
+}
+
+fn end(claim: &Claim) -> Release {
+    Release { lease: lease(claim), keep_for: Duration::ZERO }
 }
 
 async fn granted<B: Backend>(backend: &B, claim: &Claim) -> Option<Fence> {
@@ -295,11 +295,11 @@ async fn renew<B: Backend>(backend: &B, claim: &Claim) -> Held {
 }
 
 async fn release<B: Backend>(backend: &B, claim: &Claim) -> Held {
-    one(backend.release(&[lease(claim)]).await)
+    one(backend.release(&[end(claim)]).await)
 }
 
-async fn released<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<Held> {
-    backend.release(leases).await.into_iter().map(Result::unwrap).collect()
+async fn released<B: Backend>(backend: &B, releases: &[Release]) -> Vec<Held> {
+    backend.release(releases).await.into_iter().map(Result::unwrap).collect()
 }
 
 async fn holds<B: Backend>(backend: &B, claim: &Claim) -> Held {

@@ -5,7 +5,9 @@ use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::{Attempt, Backend, BackendError, Changed, Claim, Failure, Held, LeaseRef};
+use crate::backend::{
+    Attempt, Backend, BackendError, Changed, Claim, Failure, Held, LeaseRef, Release,
+};
 use crate::key::Key;
 
 /// What goes wrong with one request.
@@ -152,12 +154,12 @@ impl<B: Backend> Backend for Faulty<B> {
         answer
     }
 
-    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
         let fault = self.faults.meet(Operation::Release);
         if let Err(error) = fault.before().await {
-            return leases.iter().map(|_| Err(error.clone())).collect();
+            return releases.iter().map(|_| Err(error.clone())).collect();
         }
-        let answer = self.backend.release(leases).await;
+        let answer = self.backend.release(releases).await;
         fault.after().await;
         answer
     }

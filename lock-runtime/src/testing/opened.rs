@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{self, Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Store};
+use crate::backend::{
+    self, Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Release, Store,
+};
 use crate::clock::Clock;
 use crate::error::LockError;
 use crate::key::Key;
@@ -29,8 +31,8 @@ impl Backend for Opened {
         self.0.renew(leases).await
     }
 
-    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        self.0.release(leases).await
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+        self.0.release(releases).await
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {

@@ -20,6 +20,8 @@ local fence = ''
 if ARGV[3] == '1' then
   local time = redis.call('TIME')
   local last = tonumber(redis.call('GET', KEYS[#KEYS]) or '0') or 0
+  -- No fence of ours, and a double cannot count on from there.
+  if not (last < 9007199254740991) then last = 0 end
   fence = string.format('%.0f', math.max(last + 1, time[1] * 1000000 + time[2]))
   redis.call('SET', KEYS[#KEYS], fence)
 end

@@ -52,6 +52,7 @@ impl Endpoint {
         }
         match url.path().trim_matches('/') {
             "" => {}
+            rest if rest.contains('@') => return Err(broken_password("/", "%2F")),
             database => {
                 let database = database.parse::<u16>().map_err(|_| {
                     wrong(format!("`/{database}` in the URL is not a database number"))
@@ -67,6 +68,9 @@ impl Endpoint {
 fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
     let encrypted = url.scheme() == "rediss";
     let mut files = TlsFiles::default();
+    if url.query().is_some_and(|query| query.contains('@')) {
+        return Err(broken_password("?", "%3F"));
+    }
     for (name, value) in url.query_pairs() {
         let file = match &*name {
             "ca" => &mut files.ca,
@@ -84,7 +88,8 @@ fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
         *file = Some(value.into_owned());
     }
     if files.cert.is_some() != files.key.is_some() {
-        return Err(wrong("a client certificate needs both `?cert=` and `&key=`"));
+        return Err(wrong("a client certificate needs both `?cert=` and `&key=`")
+            .remedy("write `rediss://host:6379?cert=/path.pem&key=/path.key`"));
     }
     Ok(encrypted.then_some(files))
 }
@@ -93,6 +98,13 @@ fn decoded(part: &str) -> Result<String, LockError> {
     let text = percent_decode_str(part).decode_utf8();
     text.map(Into::into)
         .map_err(|_| wrong("user or password in the URL is not percent-encoded UTF-8"))
+}
+
+/// What follows is perhaps the rest of a password, and not to be shown.
+#[cold]
+fn broken_password(character: &str, encoded: &str) -> LockError {
+    wrong(format!("there is an `@` behind the first `{character}` of the URL"))
+        .remedy(format!("percent-encode a `{character}` in the password as `{encoded}`"))
 }
 
 #[cold]
@@ -139,6 +151,10 @@ mod tests {
             "redis://:c4n4ry@host#insecure",
             "rediss://:c4n4ry@host?cert=/x.pem",
             "redis://:c4n4ry%ff@host",
+            "redis://worker:1/c4n4ry@host",
+            "redis://worker:1?c4n4ry@host",
+            "redis://worker:1?c4n4ry=@host",
+            "redis://worker:1#c4n4ry@host",
         ] {
             let error = Endpoint::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");

@@ -20,7 +20,7 @@ use self::endpoint::Endpoint;
 use self::node::Node;
 use self::script::{ACQUIRE, By, RELEASE, RENEW, Script};
 use self::stream::Dialer;
-use super::{Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef};
+use super::{Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef, Release};
 use crate::clock::Clock;
 use crate::error::LockError;
 use crate::fence::Fence;
@@ -64,17 +64,16 @@ impl Redis {
         }
     }
 
-    /// Calls a script for each of `leases`, in one write. `number` is the script's second argument.
+    /// Calls a script for each of `leases`, in one write. The span is the script's second argument.
     async fn call_all(
         &self,
         script: &Script,
-        leases: &[LeaseRef],
-        number: impl Fn(&LeaseRef) -> Duration,
+        leases: &[(&LeaseRef, Duration)],
     ) -> Vec<Result<Held, BackendError>> {
-        let calls = |by: By, leases: &mut dyn Iterator<Item = &LeaseRef>| {
+        let calls = |by: By, leases: &mut dyn Iterator<Item = &(&LeaseRef, Duration)>| {
             let mut calls = Pipeline::with_capacity(leases.size_hint().0);
-            for lease in leases {
-                let millis = millis(number(lease));
+            for (lease, span) in leases {
+                let millis = millis(*span);
                 let args = [lease.owner.as_bytes(), millis.as_bytes()];
                 calls.add_command(script.call(by, &lease.keys, None, &args));
             }
@@ -135,11 +134,14 @@ impl Backend for Redis {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        self.call_all(&RENEW, leases, |lease| lease.ttl).await
+        let leases: Vec<_> = leases.iter().map(|lease| (lease, lease.ttl)).collect();
+        self.call_all(&RENEW, &leases).await
     }
 
-    async fn release(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        self.call_all(&RELEASE, leases, |lease| lease.keep_for).await
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+        let leases: Vec<_> =
+            releases.iter().map(|release| (&release.lease, release.keep_for)).collect();
+        self.call_all(&RELEASE, &leases).await
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {

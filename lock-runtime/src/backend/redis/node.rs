@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, RedisError, Value};
-use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
@@ -33,13 +32,18 @@ struct Shared {
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
     line: Mutex<Line>,
-    /// Makes the keeper replace the connection.
-    replace: Notify,
 }
 
 enum Line {
-    Up { connection: MultiplexedConnection, silence: Silence },
+    Up(Connection),
     Down(BackendError),
+}
+
+struct Connection {
+    requests: MultiplexedConnection,
+    /// The task that moves its bytes. Without it every request fails at once.
+    mover: AbortHandle,
+    silence: Silence,
 }
 
 /// Requests that were given up since the connection last answered one.
@@ -49,27 +53,16 @@ struct Silence {
     unanswered: usize,
 }
 
-/// A connection and the task that moves its bytes.
-struct Fresh {
-    connection: MultiplexedConnection,
-    mover: JoinHandle<()>,
-}
-
 impl Node {
     pub(super) async fn connect(
         dialer: Dialer,
         clock: Clock,
         patience: Duration,
     ) -> Result<Self, BackendError> {
-        let fresh = open(&dialer, patience).await?;
-        let shared = Arc::new(Shared {
-            dialer,
-            clock,
-            patience,
-            line: Mutex::new(Line::up(fresh.connection)),
-            replace: Notify::new(),
-        });
-        let keeper = tokio::spawn(shared.clone().keep(fresh.mover)).abort_handle();
+        let (connection, mover) = open(&dialer, patience).await?;
+        let line = Mutex::new(Line::Up(connection));
+        let shared = Arc::new(Shared { dialer, clock, patience, line });
+        let keeper = tokio::spawn(shared.clone().keep(mover)).abort_handle();
         Ok(Self { shared, keeper })
     }
 
@@ -150,12 +143,10 @@ impl Drop for Pending<'_> {
 
 impl Shared {
     fn connection(&self) -> Result<MultiplexedConnection, BackendError> {
-        match &*self.line() {
-            Line::Up { silence, .. } if silence.is_too_long(self.clock.now(), self.patience) => {
-                self.replace.notify_one();
-                Err(self.silent())
-            }
-            Line::Up { connection, .. } => Ok(connection.clone()),
+        let mut line = self.line();
+        self.give_up_if_silent(&mut line);
+        match &*line {
+            Line::Up(connection) => Ok(connection.requests.clone()),
             Line::Down(error) => Err(error.clone()),
         }
     }
@@ -163,7 +154,7 @@ impl Shared {
     /// Answers come in the order of the requests: one for a request sent at `sent` vouches for all
     /// that were sent before.
     fn note_answer(&self, sent: Instant) {
-        if let Line::Up { silence, .. } = &mut *self.line()
+        if let Line::Up(Connection { silence, .. }) = &mut *self.line()
             && silence.since.is_some_and(|since| since <= sent)
         {
             *silence = Silence::default();
@@ -171,12 +162,22 @@ impl Shared {
     }
 
     fn note_silence(&self, sent: Instant) {
-        if let Line::Up { silence, .. } = &mut *self.line() {
+        let mut line = self.line();
+        if let Line::Up(Connection { silence, .. }) = &mut *line {
             silence.since.get_or_insert(sent);
             silence.unanswered += 1;
-            if silence.is_too_long(self.clock.now(), self.patience) {
-                self.replace.notify_one();
-            }
+        }
+        self.give_up_if_silent(&mut line);
+    }
+
+    /// Ends a connection that answers nothing any more, with all that is left on it; the keeper then
+    /// makes another.
+    fn give_up_if_silent(&self, line: &mut Line) {
+        if let Line::Up(Connection { silence, mover, .. }) = line
+            && silence.is_too_long(self.clock.now(), self.patience)
+        {
+            mover.abort();
+            *line = Line::Down(self.silent());
         }
     }
 
@@ -184,12 +185,13 @@ impl Shared {
     async fn keep(self: Arc<Self>, mover: JoinHandle<()>) {
         let mut mover = AbortOnDrop(mover);
         loop {
-            let why = tokio::select! {
-                _ = &mut mover.0 => self.lost(),
-                () = self.replace.notified() => self.silent(),
-            };
-            *self.line() = Line::Down(why);
-            // The old connection ends here, with what was left on it.
+            let _ = (&mut mover.0).await;
+            {
+                let mut line = self.line();
+                if let Line::Up(_) = &*line {
+                    *line = Line::Down(self.lost());
+                }
+            }
             mover = self.reconnect().await;
         }
     }
@@ -199,8 +201,8 @@ impl Shared {
         loop {
             tokio::time::sleep(jitter::below(pause)).await;
             match open(&self.dialer, self.patience).await {
-                Ok(Fresh { connection, mover }) => {
-                    *self.line() = Line::up(connection);
+                Ok((connection, mover)) => {
+                    *self.line() = Line::Up(connection);
                     return AbortOnDrop(mover);
                 }
                 Err(error) => *self.line() = Line::Down(error),
@@ -228,12 +230,6 @@ impl Shared {
     }
 }
 
-impl Line {
-    fn up(connection: MultiplexedConnection) -> Self {
-        Self::Up { connection, silence: Silence::default() }
-    }
-}
-
 impl Silence {
     fn is_too_long(&self, now: Instant, patience: Duration) -> bool {
         self.unanswered > MAX_UNANSWERED
@@ -249,27 +245,36 @@ impl Drop for AbortOnDrop {
     }
 }
 
-async fn open(dialer: &Dialer, patience: Duration) -> Result<Fresh, BackendError> {
+async fn open(
+    dialer: &Dialer,
+    patience: Duration,
+) -> Result<(Connection, JoinHandle<()>), BackendError> {
     let silence = || {
         let message = format!("Redis at {} did not answer within {patience:?}", dialer.endpoint());
         BackendError::new(Failure::NotNow, message)
-            .remedy("check that the server is up and reachable, and that the port speaks Redis; TLS needs `rediss://`")
+            .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
     };
     timeout(patience, log_in(dialer)).await.unwrap_or_else(|_| Err(silence()))
 }
 
-async fn log_in(dialer: &Dialer) -> Result<Fresh, BackendError> {
+async fn log_in(dialer: &Dialer) -> Result<(Connection, JoinHandle<()>), BackendError> {
     let login = dialer.endpoint().login.clone();
-    let (connection, mover) = match speak(dialer, &login).await? {
+    let (requests, mover) = match speak(dialer, &login).await? {
         Ok(connected) => connected,
         // Older servers and some proxies know RESP2 only, which serves as well.
-        Err(error) if error.kind() == redis::ErrorKind::RESP3NotSupported => {
+        Err(error) if knows_no_hello(&error) => {
             let login = login.set_protocol(ProtocolVersion::RESP2);
             speak(dialer, &login).await?.map_err(|error| refused(dialer, error))?
         }
         Err(error) => return Err(refused(dialer, error)),
     };
-    Ok(Fresh { connection, mover })
+    let silence = Silence::default();
+    Ok((Connection { requests, mover: mover.abort_handle(), silence }, mover))
+}
+
+fn knows_no_hello(error: &RedisError) -> bool {
+    let unknown = |detail: &str| detail.contains("unknown command");
+    error.kind() == redis::ErrorKind::RESP3NotSupported || error.detail().is_some_and(unknown)
 }
 
 async fn speak(

@@ -3,8 +3,10 @@
 -- Reply 1 if all were the owner's, 0 if at least one was not
 local all = 1
 for i = 1, #KEYS do
-  -- pcall: a key of another type is somebody else's
-  if redis.pcall('GET', KEYS[i]) ~= ARGV[1] then
+  local holder = redis.pcall('GET', KEYS[i])
+  -- a key of another type is somebody else's; any other error says nothing about whose it is
+  if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE') then return holder end
+  if holder ~= ARGV[1] then
     all = 0
   elseif ARGV[2] == '0' then
     redis.call('DEL', KEYS[i])

@@ -12,14 +12,34 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
 /// Sorts `error`, which came from the server at `server` after a request was sent.
 pub(super) fn failure(server: &str, error: RedisError) -> BackendError {
     let (failure, what, remedy) = match error.code() {
-        Some(code) => refusal(code, &error),
+        Some(code) => {
+            let (code, detail) = unscripted(code, error.detail().unwrap_or_default());
+            refusal(code, detail)
+        }
         None => breakdown(&error),
     };
     BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy).because(error)
 }
 
-fn refusal(code: &str, error: &RedisError) -> (Failure, String, &'static str) {
-    let detail = error.detail().unwrap_or_default();
+/// The refusal of a command inside a script as it would be outside. Up to 6.2 a server answers `ERR
+/// Error running script (call to f_<hash>): @user_script:9: CODE detail`, later ones `CODE detail
+/// script: <hash>, on @user_script:9.`
+fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
+    let inner = detail
+        .strip_prefix("Error running script")
+        .and_then(|rest| rest.split_once("@user_script:"))
+        .and_then(|(_, rest)| rest.split_once(": "))
+        .and_then(|(_, inner)| inner.trim_start_matches('-').split_once(' '));
+    if let Some((code, detail)) = inner
+        && !code.is_empty()
+        && code.bytes().all(|byte| byte.is_ascii_uppercase())
+    {
+        return (code, detail.trim_end());
+    }
+    (code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
+}
+
+fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
     let said = format!("answered {code} {detail}");
     match code {
         "NOAUTH" => (
@@ -35,7 +55,7 @@ fn refusal(code: &str, error: &RedisError) -> (Failure, String, &'static str) {
         "NOPERM" => (
             Failure::Refused,
             said,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +client|setinfo +select` on the lock keys and on `lock_runtime:fence` (behind the pool's prefix)",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select` on the lock keys and on `lock_runtime:fence` (behind the pool's prefix)",
         ),
         "WRONGTYPE" => (
             Failure::Refused,
@@ -84,17 +104,15 @@ fn refusal(code: &str, error: &RedisError) -> (Failure, String, &'static str) {
 fn breakdown(error: &RedisError) -> (Failure, String, &'static str) {
     const CHECK: &str =
         "check that the server is up and reachable, and the host and port in the URL";
+    const HANGS_UP: &str = "check that the server is up, and the host and port in the URL; it also hangs up at `maxclients` connections, on clients without TLS (`rediss://`) and on those without a certificate (`?cert=/path.pem&key=/path.key`)";
     match error.kind() {
         ErrorKind::AuthenticationFailed => (
             Failure::Refused,
             "does not accept the user or the password".to_owned(),
             "check both in the URL; special characters are percent-encoded there",
         ),
-        ErrorKind::Io if error.is_connection_refusal() => {
-            (Failure::NotNow, "refuses connections".to_owned(), CHECK)
-        }
         ErrorKind::Io => {
-            (Failure::Unknown, "closed the connection before it answered".to_owned(), CHECK)
+            (Failure::Unknown, "closed the connection before it answered".to_owned(), HANGS_UP)
         }
         ErrorKind::Parse => (
             Failure::Unknown,
@@ -102,5 +120,35 @@ fn breakdown(error: &RedisError) -> (Failure, String, &'static str) {
             "check the port in the URL; TLS needs `rediss://`",
         ),
         _ => (Failure::Unknown, format!("failed: {error}"), CHECK),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_inside_a_script_is_told_as_one_outside() {
+        let plain = ("READONLY", "You can't write against a read only replica.");
+        for (code, detail) in [
+            plain,
+            (
+                "READONLY",
+                "You can't write against a read only replica. script: d524, on @user_script:28.",
+            ),
+            (
+                "ERR",
+                "Error running script (call to f_d524): @user_script:28: READONLY You can't write against a read only replica. ",
+            ),
+            (
+                "ERR",
+                "Error running script (call to f_d524): @user_script:28: -READONLY You can't write against a read only replica.",
+            ),
+        ] {
+            assert_eq!(unscripted(code, detail), plain, "{code} {detail}");
+        }
+        let odd = "Error running script (call to f_d524): @user_script:2: user_script:2: attempt to call a nil value";
+        assert_eq!(unscripted("ERR", odd), ("ERR", odd));
+        assert_eq!(unscripted("ERR", "syntax error"), ("ERR", "syntax error"));
     }
 }

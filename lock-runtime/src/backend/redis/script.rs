@@ -30,11 +30,12 @@ impl Script {
 
     /// A call with `keys` and, if given, one key more.
     pub(super) fn call(&self, by: By, keys: &[Key], last_key: Option<&str>, args: &[&[u8]]) -> Cmd {
-        let mut call = match by {
-            By::Hash => redis::cmd("EVALSHA").arg(&self.sha).to_owned(),
-            By::Text => redis::cmd("EVAL").arg(self.text).to_owned(),
+        let (command, script) = match by {
+            By::Hash => ("EVALSHA", self.sha.as_str()),
+            By::Text => ("EVAL", self.text),
         };
-        call.arg(keys.len() + usize::from(last_key.is_some()));
+        let mut call = redis::cmd(command);
+        call.arg(script).arg(keys.len() + usize::from(last_key.is_some()));
         for key in keys {
             call.arg(key.as_str());
         }

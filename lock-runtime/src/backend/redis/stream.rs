@@ -1,13 +1,17 @@
 //! A byte stream to a server: TCP without delay, and TLS over it where the URL says so.
 
 use std::io;
+use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use super::endpoint::Endpoint;
 use crate::backend::{BackendError, Failure};
 use crate::error::LockError;
+
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -56,6 +60,11 @@ impl Dialer {
             .map_err(|error| self.unreachable(error))?;
         // Nagle's algorithm holds a second small request back behind an unanswered first.
         tcp.set_nodelay(true).map_err(|error| self.unreachable(error))?;
+        // Notices a peer that is gone without a word, also while nothing is sent.
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        SockRef::from(&tcp)
+            .set_tcp_keepalive(&keepalive)
+            .map_err(|error| self.unreachable(error))?;
         #[cfg(feature = "rediss")]
         if let Some(tls) = &self.tls {
             let stream = tls.connect(tcp).await.map_err(|error| self.untrusted(error))?;
