@@ -221,16 +221,19 @@ fn times(args: &Args, errors: &mut Errors) {
                 every.span,
                 "a lease cannot be renewed every `0s`\nhelp: `renew = false` turns renewal off",
             );
-        } else if let Some(ttl) = ttl.filter(|ttl| every.value >= ttl.value) {
+        } else if let Some(ttl) = ttl.filter(|ttl| every.value > ttl.value / 2) {
             let message = format!(
-                "the lease would end before it is renewed: its `ttl` is {:?}\nhelp: `renew = true` renews after a third of it",
+                "`renew` is more than half of the `ttl`, {:?}: there is no time left to renew again if that fails\nhelp: `renew = true` renews after a third of it",
                 ttl.value
             );
             errors.push(every.span, message);
         }
     }
-    if let Some(max) = max_hold.filter(|max| max.value.is_zero()) {
-        errors.push(max.span, "a `max_hold` of zero is over before the body starts");
+    if let Some(max) = max_hold.filter(|max| max.value < SHORTEST_TTL) {
+        errors.push(
+            max.span,
+            "`max_hold` is at least `\"10ms\"`: anything less is over before the body starts",
+        );
     } else if let (Some(max), Some(min)) = (max_hold, min_hold)
         && min.value > max.value
     {

@@ -1,6 +1,6 @@
 use lock_runtime::distributed_lock;
 
-#[distributed_lock(key = "order:<id>", ttl = "5s", renew = "5s")]
+#[distributed_lock(key = "order:<id>", ttl = "5s", renew = "2600ms")]
 async fn settle(id: u64) -> Result<(), lock_runtime::LockError> {
     Ok(())
 }
