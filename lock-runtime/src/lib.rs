@@ -73,7 +73,7 @@ mod site;
 pub mod testing;
 mod watchdog;
 
-#[cfg(all(doctest, feature = "macros"))]
+#[cfg(all(doctest, feature = "macros", feature = "testing"))]
 #[doc = include_str!("../../README.md")]
 mod readme {}
 

@@ -1,0 +1,126 @@
+//! A store of your own is one type: here a table in memory that stands for whatever you have. It passes the
+//! same suite as the built-in stores, and then keeps the locks of a pool.
+//!
+//! ```text
+//! cargo run --example custom_backend
+//! ```
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lock_runtime::backend::{
+    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Owner, Release,
+};
+use lock_runtime::{Fence, Key, LockPool, distributed_lock, testing};
+use tokio::time::Instant;
+
+/// All connections to it share one table.
+#[derive(Clone, Default)]
+struct Table(Arc<Mutex<Rows>>);
+
+#[derive(Default)]
+struct Rows {
+    by_key: HashMap<Key, Row>,
+    last_fence: u64,
+}
+
+struct Row {
+    owner: Owner,
+    expires: Instant,
+}
+
+impl Rows {
+    fn holder(&self, key: &Key) -> Option<&Row> {
+        self.by_key.get(key).filter(|row| row.expires > now())
+    }
+
+    fn held(&self, lease: &LeaseRef) -> Held {
+        let ours = |key| self.holder(key).is_some_and(|row| row.owner == lease.owner);
+        if lease.keys.iter().all(ours) { Held::Yes } else { Held::No }
+    }
+
+    fn take(&mut self, keys: &[Key], owner: Owner, span: Duration) {
+        for key in keys {
+            self.by_key.insert(key.clone(), Row { owner, expires: now() + span });
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+impl Backend for Table {
+    // One attempt; the pool sees to waiting, retries and time limits.
+    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+        let mut rows = self.0.lock().unwrap();
+        let rivals = claim
+            .keys
+            .iter()
+            .filter_map(|key| rows.holder(key))
+            .filter(|row| row.owner != claim.owner);
+        if let Some(expires) = rivals.map(|row| row.expires).max() {
+            return Ok(Attempt::Busy { free_in: Some(expires - now()) });
+        }
+        rows.take(&claim.keys, claim.owner, claim.ttl);
+        rows.last_fence += 1;
+        Ok(Attempt::Granted { fence: claim.fencing.then_some(Fence::new(rows.last_fence)) })
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        let mut rows = self.0.lock().unwrap();
+        let mut renew = |lease: &LeaseRef| {
+            let held = rows.held(lease);
+            if held == Held::Yes {
+                rows.take(&lease.keys, lease.owner, lease.ttl);
+            }
+            Ok(held)
+        };
+        leases.iter().map(&mut renew).collect()
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+        let mut rows = self.0.lock().unwrap();
+        let mut release = |Release { lease, keep_for }: &Release| {
+            let held = rows.held(lease);
+            // Never what is somebody else's, also when only some of the keys are still ours.
+            let ours: Vec<Key> = lease
+                .keys
+                .iter()
+                .filter(|key| rows.holder(key).is_some_and(|row| row.owner == lease.owner))
+                .cloned()
+                .collect();
+            rows.take(&ours, lease.owner, *keep_for);
+            Ok(held)
+        };
+        releases.iter().map(&mut release).collect()
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        Ok(self.0.lock().unwrap().held(lease))
+    }
+
+    async fn health(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
+
+#[distributed_lock(key = "report:<day>", pool = "table", guard = lock)]
+async fn report(day: u32) -> Result<Option<Fence>, lock_runtime::LockError> {
+    Ok(lock.fence())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), lock_runtime::LockError> {
+    let table = Table::default();
+    testing::conformance(table.clone(), table.clone()).await;
+    println!("the table passes the suite");
+
+    let pool = LockPool::with_backend(table).connect().await?;
+    lock_runtime::install("table", pool)?;
+    println!("day 1 was reported under fence {:?}", report(1).await?);
+    lock_runtime::shutdown(Duration::from_secs(1)).await;
+    Ok(())
+}
