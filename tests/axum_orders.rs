@@ -1,1 +1,192 @@
 //! Two instances of the web example settle every order once.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lock_tests::{Monitor, RedisServer, Worker, eventually, eventually_async, example};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+const REQUESTS: usize = 2_000;
+const ORDERS: usize = 50;
+const CLIENTS: usize = 32;
+const CLOSED: usize = 200;
+/// Time for what takes a moment; the example's ttl is 5 s.
+const SOON: Duration = Duration::from_secs(3);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_order_is_settled_once() {
+    let server = RedisServer::start();
+    let ledger = tempfile::tempdir().unwrap();
+    let instances =
+        [Instance::start(&server, ledger.path()), Instance::start(&server, ledger.path())];
+    let addresses = [instances[0].address.clone(), instances[1].address.clone()];
+
+    // All clients are after the same order at a time, half of them at each instance.
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS {
+        let (next, address) = (next.clone(), addresses[client % 2].clone());
+        clients.spawn(async move {
+            let mut connection = Client::connect(&address).await;
+            let mut answers = Vec::new();
+            loop {
+                let request = next.fetch_add(1, Ordering::SeqCst);
+                if request >= REQUESTS {
+                    return answers;
+                }
+                let order = request * ORDERS / REQUESTS;
+                answers.push((order, connection.settle(order).await));
+            }
+        });
+    }
+    let answers: Vec<(usize, u16)> = clients.join_all().await.into_iter().flatten().collect();
+    assert_eq!(answers.len(), REQUESTS);
+    let mut settled: BTreeMap<usize, usize> = (0..ORDERS).map(|order| (order, 0)).collect();
+    let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
+    for (order, status) in answers {
+        *counts.entry(status).or_default() += 1;
+        if status == 200 {
+            *settled.get_mut(&order).unwrap() += 1;
+        }
+    }
+    println!("answers: {counts:?}");
+    assert!(settled.values().all(|times| *times == 1), "{settled:?}");
+    assert!(counts.keys().all(|status| [200, 409, 503].contains(status)), "{counts:?}");
+    for order in 0..ORDERS {
+        assert_eq!(entries(ledger.path(), order), 1, "order {order}");
+    }
+
+    let cut = close_in_mid_handler(&server, &addresses, ledger.path()).await;
+
+    // The service goes on, and does what was cut short.
+    let mut client = Client::connect(&addresses[0]).await;
+    for order in &cut {
+        assert_eq!(client.settle(*order).await, 200, "order {order}");
+        assert_eq!(entries(ledger.path(), *order), 1, "order {order}");
+    }
+
+    // Some are at work when the signal comes.
+    let mut late = JoinSet::new();
+    for n in 0..8 {
+        let address = addresses[n % 2].clone();
+        late.spawn(async move { Client::connect(&address).await.settle(3_000 + n).await });
+    }
+    eventually_async(SOON, "a late request is at work", async || {
+        server.cli(&["EXISTS", "order:3000", "order:3001", "order:3002", "order:3003"]) != "0"
+    })
+    .await;
+    for Instance { worker, .. } in &instances {
+        worker.terminate();
+    }
+    for Instance { worker, .. } in &instances {
+        let status = worker.wait_for_exit(Duration::from_secs(10));
+        assert!(status.success(), "{status}: {:#?}", worker.stderr());
+        let report = worker.stdout().pop().unwrap();
+        assert!(report.contains("Ok(") && report.contains("abandoned: 0"), "{report}");
+        assert_eq!(worker.stderr(), [""; 0]);
+    }
+    assert_eq!(server.cli(&["KEYS", "order:*"]), "");
+    drop(late);
+}
+
+/// Closes sockets while their handlers hold locks. Returns the orders that were thereby not settled.
+async fn close_in_mid_handler(
+    server: &RedisServer,
+    addresses: &[String; 2],
+    ledger: &Path,
+) -> Vec<usize> {
+    let orders: Vec<usize> = (1_000..1_000 + CLOSED).collect();
+    let monitor = Monitor::start(server);
+    for group in orders.chunks(20) {
+        let mut clients = Vec::new();
+        for (n, order) in group.iter().enumerate() {
+            let mut client = Client::connect(&addresses[n % 2]).await;
+            client.ask(*order).await;
+            clients.push(client);
+        }
+        eventually_async(SOON, "handlers are at work", async || {
+            let locked = server.cli(&["KEYS", "order:*"]).lines().count();
+            locked >= group.len() / 2 || group.iter().any(|order| entries(ledger, *order) > 0)
+        })
+        .await;
+        drop(clients);
+    }
+    eventually(SOON, "no lock is left behind", || server.cli(&["KEYS", "order:*"]).is_empty());
+    let taken = monitor.settled().iter().filter(|ran| ran.name() == "SET").count();
+    let cut: Vec<usize> = orders.into_iter().filter(|order| entries(ledger, *order) == 0).collect();
+    println!("{CLOSED} closed sockets: {taken} handlers had begun, {} were cut short", cut.len());
+    assert!(taken > CLOSED / 4 && cut.len() > CLOSED / 4, "{taken} begun, {} cut", cut.len());
+    cut
+}
+
+/// How often the order was settled.
+fn entries(ledger: &Path, order: usize) -> usize {
+    let text = fs::read_to_string(ledger.join(order.to_string())).unwrap_or_default();
+    text.lines().filter(|line| *line == "settled").count()
+}
+
+struct Instance {
+    worker: Worker,
+    address: String,
+}
+
+impl Instance {
+    fn start(server: &RedisServer, ledger: &Path) -> Self {
+        let args = [&server.url(), "0", ledger.to_str().unwrap()];
+        let worker = Worker::start(&example("axum_orders"), &args);
+        let line = worker.wait_for_line(SOON, |line| line.starts_with("listening on "));
+        let address = line.trim_start_matches("listening on ").to_owned();
+        Self { worker, address }
+    }
+}
+
+/// A connection that is kept alive.
+struct Client {
+    stream: TcpStream,
+    received: Vec<u8>,
+}
+
+impl Client {
+    async fn connect(address: &str) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream, received: Vec::new() }
+    }
+
+    async fn settle(&mut self, order: usize) -> u16 {
+        self.ask(order).await;
+        let answer = tokio::time::timeout(Duration::from_secs(30), self.answer());
+        answer.await.expect("every request is answered")
+    }
+
+    async fn ask(&mut self, order: usize) {
+        let request = format!(
+            "POST /orders/{order}/settle HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
+        );
+        self.stream.write_all(request.as_bytes()).await.unwrap();
+    }
+
+    async fn answer(&mut self) -> u16 {
+        loop {
+            let text = String::from_utf8_lossy(&self.received).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+                let length: usize = length.map_or(0, |length| length.parse().unwrap());
+                if body.len() >= length {
+                    self.received.drain(..head.len() + 4 + length);
+                    return head.split(' ').nth(1).unwrap().parse().unwrap();
+                }
+            }
+            let read = self.stream.read_buf(&mut self.received).await.unwrap();
+            assert!(read > 0, "the server hung up: {text:?}");
+        }
+    }
+}

@@ -1,1 +1,473 @@
 //! An acquire that is dropped leaves nothing behind.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lock_runtime::testing::{Fault, Faulty, Operation, open};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
+use lock_tests::poll::drop_at_every_poll;
+use lock_tests::proxy::{Action, named};
+use lock_tests::{FaultProxy, Monitor, RedisServer, eventually, eventually_async};
+use tokio::sync::Mutex;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const KEY: &str = "order:7";
+/// Of what is dropped. Nothing below waits as long as this, so that no ttl hides what was left.
+const TTL: Duration = ms(20_000);
+/// Of what is dropped, too: were it held by anybody, it would show.
+const RENEW: Duration = ms(300);
+const PROMPT: Duration = ms(5_000);
+
+struct Scene {
+    server: RedisServer,
+    /// Whose acquires are dropped.
+    ours: LockPool,
+    /// As another process would have it.
+    theirs: LockPool,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let server = RedisServer::start();
+        let ours = LockPool::connect(&server.url()).await.unwrap();
+        let theirs = LockPool::connect(&server.url()).await.unwrap();
+        Self { server, ours, theirs }
+    }
+
+    fn holder_of(&self, key: &str) -> String {
+        self.server.cli(&["GET", key])
+    }
+
+    /// Neither in the store nor in the line of our pool is anybody in the way.
+    async fn all_can_have(&self, key: &str) {
+        for pool in [&self.ours, &self.theirs, &self.ours] {
+            let guard = pool.lock(key).wait(PROMPT).acquire().await;
+            guard.unwrap().release().await.unwrap();
+        }
+        assert_eq!(self.holder_of(key), "(nil)");
+    }
+}
+
+/// What is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Api {
+    Acquire,
+    TryAcquire,
+    Run,
+    Attribute,
+}
+
+#[distributed_lock(key = "order:<id>", ttl = "20s", renew = "300ms", wait = "300ms", pool = pool)]
+async fn annotated(pool: LockPool, id: u32) -> Result<(), LockError> {
+    tokio::task::yield_now().await;
+    Ok(())
+}
+
+impl Api {
+    fn call(self, pool: &LockPool) -> Pin<Box<dyn Future<Output = ()>>> {
+        let request = pool.lock(KEY).ttl(TTL).renew(RENEW).wait(ms(300));
+        let pool = pool.clone();
+        Box::pin(async move {
+            match self {
+                Self::Acquire => drop(request.acquire().await),
+                Self::TryAcquire => drop(request.try_acquire().await),
+                Self::Run => drop(request.run(tokio::task::yield_now()).await),
+                Self::Attribute => drop(annotated(pool, 7).await),
+            }
+        })
+    }
+}
+
+macro_rules! dropped_at_every_poll {
+    ($($situation:ident)*) => { $(
+        mod $situation {
+            use super::*;
+
+            #[tokio::test]
+            async fn acquire() {
+                super::$situation(Api::Acquire).await;
+            }
+
+            #[tokio::test]
+            async fn try_acquire() {
+                super::$situation(Api::TryAcquire).await;
+            }
+
+            #[tokio::test]
+            async fn run() {
+                super::$situation(Api::Run).await;
+            }
+
+            #[tokio::test]
+            async fn annotated_function() {
+                super::$situation(Api::Attribute).await;
+            }
+        }
+    )* };
+}
+
+dropped_at_every_poll! { while_the_key_is_free while_another_pool_holds_it behind_a_local_task }
+
+async fn while_the_key_is_free(api: Api) {
+    let scene = Scene::new().await;
+    let monitor = Monitor::start(&scene.server);
+    let polls = drop_at_every_poll(
+        || api.call(&scene.ours),
+        async |_| {
+            eventually(PROMPT, "the key is free", || scene.holder_of(KEY) == "(nil)");
+            scene.all_can_have(KEY).await;
+        },
+    );
+    assert!(polls.await >= 2, "it waits for the store at least once");
+    nothing_is_renewed(&monitor).await;
+}
+
+async fn while_another_pool_holds_it(api: Api) {
+    behind(api, |scene| &scene.theirs).await;
+}
+
+async fn behind_a_local_task(api: Api) {
+    behind(api, |scene| &scene.ours).await;
+}
+
+async fn behind(api: Api, holder: impl Fn(&Scene) -> &LockPool) {
+    let scene = Scene::new().await;
+    let monitor = Monitor::start(&scene.server);
+    let take = async || holder(&scene).lock(KEY).wait(PROMPT).acquire().await.unwrap();
+    let held = RefCell::new(Some(take().await));
+    drop_at_every_poll(
+        || api.call(&scene.ours),
+        async |_| {
+            let owner = scene.holder_of(KEY);
+            let guard = held.take().unwrap();
+            guard.verify().await.unwrap();
+            assert_eq!(scene.holder_of(KEY), owner, "nothing of the holder's was touched");
+            guard.release().await.unwrap();
+            scene.all_can_have(KEY).await;
+            held.replace(Some(take().await));
+        },
+    )
+    .await;
+    drop(held.take());
+    nothing_is_renewed(&monitor).await;
+}
+
+/// Watches for as long as two renewals of a lease that was left would take.
+async fn nothing_is_renewed(monitor: &Monitor<'_>) {
+    tokio::time::sleep(RENEW * 3).await;
+    let ttl = TTL.as_millis().to_string();
+    let renewals = monitor.settled().into_iter().filter(|ran| ran.is("PEXPIRE", &ttl));
+    assert_eq!(renewals.collect::<Vec<_>>(), []);
+}
+
+#[tokio::test]
+async fn several_keys_with_the_middle_one_held_elsewhere() {
+    let scene = Scene::new().await;
+    several_keys_behind(&scene, &scene.theirs).await;
+}
+
+#[tokio::test]
+async fn several_keys_with_the_middle_one_held_here() {
+    let scene = Scene::new().await;
+    several_keys_behind(&scene, &scene.ours).await;
+}
+
+async fn several_keys_behind(scene: &Scene, holder: &LockPool) {
+    let monitor = Monitor::start(&scene.server);
+    let middle = holder.lock("b").acquire().await.unwrap();
+    let owner = scene.holder_of("b");
+    let all = || scene.ours.lock_all(["c", "a", "b"]).ttl(TTL).renew(RENEW).wait(ms(300)).acquire();
+    drop_at_every_poll(all, async |_| {
+        scene.all_can_have("a").await;
+        scene.all_can_have("c").await;
+        assert_eq!(scene.holder_of("b"), owner);
+    })
+    .await;
+    middle.release().await.unwrap();
+    scene.all_can_have("b").await;
+    // With nobody in the way, the same acquire completes.
+    drop_at_every_poll(all, async |_| scene.all_can_have("b").await).await;
+    scene.all_can_have("a").await;
+    nothing_is_renewed(&monitor).await;
+}
+
+#[tokio::test]
+async fn overlapping_sets_of_keys_in_any_order_do_not_block_each_other() {
+    let scene = Scene::new().await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..60 {
+        let pool = if n % 2 == 0 { scene.ours.clone() } else { scene.theirs.clone() };
+        let keys = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "b"]][n % 3];
+        tasks.spawn(async move {
+            let held = pool.lock_all(keys).wait(ms(30_000)).run(tokio::task::yield_now());
+            if n % 5 == 0 {
+                drop(tokio::time::timeout(ms(fastrand::u64(..20)), held).await);
+            } else {
+                held.await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    for key in ["a", "b", "c"] {
+        scene.all_can_have(key).await;
+    }
+}
+
+/// A proxied pool that gives up on an answer after 200 ms, and its scene.
+async fn through_a_proxy() -> (Scene, FaultProxy) {
+    let mut scene = Scene::new().await;
+    let proxy = FaultProxy::start(&scene.server);
+    scene.ours = LockPool::builder(proxy.url()).patience(ms(200)).connect().await.unwrap();
+    // The server knows the scripts from here on.
+    scene.all_can_have(KEY).await;
+    (scene, proxy)
+}
+
+async fn with_a_fault(action: Action) {
+    let (scene, proxy) = through_a_proxy().await;
+    let monitor = Monitor::start(&scene.server);
+    let make = || {
+        // Taken by this acquire, or if it is dropped too early by the next: that has to cope, too.
+        let _ = proxy.on_next(named("EVALSHA"), action);
+        Api::Acquire.call(&scene.ours)
+    };
+    drop_at_every_poll(make, async |_| {
+        scene.all_can_have(KEY).await;
+        proxy.release_held();
+        eventually_async(PROMPT, "a late request's key is freed", async || {
+            scene.holder_of(KEY) == "(nil)"
+        })
+        .await;
+        scene.all_can_have(KEY).await;
+    })
+    .await;
+    nothing_is_renewed(&monitor).await;
+}
+
+#[tokio::test]
+async fn with_the_reply_lost() {
+    with_a_fault(Action::DropReply).await;
+}
+
+#[tokio::test]
+async fn with_the_reply_late() {
+    with_a_fault(Action::HoldReply).await;
+}
+
+#[tokio::test]
+async fn with_the_request_late() {
+    with_a_fault(Action::HoldRequest).await;
+}
+
+#[tokio::test]
+async fn with_the_connection_cut_before_the_reply() {
+    with_a_fault(Action::CutBeforeReply).await;
+}
+
+/// The request of a dropped acquire arrives when everybody has forgotten it but the clean-up.
+#[tokio::test]
+async fn a_request_that_arrives_after_its_acquire_was_dropped_is_taken_back() {
+    let (scene, proxy) = through_a_proxy().await;
+    let monitor = Monitor::start(&scene.server);
+    let trap = proxy.on_next(named("EVALSHA"), Action::HoldRequest);
+    let acquire = tokio::spawn({
+        let request = scene.ours.lock(KEY).ttl(TTL);
+        async move { request.acquire().await.map(drop) }
+    });
+    eventually_async(PROMPT, "the request is under way", async || trap.sprung()).await;
+    acquire.abort();
+    acquire.await.unwrap_err();
+    scene.all_can_have(KEY).await;
+    let granted = |ran: &lock_tests::monitor::Ran| ran.is("SET", KEY) && ran.is("SET", "20000");
+    assert!(!monitor.settled().iter().any(granted), "it has not arrived yet");
+    proxy.release_held();
+    monitor.wait_for(PROMPT, granted);
+    eventually_async(PROMPT, "it is taken back", async || scene.holder_of(KEY) == "(nil)").await;
+    scene.all_can_have(KEY).await;
+}
+
+/// Virtual time, a faulty store, and a drop at each moment from before the request to after the grant.
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_moment_of_any_fault() {
+    let faults_to_meet = [
+        Fault::None,
+        Fault::LoseRequest,
+        Fault::LoseReply,
+        Fault::DelayReply(ms(40)),
+        Fault::DelayReply(ms(1_500)),
+        Fault::DelayRequest(ms(40)),
+        Fault::DelayRequest(ms(1_500)),
+        Fault::Fail(lock_runtime::backend::Failure::Unknown),
+        Fault::Fail(lock_runtime::backend::Failure::NotNow),
+    ];
+    for (n, fault) in faults_to_meet.into_iter().enumerate() {
+        // Around the answers, around the retries, and around a patience of a second.
+        let moments = [
+            0, 1, 10, 39, 40, 41, 60, 100, 200, 999, 1_000, 1_001, 1_030, 1_499, 1_500, 1_501,
+            2_100,
+        ];
+        for moment in moments {
+            for yields in 0..6 {
+                let name = format!("memory://moment-{n}-{moment}-{yields}");
+                drop_after(&name, fault, ms(moment), yields).await;
+            }
+        }
+    }
+}
+
+async fn drop_after(store: &str, fault: Fault, moment: Duration, yields: usize) {
+    let (backend, faults) = Faulty::new(open(store).await.unwrap());
+    let ours = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
+    let theirs = LockPool::builder(store).on_current_runtime().connect().await.unwrap();
+    faults.plan(Operation::Acquire, fault);
+    let acquire = tokio::spawn({
+        let request = ours.lock(KEY).ttl(TTL).renew(RENEW).wait(ms(2_500));
+        async move { request.acquire().await }
+    });
+    if !moment.is_zero() {
+        tokio::time::sleep(moment).await;
+    }
+    for _ in 0..yields {
+        tokio::task::yield_now().await;
+    }
+    acquire.abort();
+    let context = format!("{fault:?}, dropped after {moment:?} and {yields} yields");
+    // Had it returned already, its guard goes the same way.
+    drop(acquire.await);
+    let next = ours.lock(KEY).wait(ms(3_000)).acquire().await;
+    next.unwrap_or_else(|error| panic!("{context}: {error}")).release().await.unwrap();
+    let renewed_before = faults.count(Operation::Renew);
+    // Late requests will have arrived, and what was left would be renewed.
+    tokio::time::sleep(ms(4_000)).await;
+    for pool in [&theirs, &ours] {
+        let guard = pool.lock(KEY).try_acquire().await.unwrap();
+        let guard = guard.unwrap_or_else(|| panic!("{context}: somebody holds it"));
+        guard.release().await.unwrap();
+    }
+    assert_eq!(faults.count(Operation::Renew), renewed_before, "{context}: renewed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_random_aborts() {
+    let scene = Arc::new(Scene::new().await);
+    let (inside, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let mut aborted = 0;
+    for _ in 0..50 {
+        let mut tasks = Vec::new();
+        for n in 0..20 {
+            let pool = if n % 4 == 0 { &scene.theirs } else { &scene.ours };
+            let request = pool.lock(KEY).wait(ms(60_000));
+            let (inside, done) = (inside.clone(), done.clone());
+            tasks.push(tokio::spawn(request.run(async move {
+                struct Leaves(Arc<AtomicBool>);
+                impl Drop for Leaves {
+                    fn drop(&mut self) {
+                        self.0.store(false, Ordering::SeqCst);
+                    }
+                }
+                assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                let _leaves = Leaves(inside);
+                tokio::time::sleep(Duration::from_micros(fastrand::u64(..300))).await;
+                done.fetch_add(1, Ordering::SeqCst);
+            })));
+        }
+        for task in tasks {
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(..1_500))).await;
+            task.abort();
+            match task.await {
+                Ok(outcome) => outcome.unwrap(),
+                Err(end) => aborted += usize::from(end.is_cancelled()),
+            }
+        }
+    }
+    let done = done.load(Ordering::SeqCst);
+    assert!(done > 50 && aborted > 50, "{done} bodies ran to their end, {aborted} were aborted");
+    scene.all_can_have(KEY).await;
+}
+
+#[tokio::test]
+async fn a_full_line_turns_the_next_one_away_at_once() {
+    let pool = LockPool::builder("memory://").max_waiters(2).connect().await.unwrap();
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let wait = || pool.lock(KEY).wait(ms(60_000)).acquire();
+    let mut first = Box::pin(wait());
+    let mut second = Box::pin(wait());
+    for waiting in [&mut first, &mut second] {
+        assert!(poll_once(waiting.as_mut()).await.is_none());
+    }
+    let began = Instant::now();
+    for _ in 0..100 {
+        let error = wait().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::QueueFull);
+        assert_eq!(error.template(), Some(KEY));
+    }
+    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    // Other keys have lines of their own.
+    pool.lock("order:8").acquire().await.unwrap().release().await.unwrap();
+    // One leaves, one may come.
+    drop(first);
+    let mut third = Box::pin(wait());
+    assert!(poll_once(third.as_mut()).await.is_none());
+    assert_eq!(wait().await.unwrap_err().kind(), ErrorKind::QueueFull);
+    held.release().await.unwrap();
+    second.await.unwrap().release().await.unwrap();
+    third.await.unwrap().release().await.unwrap();
+}
+
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(future.as_mut().poll(cx)));
+    match polled.await {
+        std::task::Poll::Ready(output) => Some(output),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[tokio::test]
+async fn local_waiters_are_served_in_the_order_they_came() {
+    let scene = Scene::new().await;
+    let held: LockGuard = scene.ours.lock(KEY).acquire().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for n in 0..30 {
+        let (request, order) = (scene.ours.lock(KEY).wait(ms(60_000)), order.clone());
+        tasks.push(tokio::spawn(request.run(async move { order.lock().await.push(n) })));
+        // The only other task of this runtime gets into line.
+        tokio::task::yield_now().await;
+    }
+    for gone in [0, 7, 8, 29] {
+        tasks[gone].abort();
+    }
+    held.release().await.unwrap();
+    for task in tasks {
+        let _ = task.await;
+    }
+    let expected: Vec<_> = (0..30).filter(|n| ![0, 7, 8, 29].contains(n)).collect();
+    assert_eq!(*order.lock().await, expected);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_turn_comes_as_it_is_dropped_hands_it_on() {
+    let scene = Scene::new().await;
+    for _ in 0..100 {
+        let held = scene.ours.lock(KEY).acquire().await.unwrap();
+        let mut waiting = Box::pin(scene.ours.lock(KEY).ttl(TTL).wait(ms(60_000)).acquire());
+        assert!(poll_once(waiting.as_mut()).await.is_none());
+        let behind = scene.ours.lock(KEY).wait(PROMPT).acquire();
+        let mut behind = Box::pin(behind);
+        assert!(poll_once(behind.as_mut()).await.is_none());
+        held.release().await.unwrap();
+        // Called, but not polled since.
+        drop(waiting);
+        behind.await.unwrap().release().await.unwrap();
+    }
+    scene.all_can_have(KEY).await;
+}

@@ -1,1 +1,868 @@
 //! What a caller is told when the store cannot or will not.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::error::Error;
+use std::fs;
+use std::future::Future;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, Mutex, Once};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lock_runtime::{ErrorKind, LockError, LockPool, PoolBuilder, Wait, distributed_lock};
+use lock_tests::logs::Logs;
+use lock_tests::server::Config;
+use lock_tests::tls::{Authority, Tls};
+use lock_tests::{RedisServer, eventually, eventually_async};
+
+const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
+const KEY: &str = "order:7";
+/// What `init` and a plain builder give a request.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What a busy machine may add to any time limit.
+const NOISE: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn urls_that_cannot_be_right() {
+    let secret = |rest: &str| rest.replace("PW", CANARY);
+    for (url, says) in [
+        ("", "no scheme"),
+        ("127.0.0.1:6379", "no scheme"),
+        (":PW@127.0.0.1:6379", "no scheme"),
+        ("redis:/:PW@127.0.0.1", "no scheme"),
+        ("reds://:PW@127.0.0.1", "`reds://`"),
+        (" redis://:PW@127.0.0.1", "redis://"),
+        ("http://:PW@127.0.0.1:6379", "`http://`"),
+        ("redis+sentinel://:PW@127.0.0.1/mymaster", "`redis+sentinel://`"),
+        // The scheme forgotten, and this in the password.
+        ("worker:PW://@127.0.0.1:6379", "no scheme"),
+        ("redis://", "no host"),
+        ("redis://:PW@", "host"),
+        ("redis://:PW@:6379", "host"),
+        ("redis://:PW@127.0.0.1:port", "port"),
+        ("redis://:PW@127.0.0.1:99999", "port"),
+        ("redis://:PW@127.0.0.1/orders", "`/orders`"),
+        ("redis://:PW@127.0.0.1/70000", "`/70000`"),
+        ("redis://:PW@127.0.0.1?ttl=5s", "`?ttl=`"),
+        ("redis://:PW@127.0.0.1?ca=/x.pem", "rediss://"),
+        ("redis://:PW@127.0.0.1#insecure", "#fragment"),
+        ("rediss://:PW@127.0.0.1#insecure", "?ca="),
+        ("rediss://:PW@127.0.0.1?cert=/x.pem", "&key="),
+        ("rediss://:PW@127.0.0.1?ca=/nowhere.pem", "/nowhere.pem"),
+        ("redis://:PW%ff@127.0.0.1", "percent-encoded"),
+        // Characters of the password that end it, because they are not percent-encoded.
+        ("redis://worker:12/PW@127.0.0.1:6379", "%2F"),
+        ("redis://worker:12?PW@127.0.0.1:6379", "%3F"),
+        ("redis://worker:12?PW=@127.0.0.1:6379", "%3F"),
+        ("redis://worker:12#PW@127.0.0.1:6379", "%23"),
+    ] {
+        let url = secret(url);
+        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+        Told { pool: Some("default"), ..Told::of(ErrorKind::Config) }.check(&url, &error, &[says]);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_or_is_no_store_at_init() {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let silent = Stub::start(b"");
+    let closing = Stub::closing();
+    let web = Stub::start(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+    let garbage = Stub::start(b"\x15\x03\x01\x00\x02\x02\x16");
+    for (case, port, says) in [
+        ("nothing listens", free, "refused"),
+        ("a port that stays silent", silent.port, "did not answer within"),
+        ("a port that hangs up", closing.port, "closed the connection"),
+        ("a web server", web.port, "does not speak the Redis protocol"),
+        ("a port that talks garbage", garbage.port, "does not speak the Redis protocol"),
+    ] {
+        let url = format!("redis://worker:{CANARY}@127.0.0.1:{port}");
+        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+        let at = format!("127.0.0.1:{port}");
+        Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(
+            case,
+            &error,
+            &[says, &at],
+        );
+    }
+    let url = format!("redis://:{CANARY}@no-such-host.invalid");
+    let error = within(5 * PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+    Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(
+        "a host that does not exist",
+        &error,
+        &["no-such-host.invalid"],
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_let_us_in() {
+    let server = RedisServer::builder().password(CANARY).start();
+    let port = server.port();
+    for (case, credentials, says) in [
+        ("no password", String::new(), "wants a password"),
+        ("a wrong password", format!(":{CANARY}-not@"), "does not accept"),
+        ("an unknown user", format!("worker:{CANARY}@"), "does not accept"),
+        ("the password in the user's place", format!("{CANARY}@"), "wants a password"),
+    ] {
+        let url = format!("redis://{credentials}127.0.0.1:{port}");
+        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+        Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(case, &error, &[says]);
+    }
+}
+
+#[tokio::test]
+async fn tls_that_cannot_be_trusted() {
+    let authority = Authority::new();
+    let names = ["127.0.0.1", "localhost"];
+    let good = RedisServer::builder().tls(Tls::new(&authority)).start();
+    let other =
+        RedisServer::builder().tls(Tls::new(&authority).server(authority.issue(&["other"])));
+    let expired = Tls::new(&authority).server(authority.issue_expired(&names));
+    let (other, expired) = (other.start(), RedisServer::builder().tls(expired).start());
+    let strict = RedisServer::builder().tls(Tls::new(&authority).require_client_certificate());
+    let strict = strict.start();
+    let ca = good.tls_files().authority.display().to_string();
+    let tls = |server: &RedisServer| server.tls_port().unwrap();
+    for (case, url, says) in [
+        ("untrusted authority", format!("rediss://127.0.0.1:{}", tls(&good)), "?ca="),
+        ("wrong host name", format!("rediss://127.0.0.1:{}?ca={ca}", tls(&other)), "not valid for"),
+        ("expired", format!("rediss://127.0.0.1:{}?ca={ca}", tls(&expired)), "expired"),
+        ("no client certificate", format!("rediss://127.0.0.1:{}?ca={ca}", tls(&strict)), "&key="),
+        ("TLS to a plain port", format!("rediss://127.0.0.1:{}?ca={ca}", good.port()), "TLS"),
+        ("plain to a TLS port", format!("redis://127.0.0.1:{}", tls(&good)), "`rediss://`"),
+    ] {
+        let url = url.replacen("//", &format!("//:{CANARY}@"), 1);
+        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+        Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(case, &error, &[says]);
+    }
+    // The same bench lets the right one in.
+    let url = format!("rediss://127.0.0.1:{}?ca={ca}", tls(&good));
+    works(&LockPool::connect(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn users_who_may_not() {
+    for (n, (case, may, fencing, says)) in [
+        ("not the key", "~other:* +@all", false, ["NOPERM", "key"]),
+        ("not the key, in a script", "~other:* ~lock_runtime:* +@all", true, ["NOPERM", "key"]),
+        ("not the fence", "~order:* +@all", true, ["NOPERM", "lock_runtime:fence"]),
+        ("no writing", "~* +@all -set", false, ["NOPERM", "+set"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let line = format!("user worker on >{CANARY} &* {may}");
+        let server = RedisServer::builder().config_line(&line).start();
+        let url = format!("redis://worker:{CANARY}@127.0.0.1:{}", server.port());
+        let name = format!("acl-{n}");
+        let pool = installed(&name, LockPool::builder(url)).await;
+        let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_secs(20));
+        let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+        Told::by(&name).check(case, &error, &says);
+        assert_eq!(server.cli(&["EXISTS", KEY]), "0", "{case}: nothing is left behind");
+    }
+}
+
+/// Told when connecting: a lock would be granted by a plain command, and then be stuck until its ttl is over.
+#[tokio::test]
+async fn a_user_without_scripts_takes_no_lock_that_it_cannot_release() {
+    for may in ["~* +@all -@scripting", "~* +@all -eval -evalsha"] {
+        let line = format!("user worker on >{CANARY} &* {may}");
+        let server = RedisServer::builder().config_line(&line).start();
+        let url = format!("redis://worker:{CANARY}@127.0.0.1:{}", server.port());
+        let error = within(PATIENCE, LockPool::connect(&url)).await.unwrap_err();
+        Told::of(ErrorKind::Backend).check(may, &error, &["NOPERM", "eval"]);
+    }
+}
+
+/// The user that the text for NOPERM recommends can do everything.
+#[tokio::test]
+async fn the_recommended_user_may_do_all_that_is_needed() {
+    let refused = RedisServer::builder()
+        .config_line(&format!("user worker on >{CANARY} ~* &* +@all -@scripting"))
+        .start();
+    let url = |server: &RedisServer| format!("redis://worker:{CANARY}@127.0.0.1:{}", server.port());
+    let text = LockPool::connect(&url(&refused)).await.unwrap_err().to_string();
+    let commands = text.split('`').find(|part| part.starts_with('+')).expect("commands are listed");
+    let line =
+        format!("user worker on >{CANARY} resetchannels ~order:* ~lock_runtime:* {commands}");
+    let server = RedisServer::builder().config_line(&line).start();
+    let pool = LockPool::connect(&url(&server)).await.unwrap();
+    works(&pool).await;
+    pool.health().await.unwrap();
+    let guard = pool.lock(KEY).ttl(Duration::from_millis(300)).acquire().await.unwrap();
+    guard.verify().await.unwrap();
+    eventually_async(Duration::from_secs(5), "renewals", async || {
+        server.cli(&["INFO", "commandstats"]).contains("cmdstat_pexpire:")
+    })
+    .await;
+    guard.release().await.unwrap();
+    let guard = pool.lock(KEY).min_hold(Duration::from_millis(1)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let held = pool.lock("order:8").acquire().await.unwrap();
+    let busy = pool.lock_all([KEY, "order:8"]).wait(Duration::ZERO).acquire().await.unwrap_err();
+    assert!(busy.is_conflict(), "{busy}");
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_says_why_and_serves_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let server = with_password().arg("dir", data.to_str().unwrap()).start();
+    let pool = installed("refusals", LockPool::builder(server.url())).await;
+    let cases: [Refusal; 6] = [
+        Refusal {
+            what: "a hash where the lock should be",
+            provoke: |server| drop(server.cli(&["HSET", KEY, "uuid:1", "1"])),
+            end: |server| drop(server.cli(&["DEL", KEY])),
+            says: &["WRONGTYPE", "hash", "Redisson"],
+        },
+        Refusal {
+            what: "memory is full",
+            provoke: |server| set(server, "maxmemory", "1"),
+            end: |server| set(server, "maxmemory", "0"),
+            says: &["OOM", "`maxmemory`"],
+        },
+        Refusal {
+            what: "a replica",
+            provoke: |server| drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"])),
+            end: |server| drop(server.cli(&["REPLICAOF", "NO", "ONE"])),
+            says: &["READONLY", "master"],
+        },
+        Refusal {
+            what: "too few replicas",
+            provoke: |server| set(server, "min-replicas-to-write", "1"),
+            end: |server| set(server, "min-replicas-to-write", "0"),
+            says: &["NOREPLICAS", "`min-replicas-to-write`"],
+        },
+        Refusal {
+            what: "replicas without their master",
+            provoke: |server| {
+                set(server, "replica-serve-stale-data", "no");
+                server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+            },
+            end: |server| drop(server.cli(&["REPLICAOF", "NO", "ONE"])),
+            says: &["MASTERDOWN", "again"],
+        },
+        // Last, as its folder is gone for good.
+        Refusal {
+            what: "snapshots cannot be written",
+            provoke: |server| {
+                set(server, "save", "3600 1");
+                fs::remove_dir(server.cli(&["CONFIG", "GET", "dir"]).lines().last().unwrap())
+                    .unwrap();
+                server.cli(&["BGSAVE"]);
+                eventually(Duration::from_secs(10), "the snapshot fails", || {
+                    let info = server.cli(&["INFO", "persistence"]);
+                    info.contains("rdb_last_bgsave_status:err")
+                });
+            },
+            end: |server| set(server, "stop-writes-on-bgsave-error", "no"),
+            says: &["MISCONF", "disk"],
+        },
+    ];
+    for Refusal { what, provoke, end, says } in cases {
+        provoke(&server);
+        for fencing in [false, true] {
+            let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_millis(100));
+            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+            let case = format!("{what}, {}", if fencing { "fenced" } else { "unfenced" });
+            Told::by("refusals").check(&case, &error, says);
+            let body = settle(&pool, 7, Duration::from_millis(100));
+            let error = within(PATIENCE, body).await.unwrap_err();
+            let told = Told { template: Some("order:<id>"), ..Told::by("refusals") };
+            told.check(&format!("{what}, annotated"), &error, says);
+        }
+        end(&server);
+        works(&pool).await;
+    }
+}
+
+#[tokio::test]
+async fn a_fence_counter_that_is_not_ours() {
+    let server = with_password().start();
+    let pool = installed("fences", LockPool::builder(server.url())).await;
+    let counter = "lock_runtime:fence";
+    server.cli(&["HSET", counter, "a", "b"]);
+    let error = within(PATIENCE, pool.lock(KEY).acquire()).await.unwrap_err();
+    Told::by("fences").check("a hash as fence counter", &error, &["WRONGTYPE", counter]);
+    assert_eq!(server.cli(&["EXISTS", KEY]), "0", "nothing was taken");
+    server.cli(&["DEL", counter]);
+    // The server's time in microseconds takes over from what is no fence.
+    for garbage in ["garbage", "", "-5", "nan", "inf", "-inf", "1e300", "18446744073709551615"] {
+        server.cli(&["SET", counter, garbage]);
+        let mut last = 1_600_000_000_000_000;
+        for _ in 0..2 {
+            let guard = pool.lock(KEY).acquire().await.unwrap();
+            let fence = guard.fence().unwrap().get();
+            assert!((last + 1..1 << 53).contains(&fence), "{garbage}: {fence} after {last}");
+            last = fence;
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_loading() {
+    let server = with_password()
+        .arg("enable-debug-command", "yes")
+        .arg("key-load-delay", "150")
+        .arg("loading-process-events-interval-bytes", "1024")
+        .start();
+    let pool = installed("loading", LockPool::builder(server.url())).await;
+    server.cli(&["DEBUG", "POPULATE", "10000", "key", "100"]);
+    server.cli(&["SAVE"]);
+    let server = Arc::new(server);
+    let again = Arc::clone(&server);
+    let restarted = tokio::task::spawn_blocking(move || again.restart());
+    let mut error = None;
+    eventually_async(Duration::from_secs(10), "the server says LOADING", async || {
+        // At first it may not be down yet.
+        let Err(answer) = pool.lock(KEY).wait(Duration::ZERO).acquire().await else {
+            return false;
+        };
+        let loading = answer.to_string().contains("LOADING");
+        error = Some(answer);
+        loading
+    })
+    .await;
+    Told::by("loading").check("loading", &error.unwrap(), &["LOADING", "again"]);
+    // Whoever waits long enough gets it.
+    let guard = pool.lock(KEY).wait(Duration::from_secs(20)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    restarted.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_busy_with_a_script() {
+    let server = with_password().arg("busy-reply-threshold", "50").start();
+    let pool = installed("busy", LockPool::builder(server.url())).await;
+    let mut looping = server.connect().unwrap();
+    let script = lock_tests::resp::command(&["EVAL", "while true do end", "0"]);
+    looping.write_all(&script).unwrap();
+    let mut error = None;
+    eventually_async(Duration::from_secs(10), "the server says BUSY", async || {
+        let answer = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+        let busy = answer.to_string().contains("BUSY");
+        error = Some(answer);
+        busy
+    })
+    .await;
+    Told::by("busy").check("a script that does not end", &error.unwrap(), &["BUSY", "SCRIPT KILL"]);
+    assert_eq!(server.cli(&["SCRIPT", "KILL"]), "OK");
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn a_server_with_too_many_clients() {
+    let server = with_password().start();
+    let pool = installed("clients", LockPool::builder(server.url())).await;
+    server.cli(&["CONFIG", "SET", "maxclients", "1"]);
+    let error = within(PATIENCE, lock_runtime::init(&server.url())).await.unwrap_err();
+    let told = Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) };
+    told.check("too many clients at init", &error, &["`maxclients`"]);
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let request = pool.lock(KEY).wait(Duration::from_millis(300)).acquire();
+    let error = within(PATIENCE, request).await.unwrap_err();
+    Told::by("clients").check("too many clients later", &error, &["`maxclients`"]);
+    set(&server, "maxclients", "100");
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn a_password_that_changes_under_way() {
+    let server = with_password().start();
+    let pool = installed("rotation", LockPool::builder(server.url())).await;
+    set(&server, "requirepass", "another");
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let mut error = None;
+    eventually_async(Duration::from_secs(5), "the login is refused", async || {
+        let answer = pool.lock(KEY).wait(Duration::from_millis(50)).acquire().await.unwrap_err();
+        let refused = answer.to_string().contains("does not accept");
+        error = Some(answer);
+        refused
+    })
+    .await;
+    Told::by("rotation").check("another password by now", &error.unwrap(), &["password"]);
+    set(&server, "requirepass", CANARY);
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn a_server_that_goes_down_and_comes_back() {
+    let server = with_password().start();
+    let pool = installed("down", LockPool::builder(server.url())).await;
+    works(&pool).await;
+    server.kill();
+
+    let error = within(PATIENCE, pool.lock(KEY).wait(Duration::ZERO).acquire()).await.unwrap_err();
+    let at = format!("127.0.0.1:{}", server.port());
+    Told::by("down").check("down, one try", &error, &[&at, "check that the server is up"]);
+    assert!(pool.lock(KEY).try_acquire().await.unwrap_err().is_backend(), "not `None`");
+
+    let wait = Duration::from_secs(1);
+    let began = Instant::now();
+    let error = within(wait + PATIENCE, pool.lock(KEY).wait(wait).acquire()).await.unwrap_err();
+    assert!(began.elapsed() >= wait, "it was worth waiting for");
+    Told::by("down").check("down, a second's wait", &error, &[&at, "refused"]);
+
+    let error = within(PATIENCE, pool.health()).await.unwrap_err();
+    Told { template: None, ..Told::by("down") }.check("down, health", &error, &[&at]);
+
+    // Those in line learn what those in front of them learn.
+    let waits = [800, 300, 100, 0].map(Duration::from_millis);
+    let mut line = tokio::task::JoinSet::new();
+    for wait in waits {
+        let pool = pool.clone();
+        line.spawn(async move { pool.lock(KEY).wait(wait).acquire().await });
+    }
+    for outcome in within(PATIENCE, line.join_all()).await {
+        Told::by("down").check("down, in line", &outcome.unwrap_err(), &[&at]);
+    }
+
+    server.restart();
+    works(&pool).await;
+    pool.health().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_no_conflict() {
+    let server = with_password().start();
+    let pool = installed("hung", LockPool::builder(server.url())).await;
+    server.pause();
+    // The second's wait is over before the first knows that the server hangs.
+    let (first, second) = within(2 * PATIENCE, async {
+        tokio::join!(
+            pool.lock(KEY).wait(Duration::from_millis(1_500)).acquire(),
+            pool.lock(KEY).wait(Duration::from_millis(700)).acquire(),
+        )
+    })
+    .await;
+    Told::by("hung").check("hung", &first.unwrap_err(), &["answer"]);
+    Told::by("hung").check("hung, in line", &second.unwrap_err(), &["answer"]);
+    server.resume();
+    works(&pool).await;
+    eventually_async(Duration::from_secs(5), "nothing stays taken", async || {
+        server.cli(&["EXISTS", KEY]) == "0"
+    })
+    .await;
+}
+
+/// What another key meets is not said to those who wait for this one.
+#[tokio::test]
+async fn trouble_with_one_key_is_not_told_of_another() {
+    let server = with_password().start();
+    let pool = installed("two keys", LockPool::builder(server.url())).await;
+    server.cli(&["HSET", "order:8", "a", "b"]);
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let (waiter, other) = tokio::join!(
+        pool.lock(KEY).wait(Duration::from_millis(300)).acquire(),
+        pool.lock("order:8").acquire(),
+    );
+    assert!(other.unwrap_err().is_backend());
+    let told = Told { kind: ErrorKind::Conflict, ..Told::by("two keys") };
+    told.check("held, while another key is broken", &waiter.unwrap_err(), &["holds the lock"]);
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn somebody_else_has_it() {
+    let server = with_password().start();
+    let pool = installed("conflicts", LockPool::builder(server.url())).await;
+    let told = Told { kind: ErrorKind::Conflict, ..Told::by("conflicts") };
+    server.cli(&["SET", KEY, "somebody", "PX", "60000"]);
+    for (wait, says) in [(0, "holds the lock"), (200, "within 200ms")] {
+        for fencing in [false, true] {
+            let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_millis(wait));
+            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+            told.check("held elsewhere", &error, &[says]);
+        }
+    }
+    let error = settle(&pool, 7, Duration::from_millis(100)).await.unwrap_err();
+    Told { template: Some("order:<id>"), ..told }.check("held elsewhere", &error, &["wait"]);
+    server.cli(&["DEL", KEY]);
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+    told.check("held by another task", &error, &["holds the lock"]);
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_that_is_lost() {
+    let server = with_password().start();
+    let pool = installed("losses", LockPool::builder(server.url())).await;
+    let told = Told { kind: ErrorKind::Lost, ..Told::by("losses") };
+
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    server.cli(&["DEL", KEY]);
+    let error = guard.verify().await.unwrap_err();
+    told.check("deleted, verify", &error, &["not ours", "fence"]);
+    told.check("deleted, release", &guard.release().await.unwrap_err(), &["not ours"]);
+
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    server.cli(&["SET", KEY, "somebody"]);
+    told.check("taken, release", &guard.release().await.unwrap_err(), &["not ours", "fence"]);
+    assert_eq!(server.cli(&["GET", KEY]), "somebody", "which is not touched");
+    server.cli(&["DEL", KEY]);
+
+    let ttl = Duration::from_millis(200);
+    let guard = pool.lock(KEY).ttl(ttl).renew(false).acquire().await.unwrap();
+    let error = within(ttl, guard.lost()).await;
+    told.check("ttl over", &error, &["ttl", "`renew = true`"]);
+    drop(guard);
+    let guard = pool.lock(KEY).ttl(ttl).max_hold(2 * ttl).acquire().await.unwrap();
+    let error = within(2 * ttl, guard.lost()).await;
+    told.check("max_hold over", &error, &["max_hold"]);
+    drop(guard);
+    let guard = pool.lock(KEY).ttl(3 * ttl).acquire().await.unwrap();
+    server.kill();
+    let error = within(3 * ttl, guard.lost()).await;
+    told.check("the server is gone", &error, &["renewal", "ttl"]);
+    let error = within(PATIENCE, guard.verify()).await.unwrap_err();
+    told.check("the server is gone, verify", &error, &["renewal"]);
+}
+
+#[tokio::test]
+async fn a_release_that_the_server_does_not_take() {
+    let server = with_password().start();
+    let pool = installed("releases", LockPool::builder(server.url())).await;
+    let guard = pool.lock(KEY).ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    server.kill();
+    let error = within(2 * PATIENCE, guard.release()).await.unwrap_err();
+    Told::by("releases").check("release, down", &error, &["check that the server is up"]);
+}
+
+#[tokio::test]
+async fn a_pool_that_shuts_down() {
+    let server = with_password().start();
+    let pool = installed("closed", LockPool::builder(server.url())).await;
+    let told = Told { kind: ErrorKind::Shutdown, ..Told::by("closed") };
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let (waiter, lost, _) = tokio::join!(
+        pool.lock(KEY).wait(Wait::Forever).acquire(),
+        held.lost(),
+        pool.shutdown(Duration::from_millis(50)),
+    );
+    told.check("waiting while it shuts down", &waiter.unwrap_err(), &["shutting down"]);
+    told.check("held while it shuts down", &lost, &["shutting down"]);
+    let error = pool.lock(KEY).acquire().await.unwrap_err();
+    told.check("after it has shut down", &error, &["shutting down"]);
+}
+
+#[tokio::test]
+async fn calls_that_cannot_work() {
+    let pool = installed("calls", LockPool::builder("memory://")).await;
+    let (ms, day) = (Duration::from_millis, Duration::from_secs(24 * 60 * 60));
+    for (case, kind, request, says) in [
+        ("ttl 1 ms", ErrorKind::Config, pool.lock(KEY).ttl(ms(1)), "between 10 ms and 7 days"),
+        ("ttl 0", ErrorKind::Config, pool.lock(KEY).ttl(ms(0)), "ttl"),
+        ("ttl 30 d", ErrorKind::Config, pool.lock(KEY).ttl(30 * day), "7 days"),
+        ("renew = ttl", ErrorKind::Config, pool.lock(KEY).ttl(ms(50)).renew(ms(50)), "renew"),
+        ("renew > ttl", ErrorKind::Config, pool.lock(KEY).ttl(ms(50)).renew(ms(60)), "renew"),
+        ("renew 0", ErrorKind::Config, pool.lock(KEY).renew(ms(0)), "renew"),
+        ("max_hold 1 ms", ErrorKind::Config, pool.lock(KEY).max_hold(ms(1)), "max_hold"),
+        (
+            "max_hold < min_hold",
+            ErrorKind::Config,
+            pool.lock(KEY).max_hold(ms(50)).min_hold(ms(60)),
+            "min_hold",
+        ),
+        ("min_hold 30 d", ErrorKind::Config, pool.lock(KEY).min_hold(30 * day), "min_hold"),
+    ] {
+        let error = request.acquire().await.unwrap_err();
+        Told { kind, ..Told::by("calls") }.check(case, &error, &[says]);
+    }
+    let told = Told { kind: ErrorKind::InvalidKey, ..Told::by("calls") };
+    let error = pool.lock("").acquire().await.unwrap_err();
+    Told { template: Some(""), ..told }.check("an empty key", &error, &["empty", "order:42"]);
+    let error = pool.lock_all(Vec::<String>::new()).acquire().await.unwrap_err();
+    Told { template: Some(""), ..told }.check("no keys", &error, &["empty"]);
+    let error = named(&pool, "\u{7}", "").await.unwrap_err();
+    let told = Told { template: Some("user:<first>:<last>"), ..told };
+    told.check("an empty placeholder", &error, &["`<last>`", "empty"]);
+
+    let patience = LockPool::builder("memory://").patience(Duration::ZERO).connect();
+    Told::of(ErrorKind::Config).check("patience 0", &patience.await.unwrap_err(), &["patience"]);
+    let elsewhere = thread::spawn(|| {
+        let connect = LockPool::builder("memory://").on_current_runtime().connect();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        drop(runtime);
+        poll_once(connect)
+    });
+    let error = elsewhere.join().unwrap().unwrap_err();
+    Told::of(ErrorKind::Config).check("no runtime", &error, &["on_current_runtime"]);
+    let error = lock_runtime::install("calls", pool.clone()).unwrap_err();
+    let told = Told { template: None, kind: ErrorKind::Config, ..Told::by("calls") };
+    told.check("a name that is taken", &error, &["already"]);
+}
+
+#[tokio::test]
+async fn the_same_task_once_more() {
+    let pool = installed("twice", LockPool::builder("memory://")).await;
+    let inner = pool.lock(KEY).run(async { pool.lock(KEY).acquire().await });
+    let error = within(Duration::ZERO, inner).await.unwrap().unwrap_err();
+    let told = Told { kind: ErrorKind::Reentrant, ..Told::by("twice") };
+    told.check("the same key in the body", &error, &[KEY, "reentrant = true"]);
+}
+
+#[tokio::test]
+async fn a_line_that_is_full() {
+    let pool = installed("short line", LockPool::builder("memory://").max_waiters(1)).await;
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let (waiter, one_more) = tokio::join!(
+        pool.lock(KEY).wait(Duration::from_millis(200)).acquire(),
+        pool.lock(KEY).wait(Duration::from_millis(200)).acquire(),
+    );
+    let told = Told { kind: ErrorKind::QueueFull, ..Told::by("short line") };
+    told.check("one too many", &one_more.unwrap_err(), &["max_waiters"]);
+    assert!(waiter.unwrap_err().is_conflict(), "who stands in line stays there");
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn pools_that_are_not_there() {
+    let told = Told { template: Some("order:<id>"), ..Told::of(ErrorKind::NotConfigured) };
+    let error = by_default(7).await.unwrap_err();
+    Told { pool: Some("default"), ..told }.check("no init", &error, &["lock_runtime::init("]);
+    let error = by_name(7).await.unwrap_err();
+    Told { pool: Some("nowhere"), ..told }.check(
+        "no install",
+        &error,
+        &["lock_runtime::install(\"nowhere\""],
+    );
+    assert!(lock_runtime::pool("nowhere").is_none());
+    if std::env::var_os("LOCK_URL").is_none() {
+        let error = lock_runtime::init_from_env().await.unwrap_err();
+        Told::of(ErrorKind::Config).check("no LOCK_URL", &error, &["LOCK_URL", "memory://"]);
+    }
+}
+
+/// Everything above shows its password to no error. Here, to no log and no `Debug` either.
+#[tokio::test]
+async fn a_password_is_never_shown() {
+    let logs = Logs::global();
+    let authority = Authority::new();
+    let server = with_password().tls(Tls::new(&authority)).start();
+    let ca = server.tls_files().authority.display().to_string();
+    let plain = server.url_at(server.port());
+    for (n, url) in [plain, format!("{}?ca={ca}", server.url())].into_iter().enumerate() {
+        assert!(url.contains(CANARY));
+        let builder = LockPool::builder(&url);
+        unshown("builder", &format!("{builder:?} {builder:#?}"));
+        let pool = installed(&format!("secret-{n}"), builder).await;
+        let ttl = Duration::from_secs(1);
+        let request = pool.lock(KEY).ttl(ttl);
+        unshown("request", &format!("{request:?}"));
+        let guard = request.acquire().await.unwrap();
+        unshown("pool", &format!("{pool:?} {pool:#?} {guard:?} {:?}", pool.health().await));
+        server.kill();
+        let lost = within(ttl, guard.lost()).await;
+        Told { kind: ErrorKind::Lost, ..Told::by(&format!("secret-{n}")) }.check(
+            "lost",
+            &lost,
+            &[],
+        );
+        drop(guard);
+        server.restart();
+        works(&pool).await;
+        set(&server, "requirepass", "another");
+        server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        eventually_async(Duration::from_secs(5), "the login is refused", async || {
+            let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+            unshown("error", &chain(&error));
+            error.to_string().contains("does not accept")
+        })
+        .await;
+        set(&server, "requirepass", CANARY);
+        works(&pool).await;
+        pool.shutdown(Duration::ZERO).await;
+    }
+    assert!(logs.contains("acquired"), "something was logged:\n{}", logs.text());
+    unshown("logs", &logs.text());
+}
+
+#[distributed_lock(key = "order:<id>", pool = pool, wait = wait)]
+async fn settle(pool: &LockPool, id: u64, wait: Duration) -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "user:<first>:<last>", pool = pool)]
+async fn named(pool: &LockPool, first: &str, last: &str) -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "order:<id>")]
+async fn by_default(id: u64) -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "order:<id>", pool = "nowhere")]
+async fn by_name(id: u64) -> Result<(), LockError> {
+    Ok(())
+}
+
+/// Why a server would refuse.
+struct Refusal {
+    what: &'static str,
+    provoke: fn(&RedisServer),
+    end: fn(&RedisServer),
+    says: &'static [&'static str],
+}
+
+/// What an error has to tell.
+#[derive(Clone, Copy)]
+struct Told<'a> {
+    kind: ErrorKind,
+    pool: Option<&'a str>,
+    template: Option<&'a str>,
+}
+
+impl<'a> Told<'a> {
+    fn of(kind: ErrorKind) -> Self {
+        Self { kind, pool: None, template: None }
+    }
+
+    /// By the store of this pool, about [`KEY`].
+    fn by(pool: &'a str) -> Self {
+        Self { kind: ErrorKind::Backend, pool: Some(pool), template: Some(KEY) }
+    }
+
+    #[track_caller]
+    fn check(self, case: &str, error: &LockError, says: &[&str]) {
+        let text = error.to_string();
+        let case = case.replace(CANARY, "<password>");
+        println!("{case}\n    {text}");
+        assert_eq!(error.kind(), self.kind, "{case}: {text}");
+        assert_eq!(error.pool(), self.pool, "{case}: {text}");
+        assert_eq!(error.template(), self.template, "{case}: {text}");
+        for place in [self.pool, self.template].into_iter().flatten().filter(|it| !it.is_empty()) {
+            assert!(text.contains(&format!("`{place}`")), "{case}: {text}: where?");
+        }
+        for words in says {
+            assert!(text.contains(words), "{case}: {text}: {words}?");
+        }
+        let remedy = text.rsplit_once("; ").map(|(_, remedy)| remedy);
+        assert!(remedy.is_some_and(|remedy| remedy.len() > 20), "{case}: {text}: what to do?");
+        assert!(!text.contains(['\n', '\r']), "{case}: {text:?}");
+        unshown(&case, &chain(error));
+        unshown(&case, &Logs::global().text());
+        assert_eq!(*PANICS.lock().unwrap(), [""; 0], "{case}");
+    }
+}
+
+/// All that an error shows of itself and of what caused it.
+fn chain(error: &LockError) -> String {
+    let mut shown = format!("{error} {error:?} {error:#?}");
+    let mut cause: Option<&dyn Error> = error.source();
+    while let Some(error) = cause {
+        shown.push_str(&format!(" {error} {error:?} {error:#?}"));
+        cause = error.source();
+    }
+    shown
+}
+
+#[track_caller]
+fn unshown(what: &str, text: &str) {
+    // The password is not repeated in the failure either.
+    let line = text.lines().find(|line| line.contains(CANARY));
+    assert_eq!(line.map(|line| line.replace(CANARY, "<PASSWORD>")), None, "{what}");
+}
+
+/// Panics of the driver: its tasks swallow them.
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn watch_for_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let default = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if thread::current().name() == Some("lock-driver") {
+                PANICS.lock().unwrap().push(info.to_string());
+            }
+            default(info);
+        }));
+    });
+}
+
+fn with_password() -> Config {
+    RedisServer::builder().password(CANARY)
+}
+
+async fn installed(name: &str, builder: PoolBuilder) -> LockPool {
+    watch_for_panics();
+    Logs::global();
+    let pool = builder.connect().await.unwrap();
+    lock_runtime::install(name, pool.clone()).unwrap();
+    pool
+}
+
+#[track_caller]
+fn set(server: &RedisServer, name: &str, value: &str) {
+    assert_eq!(server.cli(&["CONFIG", "SET", name, value]), "OK");
+}
+
+/// The same pool serves, at the latest in a moment.
+async fn works(pool: &LockPool) {
+    eventually_async(Duration::from_secs(5), "the pool serves again", async || {
+        let served = pool.lock("order:works").acquire().await;
+        served.is_ok()
+    })
+    .await;
+    for fencing in [true, false] {
+        let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_secs(5));
+        let guard = request.acquire().await.unwrap();
+        assert_eq!(guard.fence().is_some(), fencing);
+        guard.release().await.unwrap();
+    }
+}
+
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> T {
+    watch_for_panics();
+    let outcome = tokio::time::timeout(limit + NOISE, work).await;
+    outcome.unwrap_or_else(|_| panic!("not within {limit:?}"))
+}
+
+fn poll_once<T>(work: impl Future<Output = T>) -> T {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(work).poll(&mut context) {
+        std::task::Poll::Ready(output) => output,
+        std::task::Poll::Pending => panic!("not ready at once"),
+    }
+}
+
+/// Takes connections, says one thing to each, and is no Redis.
+struct Stub {
+    port: u16,
+}
+
+impl Stub {
+    fn start(says: &'static [u8]) -> Self {
+        Self::serve(move |mut stream| {
+            let _ = stream.write_all(says);
+            // Until the client hangs up.
+            let _ = stream.read_to_end(&mut Vec::new());
+        })
+    }
+
+    fn closing() -> Self {
+        Self::serve(|mut stream| {
+            let _ = stream.read(&mut [0; 1024]);
+        })
+    }
+
+    fn serve(answer: impl Fn(std::net::TcpStream) + Clone + Send + 'static) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let answer = answer.clone();
+                thread::spawn(move || answer(stream));
+            }
+        });
+        Self { port }
+    }
+}

@@ -1,1 +1,229 @@
 //! What is told in tracing events, and what never is.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use lock_runtime::backend::Failure;
+use lock_runtime::testing::{Fault, Faulty, Operation, open};
+use lock_runtime::{LockError, LockPool, distributed_lock};
+use lock_tests::{RedisServer, eventually_async};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[distributed_lock(key = "order:<id>", pool = pool, ttl = "300ms")]
+async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockError> {
+    tokio::time::sleep(takes).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_life_of_a_lock_is_told() {
+    let server = RedisServer::start();
+    let pool = installed("told", &server).await;
+    settle(&pool, 7, ms(400)).await.unwrap();
+    let told = Told::of("told").await_event("released").await;
+    let acquired = told.one("acquired");
+    let name = concat!(module_path!(), "::settle");
+    acquired.has(&[("lock", "order:<id>"), ("name", name), ("pool", "told")]);
+    assert!(acquired.number("waited_ms") < 300);
+    assert_eq!(acquired.fields.get("fence"), None, "none was asked for");
+    assert_eq!(acquired.level, Level::DEBUG);
+    let renewed = told.all("renewed");
+    assert!(!renewed.is_empty(), "after 100 ms of 400");
+    renewed[0].has(&[("lock", "order:<id>"), ("name", name), ("pool", "told")]);
+    assert!((80..400).contains(&renewed[0].number("held_ms")), "{:?}", renewed[0]);
+    let released = told.one("released");
+    released.has(&[("lock", "order:<id>"), ("name", name), ("still_ours", "true")]);
+    assert!((400..2_000).contains(&released.number("held_ms")), "{released:?}");
+    for nothing in ["contended", "lost", "not renewed yet", "not released yet"] {
+        assert_eq!(told.all(nothing).len(), 0, "{nothing}");
+    }
+    // What the value was is nobody's business.
+    assert!(!told.events.iter().any(|event| format!("{event:?}").contains("order:7")));
+}
+
+#[tokio::test]
+async fn a_wait_is_told() {
+    let server = RedisServer::start();
+    let pool = installed("waits", &server).await;
+    server.cli(&["SET", "order:7", "somebody", "PX", "500"]);
+    let guard = pool.lock("order:7").ttl(ms(5_000)).acquire().await.unwrap();
+    let fence = guard.fence().unwrap().to_string();
+    guard.release().await.unwrap();
+    let told = Told::of("waits").await_event("released").await;
+    let contended = told.one("contended");
+    contended.has(&[("lock", "order:7"), ("pool", "waits")]);
+    assert_eq!(contended.fields.get("name"), None, "no function");
+    assert!((1..=500).contains(&contended.number("free_in_ms")), "{contended:?}");
+    let acquired = told.one("acquired");
+    acquired.has(&[("lock", "order:7"), ("fence", &fence)]);
+    assert!((300..3_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
+}
+
+/// Also the wait behind a task of the same process, which asks no store.
+#[tokio::test]
+async fn a_wait_in_line_is_told() {
+    let server = RedisServer::start();
+    let pool = installed("line", &server).await;
+    let (one, two) = tokio::join!(settle(&pool, 7, ms(250)), settle(&pool, 7, Duration::ZERO));
+    one.and(two).unwrap();
+    let told = Told::of("line").await_events("released", 2).await;
+    let waits: Vec<u64> =
+        told.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
+    assert!(waits[0] < 200 && (200..2_000).contains(&waits[1]), "{waits:?}");
+}
+
+#[tokio::test]
+async fn a_loss_is_told() {
+    let server = RedisServer::start();
+    let pool = installed("losses", &server).await;
+    let guard = pool.lock("order:7").ttl(ms(300)).acquire().await.unwrap();
+    server.cli(&["DEL", "order:7"]);
+    assert!(guard.lost().await.is_lost());
+    let told = Told::of("losses").await_event("lost").await;
+    let lost = told.one("lost");
+    lost.has(&[("lock", "order:7"), ("pool", "losses"), ("reason", "Taken")]);
+    assert_eq!(lost.level, Level::WARN);
+    assert!(lost.number("held_ms") < 2_000);
+    drop(guard);
+    Told::of("losses")
+        .await_event("released")
+        .await
+        .one("released")
+        .has(&[("still_ours", "false")]);
+}
+
+#[tokio::test]
+async fn trouble_is_told() {
+    LazyLock::force(&EVENTS);
+    let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+    let pool = LockPool::with_backend(backend).connect().await.unwrap();
+    lock_runtime::install("trouble", pool.clone()).unwrap();
+    let guard = pool.lock("order:7").ttl(ms(900)).acquire().await.unwrap();
+    faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
+    faults.plan(Operation::Release, Fault::Fail(Failure::NotNow));
+    let told = Told::of("trouble").await_event("renewed").await;
+    let missed = told.one("not renewed yet");
+    missed.has(&[("lock", "order:7"), ("pool", "trouble"), ("error", "a planned failure")]);
+    assert_eq!(missed.level, Level::WARN);
+    guard.release().await.unwrap();
+    let told = Told::of("trouble").await_event("released").await;
+    told.one("not released yet").has(&[("lock", "order:7"), ("error", "a planned failure")]);
+}
+
+/// A pool whose name picks its events out.
+async fn installed(name: &str, server: &RedisServer) -> LockPool {
+    LazyLock::force(&EVENTS);
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    lock_runtime::install(name, pool.clone()).unwrap();
+    pool
+}
+
+/// All events of the target, of all threads and tests.
+static EVENTS: LazyLock<Arc<Mutex<Vec<Seen>>>> = LazyLock::new(|| {
+    let events = Arc::<Mutex<Vec<Seen>>>::default();
+    tracing::subscriber::set_global_default(Collector(events.clone())).unwrap();
+    events
+});
+
+#[derive(Clone, Debug)]
+struct Seen {
+    level: Level,
+    fields: BTreeMap<&'static str, String>,
+}
+
+impl Seen {
+    #[track_caller]
+    fn has(&self, fields: &[(&str, &str)]) {
+        for (name, value) in fields {
+            assert_eq!(self.fields.get(name).map(String::as_str), Some(*value), "{name}: {self:?}");
+        }
+    }
+
+    #[track_caller]
+    fn number(&self, field: &str) -> u64 {
+        self.fields[field].parse().unwrap()
+    }
+}
+
+impl Visit for Seen {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.fields.insert(field.name(), format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.fields.insert(field.name(), value.into());
+    }
+}
+
+/// What was seen of one pool.
+struct Told {
+    pool: &'static str,
+    events: Vec<Seen>,
+}
+
+impl Told {
+    fn of(pool: &'static str) -> Self {
+        let events = EVENTS.lock().unwrap();
+        let of_pool = |seen: &&Seen| seen.fields.get("pool").is_some_and(|it| it == pool);
+        Self { pool, events: events.iter().filter(of_pool).cloned().collect() }
+    }
+
+    async fn await_event(self, message: &str) -> Self {
+        self.await_events(message, 1).await
+    }
+
+    async fn await_events(mut self, message: &str, count: usize) -> Self {
+        eventually_async(Duration::from_secs(5), message, async || {
+            self = Self::of(self.pool);
+            self.all(message).len() >= count
+        })
+        .await;
+        self
+    }
+
+    fn all(&self, message: &str) -> Vec<&Seen> {
+        self.events.iter().filter(|seen| seen.fields["message"] == message).collect()
+    }
+
+    #[track_caller]
+    fn one(&self, message: &str) -> &Seen {
+        let all = self.all(message);
+        assert_eq!(all.len(), 1, "{message}: {:#?}", self.events);
+        all[0]
+    }
+}
+
+struct Collector(Arc<Mutex<Vec<Seen>>>);
+
+impl Subscriber for Collector {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "lock_runtime"
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut seen = Seen { level: *event.metadata().level(), fields: BTreeMap::new() };
+        event.record(&mut seen);
+        self.0.lock().unwrap().push(seen);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}

@@ -1,1 +1,688 @@
 //! A lease is kept alive while it is held, and given up in time when it cannot be.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::future::pending;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use lock_runtime::backend::Failure;
+use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
+use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, distributed_lock};
+use lock_tests::history::now_ns;
+use lock_tests::monitor::{Caller, Ran};
+use lock_tests::{Monitor, RedisServer, Worker, eventually, eventually_async};
+use tokio::time::{Instant, sleep};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn nanos(span: Duration) -> u64 {
+    span.as_nanos().try_into().unwrap()
+}
+
+/// How long a grant of `ttl` is believed, as the README says.
+fn belief(ttl: Duration) -> Duration {
+    ttl - ttl / 100 - ms(2)
+}
+
+fn sha(script: &str) -> String {
+    redis::Script::new(script).get_hash().to_owned()
+}
+
+mod kept {
+    use super::*;
+
+    /// Another process that tries for `key` all the time. It has tried once when this returns.
+    fn contender(server: &RedisServer, key: &str) -> Worker {
+        let worker = Worker::start(env!("CARGO_BIN_EXE_contender"), &[&server.url(), key]);
+        worker.wait_for_line(ms(10_000), |line| line == "busy");
+        worker
+    }
+
+    /// It tried often, and got in as soon as the lock was free at `freed_ns`, but not before.
+    fn assert_kept_out(contender: &Worker, freed_ns: u64) {
+        let tries = contender.stdout().iter().filter(|line| *line == "busy").count();
+        assert!(tries >= 50, "{tries} tries");
+        let got_in = contender.wait_for_line(ms(10_000), |line| line.starts_with("in "));
+        assert!(got_in[3..].parse::<u64>().unwrap() > freed_ns, "two holders");
+    }
+
+    #[tokio::test]
+    async fn a_body_of_ten_ttls_keeps_other_processes_out() {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let ttl = ms(500);
+        let body = async {
+            let contender = contender(&server, "k");
+            sleep(10 * ttl).await;
+            (contender, now_ns())
+        };
+        let (contender, freed_ns) = pool.lock("k").ttl(ttl).run(body).await.unwrap();
+        assert_kept_out(&contender, freed_ns);
+    }
+
+    /// Blocks its thread, and says whether the lock is held afterwards.
+    #[distributed_lock(key = "k", ttl = ttl, pool = pool, guard = guard)]
+    async fn block(
+        pool: &LockPool,
+        ttl: Duration,
+        block: impl FnOnce(),
+    ) -> Result<(bool, u64), LockError> {
+        block();
+        Ok((guard.is_held(), now_ns()))
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_blocked_current_thread_runtime_keeps_the_lock() {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let ttl = ms(600);
+        let mut other = None;
+        let blocked = block(&pool, ttl, || {
+            other = Some(contender(&server, "k"));
+            std::thread::sleep(3 * ttl);
+        });
+        let (held, freed_ns) = blocked.await.unwrap();
+        assert!(held);
+        assert_kept_out(&other.unwrap(), freed_ns);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_runtime_with_all_its_threads_blocked_keeps_the_lock() {
+        let server = Arc::new(RedisServer::start());
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let ttl = ms(600);
+        // Only threads that are blocked at the same time get past it.
+        let all = Arc::new(Barrier::new(2));
+        let (everybody, threads) = (all.clone(), server.clone());
+        let (other, contending) = std::sync::mpsc::channel();
+        let holder = tokio::spawn(async move {
+            let blocked = block(&pool, ttl, || {
+                other.send(contender(&threads, "k")).unwrap();
+                everybody.wait();
+                std::thread::sleep(3 * ttl);
+            });
+            blocked.await.unwrap()
+        });
+        let bystander = tokio::spawn(async move {
+            all.wait();
+            std::thread::sleep(3 * ttl);
+        });
+        let (held, freed_ns) = holder.await.unwrap();
+        bystander.await.unwrap();
+        assert!(held);
+        assert_kept_out(&contending.recv().unwrap(), freed_ns);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_silent_for_less_than_the_validity_costs_nothing() {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let ttl = ms(4000);
+        let body = async {
+            // Over the first renewal, which is due after a third of the ttl.
+            server.pause();
+            sleep(ms(1900)).await;
+            server.resume();
+            sleep(ttl).await;
+            server.cli(&["PTTL", "k"]).parse::<u64>().unwrap()
+        };
+        let left = pool.lock("k").ttl(ttl).run(body).await.unwrap();
+        assert!(left > 0, "renewed");
+    }
+}
+
+mod ended {
+    use super::*;
+
+    /// What the server saw of one owner, in its order.
+    #[derive(Default)]
+    struct Seen {
+        renewed: Vec<u64>,
+        released: Option<u64>,
+        renewed_after_release: usize,
+        other_after_release: Vec<Ran>,
+    }
+
+    fn owner_of(ran: &Ran) -> Option<&String> {
+        let is_token =
+            |arg: &&String| arg.len() == 32 && arg.bytes().all(|b| b.is_ascii_hexdigit());
+        ran.args[1..].iter().find(is_token)
+    }
+
+    fn seen_by_owner(lines: Vec<Ran>) -> Vec<Seen> {
+        let script = |ran: &Ran, text: &str| {
+            ran.name().starts_with("EVAL") && (ran.args[1] == sha(text) || ran.args[1] == text)
+        };
+        let mut owners = std::collections::HashMap::<String, Seen>::new();
+        for ran in lines.into_iter().filter(|ran| ran.by != Caller::Script) {
+            let Some(owner) = owner_of(&ran) else { continue };
+            let seen = owners.entry(owner.clone()).or_default();
+            if script(&ran, include_str!("../lock-runtime/src/backend/redis/renew.lua")) {
+                seen.renewed.push(ran.time_us);
+                seen.renewed_after_release += usize::from(seen.released.is_some());
+            } else if script(&ran, include_str!("../lock-runtime/src/backend/redis/release.lua")) {
+                seen.released.get_or_insert(ran.time_us);
+            } else if seen.released.is_some() {
+                seen.other_after_release.push(ran);
+            }
+        }
+        owners.into_values().collect()
+    }
+
+    /// Ends one hold at a random moment around a tick of the watchdog, in one of three ways.
+    async fn race(pool: LockPool, n: u64) {
+        const RENEW: Duration = Duration::from_millis(6);
+        let key = format!("race:{n}");
+        let began = now_ns();
+        let request = pool.lock(key.as_str()).ttl(ms(5000)).renew(RENEW);
+        let ends = began + fastrand::u64(nanos(RENEW) * 8 / 10..nanos(RENEW) * 16 / 10);
+        // Timers are too coarse for a race.
+        let until = async |end: u64| {
+            while now_ns() < end {
+                tokio::task::yield_now().await;
+            }
+        };
+        match n % 3 {
+            0 => {
+                let guard = request.acquire().await.unwrap();
+                until(ends).await;
+                guard.release().await.unwrap();
+            }
+            1 => {
+                // Unwinds like a panic, without its message.
+                let body = async move {
+                    until(ends).await;
+                    resume_unwind(Box::new("as planned"))
+                };
+                let task =
+                    tokio::spawn(request.run::<Box<dyn Future<Output = ()> + Send + Unpin>>(
+                        Box::new(Box::pin(body)),
+                    ));
+                assert!(task.await.unwrap_err().is_panic());
+            }
+            _ => {
+                let (entered, running) = tokio::sync::oneshot::channel();
+                let task = tokio::spawn(request.run(async {
+                    let _ = entered.send(());
+                    pending::<()>().await
+                }));
+                running.await.unwrap();
+                until(ends).await;
+                task.abort();
+                assert!(task.await.unwrap_err().is_cancelled());
+            }
+        }
+    }
+
+    /// Redisson #7272, #1626; RedLock.net #64: a renewal behind the release brought the key back.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nothing_is_renewed_after_a_release_a_panic_or_an_abort_in_a_thousand_races() {
+        const RACES: u64 = 1000;
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        // Teaches the server the scripts.
+        race(pool.clone(), 3 * RACES).await;
+        let monitor = Monitor::start(&server);
+        let mut races = tokio::task::JoinSet::new();
+        for n in 0..RACES {
+            if races.len() == 4 {
+                races.join_next().await.unwrap().unwrap();
+            }
+            races.spawn(race(pool.clone(), n));
+        }
+        races.join_all().await;
+        // Longer than several ticks without a command of any owner: nothing comes any more.
+        let report = pool.shutdown(ms(5000)).await;
+        assert_eq!(report.abandoned, 0);
+        let settled = monitor.settled().len();
+        sleep(ms(100)).await;
+        let lines = monitor.settled();
+        assert_eq!(lines.len(), settled, "{:#?}", &lines[settled..]);
+
+        let owners = seen_by_owner(lines);
+        assert_eq!(owners.len() as u64, RACES);
+        let renewed = owners.iter().filter(|seen| !seen.renewed.is_empty()).count();
+        let close = |seen: &&Seen| {
+            let last = seen.renewed.last().copied().unwrap_or_default();
+            seen.released.is_some_and(|released| released.saturating_sub(last) < 1000)
+        };
+        let close = owners.iter().filter(close).count();
+        println!("{RACES} races: {renewed} renewed, {close} released within 1 ms of a renewal");
+        for seen in &owners {
+            assert!(seen.released.is_some());
+            assert_eq!(seen.renewed_after_release, 0);
+            assert_eq!(seen.other_after_release, []);
+        }
+        assert!(renewed > 100, "the tick won {renewed} times");
+        assert!(renewed < 900, "the end won {} times", 1000 - renewed);
+        assert!(close > 20, "{close} close calls");
+        assert_eq!(server.cli(&["KEYS", "race:*"]), "", "nothing is left");
+    }
+}
+
+mod taken {
+    use super::*;
+
+    /// Does to the key what nobody should, and waits for ever.
+    #[distributed_lock(key = "k", ttl = "5s", renew = "200ms", pool = pool)]
+    async fn robbed(
+        pool: &LockPool,
+        server: &RedisServer,
+        by: &[&[&str]],
+    ) -> Result<(), LockError> {
+        for command in by {
+            server.cli(command);
+        }
+        pending().await
+    }
+
+    async fn check(by: &[&[&str]], left: &[&str], expected: &str) {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let error = robbed(&pool, &server, by).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost);
+        assert!(error.to_string().contains("not ours any more"), "{error}");
+
+        // A guard's owner hears it too, and its release touches nothing.
+        server.cli(&["FLUSHALL"]);
+        let guard = pool.lock("k").ttl(ms(5000)).renew(ms(200)).acquire().await.unwrap();
+        for command in by {
+            server.cli(command);
+        }
+        assert_eq!(guard.lost().await.kind(), ErrorKind::Lost);
+        assert!(!guard.is_held());
+        assert_eq!(guard.valid_for(), Duration::ZERO);
+        assert!(guard.verify().await.unwrap_err().is_lost());
+        assert!(guard.release().await.unwrap_err().is_lost());
+        let report = pool.shutdown(ms(5000)).await;
+        assert_eq!(report.abandoned, 0);
+        assert_eq!(server.cli(left), expected, "as the other left it");
+    }
+
+    macro_rules! taken_by {
+        ($($name:ident: $by:expr, left $left:expr => $expected:expr;)*) => {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    check(&$by, &$left, $expected).await;
+                }
+            )*
+        };
+    }
+
+    taken_by! {
+        a_deleted_key_ends_the_body: [&["DEL", "k"]], left ["EXISTS", "k"] => "0";
+        a_flushed_database_ends_the_body: [&["FLUSHALL"]], left ["EXISTS", "k"] => "0";
+        an_overwritten_key_ends_the_body_and_stays:
+            [&["SET", "k", "theirs", "PX", "60000"]], left ["GET", "k"] => "theirs";
+        a_key_that_was_overwritten_for_good_stays: [&["SET", "k", "theirs"]], left ["TTL", "k"] => "-1";
+        a_key_of_another_type_ends_the_body_and_stays:
+            [&["DEL", "k"], &["HSET", "k", "a", "1"]], left ["HGET", "k", "a"] => "1";
+    }
+
+    #[tokio::test]
+    async fn verify_asks_the_store() {
+        let server = RedisServer::start();
+        let pool = LockPool::builder(server.url()).patience(ms(300)).connect().await.unwrap();
+        let guard = pool.lock("k").ttl(ms(60_000)).acquire().await.unwrap();
+        guard.verify().await.unwrap();
+        server.pause();
+        assert!(guard.verify().await.unwrap_err().is_backend());
+        assert!(guard.is_held(), "no answer is no loss");
+        server.resume();
+        eventually_async(ms(5000), "the connection is back", async || guard.verify().await.is_ok())
+            .await;
+        server.cli(&["SET", "k", "theirs"]);
+        assert!(guard.is_held(), "the next renewal is far away");
+        assert!(guard.verify().await.unwrap_err().is_lost());
+        assert!(!guard.is_held());
+        assert!(guard.lost().await.is_lost());
+        assert!(guard.release().await.unwrap_err().is_lost());
+        assert_eq!(server.cli(&["GET", "k"]), "theirs");
+    }
+}
+
+mod unreachable_store {
+    use super::*;
+
+    /// What a body saw of its lease: the end of belief, and when it was dropped.
+    #[derive(Default)]
+    struct Watched {
+        deadline_ns: AtomicU64,
+        dropped_ns: AtomicU64,
+    }
+
+    impl Drop for Watching<'_> {
+        fn drop(&mut self) {
+            self.0.dropped_ns.store(now_ns(), Ordering::SeqCst);
+        }
+    }
+
+    struct Watching<'a>(&'a Watched);
+
+    #[distributed_lock(key = "body", ttl = "5s", pool = pool, guard = guard)]
+    async fn watch(pool: &LockPool, watched: &Watched) -> Result<(), LockError> {
+        let _watching = Watching(watched);
+        loop {
+            let now = now_ns();
+            let valid = nanos(guard.valid_for());
+            watched.deadline_ns.store(now + valid, Ordering::SeqCst);
+            sleep(ms(2)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_body_ends_before_belief_does_and_no_answer_is_needed() {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let guard = pool.lock("guard").ttl(ms(5000)).acquire().await.unwrap();
+        let watched = Arc::new(Watched::default());
+        let body = tokio::spawn({
+            let (pool, watched) = (pool.clone(), watched.clone());
+            async move { watch(&pool, &watched).await }
+        });
+        // Past a renewal, so that not the grant alone is looked at.
+        let began = now_ns();
+        eventually_async(ms(5000), "a renewal", async || {
+            watched.deadline_ns.load(Ordering::SeqCst) > began + nanos(ms(6000))
+        })
+        .await;
+        server.pause();
+
+        let mut deadline_ns = 0;
+        eventually_async(ms(20_000), "belief ends", async || {
+            let now = now_ns();
+            let valid = nanos(guard.valid_for());
+            if valid > 0 {
+                deadline_ns = now + valid;
+            }
+            valid == 0
+        })
+        .await;
+        let left = deadline_ns.saturating_sub(now_ns());
+        sleep(Duration::from_nanos(left)).await;
+        assert!(!guard.is_held());
+
+        assert_eq!(body.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+        let deadline_ns = watched.deadline_ns.load(Ordering::SeqCst);
+        let dropped_ns = watched.dropped_ns.load(Ordering::SeqCst);
+        assert!(dropped_ns < deadline_ns, "{} ns too late", dropped_ns - deadline_ns);
+        let early = Duration::from_nanos(deadline_ns - dropped_ns);
+        assert!(early < ms(510), "{early:?} before the end of belief");
+
+        // It comes back and holds nothing against us.
+        server.resume();
+        drop(guard);
+        eventually(ms(10_000), "both are released or expired", || {
+            server.cli(&["EXISTS", "guard", "body"]) == "0"
+        });
+    }
+
+    /// With the watchdog on the thread that is blocked, nobody is there to end belief.
+    #[tokio::test]
+    async fn belief_ends_by_the_clock_alone() {
+        let memory = LockPool::builder("memory://").on_current_runtime();
+        let pool = memory.connect().await.unwrap();
+        let guard = pool.lock("k").ttl(ms(100)).acquire().await.unwrap();
+        let left = guard.valid_for();
+        assert!(left <= belief(ms(100)));
+        std::thread::sleep(left);
+        assert!(!guard.is_held());
+        assert_eq!(guard.valid_for(), Duration::ZERO);
+        assert!(guard.lost().await.is_lost());
+    }
+}
+
+/// On virtual time: exact, and fast.
+mod virtual_time {
+    use super::*;
+
+    const TTL: Duration = ms(10_000);
+    /// The body is told a tenth of the ttl before belief ends, 500 ms at most.
+    const NOTICE: Duration = ms(500);
+    /// What is due within this span is done together.
+    const TICK: Duration = ms(2);
+
+    async fn faulty() -> (LockPool, Faults) {
+        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+        let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
+        (pool.connect().await.unwrap(), faults)
+    }
+
+    /// Runs until the lock is lost; how long that was, and why.
+    async fn held_until_lost(pool: &LockPool, held: impl AsyncFnOnce()) -> (Duration, LockError) {
+        let dropped = Mutex::new(None);
+        let began = Instant::now();
+        let body = async {
+            let _at_end = AtEnd(|| *dropped.lock().unwrap() = Some(began.elapsed()));
+            held().await;
+            pending::<()>().await;
+        };
+        let error = pool.lock("k").run(body).await.unwrap_err();
+        (dropped.into_inner().unwrap().unwrap(), error)
+    }
+
+    struct AtEnd<F: FnMut()>(F);
+
+    impl<F: FnMut()> Drop for AtEnd<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_that_pass_do_not_end_a_lease() {
+        for fault in [
+            Fault::Fail(Failure::NotNow),
+            Fault::Fail(Failure::Unknown),
+            Fault::Fail(Failure::Refused),
+            Fault::LoseRequest,
+            Fault::LoseReply,
+            Fault::DelayRequest(ms(900)),
+            Fault::DelayReply(ms(900)),
+            Fault::DelayReply(TTL),
+        ] {
+            let (pool, faults) = faulty().await;
+            // Two in a row, then a good one, and so on.
+            let body = async {
+                for _ in 0..10 {
+                    faults.plan(Operation::Renew, fault);
+                    faults.plan(Operation::Renew, fault);
+                    faults.plan(Operation::Renew, Fault::None);
+                    sleep(TTL).await;
+                }
+            };
+            let guard = pool.lock("other").acquire().await.unwrap();
+            pool.lock("k").run(body).await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+            assert!(guard.is_held(), "{fault:?}");
+            assert!(faults.count(Operation::Renew) > 30, "{fault:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_cannot_be_renewed_is_lost_just_before_belief_ends() {
+        for fault in [
+            Fault::Fail(Failure::NotNow),
+            Fault::Fail(Failure::Unknown),
+            Fault::Fail(Failure::Refused),
+            Fault::LoseRequest,
+            Fault::LoseReply,
+            Fault::DelayReply(TTL),
+        ] {
+            let (pool, faults) = faulty().await;
+            let (held, error) = held_until_lost(&pool, async || faults.always(fault)).await;
+            assert_eq!(error.kind(), ErrorKind::Lost, "{fault:?}");
+            assert!(held < belief(TTL), "{fault:?}: {held:?}");
+            assert!(held >= belief(TTL) - NOTICE - TICK, "{fault:?}: {held:?}");
+            let tries = faults.count(Operation::Renew);
+            assert!((3..100).contains(&tries), "{fault:?}: {tries} tries");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn belief_counts_from_when_a_renewal_was_sent() {
+        let (pool, faults) = faulty().await;
+        faults.plan(Operation::Renew, Fault::DelayReply(ms(900)));
+        let began = Instant::now();
+        let guard = pool.lock("k").renew(ms(4000)).acquire().await.unwrap();
+        let before = guard.valid_for() + began.elapsed();
+        assert_eq!(before, belief(TTL));
+        eventually_async(TTL, "the renewal", async || guard.valid_for() + began.elapsed() > before)
+            .await;
+        assert!(began.elapsed() >= ms(4900));
+        let renewed = guard.valid_for() + began.elapsed() - before;
+        assert!(renewed <= ms(4000) && renewed >= ms(4000) - TICK, "{renewed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_renewals_do_not_delay_those_of_others() {
+        let (pool, faults) = faulty().await;
+        let slow = pool.lock("slow").acquire().await.unwrap();
+        sleep(ms(50)).await;
+        let mut others = Vec::new();
+        for n in 0..100 {
+            others.push(pool.lock(format!("other:{n}")).acquire().await.unwrap());
+            sleep(TICK).await;
+        }
+        // The first renewal is that of `slow`, and hangs.
+        faults.plan(Operation::Renew, Fault::LoseReply);
+        eventually_async(TTL, "the slow one begins", async || faults.count(Operation::Renew) == 1)
+            .await;
+        sleep(ms(400)).await;
+        assert!(slow.valid_for() < TTL * 7 / 10, "still without an answer");
+        for other in &others {
+            assert!(other.valid_for() > TTL * 9 / 10, "{:?} {:?}", other.key(), other.valid_for());
+        }
+        sleep(2 * TTL).await;
+        assert!(slow.is_held() && others.iter().all(|other| other.is_held()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_that_are_due_together_share_a_round_trip() {
+        let (pool, faults) = faulty().await;
+        let mut guards = Vec::new();
+        for n in 0..1000 {
+            guards.push(pool.lock(format!("k:{n}")).acquire().await.unwrap());
+        }
+        sleep(TTL / 2).await;
+        assert_eq!(faults.count(Operation::Renew), 1);
+        assert!(guards.iter().all(|guard| guard.valid_for() > TTL / 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_renewal_the_ttl_is_a_hard_limit() {
+        #[distributed_lock(key = "k", renew = false, pool = pool)]
+        async fn job(pool: &LockPool) -> Result<(), LockError> {
+            pending().await
+        }
+
+        let (pool, faults) = faulty().await;
+        let began = Instant::now();
+        let error = job(&pool).await.unwrap_err();
+        let held = began.elapsed();
+        assert_eq!(error.kind(), ErrorKind::Lost);
+        assert!(error.to_string().contains("its ttl is over"), "{error}");
+        assert!(held < belief(TTL) && held >= belief(TTL) - NOTICE - TICK, "{held:?}");
+        assert_eq!(faults.count(Operation::Renew), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn max_hold_ends_what_could_be_renewed() {
+        #[distributed_lock(key = "k", max_hold = max_hold, pool = pool)]
+        async fn job(pool: &LockPool, max_hold: Duration) -> Result<(), LockError> {
+            pending().await
+        }
+
+        // Shorter and longer than the ttl. The notice is a tenth of the shorter of the two.
+        for (max_hold, notice) in [(ms(1000), ms(100)), (ms(35_000), NOTICE)] {
+            let (pool, faults) = faulty().await;
+            let began = Instant::now();
+            let error = job(&pool, max_hold).await.unwrap_err();
+            let held = began.elapsed();
+            assert_eq!(error.kind(), ErrorKind::Lost);
+            assert!(error.to_string().contains("max_hold"), "{error}");
+            assert!(held < max_hold && held >= max_hold - notice - TICK, "{held:?}");
+            let free = pool.lock("k").try_acquire().await.unwrap();
+            assert!(free.is_some(), "released at once");
+            assert_eq!(faults.count(Operation::Renew) > 0, max_hold > TTL);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_is_only_notified_goes_on() {
+        #[distributed_lock(key = "k", on_lost = "notify", pool = pool, guard = guard)]
+        async fn job(pool: &LockPool, faults: &Faults) -> Result<(Duration, bool), LockError> {
+            let began = Instant::now();
+            faults.always(Fault::Fail(Failure::NotNow));
+            assert!(guard.lost().await.is_lost());
+            let told = began.elapsed();
+            sleep(3 * TTL).await;
+            Ok((told, guard.is_held()))
+        }
+
+        let (pool, faults) = faulty().await;
+        let (told, held) = job(&pool, &faults).await.unwrap();
+        assert!(told < belief(TTL) && told >= belief(TTL) - NOTICE - TICK, "{told:?}");
+        assert!(!held);
+
+        faults.always(Fault::None);
+        let request = pool.lock("k2").renew(false).on_lost(OnLost::Notify);
+        let ended = request.run(async { sleep(3 * TTL).await });
+        ended.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn min_hold_keeps_the_lock_for_the_rest_of_it() {
+        #[distributed_lock(key = "k", min_hold = "25s", pool = pool)]
+        async fn job(pool: &LockPool) -> Result<(), LockError> {
+            Ok(())
+        }
+
+        let (pool, _) = faulty().await;
+        let began = Instant::now();
+        job(&pool).await.unwrap();
+        assert_eq!(began.elapsed(), Duration::ZERO, "the caller does not wait");
+        let wait = ms(60_000);
+        let guard = pool.lock("k").wait(wait).acquire().await.unwrap();
+        let free = began.elapsed();
+        assert!(free >= ms(25_000) && free < ms(25_100), "{free:?}");
+        drop(guard);
+
+        // A body that takes longer is not held up.
+        let body = sleep(ms(30_000));
+        pool.lock("long").min_hold(ms(25_000)).run(body).await.unwrap();
+        assert!(pool.lock("long").try_acquire().await.unwrap().is_some());
+
+        // Also on the other ways out.
+        let aborted = tokio::spawn(pool.lock("cut").min_hold(ms(25_000)).run(pending::<()>()));
+        sleep(ms(1000)).await;
+        aborted.abort();
+        assert!(aborted.await.unwrap_err().is_cancelled());
+        let began = Instant::now();
+        let guard = pool.lock("cut").wait(wait).acquire().await.unwrap();
+        assert!(began.elapsed() >= ms(24_000) && began.elapsed() < ms(24_100));
+        drop(guard);
+    }
+}
+
+#[tokio::test]
+async fn min_hold_outlives_the_process_that_asked_for_it() {
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let guard = pool.lock("k").ttl(ms(1000)).min_hold(ms(3000)).acquire().await.unwrap();
+    let held_since = now_ns();
+    guard.release().await.unwrap();
+    let left: i64 = server.cli(&["PTTL", "k"]).parse().unwrap();
+    assert!((1..=3000).contains(&left), "{left} ms");
+    assert_eq!(pool.shutdown(ms(1000)).await.released, 0, "nothing is held any more");
+    let other = LockPool::connect(&server.url()).await.unwrap();
+    let guard = other.lock("k").wait(ms(10_000)).acquire().await.unwrap();
+    // The server rounds to a millisecond.
+    assert!(now_ns() - held_since >= nanos(ms(2990)));
+    guard.release().await.unwrap();
+}

@@ -75,7 +75,7 @@ impl Expansion<'_> {
             .guard
             .as_ref()
             .map(|_| quote_spanned!(span=> let __guard = #runtime::Entry::guard(&__entry);));
-        let body = self.locked(statements);
+        let body = self.locked(self.function.with_used(statements, &self.key_roots()));
         let conflict = self.conflict();
         let error = self.error();
         let result = quote_spanned!(span=> ::core::result::Result);

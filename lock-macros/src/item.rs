@@ -2,7 +2,7 @@
 //! written, so that half-typed ones still expand.
 
 use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
-use quote::{ToTokens, TokenStreamExt};
+use quote::{ToTokens, TokenStreamExt, quote_spanned};
 use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
 use syn::punctuated::Punctuated;
@@ -13,6 +13,7 @@ use syn::{
 };
 
 use crate::diag::Errors;
+use crate::paths::located;
 
 pub(crate) struct Function {
     pub(crate) attrs: Vec<Attribute>,
@@ -72,6 +73,37 @@ impl Function {
             Shape::AsyncBlock(block) | Shape::Boxed { inner: block, .. } => block.braces.stream(),
         };
         split_inner_attributes(stream)
+    }
+
+    /// Input, as `#[async_trait]` begins a body:
+    ///
+    /// ```ignore
+    /// let id = id;
+    /// ```
+    ///
+    /// Output, where the key alone may use `id` and rustc would call the new binding unused:
+    ///
+    /// ```ignore
+    /// let id = id;
+    /// let _ = &id;
+    /// ```
+    pub(crate) fn with_used(&self, statements: TokenStream, names: &[&str]) -> TokenStream {
+        if !matches!(self.shape, Shape::Boxed { .. }) {
+            return statements;
+        }
+        let tokens: Vec<TokenTree> = statements.into_iter().collect();
+        let mut output = TokenStream::new();
+        for (at, token) in tokens.iter().enumerate() {
+            output.append(token.clone());
+            let rebound = rebinding(&tokens[..=at]);
+            if let Some(name) =
+                rebound.filter(|name| names.iter().any(|used| name.unraw() == *used))
+            {
+                let span = located(name.span());
+                output.extend(quote_spanned!(span=> let _ = &#name;));
+            }
+        }
+        output
     }
 
     /// Where the body starts.
@@ -283,6 +315,18 @@ fn shape(body: TokenStream) -> Shape {
         Some(inner) if boxes => Shape::Boxed { call: call.into_iter().collect(), parens, inner },
         _ => Shape::Sync,
     }
+}
+
+/// The `name` of the `let name = name;` or `let mut name = name;` that `tokens` end with.
+fn rebinding(tokens: &[TokenTree]) -> Option<&Ident> {
+    use TokenTree::{Ident, Punct};
+    let [before @ .., Ident(new), Punct(is), Ident(old), Punct(end)] = tokens else { return None };
+    let binds = match before {
+        [.., Ident(word), Ident(mutable)] if mutable == "mut" => word == "let",
+        [.., Ident(word)] => word == "let",
+        _ => false,
+    };
+    (binds && is.as_char() == '=' && new == old && end.as_char() == ';').then_some(new)
 }
 
 fn regroup(like: &Group, stream: TokenStream) -> Group {

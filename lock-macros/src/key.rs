@@ -14,6 +14,20 @@ use crate::value::{Keys, Source};
 const PART: usize = 16;
 
 impl Expansion<'_> {
+    /// The parameters that the key is made of.
+    pub(crate) fn key_roots(&self) -> Vec<&str> {
+        let sources = match &self.args.keys {
+            Some(Keys::One(source)) => std::slice::from_ref(source),
+            Some(Keys::All(sources)) => sources,
+            Some(Keys::Computed(_)) | None => &[],
+        };
+        let templates = sources.iter().filter_map(|source| match source {
+            Source::Template(_, template) => Some(template),
+            Source::Expression(_) => None,
+        });
+        templates.flat_map(Template::slots).map(|slot| slot.root.text.as_str()).collect()
+    }
+
     pub(crate) fn keys(&self) -> TokenStream {
         let span = self.span;
         match &self.args.keys {

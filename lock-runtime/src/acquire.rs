@@ -17,7 +17,7 @@ use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::lease::{Grant, Lease};
 use crate::options::{Policy, Wait};
-use crate::queue::{NoTurn, Turn};
+use crate::queue::{NoTurn, Turn, Word};
 use crate::registry::Errand;
 use crate::release::clean_up;
 use crate::site::Subject;
@@ -52,7 +52,7 @@ pub(crate) async fn acquire(engine: &Arc<Engine>, ask: Ask) -> Result<LockGuard,
     let mut turns = Vec::with_capacity(wire.len());
     for key in wire.iter() {
         let turn = engine.queue.turn(key, deadline, engine.clock).await;
-        turns.push(turn.map_err(|reason| no_turn(engine, reason, policy.wait))?);
+        turns.push(turn.map_err(|reason| no_turn(reason, policy.wait))?);
     }
     let claim = Claim {
         keys: wire,
@@ -80,7 +80,7 @@ pub(crate) async fn acquire(engine: &Arc<Engine>, ask: Ask) -> Result<LockGuard,
 }
 
 #[cold]
-fn no_turn(engine: &Engine, reason: NoTurn, wait: Wait) -> LockError {
+fn no_turn(reason: NoTurn, wait: Wait) -> LockError {
     match reason {
         NoTurn::Full => LockError::new(
             ErrorKind::QueueFull,
@@ -89,10 +89,8 @@ fn no_turn(engine: &Engine, reason: NoTurn, wait: Wait) -> LockError {
         .remedy("shed load before this call, or raise `max_waiters` on the pool"),
         NoTurn::Closed => LockError::shutdown(),
         // Those in front of us did not get through to the store: it is not known who holds the lock.
-        NoTurn::Expired => match engine.trouble() {
-            Some(error) => LockError::backend(error),
-            None => conflict(wait, None),
-        },
+        NoTurn::Expired { doubt: Some(error) } => LockError::backend(error),
+        NoTurn::Expired { doubt: None } => conflict(wait, None),
     }
 }
 
@@ -213,19 +211,20 @@ impl Pursuit {
         let engine = self.engine.clone();
         let believable = self.ask.policy.ttl.belief();
         let patience = self.patience(sent).min(believable);
+        self.spread(&Word::Asked(sent));
         let outcome = match timeout(patience, engine.store.acquire(&self.claim)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(silence(patience)),
         };
         let failure = match outcome {
             Ok(Attempt::Granted { fence }) if engine.clock.now() < sent + believable => {
-                engine.note_trouble(None);
+                self.spread(&Word::Answered);
                 return Ok(self.grant(sent, fence));
             }
             // Granted at the store, but so late that it cannot be believed any more.
             Ok(Attempt::Granted { .. }) => silence(patience),
             Ok(Attempt::Busy { free_in }) => {
-                engine.note_trouble(None);
+                self.spread(&Word::Answered);
                 return Err(Setback::Busy { free_in });
             }
             Err(failure) => failure,
@@ -234,11 +233,14 @@ impl Pursuit {
             self.unanswered += 1;
             self.haunted_until = sent + self.ask.policy.ttl.get();
         }
-        // A refusal may be about this key alone, and those behind us ask for themselves at once.
-        if failure.failure() != Failure::Refused {
-            engine.note_trouble(Some(&failure));
-        }
+        self.spread(&Word::Failed(failure.clone()));
         Err(Setback::Failed(failure))
+    }
+
+    fn spread(&self, word: &Word) {
+        for turn in &self.turns {
+            turn.spread(word.clone());
+        }
     }
 
     /// How long this attempt may take. A single try gets all the patience that there is for one request;

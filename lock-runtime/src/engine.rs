@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
 
-use crate::backend::{BackendError, Store};
+use crate::backend::Store;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::options::Defaults;
@@ -30,9 +30,6 @@ pub(crate) struct Engine {
     pub(crate) queue: Arc<Queue>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) registry: Arc<Registry>,
-    /// The store's last failure, until it serves again: those in line behind a request that fails
-    /// must not be told that somebody holds the lock.
-    trouble: Mutex<Option<BackendError>>,
     tasks: [AbortHandle; 2],
 }
 
@@ -67,7 +64,6 @@ impl Engine {
             queue,
             watchdog,
             registry,
-            trouble: Mutex::new(None),
             tasks,
         })
     }
@@ -98,17 +94,6 @@ impl Engine {
         if first_poll.is_pending() {
             self.driver.spawn(work);
         }
-    }
-
-    pub(crate) fn note_trouble(&self, trouble: Option<&BackendError>) {
-        let mut noted = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.is_some() || trouble.is_some() {
-            *noted = trouble.cloned();
-        }
-    }
-
-    pub(crate) fn trouble(&self) -> Option<BackendError> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

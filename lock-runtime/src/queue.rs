@@ -5,9 +5,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::backend::{BackendError, Failure};
 use crate::clock::{Clock, Instant};
 use crate::deadlines::Deadlines;
 use crate::key::Key;
@@ -24,9 +26,49 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct Lines {
     /// A key has a line as long as somebody has its turn.
-    by_key: HashMap<Key, VecDeque<Waiter>>,
+    by_key: HashMap<Key, Line>,
+    /// The last failure of any key, until the store answers again.
+    trouble: Option<BackendError>,
     last_id: u64,
     closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiters: VecDeque<Waiter>,
+    word: Word,
+}
+
+/// What the head of a line has last heard from the store. Those behind it must not be told that
+/// somebody holds the lock when nobody could be asked.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Word {
+    #[default]
+    NothingAsked,
+    Answered,
+    /// Nothing yet to what was asked then.
+    Asked(Instant),
+    Failed(BackendError),
+}
+
+impl Word {
+    /// Why it is not known who holds the lock, if it is not.
+    fn doubt(&self, now: Instant, trouble: Option<&BackendError>) -> Option<BackendError> {
+        /// An answer may take as long as this without a doubt.
+        const USUAL: Duration = Duration::from_millis(250);
+        match self {
+            Self::Asked(since) if now.since(*since) >= USUAL => {
+                let message = format!("the store has not answered for {:?}", now.since(*since));
+                Some(
+                    BackendError::new(Failure::Unknown, message)
+                        .remedy("check that the store is up and reachable"),
+                )
+            }
+            Self::NothingAsked | Self::Asked(_) => trouble.cloned(),
+            Self::Answered => None,
+            Self::Failed(error) => Some(error.clone()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -37,12 +79,12 @@ struct Waiter {
 }
 
 /// Why there is no turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum NoTurn {
     /// The line is as long as it may be.
     Full,
-    /// The deadline passed.
-    Expired,
+    /// The deadline passed. The head of the line may not know either who holds the lock.
+    Expired { doubt: Option<BackendError> },
     /// The pool shuts down.
     Closed,
 }
@@ -81,17 +123,18 @@ impl Queue {
         lines.last_id += 1;
         let id = lines.last_id;
         let Some(line) = lines.by_key.get_mut(key) else {
-            lines.by_key.insert(key.clone(), VecDeque::new());
+            lines.by_key.insert(key.clone(), Line::default());
             return Ok(Entered::First(Turn { queue: self.clone(), key: key.clone() }));
         };
-        if deadline.is_some_and(|deadline| deadline <= clock.now()) {
-            return Err(NoTurn::Expired);
+        let now = clock.now();
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(NoTurn::Expired { doubt: lines.doubt(key, now) });
         }
-        if line.len() >= self.max_waiters {
+        if line.waiters.len() >= self.max_waiters {
             return Err(NoTurn::Full);
         }
         let (called, call) = oneshot::channel();
-        line.push_back(Waiter { id, deadline, called });
+        line.waiters.push_back(Waiter { id, deadline, called });
         if let Some(deadline) = deadline {
             self.deadlines.file(deadline, id, (key.clone(), id));
         }
@@ -107,7 +150,8 @@ impl Queue {
     pub(crate) fn close(&self) {
         let mut lines = self.lines();
         lines.closed = true;
-        let waiters: Vec<_> = lines.by_key.values_mut().flat_map(std::mem::take).collect();
+        let waiters: Vec<_> =
+            lines.by_key.values_mut().flat_map(|line| std::mem::take(&mut line.waiters)).collect();
         drop(lines);
         for waiter in waiters {
             let _ = waiter.called.send(Err(NoTurn::Closed));
@@ -119,10 +163,11 @@ impl Queue {
         loop {
             self.deadlines.due(clock).await;
             for (key, id) in self.deadlines.take_until(clock.now()) {
-                let late = self.lines().remove(&key, id);
-                if let Some(waiter) = late {
-                    let _ = waiter.called.send(Err(NoTurn::Expired));
-                }
+                let mut lines = self.lines();
+                let Some(waiter) = lines.remove(&key, id) else { continue };
+                let doubt = lines.doubt(&key, clock.now());
+                drop(lines);
+                let _ = waiter.called.send(Err(NoTurn::Expired { doubt }));
             }
         }
     }
@@ -130,7 +175,7 @@ impl Queue {
     /// Hands the turn of `key` to the next in line, or closes the line.
     fn pass(self: &Arc<Self>, key: &Key) {
         let mut lines = self.lines();
-        let next = lines.by_key.get_mut(key).and_then(VecDeque::pop_front);
+        let next = lines.by_key.get_mut(key).and_then(|line| line.waiters.pop_front());
         let Some(waiter) = next else {
             lines.by_key.remove(key);
             return;
@@ -150,8 +195,12 @@ impl Queue {
 }
 
 impl Lines {
+    fn doubt(&self, key: &Key, now: Instant) -> Option<BackendError> {
+        self.by_key.get(key)?.word.doubt(now, self.trouble.as_ref())
+    }
+
     fn remove(&mut self, key: &Key, id: u64) -> Option<Waiter> {
-        let line = self.by_key.get_mut(key)?;
+        let line = &mut self.by_key.get_mut(key)?.waiters;
         let at = line.iter().position(|waiter| waiter.id == id)?;
         line.remove(at)
     }
@@ -167,6 +216,24 @@ enum Entered {
 pub(crate) struct Turn {
     queue: Arc<Queue>,
     key: Key,
+}
+
+impl Turn {
+    /// Tells those in line what the store says.
+    pub(crate) fn spread(&self, word: Word) {
+        let mut lines = self.queue.lines();
+        match &word {
+            Word::Answered => lines.trouble = None,
+            // A refusal may be about this key alone.
+            Word::Failed(error) if error.failure() != Failure::Refused => {
+                lines.trouble = Some(error.clone());
+            }
+            Word::NothingAsked | Word::Asked(_) | Word::Failed(_) => {}
+        }
+        if let Some(line) = lines.by_key.get_mut(&self.key) {
+            line.word = word;
+        }
+    }
 }
 
 impl Drop for Turn {

@@ -76,25 +76,30 @@ impl Recorder {
         Ok(Self { process: process.into(), file: Mutex::new(file), grants: AtomicU64::new(0) })
     }
 
-    /// An acquire has returned just now, believed for `valid_for`. Returns the grant's number.
+    /// An acquire has returned just now, believed for what `valid_for` says. Returns the grant's
+    /// number.
     pub fn granted(
         &self,
         key: &str,
         task: u64,
         invoked_ns: u64,
-        valid_for: Duration,
+        valid_for: impl FnOnce() -> Duration,
         fence: Option<u64>,
     ) -> u64 {
         let grant = self.grants.fetch_add(1, Ordering::Relaxed);
-        let deadline_ns = after(valid_for);
+        let (now_ns, valid_ns) = sample(valid_for);
+        let deadline_ns = now_ns + valid_ns;
         let key = key.into();
         self.write(grant, Kind::Granted { task, invoked_ns, deadline_ns, fence, key });
         grant
     }
 
-    /// The grant is now believed for `valid_for`.
-    pub fn renewed(&self, grant: u64, valid_for: Duration) {
-        self.write(grant, Kind::Renewed { deadline_ns: after(valid_for) });
+    /// The grant is now believed for what `valid_for` says; nothing if that is zero.
+    pub fn renewed(&self, grant: u64, valid_for: impl FnOnce() -> Duration) {
+        let (now_ns, valid_ns) = sample(valid_for);
+        if valid_ns > 0 {
+            self.write(grant, Kind::Renewed { deadline_ns: now_ns + valid_ns });
+        }
     }
 
     /// The loss of the grant was signalled.
@@ -115,8 +120,11 @@ impl Recorder {
     }
 }
 
-fn after(valid_for: Duration) -> u64 {
-    now_ns().saturating_add(u64::try_from(valid_for.as_nanos()).unwrap_or(u64::MAX))
+/// The clock comes first: a process that is frozen between the two must not seem to have believed for
+/// longer than it did.
+fn sample(valid_for: impl FnOnce() -> Duration) -> (u64, u64) {
+    let now_ns = now_ns();
+    (now_ns, u64::try_from(valid_for().as_nanos()).expect("584 years of belief"))
 }
 
 /// `process grant at_ns kind ...`, the key last.
@@ -533,8 +541,9 @@ mod tests {
         let valid = Duration::from_secs(10);
         for process in ["p1", "p2"] {
             let recorder = Recorder::create(dir.path(), process).unwrap();
-            let grant = recorder.granted("order:1 2", 7, now_ns(), valid, Some(3));
-            recorder.renewed(grant, 2 * valid);
+            let grant = recorder.granted("order:1 2", 7, now_ns(), || valid, Some(3));
+            recorder.renewed(grant, || 2 * valid);
+            recorder.renewed(grant, || Duration::ZERO);
             recorder.release(grant);
         }
         let torn = dir.path().join("p2.history");

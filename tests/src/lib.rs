@@ -9,6 +9,7 @@
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`history`] | who held what and when, and whether that was safe |
 //! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
+//! | [`mod@examples`] | the programs of `examples/` |
 //! | [`logs`] | everything that was traced, as text |
 //!
 //! Nothing here sleeps and hopes: a wait names its condition and its deadline, and panics with both.
@@ -17,6 +18,7 @@
 #![allow(clippy::disallowed_methods)]
 
 pub mod eventually;
+pub mod examples;
 pub mod history;
 pub mod logs;
 pub mod monitor;
@@ -28,6 +30,7 @@ pub mod server;
 pub mod tls;
 
 pub use eventually::{eventually, eventually_async, eventually_some};
+pub use examples::example;
 pub use monitor::Monitor;
 pub use process::Worker;
 pub use proxy::FaultProxy;

@@ -44,6 +44,9 @@ impl Redis {
     ) -> Result<Self, LockError> {
         let dialer = Dialer::new(Endpoint::parse(url)?).await?;
         let node = Node::connect(dialer, clock, patience).await.map_err(LockError::backend)?;
+        // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
+        // release does nothing.
+        node.send(&RELEASE.call(By::Text, &[], None, &[])).await.map_err(LockError::backend)?;
         Ok(Self { node, fence_counter: [prefix, FENCE_COUNTER].concat() })
     }
 

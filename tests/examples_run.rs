@@ -1,0 +1,75 @@
+//! Every example ends well, on memory and on a real server.
+
+use std::time::Duration;
+
+use lock_tests::{RedisServer, Worker, eventually, example};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Runs the example on memory, and on a server that has no lock left afterwards. Each run's output
+/// contains `says`.
+#[track_caller]
+fn ends_well(name: &str, says: &[&str]) {
+    run(name, &[], says);
+    let server = RedisServer::start();
+    run(name, &[&server.url()], says);
+    let taken = server.cli(&["INFO", "commandstats"]);
+    assert!(taken.contains("cmdstat_set:"), "{name} took no lock in the store");
+    let left = server.cli(&["KEYS", "*"]);
+    assert!(left.lines().all(|key| key == "lock_runtime:fence"), "{name} leaves {left}");
+}
+
+#[track_caller]
+fn run(name: &str, args: &[&str], says: &[&str]) {
+    let worker = Worker::start(&example(name), args);
+    let status = worker.wait_for_exit(DEADLINE);
+    let output = worker.stdout().join("\n");
+    assert!(status.success(), "{name} {args:?}: {status}\n{output}\n{:#?}", worker.stderr());
+    for words in says {
+        assert!(output.contains(words), "{name} {args:?}: {words}?\n{output}");
+    }
+}
+
+#[test]
+fn quickstart() {
+    ends_well("quickstart", &["anna is in  order 1", "eve is out of order 2"]);
+}
+
+#[test]
+fn order_state() {
+    ends_well("order_state", &["with the lock  0 of 200", "200 callers learned"]);
+}
+
+#[test]
+fn batch_dispatcher() {
+    ends_well("batch_dispatcher", &["500 tasks were handed out, 500 different ones"]);
+}
+
+#[test]
+fn graceful_shutdown() {
+    ends_well(
+        "graceful_shutdown",
+        &["3 locks released, 0 left to their ttl", "short: done", "long: stopped: the pool is"],
+    );
+}
+
+/// What it does is tested in `axum_orders.rs`.
+#[test]
+fn axum_orders() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start(
+        &example("axum_orders"),
+        &["memory://", "0", folder.path().to_str().unwrap()],
+    );
+    worker.wait_for_line(DEADLINE, |line| line.starts_with("listening on "));
+    eventually(DEADLINE, "signals are listened to", || catches_sigterm(worker.pid()));
+    worker.terminate();
+    assert!(worker.wait_for_exit(DEADLINE).success());
+}
+
+fn catches_sigterm(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & 1 << (15 - 1) != 0)
+}

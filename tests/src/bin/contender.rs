@@ -1,0 +1,26 @@
+//! `contender <url> <key>` tries for a lock all the time and prints what came of each try: `busy`, or
+//! `in` and the moment, or the error.
+
+use std::error::Error;
+use std::time::Duration;
+
+use lock_runtime::LockPool;
+use lock_tests::history::now_ns;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let (url, key) = (args.next().ok_or("no url")?, args.next().ok_or("no key")?);
+    let pool = LockPool::connect(&url).await?;
+    loop {
+        match pool.lock(key.as_str()).ttl(Duration::from_secs(1)).try_acquire().await {
+            Ok(None) => println!("busy"),
+            Ok(Some(guard)) => {
+                println!("in {}", now_ns());
+                guard.release().await?;
+            }
+            Err(error) => println!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
