@@ -1,10 +1,12 @@
 //! The background thread that owns connections, timers and everything that must outlive a caller.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::thread;
 
 use once_cell::sync::OnceCell;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, EnterGuard, Handle};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::AbortHandle;
 
 use crate::error::{ErrorKind, LockError};
@@ -13,7 +15,17 @@ use crate::error::{ErrorKind, LockError};
 /// lease is renewed while every thread of the caller's runtime is blocked, a release is sent although
 /// that runtime is gone, and a pool serves callers of any executor.
 #[derive(Clone, Debug)]
-pub(crate) struct Driver(Handle);
+pub(crate) struct Driver {
+    runtime: Handle,
+    /// Work from other threads. What arrives while the driver is busy is taken in together: one wake-up,
+    /// and one write to the store.
+    intake: UnboundedSender<Work>,
+}
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// How much work is taken in before what was taken in gets its turn.
+const BATCH: usize = 256;
 
 impl Driver {
     /// The process's driver thread, started when first asked for. It ends with the process.
@@ -31,17 +43,17 @@ impl Driver {
             .remedy("raise the process's limits on threads and file descriptors")
         };
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let handle = runtime.handle().clone();
+        let driver = Self::on(runtime.handle().clone());
         thread::Builder::new()
             .name("lock-driver".to_owned())
             .spawn(move || runtime.block_on(std::future::pending::<()>()))
             .map_err(failed)?;
-        Ok(Self(handle))
+        Ok(driver)
     }
 
     /// The tokio runtime of the caller, for deterministic tests under paused time.
     pub(crate) fn current() -> Result<Self, LockError> {
-        Handle::try_current().map(Self).map_err(|_| {
+        Handle::try_current().map(Self::on).map_err(|_| {
             LockError::new(
                 ErrorKind::Config,
                 "`on_current_runtime` was used outside of a tokio runtime",
@@ -50,12 +62,25 @@ impl Driver {
         })
     }
 
-    pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
-        self.0.enter()
+    fn on(runtime: Handle) -> Self {
+        let (intake, work) = mpsc::unbounded_channel();
+        runtime.spawn(take_in(work));
+        Self { runtime, intake }
     }
 
-    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        self.0.spawn(future).abort_handle()
+    pub(crate) fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
+    }
+
+    /// Runs `future` to its end.
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        // Refused only when the runtime has ended, and then nothing runs any more.
+        let _ = self.intake.send(Box::pin(future));
+    }
+
+    /// Runs `future` until it is aborted.
+    pub(crate) fn keep(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        self.runtime.spawn(future).abort_handle()
     }
 
     /// Runs `future` to its end on the driver, also if the caller stops waiting for it.
@@ -75,5 +100,14 @@ impl Driver {
     pub(crate) fn gone() -> LockError {
         LockError::new(ErrorKind::Shutdown, "the runtime that drives the pool has ended")
             .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
+    }
+}
+
+async fn take_in(mut work: UnboundedReceiver<Work>) {
+    let mut batch = Vec::with_capacity(BATCH);
+    while work.recv_many(&mut batch, BATCH).await > 0 {
+        for future in batch.drain(..) {
+            tokio::spawn(future);
+        }
     }
 }

@@ -51,7 +51,7 @@ impl Engine {
         let watchdog = Arc::<Watchdog>::default();
         let tools = Tools { store: store.clone(), clock, driver: driver.clone(), patience };
         let tasks =
-            [driver.spawn(watchdog.clone().run(tools)), driver.spawn(queue.clone().expire(clock))];
+            [driver.keep(watchdog.clone().run(tools)), driver.keep(queue.clone().expire(clock))];
         let registry = Arc::new(Registry::new());
         Arc::new(Self {
             name: OnceCell::new(),
