@@ -1,1 +1,499 @@
 //! Requests and replies that get lost, late or cut off.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lock_runtime::{LockPool, distributed_lock};
+use lock_tests::history::{History, Recorder, now_ns};
+use lock_tests::monitor::{Caller, Ran};
+use lock_tests::proxy::{Action, Command, Trap};
+use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// How long one request may take.
+const PATIENCE: Duration = ms(300);
+/// Far longer than a test takes: what is gone before has been cleaned up.
+const LONG: Duration = ms(60_000);
+
+/// A client behind a faulty wire, and one beside it.
+struct Bench {
+    server: RedisServer,
+    proxy: FaultProxy,
+    pool: LockPool,
+    other: LockPool,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::start(&server);
+        let pool = faulty_pool(&proxy).await;
+        let other = LockPool::connect(&server.url()).await.unwrap();
+        Self { server, proxy, pool, other }
+    }
+
+    /// Makes `action` happen to the next command about `key` by the faulty client.
+    fn on_next(&self, key: &str, action: Action) -> Trap {
+        let key = key.to_owned();
+        self.proxy.on_next(move |command| command.mentions(&key), action)
+    }
+
+    fn holder(&self, key: &str) -> Option<String> {
+        Some(self.server.cli(&["GET", key])).filter(|holder| holder != "(nil)")
+    }
+
+    async fn until_free(&self, key: &str, within: Duration) {
+        eventually_async(within, "the key is free", async || self.holder(key).is_none()).await;
+    }
+}
+
+/// A pool whose scripts the server knows, so that the first request of an acquire is the one that counts.
+async fn faulty_pool(proxy: &FaultProxy) -> LockPool {
+    let pool = LockPool::builder(proxy.url()).patience(PATIENCE).connect().await.unwrap();
+    let guard = pool.lock("warm-up").ttl(ms(3000)).renew(ms(1)).acquire().await.unwrap();
+    sleep(ms(20)).await;
+    guard.release().await.unwrap();
+    pool
+}
+
+fn is_token(arg: &str) -> bool {
+    arg.len() == 32 && arg.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn sha(script: &str) -> String {
+    redis::Script::new(script).get_hash().to_owned()
+}
+
+/// What clients, not scripts, have sent about `key`.
+fn sent(monitor: &Monitor<'_>, key: &str) -> Vec<Ran> {
+    let about = |ran: &Ran| ran.by != Caller::Script && ran.args[1..].iter().any(|arg| arg == key);
+    monitor.settled().into_iter().filter(about).collect()
+}
+
+/// The owner tokens that were used on `key`.
+fn owners(monitor: &Monitor<'_>, key: &str) -> BTreeSet<String> {
+    let args = sent(monitor, key).into_iter().flat_map(|ran| ran.args);
+    args.filter(|arg| is_token(arg)).collect()
+}
+
+mod lost_reply {
+    use super::*;
+
+    /// The server has granted; the client does not know.
+    async fn check_retry(action: Action, fencing: bool) {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        let trap = bench.on_next("k", action);
+        let guard = bench.pool.lock("k").ttl(LONG).fencing(fencing).acquire().await.unwrap();
+        assert!(trap.sprung());
+        assert!(guard.is_held());
+        assert_eq!(guard.fence().is_some(), fencing);
+        guard.verify().await.unwrap();
+        let token = bench.holder("k").unwrap();
+        assert_eq!(owners(&monitor, "k"), BTreeSet::from([token]), "one token for all tries");
+        let tries = sent(&monitor, "k").iter().filter(|ran| ran.name() != "MGET").count();
+        assert!(tries >= 2, "{tries} tries");
+        assert!(bench.other.lock("k").try_acquire().await.unwrap().is_none());
+        guard.release().await.unwrap();
+        assert_eq!(bench.holder("k"), None);
+    }
+
+    async fn check_single_try(action: Action, fencing: bool) {
+        let bench = Bench::new().await;
+        let trap = bench.on_next("k", action);
+        let error =
+            bench.pool.lock("k").ttl(LONG).fencing(fencing).try_acquire().await.unwrap_err();
+        assert!(trap.sprung());
+        assert!(error.is_backend(), "{error}");
+        bench.until_free("k", ms(10_000)).await;
+        // And the next one gets it.
+        let guard = bench.pool.lock("k").acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+
+    macro_rules! for_each_way {
+        ($($name:ident: $action:ident, fencing $fencing:literal;)*) => {
+            $(
+                mod $name {
+                    use super::*;
+
+                    #[tokio::test]
+                    async fn a_grant_without_a_reply_is_found_by_the_retry() {
+                        check_retry(Action::$action, $fencing).await;
+                    }
+
+                    #[tokio::test]
+                    async fn a_single_try_without_a_reply_leaves_nothing_behind() {
+                        check_single_try(Action::$action, $fencing).await;
+                    }
+                }
+            )*
+        };
+    }
+
+    for_each_way! {
+        silent_set: DropReply, fencing false;
+        silent_script: DropReply, fencing true;
+        cut_set: CutBeforeReply, fencing false;
+        cut_script: CutBeforeReply, fencing true;
+    }
+
+    /// The server is gone for good after it granted: the ttl cleans up.
+    #[tokio::test]
+    async fn what_cannot_be_taken_back_is_gone_after_the_ttl() {
+        let bench = Bench::new().await;
+        bench.proxy.refuse(true);
+        let trap = bench.on_next("k", Action::CutBeforeReply);
+        let asked = now_ns();
+        let request = bench.pool.lock("k").ttl(ms(2000)).wait(ms(500));
+        assert!(request.acquire().await.unwrap_err().is_backend());
+        assert!(trap.sprung());
+        assert!(bench.holder("k").is_some());
+        let guard = bench.other.lock("k").wait(ms(10_000)).acquire().await.unwrap();
+        let waited = Duration::from_nanos(now_ns() - asked);
+        assert!(waited >= ms(1900) && waited < ms(3000), "{waited:?}");
+        guard.release().await.unwrap();
+    }
+}
+
+mod late_request {
+    use super::*;
+
+    /// Asks once; the request is held up on its way, and the client gives up.
+    async fn give_up(bench: &Bench, ttl: Duration, fencing: bool) {
+        let trap = bench.on_next("k", Action::HoldRequest);
+        let error = bench.pool.lock("k").ttl(ttl).fencing(fencing).try_acquire().await.unwrap_err();
+        assert!(trap.sprung());
+        assert!(error.is_backend(), "{error}");
+        assert_eq!(bench.holder("k"), None);
+    }
+
+    /// The one held up arrives.
+    async fn arrive(bench: &Bench, monitor: &Monitor<'_>, token: &str) {
+        bench.proxy.release_held();
+        eventually_async(ms(5000), "the late request arrives", async || {
+            sent(monitor, "k")
+                .iter()
+                .any(|ran| asks(ran) && ran.args.iter().any(|arg| *arg == token))
+        })
+        .await;
+    }
+
+    fn asks(ran: &Ran) -> bool {
+        let acquire = sha(include_str!("../lock-runtime/src/backend/redis/acquire.lua"));
+        ran.name() == "SET" || ran.args[1] == acquire
+    }
+
+    /// The only token that the faulty client has used so far, by its clean-up.
+    async fn token_of_the_clean_up(monitor: &Monitor<'_>) -> String {
+        let mut token = None;
+        eventually_async(ms(5000), "the clean-up begins", async || {
+            token = owners(monitor, "k").pop_first();
+            token.is_some()
+        })
+        .await;
+        token.unwrap()
+    }
+
+    async fn check_found_busy(fencing: bool) {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        give_up(&bench, LONG, fencing).await;
+        let token = token_of_the_clean_up(&monitor).await;
+        let guard = bench.other.lock("k").ttl(LONG).acquire().await.unwrap();
+        arrive(&bench, &monitor, &token).await;
+        guard.verify().await.unwrap();
+        assert_ne!(bench.holder("k"), Some(token));
+        guard.release().await.unwrap();
+        assert_eq!(bench.holder("k"), None);
+    }
+
+    async fn check_taken_back(fencing: bool) {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        give_up(&bench, LONG, fencing).await;
+        let token = token_of_the_clean_up(&monitor).await;
+        arrive(&bench, &monitor, &token).await;
+        bench.until_free("k", ms(10_000)).await;
+        // The next one comes through, well before the ttl is over.
+        let guard = bench.other.lock("k").acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+
+    /// So late that nobody looks after it any more: the ttl does.
+    async fn check_expires(fencing: bool) {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        let ttl = ms(1000);
+        give_up(&bench, ttl, fencing).await;
+        let token = token_of_the_clean_up(&monitor).await;
+        // The clean-up ends with the time when the store would have forgotten the grant.
+        bench.pool.shutdown(ms(10_000)).await;
+        sleep(ttl).await;
+        arrive(&bench, &monitor, &token).await;
+        bench.until_free("k", ttl + ms(1000)).await;
+    }
+
+    /// The retry was granted meanwhile, and released: the first request brings the key back.
+    async fn check_behind_the_release(fencing: bool) {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        let trap = bench.on_next("k", Action::HoldRequest);
+        let guard = bench.pool.lock("k").ttl(LONG).fencing(fencing).acquire().await.unwrap();
+        assert!(trap.sprung());
+        let token = bench.holder("k").unwrap();
+        guard.release().await.unwrap();
+        assert_eq!(bench.holder("k"), None);
+
+        let asked = |ran: &&Ran| asks(ran) && ran.args.contains(&token);
+        let before = sent(&monitor, "k").iter().filter(asked).count();
+        bench.proxy.release_held();
+        eventually_async(ms(5000), "the late request arrives", async || {
+            sent(&monitor, "k").iter().filter(asked).count() > before
+        })
+        .await;
+        bench.until_free("k", ms(10_000)).await;
+        let guard = bench.other.lock("k").acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+
+    macro_rules! for_each_request {
+        ($($name:ident: fencing $fencing:literal;)*) => {
+            $(
+                mod $name {
+                    use super::*;
+
+                    #[tokio::test]
+                    async fn behind_another_grant_it_changes_nothing() {
+                        check_found_busy($fencing).await;
+                    }
+
+                    #[tokio::test]
+                    async fn what_it_takes_is_taken_back() {
+                        check_taken_back($fencing).await;
+                    }
+
+                    #[tokio::test]
+                    async fn what_it_takes_after_the_clean_up_expires() {
+                        check_expires($fencing).await;
+                    }
+
+                    #[tokio::test]
+                    async fn behind_the_release_of_its_retry_it_is_taken_back() {
+                        check_behind_the_release($fencing).await;
+                    }
+                }
+            )*
+        };
+    }
+
+    for_each_request! {
+        set: fencing false;
+        script: fencing true;
+    }
+}
+
+/// One fault at each request of a hold, of each kind.
+mod whole_cycle {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Request {
+        Acquire,
+        Renew,
+        Release,
+    }
+
+    fn script(request: Request) -> &'static str {
+        match request {
+            Request::Acquire => include_str!("../lock-runtime/src/backend/redis/acquire.lua"),
+            Request::Renew => include_str!("../lock-runtime/src/backend/redis/renew.lua"),
+            Request::Release => include_str!("../lock-runtime/src/backend/redis/release.lua"),
+        }
+    }
+
+    /// The body ends when a renewal has come through that was sent after the fault.
+    #[distributed_lock(key = "k", ttl = "5s", renew = "200ms", wait = "10s", pool = pool, guard = guard)]
+    async fn hold(
+        pool: &LockPool,
+        trap: &Trap,
+        awaited: bool,
+    ) -> Result<(), lock_runtime::LockError> {
+        if awaited {
+            eventually_async(ms(5000), "the fault", async || trap.sprung()).await;
+        }
+        let until = now_ns() + u64::try_from(guard.valid_for().as_nanos()).unwrap();
+        eventually_async(ms(10_000), "a renewal", async || {
+            now_ns() + u64::try_from(guard.valid_for().as_nanos()).unwrap() > until + 100_000_000
+        })
+        .await;
+        guard.verify().await
+    }
+
+    async fn check(request: Request, action: Action) {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        let matches = move |command: &Command| {
+            command.mentions("k") && command.arg(1) == sha(script(request))
+        };
+        let trap = bench.proxy.on_next(matches, action);
+        hold(&bench.pool, &trap, request == Request::Renew).await.unwrap();
+        assert!(trap.sprung());
+        assert_eq!(bench.holder("k"), None, "released before the caller goes on");
+        assert_eq!(owners(&monitor, "k").len(), 1);
+
+        let guard = bench.other.lock("k").ttl(LONG).acquire().await.unwrap();
+        bench.proxy.release_held();
+        let arrived = |ran: &&Ran| ran.args[1] == sha(script(request));
+        eventually_async(ms(5000), "what was held arrives", async || {
+            let by_us = sent(&monitor, "k").iter().filter(arrived).count();
+            action != Action::HoldRequest || by_us >= 2 + usize::from(request == Request::Acquire)
+        })
+        .await;
+        guard.verify().await.unwrap();
+        guard.release().await.unwrap();
+        let report = bench.pool.shutdown(ms(10_000)).await;
+        assert_eq!((report.abandoned, bench.holder("k")), (0, None));
+    }
+
+    macro_rules! each {
+        ($($name:ident: $request:ident $action:ident;)*) => {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    check(Request::$request, Action::$action).await;
+                }
+            )*
+        };
+    }
+
+    each! {
+        an_acquire_without_a_reply: Acquire DropReply;
+        an_acquire_with_a_late_reply: Acquire HoldReply;
+        an_acquire_with_a_cut_reply: Acquire CutBeforeReply;
+        a_late_acquire: Acquire HoldRequest;
+        an_acquire_cut_off: Acquire CutBeforeForward;
+        a_renewal_without_a_reply: Renew DropReply;
+        a_renewal_with_a_late_reply: Renew HoldReply;
+        a_renewal_with_a_cut_reply: Renew CutBeforeReply;
+        a_late_renewal: Renew HoldRequest;
+        a_renewal_cut_off: Renew CutBeforeForward;
+        a_release_without_a_reply: Release DropReply;
+        a_release_with_a_late_reply: Release HoldReply;
+        a_release_with_a_cut_reply: Release CutBeforeReply;
+        a_late_release: Release HoldRequest;
+        a_release_cut_off: Release CutBeforeForward;
+    }
+
+    /// The guard's release tells what became of it: a try whose reply was lost has freed the lock.
+    #[tokio::test]
+    async fn a_release_that_was_done_unheard_is_ok() {
+        for action in [Action::DropReply, Action::CutBeforeReply] {
+            let bench = Bench::new().await;
+            let guard = bench.pool.lock("k").ttl(LONG).acquire().await.unwrap();
+            let trap = bench.on_next("k", action);
+            guard.release().await.unwrap();
+            assert!(trap.sprung());
+            assert_eq!(bench.holder("k"), None);
+        }
+    }
+}
+
+mod late_grant {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_grant_whose_reply_comes_after_the_ttl_is_an_error() {
+        for fencing in [false, true] {
+            let server = RedisServer::start();
+            let proxy = FaultProxy::start(&server);
+            faulty_pool(&proxy).await;
+            // More patient than the lease is long.
+            let pool = LockPool::builder(proxy.url()).patience(ms(5000)).connect().await.unwrap();
+            let ttl = ms(400);
+            let trap = proxy.on_next(|command| command.mentions("k"), Action::HoldReply);
+            let asked = now_ns();
+            let request = pool.lock("k").ttl(ttl).fencing(fencing).try_acquire();
+            let request = tokio::spawn(request);
+            eventually_async(ms(5000), "the grant", async || trap.sprung()).await;
+            eventually_async(ms(5000), "the end of the ttl", async || {
+                Duration::from_nanos(now_ns() - asked) > ttl
+            })
+            .await;
+            proxy.release_held();
+            assert!(request.await.unwrap().unwrap_err().is_backend());
+            eventually(ttl + ms(1000), "nothing is left", || server.cli(&["EXISTS", "k"]) == "0");
+            let guard = pool.lock("k").acquire().await.unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+
+    /// The grant waits for its caller, whose thread does something else.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_grant_that_runs_out_before_its_caller_sees_it_is_an_error() {
+        let server = RedisServer::start();
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let ttl = ms(300);
+        let request = tokio::spawn(pool.lock("k").ttl(ttl).renew(false).acquire());
+        tokio::task::yield_now().await;
+        eventually(ms(5000), "the grant", || server.cli(&["EXISTS", "k"]) == "1");
+        std::thread::sleep(ttl);
+        assert!(request.await.unwrap().unwrap_err().is_lost());
+        eventually(ttl + ms(1000), "nothing is left", || server.cli(&["EXISTS", "k"]) == "0");
+    }
+}
+
+/// A process that is stopped for twice the ttl while it holds.
+#[tokio::test]
+async fn a_frozen_holder_believes_nothing_when_it_thaws() {
+    let server = RedisServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let ttl = ms(1000);
+    let program = env!("CARGO_BIN_EXE_frozen-holder");
+    let holder = Worker::start(program, &[&server.url(), dir.path().to_str().unwrap(), "1000"]);
+    holder.wait_for_line(ms(10_000), |line| line == "holding");
+    // Renewals are at work.
+    sleep(ttl).await;
+    let frozen_at = now_ns();
+    holder.pause();
+
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let recorder = Recorder::create(dir.path(), "other").unwrap();
+    let mut takers = JoinSet::new();
+    for key in ["guard", "body"] {
+        let asked = now_ns();
+        let guard = pool.lock(key).ttl(LONG).wait(ms(20_000)).acquire().await.unwrap();
+        let fence = guard.fence().map(lock_runtime::Fence::get);
+        let grant = recorder.granted(key, 0, asked, || guard.valid_for(), fence);
+        takers.spawn(async move { (grant, guard) });
+    }
+    let taken = takers.join_all().await;
+    let frozen_for = Duration::from_nanos(now_ns() - frozen_at);
+    sleep((2 * ttl).saturating_sub(frozen_for)).await;
+    holder.resume();
+
+    let first = holder.wait_for_line(ms(10_000), |line| line.starts_with("first check"));
+    assert_eq!(first, "first check: false");
+    let ended = holder.wait_for_line(ms(10_000), |line| line.starts_with("body: "));
+    assert_eq!(ended, "body: Lost");
+    assert!(holder.wait_for_exit(ms(10_000)).success(), "{:#?}", holder.stderr());
+    let polled = holder.stdout().iter().any(|line| line.contains("polled after"));
+    assert!(!polled, "{:#?}", holder.stdout());
+    for (grant, guard) in taken {
+        guard.verify().await.unwrap();
+        recorder.release(grant);
+        guard.release().await.unwrap();
+    }
+
+    let history = History::read(dir.path()).unwrap();
+    assert_eq!(history.grants().len(), 4);
+    history.assert_safe();
+    assert_eq!(history.naive_overlaps().len(), 2, "belief until release would have been shared");
+}

@@ -50,7 +50,7 @@ impl From<LockError> for Failure {
 }
 
 enum Store {
-    Redis(RedisServer),
+    Redis(Box<RedisServer>),
     /// Another pool on it.
     Memory(LockPool),
 }
@@ -69,7 +69,7 @@ impl Scene {
     fn on_redis(api: Api) -> Arc<Self> {
         let server = RedisServer::start();
         let url = server.url();
-        Self::new(api, Store::Redis(server), &url)
+        Self::new(api, Store::Redis(Box::new(server)), &url)
     }
 
     fn on_memory(api: Api) -> Arc<Self> {

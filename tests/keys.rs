@@ -89,7 +89,7 @@ fn read(text: &[&str], separators: &[&str], so_far: &mut Vec<String>, all: &mut 
 }
 
 /// `values`, and once with each of them written as if it were escaped already.
-fn with_twins(values: Vec<String>) -> Vec<Vec<String>> {
+fn with_twins(values: &[String]) -> Vec<Vec<String>> {
     let escaped = |value: &str| {
         let escape = |c: char| match c {
             'a'..='z' | 'A'..='Z' | '0'..='9' => c.to_string(),
@@ -97,9 +97,9 @@ fn with_twins(values: Vec<String>) -> Vec<Vec<String>> {
         };
         value.chars().map(escape).collect::<String>()
     };
-    let mut twins = vec![values.clone()];
+    let mut twins = vec![values.to_vec()];
     for at in 0..values.len() {
-        let mut twin = values.clone();
+        let mut twin = values.to_vec();
         twin[at] = escaped(&twin[at]);
         twins.push(twin);
     }
@@ -142,7 +142,9 @@ fn a_million_tuples_made_to_collide_do_not() {
             let (now, near_now) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
             runner(1000)
                 .run(&text, |text| {
-                    let tuples = readings(template, &text).into_iter().flat_map(with_twins);
+                    let tuples = readings(template, &text)
+                        .into_iter()
+                        .flat_map(|values| with_twins(&values));
                     let tuples: Vec<_> = tuples.collect();
                     now.set(now.get() + tuples.len());
                     near_now.set(near_now.get() + check_injective(template, tuples));
@@ -230,7 +232,8 @@ fn long_values_stay_different() {
                     let padded = [front(&values[at]), back(&values[at])];
                     padded.map(|padded| [&values[..at], &[padded], &values[at + 1..]].concat())
                 };
-                let tuples = readings(template, &text).into_iter().flat_map(with_twins);
+                let tuples =
+                    readings(template, &text).into_iter().flat_map(|values| with_twins(&values));
                 let tuples = tuples.flat_map(|values| {
                     let all: Vec<_> = (0..values.len()).map(|at| pad(values.clone(), at)).collect();
                     all.into_iter().flatten()
@@ -303,10 +306,8 @@ async fn an_empty_argument_ends_the_call_before_the_body() {
     assert!(error.to_string().contains("`<tenant>`"), "{error}");
     assert_eq!(RUNS.load(Ordering::SeqCst), 0);
     assert_eq!(counts(&pool, "t", 7).await.unwrap(), 0, "the same call with a value runs");
-    for empty in ["", &String::new()] {
-        let error = pool.lock(empty).acquire().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidKey);
-    }
+    let error = pool.lock("").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidKey);
     let error = pool.lock_all(["a", ""]).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidKey);
 }
@@ -315,7 +316,8 @@ async fn an_empty_argument_ends_the_call_before_the_body() {
 fn a_literal_key_allocates_nothing() {
     let literal = allocation_counter::measure(|| {
         let key = literal("jobs:nightly").unwrap();
-        assert_eq!(key.clone().as_str(), "jobs:nightly");
+        let copy = key.clone();
+        assert_eq!((key.as_str(), copy), ("jobs:nightly", key.clone()));
     });
     assert_eq!(literal.count_total, 0);
     // The counter counts.

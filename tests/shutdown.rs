@@ -1,1 +1,308 @@
 //! What a shutdown does with those who hold, wait and come later.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::fmt::Debug;
+use std::fs;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
+use lock_tests::proxy::{Action, named};
+use lock_tests::{FaultProxy, RedisServer, Worker, eventually, eventually_async};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const KEY: &str = "order:7";
+/// What a busy machine may add to what happens at once.
+const PROMPT: Duration = ms(3_000);
+/// Longer than any test takes: what ends before it did not wait for it.
+const LONG: Duration = ms(60_000);
+
+async fn pool_on(server: &RedisServer) -> LockPool {
+    LockPool::connect(&server.url()).await.unwrap()
+}
+
+#[distributed_lock(key = "order:<id>", ttl = "30s", pool = pool)]
+async fn annotated(pool: LockPool, id: u32, inside: Arc<Notify>) -> Result<(), LockError> {
+    inside.notify_one();
+    pending().await
+}
+
+#[track_caller]
+fn is_shutdown<T: Debug>(outcome: Result<T, LockError>) {
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Shutdown);
+}
+
+fn locks_in(server: &RedisServer) -> usize {
+    let keys = server.query(&["KEYS", "*"]);
+    keys.items().iter().filter(|key| key.to_string() != "lock_runtime:fence").count()
+}
+
+fn spawn_shutdown(pool: &LockPool, grace: Duration) -> tokio::task::JoinHandle<ShutdownReport> {
+    let pool = pool.clone();
+    tokio::spawn(async move { pool.shutdown(grace).await })
+}
+
+/// Until new acquires are turned away. `held` is held: asking for it takes nothing.
+async fn has_begun(pool: &LockPool, held: &str) {
+    eventually_async(PROMPT, "the shutdown begins", async || {
+        let probe = pool.lock(held).try_acquire().await;
+        probe.is_err_and(|error| error.kind() == ErrorKind::Shutdown)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn after_a_shutdown_everything_is_turned_away() {
+    for url in ["memory://", &RedisServer::start().url()] {
+        let Ok(pool) = LockPool::connect(url).await else { continue };
+        assert_eq!(pool.shutdown(LONG).await, ShutdownReport::default());
+        is_shutdown(pool.lock(KEY).acquire().await);
+        is_shutdown(pool.lock(KEY).try_acquire().await);
+        is_shutdown(pool.lock(KEY).run(async {}).await);
+        is_shutdown(pool.lock_all([KEY, "b"]).acquire().await);
+        is_shutdown(annotated(pool.clone(), 7, Arc::default()).await);
+    }
+}
+
+#[tokio::test]
+async fn those_who_wait_are_sent_away_while_holders_go_on() {
+    let server = RedisServer::start();
+    let (pool, other) = (pool_on(&server).await, pool_on(&server).await);
+    let held = pool.lock("here").acquire().await.unwrap();
+    let elsewhere = other.lock("elsewhere").acquire().await.unwrap();
+    let mut waiters = JoinSet::new();
+    for key in ["here", "here", "here", "elsewhere", "elsewhere"] {
+        let request = pool.lock(key).wait(LONG);
+        waiters.spawn(async move { request.acquire().await.map(drop) });
+    }
+    waiters.spawn({
+        let request = pool.lock_all(["a", "elsewhere", "here"]).wait(LONG);
+        async move { request.acquire().await.map(drop) }
+    });
+    eventually_async(PROMPT, "all wait", async || {
+        pool.lock("a").try_acquire().await.unwrap().is_none()
+    })
+    .await;
+    let shutdown = spawn_shutdown(&pool, LONG);
+    let ended = timeout(PROMPT, waiters.join_all()).await.expect("they end at once");
+    ended.into_iter().for_each(is_shutdown);
+    assert!(!shutdown.is_finished());
+    held.verify().await.unwrap();
+    held.release().await.unwrap();
+    let report = timeout(PROMPT, shutdown).await.expect("nobody is left to wait for").unwrap();
+    assert_eq!(report, ShutdownReport { released: 1, abandoned: 0 });
+    elsewhere.verify().await.unwrap();
+    assert_eq!(locks_in(&server), 1);
+}
+
+#[tokio::test]
+async fn bodies_may_end_within_the_grace() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let (inside, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let body = tokio::spawn(pool.lock(KEY).run({
+        let (inside, finish) = (inside.clone(), finish.clone());
+        async move {
+            inside.notify_one();
+            finish.notified().await;
+            "done"
+        }
+    }));
+    inside.notified().await;
+    let shutdown = spawn_shutdown(&pool, LONG);
+    has_begun(&pool, KEY).await;
+    assert_eq!(server.cli(&["EXISTS", KEY]), "1");
+    finish.notify_one();
+    assert_eq!(body.await.unwrap().unwrap(), "done");
+    let report = timeout(PROMPT, shutdown).await.expect("nobody is left to wait for").unwrap();
+    assert_eq!(report, ShutdownReport { released: 1, abandoned: 0 });
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_end_in_time_are_stopped() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let inside = Arc::new(Notify::new());
+    let attribute = tokio::spawn(annotated(pool.clone(), 1, inside.clone()));
+    inside.notified().await;
+    let run = tokio::spawn(pool.lock("run").run(pending::<()>()));
+    let stubborn = pool.lock("stubborn").on_lost(OnLost::Notify).run(pending::<()>());
+    let stubborn = tokio::spawn(stubborn);
+    let guard = pool.lock("guard").acquire().await.unwrap();
+    eventually_async(PROMPT, "all are held", async || locks_in(&server) == 4).await;
+
+    let report = timeout(PROMPT, pool.shutdown(ms(50))).await.unwrap();
+    assert_eq!(report, ShutdownReport { released: 4, abandoned: 0 });
+    assert_eq!(locks_in(&server), 0);
+    is_shutdown(attribute.await.unwrap());
+    is_shutdown(run.await.unwrap());
+    assert!(!guard.is_held());
+    assert_eq!(guard.lost().await.kind(), ErrorKind::Shutdown);
+    is_shutdown(guard.release().await);
+    assert!(!stubborn.is_finished(), "it only wants to be told");
+    stubborn.abort();
+}
+
+#[tokio::test]
+async fn a_thousand_held_locks_are_all_released() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let (mut guards, mut bodies) = (Vec::new(), JoinSet::new());
+    for n in 0..1_000 {
+        match n % 4 {
+            0 => drop(bodies.spawn(annotated(pool.clone(), n, Arc::default()))),
+            1 => drop(bodies.spawn(pool.lock(format!("run:{n}")).run(pending()))),
+            _ => guards.push(pool.lock(format!("guard:{n}")).acquire().await.unwrap()),
+        }
+    }
+    eventually_async(PROMPT, "all are held", async || locks_in(&server) == 1_000).await;
+    let shutdown = spawn_shutdown(&pool, ms(200));
+    has_begun(&pool, "guard:2").await;
+    // Some end by themselves meanwhile.
+    guards.truncate(250);
+    let report = timeout(PROMPT * 2, shutdown).await.unwrap().unwrap();
+    assert_eq!(locks_in(&server), 0);
+    assert_eq!(report, ShutdownReport { released: 1_000, abandoned: 0 });
+    bodies.join_all().await.into_iter().for_each(is_shutdown);
+}
+
+#[tokio::test]
+async fn a_store_that_dies_during_the_shutdown_does_not_hold_it_up() {
+    with_a_dead_store(RedisServer::kill).await;
+}
+
+#[tokio::test]
+async fn a_store_that_hangs_during_the_shutdown_does_not_hold_it_up() {
+    with_a_dead_store(RedisServer::pause).await;
+}
+
+async fn with_a_dead_store(strike: impl Fn(&RedisServer)) {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let (mut guards, mut bodies) = (Vec::new(), JoinSet::new());
+    for n in 0..20 {
+        guards.push(pool.lock(format!("guard:{n}")).acquire().await.unwrap());
+        bodies.spawn(pool.lock(format!("run:{n}")).run(pending::<()>()));
+    }
+    eventually_async(PROMPT, "all are held", async || locks_in(&server) == 40).await;
+    // Confirmed before the store is gone.
+    guards.pop().unwrap().release().await.unwrap();
+    let began = Instant::now();
+    let grace = ms(500);
+    let shutdown = spawn_shutdown(&pool, grace);
+    has_begun(&pool, "guard:0").await;
+    strike(&server);
+    // Releases that are under way when the grace is over.
+    guards.truncate(10);
+    let report = timeout(grace + PROMPT * 2, shutdown).await.expect("it gives up").unwrap();
+    let took = began.elapsed();
+    assert_eq!(report, ShutdownReport { released: 0, abandoned: 39 }, "after {took:?}");
+    let ended = timeout(PROMPT, bodies.join_all()).await.expect("bodies are stopped all the same");
+    ended.into_iter().for_each(is_shutdown);
+    server.resume();
+}
+
+#[tokio::test]
+async fn a_second_shutdown_waits_for_the_first_and_counts_nothing_twice() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let first = spawn_shutdown(&pool, LONG);
+    has_begun(&pool, KEY).await;
+    let second = spawn_shutdown(&pool, ms(0));
+    tokio::task::yield_now().await;
+    assert!(!second.is_finished());
+    held.release().await.unwrap();
+    let reports = (first.await.unwrap(), second.await.unwrap(), pool.shutdown(LONG).await);
+    let one = ShutdownReport { released: 1, abandoned: 0 };
+    assert_eq!(reports, (one, ShutdownReport::default(), ShutdownReport::default()));
+}
+
+#[tokio::test]
+async fn a_shutdown_that_is_not_awaited_goes_on() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    timeout(ms(5), pool.shutdown(ms(100))).await.unwrap_err();
+    let lost = timeout(PROMPT, held.lost()).await.unwrap();
+    assert_eq!(lost.kind(), ErrorKind::Shutdown);
+    eventually_async(PROMPT, "the key goes", async || locks_in(&server) == 0).await;
+}
+
+/// The server has the lock, the caller never learns of it.
+#[tokio::test]
+async fn an_acquire_without_an_answer_is_taken_back_within_the_grace() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::builder(proxy.url()).patience(ms(200)).connect().await.unwrap();
+    pool.lock(KEY).run(async {}).await.unwrap();
+    let trap = proxy.on_next(named("EVALSHA"), Action::DropReply);
+    let waiting = tokio::spawn({
+        let request = pool.lock(KEY).wait(LONG);
+        async move { request.acquire().await.map(drop) }
+    });
+    eventually_async(PROMPT, "the reply is lost", async || trap.sprung()).await;
+    assert_eq!(locks_in(&server), 1);
+    let report = timeout(PROMPT * 2, pool.shutdown(PROMPT)).await.expect("it keeps to the grace");
+    waiting.await.unwrap().unwrap_err();
+    assert_eq!(locks_in(&server), 0, "{report:?}");
+}
+
+#[distributed_lock(key = "job:<id>")]
+async fn in_the_default_pool(id: u32) -> Result<(), LockError> {
+    Ok(())
+}
+
+/// One test, because the registry is the process's.
+#[tokio::test]
+async fn the_default_pool_can_be_set_up_once_and_again_after_a_shutdown() {
+    let server = RedisServer::start();
+    assert_eq!(in_the_default_pool(1).await.unwrap_err().kind(), ErrorKind::NotConfigured);
+    for _ in 0..2 {
+        let pool = lock_runtime::init(&server.url()).await.unwrap();
+        let second = lock_runtime::init("memory://").await.unwrap_err();
+        assert_eq!((second.kind(), second.pool()), (ErrorKind::Config, Some("default")));
+        let third = lock_runtime::install("default", LockPool::connect("memory://").await.unwrap());
+        assert_eq!(third.unwrap_err().kind(), ErrorKind::Config);
+        in_the_default_pool(1).await.unwrap();
+
+        let other = pool_on(&server).await;
+        lock_runtime::install("other", other.clone()).unwrap();
+        let held =
+            (pool.lock("a").acquire().await.unwrap(), other.lock("b").acquire().await.unwrap());
+        let report = timeout(PROMPT, lock_runtime::shutdown(ms(50))).await.unwrap();
+        assert_eq!(report, ShutdownReport { released: 2, abandoned: 0 });
+        assert_eq!(locks_in(&server), 0);
+        is_shutdown(in_the_default_pool(1).await);
+        drop(held);
+    }
+}
+
+fn catches_sigterm(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap();
+    u64::from_str_radix(caught, 16).unwrap() & (1 << (15 - 1)) != 0
+}
+
+#[test]
+fn sigterm_lets_bodies_end_and_leaves_no_key() {
+    let server = RedisServer::start();
+    let worker = Worker::start(env!("CARGO_BIN_EXE_hold-until-signal"), &[server.url()]);
+    worker.wait_for_line(PROMPT, |line| line == "ready");
+    assert_eq!(locks_in(&server), 22);
+    eventually(PROMPT, "SIGTERM is listened to", || catches_sigterm(worker.pid()));
+    worker.terminate();
+    let status = worker.wait_for_exit(ms(3_000) + PROMPT);
+    assert_eq!(locks_in(&server), 0);
+    assert!(status.success(), "{status}: {:?}", worker.stderr());
+    let said = ["ready", "22 released, 0 abandoned", "10 done, 10 stopped, guard held: false"];
+    assert_eq!(worker.stdout(), said);
+}

@@ -174,6 +174,13 @@ mod ended {
         owners.into_values().collect()
     }
 
+    /// Timers are too coarse for a race.
+    async fn until(end_ns: u64) {
+        while now_ns() < end_ns {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Ends one hold at a random moment around a tick of the watchdog, in one of three ways.
     async fn race(pool: LockPool, n: u64) {
         const RENEW: Duration = Duration::from_millis(6);
@@ -181,12 +188,6 @@ mod ended {
         let began = now_ns();
         let request = pool.lock(key.as_str()).ttl(ms(5000)).renew(RENEW);
         let ends = began + fastrand::u64(nanos(RENEW) * 8 / 10..nanos(RENEW) * 16 / 10);
-        // Timers are too coarse for a race.
-        let until = async |end: u64| {
-            while now_ns() < end {
-                tokio::task::yield_now().await;
-            }
-        };
         match n % 3 {
             0 => {
                 let guard = request.acquire().await.unwrap();
@@ -194,22 +195,18 @@ mod ended {
                 guard.release().await.unwrap();
             }
             1 => {
-                // Unwinds like a panic, without its message.
-                let body = async move {
+                let task = tokio::spawn(request.run(async move {
                     until(ends).await;
-                    resume_unwind(Box::new("as planned"))
-                };
-                let task =
-                    tokio::spawn(request.run::<Box<dyn Future<Output = ()> + Send + Unpin>>(
-                        Box::new(Box::pin(body)),
-                    ));
+                    // Unwinds like a panic, without its message.
+                    resume_unwind(Box::new("as planned"));
+                }));
                 assert!(task.await.unwrap_err().is_panic());
             }
             _ => {
                 let (entered, running) = tokio::sync::oneshot::channel();
                 let task = tokio::spawn(request.run(async {
                     let _ = entered.send(());
-                    pending::<()>().await
+                    pending::<()>().await;
                 }));
                 running.await.unwrap();
                 until(ends).await;

@@ -127,7 +127,8 @@ impl LockGuard {
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was not ours any more, [`ErrorKind::Backend`] if the store did
-    /// not confirm in time; it is then retried in the background until the ttl is over.
+    /// not confirm within twice the pool's patience; it is then retried in the background until the ttl
+    /// is over.
     pub async fn release(self) -> Result<(), LockError> {
         let loss = self.lease.loss();
         let Some(releasing) = self.let_go() else {

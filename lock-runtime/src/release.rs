@@ -74,7 +74,9 @@ async fn send_release(
         };
         observe::not_released(&lease, error);
         unanswered |= error.failure() == Failure::Unknown;
-        if error.failure() == Failure::Refused || now.since(began) >= engine.patience {
+        // Twice the patience: long enough to be sure of a connection that went silent, and to try another.
+        let enough = engine.patience.saturating_mul(2);
+        if error.failure() == Failure::Refused || now.since(began) >= enough {
             lease.pass_turns();
             answer(&mut reply, Err(LockError::backend(error.clone())));
         }
@@ -134,6 +136,7 @@ pub(crate) async fn clean_up(
 ) {
     let _errand = engine.registry.clear_up();
     let mut met = 0;
+    let mut answered = false;
     let mut pause = Duration::from_millis(20);
     while met < unanswered {
         let keep_for = keep_until.since(engine.clock.now());
@@ -144,10 +147,12 @@ pub(crate) async fn clean_up(
             Ok(Held::Yes) if keep_for.is_zero() => met += 1,
             Ok(_) | Err(_) => {}
         }
+        answered |= outcome.is_ok();
         tokio::select! {
             () = engine.clock.sleep_until(now + pause) => {}
-            // A shutdown does not wait for requests that may never arrive.
-            () = engine.registry.closing() => return,
+            // A shutdown waits for what has arrived at the store, not for requests that may never arrive.
+            () = engine.registry.closing(), if answered => return,
+            () = engine.registry.closed() => return,
         }
         pause = (pause * 2).min(Duration::from_secs(1));
     }
