@@ -39,10 +39,6 @@
 //! * `testing`: the conformance suite for backends, and a backend that fails on demand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// Expansions name `::lock_runtime`, also in this crate's own tests.
-#[cfg(test)]
-extern crate self as lock_runtime;
-
 mod acquire;
 pub mod backend;
 mod call;
