@@ -73,3 +73,8 @@ fn catches_sigterm(pid: u32) -> bool {
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     caught.is_some_and(|mask| mask & 1 << (15 - 1) != 0)
 }
+
+#[test]
+fn custom_backend() {
+    run("custom_backend", &[], &["the table passes the suite", "day 1 was reported under fence"]);
+}

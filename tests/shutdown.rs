@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
 use lock_tests::proxy::{Action, named};
-use lock_tests::{FaultProxy, RedisServer, Worker, eventually, eventually_async};
+use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -78,6 +78,7 @@ async fn those_who_wait_are_sent_away_while_holders_go_on() {
     let (pool, other) = (pool_on(&server).await, pool_on(&server).await);
     let held = pool.lock("here").acquire().await.unwrap();
     let elsewhere = other.lock("elsewhere").acquire().await.unwrap();
+    let monitor = Monitor::start(&server);
     let mut waiters = JoinSet::new();
     for key in ["here", "here", "here", "elsewhere", "elsewhere"] {
         let request = pool.lock(key).wait(LONG);
@@ -87,10 +88,9 @@ async fn those_who_wait_are_sent_away_while_holders_go_on() {
         let request = pool.lock_all(["a", "elsewhere", "here"]).wait(LONG);
         async move { request.acquire().await.map(drop) }
     });
-    eventually_async(PROMPT, "all wait", async || {
-        pool.lock("a").try_acquire().await.unwrap().is_none()
-    })
-    .await;
+    // They get into line; the first for `elsewhere` asks the store.
+    tokio::task::yield_now().await;
+    monitor.wait_for(PROMPT, |ran| ran.is("GET", "elsewhere"));
     let shutdown = spawn_shutdown(&pool, LONG);
     let ended = timeout(PROMPT, waiters.join_all()).await.expect("they end at once");
     ended.into_iter().for_each(is_shutdown);
