@@ -14,7 +14,7 @@ use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, distributed_lock};
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::{Monitor, RedisServer, Worker, eventually, eventually_async};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -281,7 +281,8 @@ mod taken {
     async fn check(by: &[&[&str]], left: &[&str], expected: &str) {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
-        let error = robbed(&pool, &server, by).await.unwrap_err();
+        let ended = timeout(ms(20_000), robbed(&pool, &server, by)).await;
+        let error = ended.expect("the body is stopped").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert!(error.to_string().contains("not ours any more"), "{error}");
 
@@ -291,7 +292,8 @@ mod taken {
         for command in by {
             server.cli(command);
         }
-        assert_eq!(guard.lost().await.kind(), ErrorKind::Lost);
+        let lost = timeout(ms(20_000), guard.lost()).await.expect("the loss is told");
+        assert_eq!(lost.kind(), ErrorKind::Lost);
         assert!(!guard.is_held());
         assert_eq!(guard.valid_for(), Duration::ZERO);
         assert!(guard.verify().await.unwrap_err().is_lost());
