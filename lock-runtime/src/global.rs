@@ -1,6 +1,7 @@
 //! Pools by name, for annotated functions to find.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
@@ -92,27 +93,37 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
 /// # Errors
 /// [`ErrorKind::Config`] if the signals cannot be listened to.
 pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
-    Driver::background()?.run(signal()).await?.map_err(|error| {
+    let driver = Driver::background()?;
+    let listening = {
+        let _context = driver.enter();
+        listen()
+    };
+    let signal = listening.map_err(|error| {
         LockError::new(ErrorKind::Config, format!("signals cannot be listened to: {error}"))
     })?;
+    driver.run(signal).await?;
     Ok(shutdown(grace).await)
 }
 
+/// Registers for the signals; the future resolves at the first of them.
 #[cfg(unix)]
-async fn signal() -> std::io::Result<()> {
+fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }
 
 #[cfg(not(unix))]
-async fn signal() -> std::io::Result<()> {
-    tokio::signal::ctrl_c().await
+fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
+    })
 }
 
 /// The pool of a call.

@@ -250,7 +250,7 @@ pub struct ShutdownReport {
 }
 
 async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
-    let (released_before, abandoned_before) = engine.registry.ended();
+    let before = engine.registry.tally();
     if !engine.registry.advance(Stage::Draining) {
         // Somebody else is at it.
         engine.registry.closed().await;
@@ -269,14 +269,13 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
             release_all(&engine, engine.registry.leases()).await;
         }
     }
-    // Releases that are still being tried count as abandoned.
-    let left = engine.registry.leases().len();
-    let (released, abandoned) = engine.registry.ended();
+    let after = engine.registry.tally();
     engine.registry.advance(Stage::Closed);
     let _ = timeout(engine.patience, engine.store.close()).await;
     ShutdownReport {
-        released: released - released_before,
-        abandoned: abandoned - abandoned_before + left,
+        released: after.released - before.released,
+        // Releases that are still being tried count as abandoned.
+        abandoned: after.abandoned - before.abandoned + after.held,
     }
 }
 

@@ -26,6 +26,14 @@ pub(crate) struct Registry {
     left: watch::Sender<u64>,
 }
 
+/// Numbers of leases at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tally {
+    pub(crate) released: usize,
+    pub(crate) abandoned: usize,
+    pub(crate) held: usize,
+}
+
 #[derive(Debug, Default)]
 struct Roll {
     leases: HashMap<u64, Arc<Lease>>,
@@ -97,10 +105,10 @@ impl Registry {
         self.roll().leases.values().cloned().collect()
     }
 
-    /// How many leases ended so far: confirmed free, and not.
-    pub(crate) fn ended(&self) -> (usize, usize) {
+    /// What became of the leases so far.
+    pub(crate) fn tally(&self) -> Tally {
         let roll = self.roll();
-        (roll.released, roll.abandoned)
+        Tally { released: roll.released, abandoned: roll.abandoned, held: roll.leases.len() }
     }
 
     /// Moves on to `stage`. False if that was reached before.
