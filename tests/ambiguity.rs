@@ -32,9 +32,9 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
-        let server = RedisServer::start();
+        let server = server();
         let proxy = FaultProxy::start(&server);
-        let pool = faulty_pool(&proxy).await;
+        let pool = LockPool::builder(proxy.url()).patience(PATIENCE).connect().await.unwrap();
         let other = LockPool::connect(&server.url()).await.unwrap();
         Self { server, proxy, pool, other }
     }
@@ -54,13 +54,17 @@ impl Bench {
     }
 }
 
-/// A pool whose scripts the server knows, so that the first request of an acquire is the one that counts.
-async fn faulty_pool(proxy: &FaultProxy) -> LockPool {
-    let pool = LockPool::builder(proxy.url()).patience(PATIENCE).connect().await.unwrap();
-    let guard = pool.lock("warm-up").ttl(ms(3000)).renew(ms(1)).acquire().await.unwrap();
-    sleep(ms(20)).await;
-    guard.release().await.unwrap();
-    pool
+const ACQUIRE: &str = include_str!("../lock-runtime/src/backend/redis/acquire.lua");
+const RENEW: &str = include_str!("../lock-runtime/src/backend/redis/renew.lua");
+const RELEASE: &str = include_str!("../lock-runtime/src/backend/redis/release.lua");
+
+/// A server that knows the scripts, so that the first request is the one that counts.
+fn server() -> RedisServer {
+    let server = RedisServer::start();
+    for script in [ACQUIRE, RENEW, RELEASE] {
+        assert_eq!(server.cli(&["SCRIPT", "LOAD", script]), sha(script));
+    }
+    server
 }
 
 fn is_token(arg: &str) -> bool {
@@ -187,8 +191,7 @@ mod late_request {
     }
 
     fn asks(ran: &Ran) -> bool {
-        let acquire = sha(include_str!("../lock-runtime/src/backend/redis/acquire.lua"));
-        ran.name() == "SET" || ran.args[1] == acquire
+        ran.name() == "SET" || ran.args[1] == sha(ACQUIRE)
     }
 
     /// The only token that the faulty client has used so far, by its clean-up.
@@ -313,9 +316,9 @@ mod whole_cycle {
 
     fn script(request: Request) -> &'static str {
         match request {
-            Request::Acquire => include_str!("../lock-runtime/src/backend/redis/acquire.lua"),
-            Request::Renew => include_str!("../lock-runtime/src/backend/redis/renew.lua"),
-            Request::Release => include_str!("../lock-runtime/src/backend/redis/release.lua"),
+            Request::Acquire => ACQUIRE,
+            Request::Renew => RENEW,
+            Request::Release => RELEASE,
         }
     }
 
@@ -412,9 +415,8 @@ mod late_grant {
     #[tokio::test]
     async fn a_grant_whose_reply_comes_after_the_ttl_is_an_error() {
         for fencing in [false, true] {
-            let server = RedisServer::start();
+            let server = server();
             let proxy = FaultProxy::start(&server);
-            faulty_pool(&proxy).await;
             // More patient than the lease is long.
             let pool = LockPool::builder(proxy.url()).patience(ms(5000)).connect().await.unwrap();
             let ttl = ms(400);
