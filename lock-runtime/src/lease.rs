@@ -64,6 +64,8 @@ enum Phase {
     /// Held, with a renewal on its way.
     Renewing,
     Lost,
+    /// Lost, with a renewal still on its way.
+    LostRenewing,
     /// Let go by its holder, while a renewal is still on its way. The release waits for it.
     Leaving,
     Releasing,
@@ -220,7 +222,8 @@ impl Lease {
         let mut state = self.state();
         match state.phase {
             Phase::Held | Phase::Renewing => {
-                state.phase = Phase::Lost;
+                let renewing = state.phase == Phase::Renewing;
+                state.phase = if renewing { Phase::LostRenewing } else { Phase::Lost };
                 state.loss = Some(loss);
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
@@ -234,7 +237,7 @@ impl Lease {
                 }
                 true
             }
-            Phase::Lost | Phase::Leaving | Phase::Releasing => false,
+            Phase::Lost | Phase::LostRenewing | Phase::Leaving | Phase::Releasing => false,
         }
     }
 
@@ -257,7 +260,7 @@ impl Lease {
                 Some(state.next_renewal.map_or(self.last_call(), |next| next.min(self.last_call())))
             }
             Phase::Renewing => Some(self.last_call()),
-            Phase::Lost | Phase::Leaving | Phase::Releasing => None,
+            Phase::Lost | Phase::LostRenewing | Phase::Leaving | Phase::Releasing => None,
         }
     }
 
@@ -299,8 +302,11 @@ impl Lease {
                 self.store_until(sent);
                 self.leave(&mut state);
             }
-            Phase::Lost => self.store_until(sent),
-            Phase::Held | Phase::Releasing => {}
+            Phase::LostRenewing => {
+                self.store_until(sent);
+                state.phase = Phase::Lost;
+            }
+            Phase::Held | Phase::Lost | Phase::Releasing => {}
         }
     }
 
@@ -318,6 +324,10 @@ impl Lease {
                 self.store_until(now);
                 self.leave(&mut state);
             }
+            Phase::LostRenewing => {
+                self.store_until(now);
+                state.phase = Phase::Lost;
+            }
             Phase::Held | Phase::Lost | Phase::Releasing => {}
         }
     }
@@ -332,7 +342,7 @@ impl Lease {
         let mut state = self.state();
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
-            Phase::Renewing => Phase::Leaving,
+            Phase::Renewing | Phase::LostRenewing => Phase::Leaving,
             Phase::Leaving | Phase::Releasing => return false,
         };
         self.valid_until.store(0, Ordering::Release);
