@@ -291,50 +291,34 @@ impl Lease {
 
     /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.
     pub(crate) fn renewed(&self, sent: Instant, pause: Duration) {
-        let mut state = self.state();
-        match state.phase {
-            Phase::Renewing => {
-                self.believe_from(sent);
-                state.next_renewal = Some(sent + pause);
-                state.phase = Phase::Held;
-            }
-            Phase::Leaving => {
-                self.store_until(sent);
-                self.leave(&mut state);
-            }
-            Phase::LostRenewing => {
-                self.store_until(sent);
-                state.phase = Phase::Lost;
-            }
-            Phase::Held | Phase::Lost | Phase::Releasing => {}
-        }
+        self.renewal_over(sent, |state| {
+            self.believe_from(sent);
+            state.next_renewal = Some(sent + pause);
+        });
     }
 
     /// A renewal failed for a reason that may pass; it is tried again after `pause`.
     pub(crate) fn not_renewed(&self, now: Instant, pause: Duration) {
+        self.renewal_over(now, |state| state.next_renewal = Some(now + pause));
+    }
+
+    /// No renewal is on its way any more. It may have been applied as late as `stored_from`, also if it
+    /// failed. `go_on` is for a lease that is still held.
+    fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut State)) {
         let mut state = self.state();
         match state.phase {
             Phase::Renewing => {
-                // It may have been applied all the same.
-                self.store_until(now);
-                state.next_renewal = Some(now + pause);
+                go_on(&mut state);
                 state.phase = Phase::Held;
             }
+            Phase::LostRenewing => state.phase = Phase::Lost,
             Phase::Leaving => {
-                self.store_until(now);
-                self.leave(&mut state);
+                state.phase = Phase::Releasing;
+                self.renewed.notify_waiters();
             }
-            Phase::LostRenewing => {
-                self.store_until(now);
-                state.phase = Phase::Lost;
-            }
-            Phase::Held | Phase::Lost | Phase::Releasing => {}
+            Phase::Held | Phase::Lost | Phase::Releasing => return,
         }
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.phase = Phase::Releasing;
-        self.renewed.notify_waiters();
+        self.store_until(stored_from);
     }
 
     /// The holder lets go. True for the one caller that has to see to the release.
