@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{LockError, LockPool, distributed_lock};
 use lock_tests::RedisServer;
+use lock_tests::sizes::{Sizes, sizes};
 use redis::aio::MultiplexedConnection;
 use redis::{Script, Value};
 use tokio::task::JoinSet;
@@ -164,41 +165,11 @@ async fn cycles() {
     }
 }
 
-async fn plain_small(id: u64) -> Result<u64, LockError> {
-    tokio::task::yield_now().await;
-    Ok(id)
-}
-
-#[distributed_lock(key = "order:<id>", ttl = "5s")]
-async fn locked_small(id: u64) -> Result<u64, LockError> {
-    tokio::task::yield_now().await;
-    Ok(id)
-}
-
-async fn plain_large(id: u64, bytes: [u8; 1024]) -> Result<u64, LockError> {
-    tokio::task::yield_now().await;
-    Ok(id + u64::from(bytes[7]))
-}
-
-#[distributed_lock(key = "order:<id>", ttl = "5s")]
-async fn locked_large(id: u64, bytes: [u8; 1024]) -> Result<u64, LockError> {
-    tokio::task::yield_now().await;
-    Ok(id + u64::from(bytes[7]))
-}
-
-fn sizes() {
-    let bytes = [0; 1024];
+fn print_sizes() {
     println!("\nbytes of the future");
     println!("{:<32}{:>7}{:>12}{:>12}", "", "plain", "locked", "more");
-    for (name, plain, locked) in [
-        ("small body", size_of_val(&plain_small(1)), size_of_val(&locked_small(1))),
-        (
-            "argument of 1 KiB",
-            size_of_val(&plain_large(1, bytes)),
-            size_of_val(&locked_large(1, bytes)),
-        ),
-    ] {
-        println!("{name:<32}{plain:>7}{locked:>12}{:>12}", locked - plain);
+    for Sizes { what, plain, locked } in sizes() {
+        println!("{what:<32}{plain:>7}{locked:>12}{:>12}", locked - plain);
     }
 }
 
@@ -230,6 +201,6 @@ fn main() {
         .build()
         .expect("a runtime can be made");
     runtime.block_on(cycles());
-    sizes();
+    print_sizes();
     build();
 }

@@ -10,6 +10,7 @@
 //! | [`history`] | who held what and when, and whether that was safe |
 //! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
 //! | [`mod@examples`] | the programs of `examples/` |
+//! | [`sizes`] | how large wrapped futures are |
 //! | [`logs`] | everything that was traced, as text |
 //!
 //! Nothing here sleeps and hopes: a wait names its condition and its deadline, and panics with both.
@@ -27,6 +28,7 @@ pub mod process;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod sizes;
 pub mod tls;
 
 pub use eventually::{eventually, eventually_async, eventually_some};
