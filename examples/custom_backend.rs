@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Owner, Release,
+    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Owner, Release, Released,
 };
 use lock_runtime::{Fence, Key, LockPool, distributed_lock, testing};
 use tokio::time::Instant;
@@ -35,6 +35,20 @@ impl Rows {
         self.by_key.get(key).filter(|row| row.expires > now())
     }
 
+    fn attempt(&mut self, claim: &Claim) -> Attempt {
+        let rivals = claim
+            .keys
+            .iter()
+            .filter_map(|key| self.holder(key))
+            .filter(|row| row.owner != claim.owner);
+        if let Some(expires) = rivals.map(|row| row.expires).max() {
+            return Attempt::busy(Some(expires - now()));
+        }
+        self.take(&claim.keys, claim.owner, claim.ttl);
+        self.last_fence += 1;
+        Attempt::granted(claim.fencing.then_some(Fence::new(self.last_fence)))
+    }
+
     fn held(&self, lease: &LeaseRef) -> Held {
         let ours = |key| self.holder(key).is_some_and(|row| row.owner == lease.owner);
         if lease.keys.iter().all(ours) { Held::Yes } else { Held::No }
@@ -53,20 +67,10 @@ fn now() -> Instant {
 }
 
 impl Backend for Table {
-    // One attempt; the pool sees to waiting, retries and time limits.
-    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+    // One attempt for each claim; the pool sees to waiting, retries and time limits.
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
         let mut rows = self.0.lock().unwrap();
-        let rivals = claim
-            .keys
-            .iter()
-            .filter_map(|key| rows.holder(key))
-            .filter(|row| row.owner != claim.owner);
-        if let Some(expires) = rivals.map(|row| row.expires).max() {
-            return Ok(Attempt::Busy { free_in: Some(expires - now()) });
-        }
-        rows.take(&claim.keys, claim.owner, claim.ttl);
-        rows.last_fence += 1;
-        Ok(Attempt::Granted { fence: claim.fencing.then_some(Fence::new(rows.last_fence)) })
+        claims.iter().map(|claim| Ok(rows.attempt(claim))).collect()
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -81,9 +85,9 @@ impl Backend for Table {
         leases.iter().map(&mut renew).collect()
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
         let mut rows = self.0.lock().unwrap();
-        let mut release = |Release { lease, keep_for }: &Release| {
+        let mut release = |Release { lease, keep_for, .. }: &Release| {
             let held = rows.held(lease);
             // Never what is somebody else's, also when only some of the keys are still ours.
             let ours: Vec<Key> = lease
@@ -93,7 +97,7 @@ impl Backend for Table {
                 .cloned()
                 .collect();
             rows.take(&ours, lease.owner, *keep_for);
-            Ok(held)
+            Ok(if held == Held::Yes { Released::Yes } else { Released::No })
         };
         releases.iter().map(&mut release).collect()
     }

@@ -161,7 +161,7 @@ pub async fn enter(call: Call) -> Result<Entry, LockError> {
         }
         return Err(located(reentrant(&keys)));
     }
-    let ask = Ask { subject: subject.clone(), keys, policy };
+    let ask = Ask::new(engine, subject.clone(), keys, policy);
     let guard = acquire(engine, ask).await.map_err(located)?;
     Ok(Entry::locked(guard))
 }

@@ -78,6 +78,11 @@ impl Driver {
         let _ = self.intake.send(Box::pin(future));
     }
 
+    /// Whether the runtime has ended, and nothing runs any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.intake.is_closed()
+    }
+
     /// Runs `future` until it is aborted.
     pub(crate) fn keep(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         self.runtime.spawn(future).abort_handle()

@@ -10,9 +10,11 @@ use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
 
 use crate::backend::Store;
+use crate::bell::Bell;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::options::Defaults;
+use crate::outbox::Outbox;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::watchdog::{Tools, Watchdog};
@@ -30,6 +32,9 @@ pub(crate) struct Engine {
     pub(crate) queue: Arc<Queue>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) outbox: Outbox,
+    /// How long the process keeps a lock among its own tasks while others may want it.
+    pub(crate) handoff_slice: Duration,
     tasks: [AbortHandle; 2],
 }
 
@@ -39,6 +44,7 @@ pub(crate) struct Plan {
     pub(crate) defaults: Defaults,
     pub(crate) patience: Duration,
     pub(crate) max_waiters: usize,
+    pub(crate) handoff_slice: Duration,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
@@ -46,9 +52,11 @@ pub(crate) struct Plan {
 
 impl Engine {
     pub(crate) fn start(plan: Plan) -> Arc<Self> {
-        let Plan { prefix, defaults, patience, max_waiters, store, clock, driver } = plan;
+        let Plan { prefix, defaults, patience, max_waiters, handoff_slice, store, clock, driver } =
+            plan;
         let queue = Arc::new(Queue::new(max_waiters));
         let watchdog = Arc::<Watchdog>::default();
+        store.attach(Bell::of_pool(&queue, &watchdog, clock));
         let tools = Tools { store: store.clone(), clock, driver: driver.clone(), patience };
         let tasks =
             [driver.keep(watchdog.clone().run(tools)), driver.keep(queue.clone().expire(clock))];
@@ -64,6 +72,8 @@ impl Engine {
             queue,
             watchdog,
             registry,
+            outbox: Outbox::default(),
+            handoff_slice,
             tasks,
         })
     }

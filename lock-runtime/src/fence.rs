@@ -39,3 +39,28 @@ impl From<Fence> for u64 {
         fence.0
     }
 }
+
+/// The fences that a process may give out under one grant of the store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fences {
+    next: Fence,
+    left: u32,
+}
+
+impl Fences {
+    /// `first`, and as many after it as the store has set aside. `None` if no fence was asked for.
+    pub(crate) fn new(first: Option<Fence>, spare: u32) -> Option<Self> {
+        first.map(|next| Self { next, left: spare.saturating_add(1) })
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Fence> {
+        self.left = self.left.checked_sub(1)?;
+        let fence = self.next;
+        self.next = Fence(fence.0 + 1);
+        Some(fence)
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.left == 0
+    }
+}

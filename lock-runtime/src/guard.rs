@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::backend::{BackendError, Failure, Held};
@@ -59,13 +60,13 @@ impl LockGuard {
     #[must_use]
     pub fn key(&self) -> &Key {
         // A lease has at least one key: `acquire` is not called without.
-        &self.lease.keys[0]
+        &self.lease.ask.keys[0]
     }
 
     /// All keys, sorted.
     #[must_use]
     pub fn keys(&self) -> &[Key] {
-        &self.lease.keys
+        &self.lease.ask.keys
     }
 
     /// The fencing token of this grant. `None` if the lock was asked for without
@@ -140,6 +141,14 @@ impl LockGuard {
         }
     }
 
+    /// Gives the guard to the one who waits for it. If that one is gone, it comes back and releases as
+    /// it drops; so it does when the pool has begun to shut down, too late to begin something.
+    pub(crate) fn deliver(self, reply: oneshot::Sender<Result<Self, LockError>>) {
+        let open = self.engine.registry.is_open();
+        let outcome = if open { Ok(self) } else { Err(LockError::shutdown()) };
+        drop(reply.send(outcome));
+    }
+
     /// This guard, or why its lease is over already.
     pub(crate) fn unless_lost(self) -> Result<Self, LockError> {
         if self.is_held() { Ok(self) } else { Err(self.end_error()) }
@@ -168,7 +177,7 @@ impl LockGuard {
     }
 
     fn locate(&self, error: LockError) -> LockError {
-        error.at(self.lease.subject.template()).in_pool(self.engine.name())
+        error.at(self.lease.ask.subject.template()).in_pool(self.engine.name())
     }
 }
 

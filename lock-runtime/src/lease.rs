@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{LeaseRef, Owner, Release};
+use crate::acquire::Ask;
+use crate::backend::{LeaseRef, Owner};
 use crate::clock::{Clock, Instant};
-use crate::fence::Fence;
-use crate::key::Key;
-use crate::options::Policy;
-use crate::queue::Turn;
-use crate::site::Subject;
+use crate::engine::Engine;
+use crate::fence::{Fence, Fences};
+use crate::guard::LockGuard;
+use crate::options::Ttl;
+use crate::place::Place;
+use crate::turn::Turn;
+use crate::{jitter, observe};
 
 /// A grant of the store and what this process believes of it.
 ///
@@ -23,15 +26,12 @@ use crate::site::Subject;
 pub(crate) struct Lease {
     pub(crate) id: u64,
     pub(crate) pool: Arc<str>,
-    pub(crate) subject: Subject,
-    /// The keys as the caller named them.
-    pub(crate) keys: Arc<[Key]>,
-    /// The keys as the store knows them.
-    pub(crate) wire: Arc<[Key]>,
+    pub(crate) ask: Arc<Ask>,
     pub(crate) owner: Owner,
     pub(crate) fence: Option<Fence>,
-    pub(crate) policy: Policy,
     pub(crate) granted_at: Instant,
+    /// When the process was granted what it has at the store; before `granted_at` if it was handed on.
+    pub(crate) tenure_since: Instant,
     /// How long the store may be holding requests of this acquire that were never answered.
     pub(crate) haunted_until: Option<Instant>,
     clock: Clock,
@@ -53,6 +53,8 @@ struct State {
     next_renewal: Option<Instant>,
     listeners: Vec<(u64, Waker)>,
     last_listener: u64,
+    /// For the holders to come.
+    fences: Option<Fences>,
     turns: Vec<Turn>,
 }
 
@@ -63,6 +65,8 @@ enum Phase {
     Held,
     /// Held, with a renewal on its way.
     Renewing,
+    /// Let go, and what it held is another task's of this process.
+    Passed,
     Lost,
     /// Lost, with a renewal still on its way.
     LostRenewing,
@@ -99,51 +103,135 @@ pub(crate) enum Beat {
     Over,
 }
 
-/// What a new lease is made of.
+/// What the process has at the store: from a grant to the release, whoever of its tasks holds it.
 #[derive(Debug)]
-pub(crate) struct Grant {
-    pub(crate) id: u64,
-    pub(crate) pool: Arc<str>,
-    pub(crate) subject: Subject,
-    pub(crate) keys: Arc<[Key]>,
-    pub(crate) wire: Arc<[Key]>,
+pub(crate) struct Tenure {
     pub(crate) owner: Owner,
-    pub(crate) fence: Option<Fence>,
-    pub(crate) policy: Policy,
+    /// When the grant was asked for.
+    pub(crate) since: Instant,
+    /// How long the store may be holding requests of this owner that were never answered.
     pub(crate) haunted_until: Option<Instant>,
-    pub(crate) turns: Vec<Turn>,
+    valid_until: Instant,
+    stored_until: Instant,
+    /// `None` for a new grant.
+    next_renewal: Option<Instant>,
+    fences: Option<Fences>,
+    turns: Vec<Turn>,
+}
+
+impl Tenure {
+    /// From a grant whose request was sent at `sent`.
+    pub(crate) fn new(
+        place: &Place,
+        ttl: Ttl,
+        sent: Instant,
+        fences: Option<Fences>,
+        turns: Vec<Turn>,
+    ) -> Self {
+        Self {
+            owner: place.owner,
+            since: sent,
+            haunted_until: (place.unanswered > 0).then_some(place.haunted_until),
+            valid_until: sent + ttl.belief(),
+            stored_until: sent + ttl.get(),
+            next_renewal: None,
+            fences,
+            turns,
+        }
+    }
 }
 
 impl Lease {
-    /// A lease from a grant whose request was sent at `sent`.
-    pub(crate) fn new(grant: Grant, sent: Instant, clock: Clock) -> Self {
-        let lease = Self {
-            id: grant.id,
-            pool: grant.pool,
-            subject: grant.subject,
-            keys: grant.keys,
-            wire: grant.wire,
-            owner: grant.owner,
-            fence: grant.fence,
-            policy: grant.policy,
-            granted_at: clock.now(),
-            haunted_until: grant.haunted_until,
+    /// Makes the one who asked the holder of `tenure`. `wanted` is what the store says of others, if it was
+    /// asked.
+    pub(crate) fn grant(
+        engine: &Arc<Engine>,
+        ask: Arc<Ask>,
+        tenure: Tenure,
+        asked_at: Instant,
+        wanted: Option<bool>,
+    ) -> LockGuard {
+        let id = engine.registry.next_id();
+        let lease = Arc::new(Self::new(id, engine.name().clone(), ask, tenure, engine.clock));
+        engine.registry.enroll(&lease);
+        engine.watchdog.watch(&lease);
+        if let [key] = &*lease.ask.wire {
+            engine.queue.hold(key, &lease, wanted);
+        }
+        observe::acquired(&lease, lease.granted_at.since(asked_at));
+        LockGuard::new(engine.clone(), lease)
+    }
+
+    fn new(id: u64, pool: Arc<str>, ask: Arc<Ask>, mut tenure: Tenure, clock: Clock) -> Self {
+        let granted_at = clock.now();
+        let limit = ask.policy.max_hold.map(|max_hold| granted_at + max_hold);
+        let valid_until = limit.map_or(tenure.valid_until, |limit| limit.min(tenure.valid_until));
+        let fence =
+            if ask.policy.fencing { tenure.fences.as_mut().and_then(Fences::take) } else { None };
+        let first_renewal =
+            || ask.policy.renew_every.map(|every| jitter::on_grid(tenure.since, every));
+        Self {
+            id,
+            pool,
+            fence,
+            granted_at,
+            owner: tenure.owner,
+            tenure_since: tenure.since,
+            haunted_until: tenure.haunted_until,
             clock,
-            valid_until: AtomicU64::new(0),
-            stored_until: AtomicU64::new(0),
+            valid_until: AtomicU64::new(valid_until.as_nanos()),
+            stored_until: AtomicU64::new(tenure.stored_until.as_nanos()),
             filed_at: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::Held,
                 loss: None,
-                next_renewal: grant.policy.renew_every.map(|every| sent + every),
+                next_renewal: tenure.next_renewal.or_else(first_renewal),
                 listeners: Vec::new(),
                 last_listener: 0,
-                turns: grant.turns,
+                fences: tenure.fences,
+                turns: tenure.turns,
             }),
             renewed: Notify::new(),
-        };
-        lease.believe_from(sent);
-        lease
+            ask,
+        }
+    }
+
+    /// Ends this holder's time and gives what the process has at the store to `next`, if that is as good
+    /// as a new grant for it. Otherwise nothing has changed, and the lease is to be released.
+    pub(crate) fn pass_on(&self, next: &Ask) -> Option<Tenure> {
+        let now = self.clock.now();
+        let (mine, its) = (&self.ask.policy, &next.policy);
+        // A limit on one holder's time is not for the next; and a renewal is sent under one ttl.
+        let alike = mine.renew_every.is_some()
+            && mine.max_hold.is_none()
+            && mine.ttl == its.ttl
+            && mine.renew_every == its.renew_every
+            && self.haunted_until.is_none();
+        let valid_until = self.valid_until();
+        if !alike
+            || valid_until.since(now) < its.ttl.get() / 2
+            || now.since(self.granted_at) < mine.min_hold
+        {
+            return None;
+        }
+        let mut state = self.state();
+        // One whose renewal is on its way is released: the answer is about this lease.
+        let fenced = !its.fencing || state.fences.is_some_and(|fences| !fences.is_empty());
+        if state.phase != Phase::Held || !fenced {
+            return None;
+        }
+        state.phase = Phase::Passed;
+        self.valid_until.store(0, Ordering::Release);
+        Some(Tenure {
+            owner: self.owner,
+            since: self.tenure_since,
+            haunted_until: None,
+            valid_until,
+            stored_until: self.stored_until(),
+            next_renewal: state.next_renewal,
+            fences: state.fences,
+            turns: std::mem::take(&mut state.turns),
+        })
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -179,13 +267,12 @@ impl Lease {
 
     /// What the store knows the lease by.
     pub(crate) fn to_store(&self) -> LeaseRef {
-        LeaseRef { keys: self.wire.clone(), owner: self.owner, ttl: self.policy.ttl.get() }
+        LeaseRef { keys: self.ask.wire.clone(), owner: self.owner, ttl: self.ask.policy.ttl.get() }
     }
 
-    /// What frees the lease: now, or at the end of its `min_hold`.
-    pub(crate) fn to_release(&self) -> Release {
-        let keep_for = self.policy.min_hold.saturating_sub(self.held_for());
-        Release { lease: self.to_store(), keep_for }
+    /// How long the store is to keep the lock still after its release.
+    pub(crate) fn keep_for(&self) -> Duration {
+        self.ask.policy.min_hold.saturating_sub(self.held_for())
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -237,14 +324,18 @@ impl Lease {
                 }
                 true
             }
-            Phase::Lost | Phase::LostRenewing | Phase::Leaving | Phase::Releasing => false,
+            Phase::Passed
+            | Phase::Lost
+            | Phase::LostRenewing
+            | Phase::Leaving
+            | Phase::Releasing => false,
         }
     }
 
     /// Ends belief because its time is over. The loss, if this call is the one that ended it.
     pub(crate) fn lapse(&self, now: Instant) -> Option<Loss> {
-        let notice = self.policy.notice();
-        let loss = match (self.policy.max_hold, self.policy.renew_every) {
+        let notice = self.ask.policy.notice();
+        let loss = match (self.ask.policy.max_hold, self.ask.policy.renew_every) {
             (Some(max_hold), _) if now + notice >= self.granted_at + max_hold => Loss::MaxHold,
             (_, None) => Loss::TtlOver,
             _ => Loss::Expired,
@@ -260,7 +351,11 @@ impl Lease {
                 Some(state.next_renewal.map_or(self.last_call(), |next| next.min(self.last_call())))
             }
             Phase::Renewing => Some(self.last_call()),
-            Phase::Lost | Phase::LostRenewing | Phase::Leaving | Phase::Releasing => None,
+            Phase::Passed
+            | Phase::Lost
+            | Phase::LostRenewing
+            | Phase::Leaving
+            | Phase::Releasing => None,
         }
     }
 
@@ -286,14 +381,14 @@ impl Lease {
 
     /// A body needs a moment to end, and has to have ended when belief does.
     fn last_call(&self) -> Instant {
-        self.valid_until().saturating_sub(self.policy.notice())
+        self.valid_until().saturating_sub(self.ask.policy.notice())
     }
 
     /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.
     pub(crate) fn renewed(&self, sent: Instant, pause: Duration) {
         self.renewal_over(sent, |state| {
             self.believe_from(sent);
-            state.next_renewal = Some(sent + pause);
+            state.next_renewal = Some(jitter::on_grid(sent, pause));
         });
     }
 
@@ -316,7 +411,7 @@ impl Lease {
                 state.phase = Phase::Releasing;
                 self.renewed.notify_waiters();
             }
-            Phase::Held | Phase::Lost | Phase::Releasing => return,
+            Phase::Held | Phase::Passed | Phase::Lost | Phase::Releasing => return,
         }
         self.store_until(stored_from);
     }
@@ -327,7 +422,7 @@ impl Lease {
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
             Phase::Renewing | Phase::LostRenewing => Phase::Leaving,
-            Phase::Leaving | Phase::Releasing => return false,
+            Phase::Passed | Phase::Leaving | Phase::Releasing => return false,
         };
         self.valid_until.store(0, Ordering::Release);
         true
@@ -344,10 +439,30 @@ impl Lease {
         }
     }
 
-    /// Gives the turns back, so that the next task of this process may ask for the keys.
-    pub(crate) fn pass_turns(&self) {
-        let turns = std::mem::take(&mut self.state().turns);
-        drop(turns);
+    /// Whether no renewal is on its way.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.state().phase != Phase::Leaving
+    }
+
+    /// Whether those in line wait for this lease to go.
+    pub(crate) fn has_turns(&self) -> bool {
+        !self.state().turns.is_empty()
+    }
+
+    /// The turns of its keys, for whoever lets them go.
+    pub(crate) fn take_turns(&self) -> Vec<Turn> {
+        std::mem::take(&mut self.state().turns)
+    }
+
+    /// Has the next renewal due at `now`: something may have happened to the lease. False if it is not to
+    /// be renewed.
+    pub(crate) fn hurry(&self, now: Instant) -> bool {
+        let mut state = self.state();
+        let hurries = state.phase == Phase::Held && state.next_renewal.is_some();
+        if hurries {
+            state.next_renewal = Some(now);
+        }
+        hurries
     }
 
     fn valid_until(&self) -> Instant {
@@ -355,8 +470,8 @@ impl Lease {
     }
 
     fn believe_from(&self, sent: Instant) {
-        let mut until = sent + self.policy.ttl.belief();
-        if let Some(max_hold) = self.policy.max_hold {
+        let mut until = sent + self.ask.policy.ttl.belief();
+        if let Some(max_hold) = self.ask.policy.max_hold {
             until = until.min(self.granted_at + max_hold);
         }
         self.valid_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
@@ -364,7 +479,8 @@ impl Lease {
     }
 
     fn store_until(&self, sent: Instant) {
-        self.stored_until.fetch_max((sent + self.policy.ttl.get()).as_nanos(), Ordering::AcqRel);
+        self.stored_until
+            .fetch_max((sent + self.ask.policy.ttl.get()).as_nanos(), Ordering::AcqRel);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -41,6 +41,7 @@
 
 mod acquire;
 pub mod backend;
+mod bell;
 mod call;
 mod clock;
 mod deadlines;
@@ -50,6 +51,7 @@ mod error;
 mod fence;
 mod global;
 mod guard;
+mod handoff;
 mod jitter;
 mod key;
 mod lease;
@@ -57,9 +59,12 @@ mod locked;
 mod nesting;
 mod observe;
 mod options;
+mod outbox;
 mod outcome;
 mod owner;
+mod place;
 mod pool;
+mod pursuit;
 mod queue;
 mod registry;
 mod release;
@@ -67,7 +72,9 @@ mod request;
 mod site;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod turn;
 mod watchdog;
+mod word;
 
 #[cfg(all(doctest, feature = "macros", feature = "testing"))]
 #[doc = include_str!("../../README.md")]

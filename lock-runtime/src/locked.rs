@@ -101,7 +101,7 @@ impl<F: Future> Future for Locked<F> {
         loop {
             match this.stage {
                 Stage::Held { guard, listener, started } => {
-                    let watched = guard.lease().policy.on_lost == OnLost::Cancel;
+                    let watched = guard.lease().ask.policy.on_lost == OnLost::Cancel;
                     // A body that is only told about a loss still does not begin after one.
                     if (watched || !*started) && !guard.is_held() {
                         let error = guard.end_error();

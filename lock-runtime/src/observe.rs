@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{debug, trace, warn};
 
 use crate::acquire::Ask;
-use crate::backend::{BackendError, Held};
+use crate::backend::{BackendError, Released};
 use crate::engine::Engine;
 use crate::lease::{Lease, Loss};
 
@@ -26,7 +26,11 @@ macro_rules! tell {
 
 pub(crate) fn acquired(lease: &Lease, waited: Duration) {
     let fence = lease.fence.map(crate::Fence::get);
-    tell!(debug, lease.subject, lease.pool, fence, waited_ms = millis(waited), "acquired");
+    tell!(debug, lease.ask.subject, lease.pool, fence, waited_ms = millis(waited), "acquired");
+}
+
+pub(crate) fn passed_on(lease: &Lease) {
+    tell!(debug, lease.ask.subject, lease.pool, held_ms = millis(lease.held_for()), "handed on");
 }
 
 pub(crate) fn contended(engine: &Engine, ask: &Ask, free_in: Option<Duration>) {
@@ -34,26 +38,26 @@ pub(crate) fn contended(engine: &Engine, ask: &Ask, free_in: Option<Duration>) {
 }
 
 pub(crate) fn renewed(lease: &Lease) {
-    tell!(trace, lease.subject, lease.pool, held_ms = millis(lease.held_for()), "renewed");
+    tell!(trace, lease.ask.subject, lease.pool, held_ms = millis(lease.held_for()), "renewed");
 }
 
 pub(crate) fn not_renewed(lease: &Lease, error: &BackendError) {
     let valid_for_ms = millis(lease.valid_for());
-    tell!(warn, lease.subject, lease.pool, valid_for_ms, %error, "not renewed yet");
+    tell!(warn, lease.ask.subject, lease.pool, valid_for_ms, %error, "not renewed yet");
 }
 
 pub(crate) fn lost(lease: &Lease, loss: Loss) {
     let held_ms = millis(lease.held_for());
-    tell!(warn, lease.subject, lease.pool, held_ms, reason = ?loss, "lost");
+    tell!(warn, lease.ask.subject, lease.pool, held_ms, reason = ?loss, "lost");
 }
 
-pub(crate) fn released(lease: &Lease, held: Held) {
-    let (held_ms, still_ours) = (millis(lease.held_for()), held == Held::Yes);
-    tell!(debug, lease.subject, lease.pool, held_ms, still_ours, "released");
+pub(crate) fn released(lease: &Lease, outcome: Released) {
+    let (held_ms, still_ours) = (millis(lease.held_for()), outcome != Released::No);
+    tell!(debug, lease.ask.subject, lease.pool, held_ms, still_ours, "released");
 }
 
 pub(crate) fn not_released(lease: &Lease, error: &BackendError) {
-    tell!(warn, lease.subject, lease.pool, %error, "not released yet");
+    tell!(warn, lease.ask.subject, lease.pool, %error, "not released yet");
 }
 
 fn millis(span: Duration) -> u64 {

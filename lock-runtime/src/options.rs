@@ -233,6 +233,11 @@ impl Policy {
         })
     }
 
+    /// Whether one attempt is not all there is.
+    pub(crate) fn waits(&self) -> bool {
+        self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)
+    }
+
     /// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
     /// hold, between 1 ms and 500 ms.
     pub(crate) fn notice(&self) -> Duration {

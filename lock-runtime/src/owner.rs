@@ -1,5 +1,6 @@
 //! Who holds a lock.
 
+use std::cell::RefCell;
 use std::fmt;
 
 use crate::error::{ErrorKind, LockError};
@@ -17,8 +18,7 @@ impl Owner {
     /// # Errors
     /// [`ErrorKind::Backend`] if the operating system gives no randomness.
     pub fn random() -> Result<Self, LockError> {
-        let mut bytes = [0_u8; 16];
-        getrandom::fill(&mut bytes).map_err(|error| {
+        let bytes = Stock::take().map_err(|error| {
             LockError::new(
                 ErrorKind::Backend,
                 format!("the operating system gives no randomness: {error}"),
@@ -36,6 +36,34 @@ impl Owner {
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// Randomness that was fetched and not used yet: a call to the operating system costs more than the rest
+/// of a token.
+struct Stock {
+    bytes: [u8; 512],
+    used: usize,
+}
+
+thread_local! {
+    static STOCK: RefCell<Stock> = const { RefCell::new(Stock { bytes: [0; 512], used: 512 }) };
+}
+
+impl Stock {
+    fn take() -> Result<[u8; 16], getrandom::Error> {
+        STOCK.with_borrow_mut(|stock| {
+            if stock.used == stock.bytes.len() {
+                getrandom::fill(&mut stock.bytes)?;
+                stock.used = 0;
+            }
+            let mut token = [0; 16];
+            let fresh = &mut stock.bytes[stock.used..][..16];
+            token.copy_from_slice(fresh);
+            fresh.fill(0);
+            stock.used += 16;
+            Ok(token)
+        })
     }
 }
 

@@ -1,20 +1,29 @@
-//! Who of this process may ask the store for a key: one task per key, the others in line behind it.
+//! Who of this process wants a key: one line per key, first come, first served.
+//!
+//! Whoever has the [`Turn`] of a key acts for its line: asks the store, holds the lock, lets it go. The
+//! others wait in it. This file moves waiters only; it asks the store nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
-use crate::backend::{BackendError, Failure};
+use crate::acquire::Ask;
+use crate::backend::{BackendError, Failure, Owner};
 use crate::clock::{Clock, Instant};
 use crate::deadlines::Deadlines;
+use crate::error::{ErrorKind, LockError};
+use crate::guard::LockGuard;
 use crate::key::Key;
+use crate::lease::Lease;
+use crate::options::Wait;
+use crate::turn::Turn;
+use crate::word::Word;
 
-/// One line per key, first come, first served.
+/// The lines of a pool.
 #[derive(Debug)]
 pub(crate) struct Queue {
     lines: Mutex<Lines>,
@@ -37,56 +46,95 @@ struct Lines {
 struct Line {
     waiters: VecDeque<Waiter>,
     word: Word,
+    /// The lease under which a task of this process holds the lock.
+    holder: Weak<Lease>,
+    /// Wakes whoever waits for the store on the line's behalf.
+    wake: Option<Arc<Notify>>,
+    /// The name under which the line asks the store.
+    place: Option<Owner>,
+    /// Whether others than this process want the lock.
+    wanted: bool,
 }
 
-/// What the head of a line has last heard from the store. Those behind it must not be told that
-/// somebody holds the lock when nobody could be asked.
-#[derive(Clone, Debug, Default)]
-pub(crate) enum Word {
-    #[default]
-    NothingAsked,
-    Answered,
-    /// Nothing yet to what was asked then.
-    Asked(Instant),
-    Failed(BackendError),
+/// Somebody in line.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) id: u64,
+    /// When the wait began.
+    pub(crate) since: Instant,
+    pub(crate) deadline: Option<Instant>,
+    /// Requests made for this waiter.
+    pub(crate) attempts: u32,
+    pub(crate) wish: Wish,
 }
 
-impl Word {
-    /// Why it is not known who holds the lock, if it is not.
-    fn doubt(&self, now: Instant, trouble: Option<&BackendError>) -> Option<BackendError> {
-        /// An answer may take as long as this without a doubt.
-        const USUAL: Duration = Duration::from_millis(250);
+/// What somebody waits for.
+#[derive(Debug)]
+pub(crate) enum Wish {
+    /// The lock. Whoever has the turn gets it, or hands it on.
+    Lease { ask: Arc<Ask>, reply: oneshot::Sender<Result<LockGuard, LockError>> },
+    /// The turn itself, of a task that wants several keys.
+    Turn { wait: Wait, reply: oneshot::Sender<Result<Turn, LockError>> },
+}
+
+impl Wish {
+    fn wait(&self) -> Wait {
         match self {
-            Self::Asked(since) if now.since(*since) >= USUAL => {
-                let message = format!("the store has not answered for {:?}", now.since(*since));
-                Some(
-                    BackendError::new(Failure::Unknown, message)
-                        .remedy("check that the store is up and reachable"),
-                )
-            }
-            Self::NothingAsked | Self::Asked(_) => trouble.cloned(),
-            Self::Answered => None,
-            Self::Failed(error) => Some(error.clone()),
+            Self::Lease { ask, .. } => ask.policy.wait,
+            Self::Turn { wait, .. } => *wait,
+        }
+    }
+
+    fn refuse(self, error: LockError) {
+        match self {
+            Self::Lease { reply, .. } => drop(reply.send(Err(error))),
+            Self::Turn { reply, .. } => drop(reply.send(Err(error))),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Lease { reply, .. } => reply.is_closed(),
+            Self::Turn { reply, .. } => reply.is_closed(),
         }
     }
 }
 
-#[derive(Debug)]
-struct Waiter {
-    id: u64,
-    deadline: Option<Instant>,
-    called: oneshot::Sender<Result<Turn, NoTurn>>,
+/// Who joins a line.
+pub(crate) struct Newcomer {
+    pub(crate) now: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) wait: Wait,
 }
 
-/// Why there is no turn.
+/// Where a newcomer came to stand.
 #[derive(Debug)]
-pub(crate) enum NoTurn {
-    /// The line is as long as it may be.
-    Full,
-    /// The deadline passed. The head of the line may not know either who holds the lock.
-    Expired { doubt: Option<BackendError> },
-    /// The pool shuts down.
-    Closed,
+pub(crate) enum Entered<W> {
+    /// Alone: the turn is the newcomer's, who gives its wish back.
+    First(W),
+    /// Behind others.
+    Behind,
+}
+
+/// What is next for a line whose turn was given back.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// The line is no more.
+    Nobody,
+    /// Somebody waits for the lock.
+    Lease,
+    /// Somebody waits for the turn.
+    Turn(oneshot::Sender<Result<Turn, LockError>>),
+}
+
+/// The first in line, for whoever asks the store on its behalf.
+#[derive(Debug)]
+pub(crate) struct Front {
+    pub(crate) id: u64,
+    pub(crate) ask: Arc<Ask>,
+    pub(crate) deadline: Option<Instant>,
+    /// How many stand behind.
+    pub(crate) behind: usize,
 }
 
 impl Queue {
@@ -94,56 +142,268 @@ impl Queue {
         Self { lines: Mutex::default(), deadlines: Deadlines::default(), max_waiters }
     }
 
-    /// Waits for the turn to ask for `key`, until `deadline` if there is one.
-    ///
-    /// A dropped wait leaves the line; a turn that arrives in that instant goes to the next in line.
-    pub(crate) async fn turn(
-        self: &Arc<Self>,
+    /// Joins the line of `key`. `wish` is made for a place in the line only.
+    pub(crate) fn enter<T>(
+        &self,
         key: &Key,
-        deadline: Option<Instant>,
-        clock: Clock,
-    ) -> Result<Turn, NoTurn> {
-        let waiting = match self.enter(key, deadline, clock)? {
-            Entered::First(turn) => return Ok(turn),
-            Entered::Behind(waiting) => waiting,
-        };
-        waiting.await
-    }
-
-    fn enter(
-        self: &Arc<Self>,
-        key: &Key,
-        deadline: Option<Instant>,
-        clock: Clock,
-    ) -> Result<Entered, NoTurn> {
+        newcomer: &Newcomer,
+        given: T,
+        wish: impl FnOnce(T) -> Wish,
+    ) -> Result<(u64, Entered<T>), LockError> {
         let mut lines = self.lines();
         if lines.closed {
-            return Err(NoTurn::Closed);
+            return Err(LockError::shutdown());
         }
         lines.last_id += 1;
         let id = lines.last_id;
+        let Newcomer { now, deadline, wait } = *newcomer;
         let Some(line) = lines.by_key.get_mut(key) else {
-            lines.by_key.insert(key.clone(), Line::default());
-            return Ok(Entered::First(Turn { queue: self.clone(), key: key.clone() }));
+            let line = Line { word: Word::Asked(now), ..Line::default() };
+            lines.by_key.insert(key.clone(), line);
+            return Ok((id, Entered::First(given)));
         };
-        let now = clock.now();
         if deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(NoTurn::Expired { doubt: lines.doubt(key, now) });
+            return Err(lines.verdict(key, wait, now));
         }
         if line.waiters.len() >= self.max_waiters {
-            return Err(NoTurn::Full);
+            return Err(full());
         }
-        let (called, call) = oneshot::channel();
-        line.waiters.push_back(Waiter { id, deadline, called });
-        if let Some(deadline) = deadline {
-            self.deadlines.file(deadline, id, (key.clone(), id));
+        let wish = wish(given);
+        line.waiters.push_back(Waiter { id, since: now, deadline, attempts: 0, wish });
+        self.file(key, id, deadline);
+        Ok((id, Entered::Behind))
+    }
+
+    /// Puts somebody at the head of the line who asked the store in vain, unless it is gone meanwhile.
+    pub(crate) fn join_front(&self, key: &Key, waiter: Waiter) {
+        let mut lines = self.lines();
+        if lines.closed {
+            drop(lines);
+            return waiter.wish.refuse(LockError::shutdown());
         }
-        Ok(Entered::Behind(Waiting {
-            queue: self.clone(),
-            key: key.clone(),
-            place: Some(id),
-            call,
-        }))
+        // Checked under the lock that a leaving waiter takes after it is gone.
+        if waiter.wish.is_gone() {
+            return;
+        }
+        let (id, deadline) = (waiter.id, waiter.deadline);
+        lines.by_key.entry(key.clone()).or_default().waiters.push_front(waiter);
+        self.file(key, id, deadline);
+    }
+
+    /// Takes somebody out of the line, who does not wait any more.
+    fn leave(&self, key: &Key, id: u64) {
+        let mut lines = self.lines();
+        let Some(waiter) = lines.remove(key, id) else { return };
+        if let Some(line) = lines.by_key.get(key) {
+            line.stir();
+        }
+        drop(lines);
+        self.unfile(&waiter);
+    }
+
+    /// The turn of `key` was given back.
+    pub(crate) fn pass(&self, key: &Key) -> Next {
+        let mut lines = self.lines();
+        let Some(line) = lines.by_key.get_mut(key) else { return Next::Nobody };
+        line.holder = Weak::new();
+        line.wake = None;
+        line.place = None;
+        line.wanted = false;
+        if matches!(line.waiters.front(), Some(Waiter { wish: Wish::Lease { .. }, .. })) {
+            return Next::Lease;
+        }
+        match line.waiters.pop_front() {
+            None => {
+                lines.by_key.remove(key);
+                Next::Nobody
+            }
+            Some(waiter) => {
+                drop(lines);
+                self.unfile(&waiter);
+                match waiter.wish {
+                    Wish::Turn { reply, .. } => Next::Turn(reply),
+                    Wish::Lease { .. } => Next::Lease,
+                }
+            }
+        }
+    }
+
+    /// Nobody can act for the line of `key` any more.
+    pub(crate) fn dissolve(&self, key: &Key, error: &LockError) {
+        let line = self.lines().by_key.remove(key);
+        for waiter in line.into_iter().flat_map(|line| line.waiters) {
+            self.unfile(&waiter);
+            waiter.wish.refuse(error.clone());
+        }
+    }
+
+    /// The first in line, if it waits for the lock.
+    pub(crate) fn front(&self, key: &Key) -> Option<Front> {
+        let mut lines = self.lines();
+        let line = lines.by_key.get_mut(key)?;
+        let behind = line.waiters.len().saturating_sub(1);
+        let waiter = line.waiters.front_mut()?;
+        match &waiter.wish {
+            Wish::Lease { ask, .. } => {
+                waiter.attempts += 1;
+                Some(Front { id: waiter.id, ask: ask.clone(), deadline: waiter.deadline, behind })
+            }
+            Wish::Turn { .. } => None,
+        }
+    }
+
+    /// Takes out the first in line if it wants the lock and `fits`.
+    pub(crate) fn take_front(
+        &self,
+        key: &Key,
+        fits: impl FnOnce(u64, &Ask) -> bool,
+    ) -> Option<Waiter> {
+        let mut lines = self.lines();
+        let line = lines.by_key.get_mut(key)?;
+        let front = line.waiters.front()?;
+        let Wish::Lease { ask, .. } = &front.wish else { return None };
+        if !fits(front.id, ask) {
+            return None;
+        }
+        let waiter = line.waiters.pop_front()?;
+        drop(lines);
+        self.unfile(&waiter);
+        Some(waiter)
+    }
+
+    /// Takes out the first in line if it wants the lock and `succeed` makes it the next holder, in one
+    /// step. `succeed` is told whether others want the lock.
+    pub(crate) fn hand_on<T>(
+        &self,
+        key: &Key,
+        succeed: impl FnOnce(&Ask, bool) -> Option<T>,
+    ) -> Option<(Waiter, T)> {
+        let mut lines = self.lines();
+        let line = lines.by_key.get_mut(key)?;
+        let Wish::Lease { ask, .. } = &line.waiters.front()?.wish else { return None };
+        let next = succeed(ask, line.wanted)?;
+        let waiter = line.waiters.pop_front()?;
+        drop(lines);
+        self.unfile(&waiter);
+        Some((waiter, next))
+    }
+
+    /// A task of this process holds the lock now. `wanted` tells whether others want it.
+    pub(crate) fn hold(&self, key: &Key, lease: &Arc<Lease>, wanted: Option<bool>) {
+        let mut lines = self.lines();
+        lines.trouble = None;
+        let Some(line) = lines.by_key.get_mut(key) else { return };
+        line.holder = Arc::downgrade(lease);
+        if let Some(wanted) = wanted {
+            line.wanted = wanted;
+        }
+        line.place = None;
+        line.word = Word::Taken { free_in: None };
+    }
+
+    /// From now on the line asks the store under this name, and waits for the returned bell.
+    pub(crate) fn stand(&self, key: &Key, owner: Owner) -> Arc<Notify> {
+        let mut lines = self.lines();
+        let line = lines.by_key.entry(key.clone()).or_default();
+        line.place = Some(owner);
+        line.wake.get_or_insert_default().clone()
+    }
+
+    /// Has several lines wake the same task.
+    pub(crate) fn wake_by(&self, keys: &[Key], wake: &Arc<Notify>) {
+        let mut lines = self.lines();
+        for key in keys {
+            if let Some(line) = lines.by_key.get_mut(key) {
+                line.wake = Some(wake.clone());
+            }
+        }
+    }
+
+    /// Somebody waits for the lock and will ask the store for it next.
+    pub(crate) fn heir(&self, key: &Key) -> Option<Arc<Ask>> {
+        let lines = self.lines();
+        match &lines.by_key.get(key)?.waiters.front()?.wish {
+            Wish::Lease { ask, .. } => Some(ask.clone()),
+            Wish::Turn { .. } => None,
+        }
+    }
+
+    /// Tells those in line what the store says.
+    pub(crate) fn spread(&self, keys: &[Key], word: &Word) {
+        let mut lines = self.lines();
+        match word {
+            Word::Taken { .. } => lines.trouble = None,
+            // A refusal may be about this key alone.
+            Word::Failed(error) if error.failure() != Failure::Refused => {
+                lines.trouble = Some(error.clone());
+            }
+            Word::NothingAsked | Word::Asked(_) | Word::Failed(_) => {}
+        }
+        for key in keys {
+            if let Some(line) = lines.by_key.get_mut(key) {
+                line.word = word.clone();
+            }
+        }
+    }
+
+    /// Refuses the waiters of `key` that `is_due` picks, with what the store said last.
+    pub(crate) fn refuse(&self, key: &Key, now: Instant, is_due: impl Fn(usize, &Waiter) -> bool) {
+        let mut lines = self.lines();
+        let Some(line) = lines.by_key.get_mut(key) else { return };
+        let mut refused = Vec::new();
+        for (at, waiter) in std::mem::take(&mut line.waiters).into_iter().enumerate() {
+            if is_due(at, &waiter) {
+                refused.push(waiter);
+            } else {
+                line.waiters.push_back(waiter);
+            }
+        }
+        let verdicts: Vec<_> =
+            refused.iter().map(|waiter| lines.verdict(key, waiter.wish.wait(), now)).collect();
+        drop(lines);
+        for (waiter, verdict) in refused.into_iter().zip(verdicts) {
+            self.unfile(&waiter);
+            waiter.wish.refuse(verdict);
+        }
+    }
+
+    /// What to tell somebody whose wait for `key` ends now.
+    pub(crate) fn verdict(&self, key: &Key, wait: Wait, now: Instant) -> LockError {
+        self.lines().verdict(key, wait, now)
+    }
+
+    /// Something happened to `key`. Wakes who waits for it; returns who holds it.
+    pub(crate) fn stir(&self, key: &str) -> Option<Arc<Lease>> {
+        let lines = self.lines();
+        let line = lines.by_key.get(key)?;
+        line.stir();
+        line.holder.upgrade()
+    }
+
+    /// Something may have happened to every key.
+    pub(crate) fn stir_all(&self) -> Vec<Arc<Lease>> {
+        let mut lines = self.lines();
+        let stir = |line: &mut Line| {
+            line.stir();
+            // Whoever waits may have said so while nobody listened.
+            line.wanted = true;
+            line.holder.upgrade()
+        };
+        lines.by_key.values_mut().filter_map(stir).collect()
+    }
+
+    /// The store calls the line of `key` by the name under which it asks. False if that is not its name.
+    pub(crate) fn call(&self, key: &str, owner: &Owner) -> bool {
+        let lines = self.lines();
+        let line = lines.by_key.get(key).filter(|line| line.place == Some(*owner));
+        line.inspect(|line| line.stir()).is_some()
+    }
+
+    /// Others want `key`.
+    pub(crate) fn want(&self, key: &str) {
+        if let Some(line) = self.lines().by_key.get_mut(key) {
+            line.wanted = true;
+        }
     }
 
     /// Turns everybody away who waits, and everybody who comes later.
@@ -154,7 +414,7 @@ impl Queue {
             lines.by_key.values_mut().flat_map(|line| std::mem::take(&mut line.waiters)).collect();
         drop(lines);
         for waiter in waiters {
-            let _ = waiter.called.send(Err(NoTurn::Closed));
+            waiter.wish.refuse(LockError::shutdown());
         }
     }
 
@@ -165,28 +425,26 @@ impl Queue {
             for (key, id) in self.deadlines.take_until(clock.now()) {
                 let mut lines = self.lines();
                 let Some(waiter) = lines.remove(&key, id) else { continue };
-                let doubt = lines.doubt(&key, clock.now());
+                let verdict = lines.verdict(&key, waiter.wish.wait(), clock.now());
+                if let Some(line) = lines.by_key.get(&key) {
+                    line.stir();
+                }
                 drop(lines);
-                let _ = waiter.called.send(Err(NoTurn::Expired { doubt }));
+                waiter.wish.refuse(verdict);
             }
         }
     }
 
-    /// Hands the turn of `key` to the next in line, or closes the line.
-    fn pass(self: &Arc<Self>, key: &Key) {
-        let mut lines = self.lines();
-        let next = lines.by_key.get_mut(key).and_then(|line| line.waiters.pop_front());
-        let Some(waiter) = next else {
-            lines.by_key.remove(key);
-            return;
-        };
-        drop(lines);
+    fn file(&self, key: &Key, id: u64, deadline: Option<Instant>) {
+        if let Some(deadline) = deadline {
+            self.deadlines.file(deadline, id, (key.clone(), id));
+        }
+    }
+
+    fn unfile(&self, waiter: &Waiter) {
         if let Some(deadline) = waiter.deadline {
             self.deadlines.remove(deadline, waiter.id);
         }
-        // If the waiter is gone by now, the turn comes back and its drop calls the one behind.
-        let turn = Turn { queue: self.clone(), key: key.clone() };
-        drop(waiter.called.send(Ok(turn)));
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -194,9 +452,19 @@ impl Queue {
     }
 }
 
+impl Line {
+    fn stir(&self) {
+        if let Some(wake) = &self.wake {
+            wake.notify_one();
+        }
+    }
+}
+
 impl Lines {
-    fn doubt(&self, key: &Key, now: Instant) -> Option<BackendError> {
-        self.by_key.get(key)?.word.doubt(now, self.trouble.as_ref())
+    fn verdict(&self, key: &Key, wait: Wait, now: Instant) -> LockError {
+        let nothing = Word::default();
+        let word = self.by_key.get(key).map_or(&nothing, |line| &line.word);
+        word.verdict(wait, now, self.trouble.as_ref())
     }
 
     fn remove(&mut self, key: &Key, id: u64) -> Option<Waiter> {
@@ -206,68 +474,42 @@ impl Lines {
     }
 }
 
-enum Entered {
-    First(Turn),
-    Behind(Waiting),
+#[cold]
+fn full() -> LockError {
+    LockError::new(ErrorKind::QueueFull, "too many tasks of this process wait for the lock already")
+        .remedy("shed load before this call, or raise `max_waiters` on the pool")
 }
 
-/// The right to ask the store for a key, and the duty to call the next in line: dropping it does.
+/// A wait in line, or for an answer on the way to it. Dropping it leaves the line; what arrives in that
+/// instant ends as it is dropped: a guard releases, a turn goes to the next.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    queue: Arc<Queue>,
-    key: Key,
-}
-
-impl Turn {
-    /// Tells those in line what the store says.
-    pub(crate) fn spread(&self, word: Word) {
-        let mut lines = self.queue.lines();
-        match &word {
-            Word::Answered => lines.trouble = None,
-            // A refusal may be about this key alone.
-            Word::Failed(error) if error.failure() != Failure::Refused => {
-                lines.trouble = Some(error.clone());
-            }
-            Word::NothingAsked | Word::Asked(_) | Word::Failed(_) => {}
-        }
-        if let Some(line) = lines.by_key.get_mut(&self.key) {
-            line.word = word;
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.queue.pass(&self.key);
-    }
-}
-
-/// A place in a line. Dropping it leaves the line.
-struct Waiting {
-    queue: Arc<Queue>,
-    key: Key,
+pub(crate) struct Waiting<T> {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) key: Key,
+    pub(crate) id: u64,
     /// `None` once called or sent away.
-    place: Option<u64>,
-    call: oneshot::Receiver<Result<Turn, NoTurn>>,
+    pub(crate) call: Option<oneshot::Receiver<Result<T, LockError>>>,
+    /// The error for an answer that will never come.
+    pub(crate) gone: fn() -> LockError,
 }
 
-impl Future for Waiting {
-    type Output = Result<Turn, NoTurn>;
+impl<T> Future for Waiting<T> {
+    type Output = Result<T, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let call = ready!(Pin::new(&mut self.call).poll(cx));
-        self.place = None;
-        // The sender is only dropped unused together with the queue.
-        Poll::Ready(call.unwrap_or(Err(NoTurn::Closed)))
+        let Some(call) = &mut self.call else { return Poll::Pending };
+        let answer = ready!(Pin::new(call).poll(cx));
+        self.call = None;
+        Poll::Ready(answer.unwrap_or_else(|_| Err((self.gone)())))
     }
 }
 
-impl Drop for Waiting {
+impl<T> Drop for Waiting<T> {
     fn drop(&mut self) {
-        let Some(id) = self.place else { return };
-        let left = self.queue.lines().remove(&self.key, id);
-        if let Some(deadline) = left.and_then(|waiter| waiter.deadline) {
-            self.queue.deadlines.remove(deadline, id);
+        // Closed first: whoever is about to put it in line sees that it is gone, or it is found there.
+        if let Some(call) = self.call.take() {
+            drop(call);
+            self.queue.leave(&self.key, self.id);
         }
     }
 }

@@ -86,6 +86,11 @@ impl Registry {
         self.roll().leases.insert(lease.id, lease.clone());
     }
 
+    /// `lease` has ended without a release: another one has taken its place.
+    pub(crate) fn forget(&self, lease: &Lease) {
+        self.roll().leases.remove(&lease.id);
+    }
+
     /// `lease` has ended; `confirmed` if the store said so.
     pub(crate) fn strike(&self, lease: &Lease, confirmed: bool) {
         let mut roll = self.roll();
@@ -98,7 +103,7 @@ impl Registry {
             roll.abandoned += 1;
         }
         drop(roll);
-        self.left.send_modify(|left| *left += 1);
+        self.tell();
     }
 
     pub(crate) fn leases(&self) -> Vec<Arc<Lease>> {
@@ -150,6 +155,13 @@ impl Registry {
         }
     }
 
+    fn tell(&self) {
+        // Who begins to listen after this looks at the roll first, which has changed already.
+        if self.left.receiver_count() > 0 {
+            self.left.send_modify(|left| *left += 1);
+        }
+    }
+
     fn roll(&self) -> MutexGuard<'_, Roll> {
         self.roll.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -162,6 +174,6 @@ pub(crate) struct Errand(Arc<Registry>);
 impl Drop for Errand {
     fn drop(&mut self) {
         self.0.roll().errands -= 1;
-        self.0.left.send_modify(|left| *left += 1);
+        self.0.tell();
     }
 }

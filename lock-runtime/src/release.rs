@@ -9,84 +9,208 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, Failure, Held, LeaseRef, Release};
+use crate::backend::{BackendError, Failure, LeaseRef, Owner, Release, Released, Successor};
 use crate::clock::Instant;
 use crate::driver::Driver;
 use crate::engine::Engine;
 use crate::error::{ErrorKind, LockError};
+use crate::handoff::hand_on;
+use crate::key::Key;
 use crate::lease::Lease;
 use crate::observe;
+use crate::place::Place;
+use crate::pursuit;
 
-/// Lets `lease` go. The release is on its way whether or not the result is awaited; `None` if it was
-/// let go before.
+/// Lets `lease` go: to the next in line of this process, or at the store. It is on its way whether or not
+/// the result is awaited; `None` if it was let go before.
 pub(crate) fn release(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Option<Releasing> {
+    if hand_on(engine, lease) {
+        return Some(Releasing::Done);
+    }
     if !lease.let_go() {
         return None;
     }
     engine.watchdog.forget(lease);
     let (reply, answer) = oneshot::channel();
-    engine.run(send_release(engine.clone(), lease.clone(), reply));
-    Some(Releasing(answer))
+    engine.outbox.depart(engine, Departure { lease: lease.clone(), reply: Some(reply) });
+    Some(Releasing::OnItsWay(answer))
 }
 
 /// A release on its way.
 #[derive(Debug)]
-pub(crate) struct Releasing(oneshot::Receiver<Result<(), LockError>>);
+pub(crate) enum Releasing {
+    Done,
+    OnItsWay(oneshot::Receiver<Result<(), LockError>>),
+}
 
 impl Future for Releasing {
     type Output = Result<(), LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or_else(|_| Err(Driver::gone())))
+        match &mut *self {
+            Self::Done => Poll::Ready(Ok(())),
+            Self::OnItsWay(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|answer| answer.unwrap_or_else(|_| Err(Driver::gone()))),
+        }
     }
 }
 
-/// Frees `lease` at the store, however long it takes, and then calls the next in line. In this order: what
-/// is done is done before the holder is told.
-async fn send_release(
+/// A lease that is to be freed at the store.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    pub(crate) lease: Arc<Lease>,
+    /// Who waits for it. Told once.
+    pub(crate) reply: Option<oneshot::Sender<Result<(), LockError>>>,
+}
+
+impl Departure {
+    fn answer(&mut self, result: Result<(), LockError>) {
+        if let Some(reply) = self.reply.take() {
+            let _ = reply.send(result);
+        }
+    }
+}
+
+/// Frees all of `departures` in one call. Those that fail go on alone.
+pub(crate) async fn depart(engine: Arc<Engine>, departures: Vec<Departure>) {
+    let (ready, renewing): (Vec<_>, Vec<_>) =
+        departures.into_iter().partition(|departure| departure.lease.is_settled());
+    for departure in renewing {
+        tokio::spawn(go_alone(engine.clone(), departure));
+    }
+    let releases: Vec<_> = ready.iter().map(|ready| to_release(&engine, &ready.lease)).collect();
+    let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
+    let mut outcomes = outcomes.unwrap_or_default().into_iter();
+    for (departure, release) in ready.into_iter().zip(releases) {
+        match outcomes.next().unwrap_or_else(|| Err(silence())) {
+            Ok(outcome) => arrived(&engine, departure, &release, outcome, false),
+            Err(error) => {
+                tokio::spawn(keep_trying(engine.clone(), departure, release, error));
+            }
+        }
+    }
+}
+
+/// Frees a lease whose renewal is still on its way.
+async fn go_alone(engine: Arc<Engine>, departure: Departure) {
+    settle(&engine, std::slice::from_ref(&departure.lease)).await;
+    let release = to_release(&engine, &departure.lease);
+    match release_once(&engine, &release).await {
+        Ok(outcome) => arrived(&engine, departure, &release, outcome, false),
+        Err(error) => keep_trying(engine, departure, release, error).await,
+    }
+}
+
+/// Repeats a release that failed with `error`, however long it takes.
+async fn keep_trying(
     engine: Arc<Engine>,
-    lease: Arc<Lease>,
-    reply: oneshot::Sender<Result<(), LockError>>,
+    mut departure: Departure,
+    mut release: Release,
+    mut error: BackendError,
 ) {
-    settle(&engine, std::slice::from_ref(&lease)).await;
-    let mut reply = Some(reply);
     let began = engine.clock.now();
     let mut pause = Duration::from_millis(5);
     let mut unanswered = false;
     loop {
-        let outcome = release_once(&engine, lease.to_release()).await;
+        let lease = &departure.lease;
         let now = engine.clock.now();
-        let error = match &outcome {
-            Ok(held) => {
-                finish(&engine, &lease, &outcome);
-                // After a try without an answer, "not there" may be that try's doing.
-                let free = *held == Held::Yes || unanswered;
-                answer(&mut reply, if free { Ok(()) } else { Err(lost()) });
-                break;
-            }
-            // Past this moment the store has forgotten the lease by itself.
-            Err(error) if now >= lease.stored_until() => {
-                finish(&engine, &lease, &outcome);
-                answer(&mut reply, Err(LockError::backend(error.clone())));
-                break;
-            }
-            Err(error) => error,
-        };
-        observe::not_released(&lease, error);
+        observe::not_released(lease, &error);
         unanswered |= error.failure() == Failure::Unknown;
+        // Past this moment the store has forgotten the lease by itself.
+        if now >= lease.stored_until() {
+            departure.answer(Err(LockError::backend(error)));
+            drop(departure.lease.take_turns());
+            engine.registry.strike(&departure.lease, false);
+            return;
+        }
         // Twice the patience: long enough to be sure of a connection that went silent, and to try another.
         let enough = engine.patience.saturating_mul(2);
         if error.failure() == Failure::Refused || now.since(began) >= enough {
-            lease.pass_turns();
-            answer(&mut reply, Err(LockError::backend(error.clone())));
+            drop(lease.take_turns());
+            departure.answer(Err(LockError::backend(error)));
         }
         engine.clock.sleep_until(now + pause).await;
         pause = (pause * 2).min(Duration::from_secs(1));
+        release.keep_for = departure.lease.keep_for();
+        match release_once(&engine, &release).await {
+            Ok(outcome) => return arrived(&engine, departure, &release, outcome, unanswered),
+            Err(again) => error = again,
+        }
     }
+}
+
+/// The store has freed the lease of `departure`, or says that it was not there; `unanswered` if earlier
+/// tries may have done so. First the next in line is called, then the holder told: what is done is done
+/// before anybody knows.
+fn arrived(
+    engine: &Arc<Engine>,
+    mut departure: Departure,
+    release: &Release,
+    outcome: Released,
+    unanswered: bool,
+) {
+    let lease = &departure.lease;
+    observe::released(lease, outcome);
+    engine.registry.strike(lease, true);
+    let heir = release.successor.map(|successor| successor.owner);
+    let now = engine.clock.now();
+    let inherited = match (outcome, heir) {
+        (Released::Behind { ask_again }, Some(heir)) => {
+            Some((Place::inherited(heir, now), ask_again))
+        }
+        (Released::Kept, Some(heir)) => Some((Place::inherited(heir, now), Duration::ZERO)),
+        // One of the tries without an answer may have put it in line.
+        (Released::No, Some(heir)) if unanswered => {
+            Some((Place::unsure(heir, now, now + lease.ask.policy.ttl.get()), Duration::ZERO))
+        }
+        _ => None,
+    };
+    let mut turns = lease.take_turns();
+    match (inherited, turns.pop()) {
+        (Some((place, pause)), Some(turn)) => pursuit::resume(engine, turn, place, pause),
+        (Some((place, _)), None) => {
+            let (engine, LeaseRef { keys, ttl, .. }) = (engine.clone(), lease.to_store());
+            tokio::spawn(async move { give_back(&engine, place, keys, ttl).await });
+        }
+        (None, turn) => drop(turn),
+    }
+    drop(turns);
     if let Some(until) = lease.haunted_until {
-        let keep_until = lease.granted_at + lease.policy.min_hold;
-        clean_up(&engine, lease.to_store(), keep_until, until, usize::MAX).await;
+        let keep_until = lease.granted_at + lease.ask.policy.min_hold;
+        let leftover = lease.to_store();
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            clean_up(&engine, leftover, keep_until, until, usize::MAX).await;
+        });
     }
+    // After a try without an answer, "not there" may be that try's doing.
+    let free = outcome != Released::No || unanswered;
+    departure.answer(if free { Ok(()) } else { Err(lost()) });
+}
+
+/// Gives up a place: takes back what the store may have granted to it, and its stand in the store's line.
+pub(crate) async fn give_back(engine: &Arc<Engine>, place: Place, keys: Arc<[Key]>, ttl: Duration) {
+    if !place.is_clean() {
+        let leftover = LeaseRef { keys, owner: place.owner, ttl };
+        clean_up(engine, leftover, place.since, place.haunted_until, place.unanswered).await;
+    }
+}
+
+/// What frees `lease`: now, or at the end of its `min_hold`; and who of this process is next.
+fn to_release(engine: &Engine, lease: &Lease) -> Release {
+    let keep_for = lease.keep_for();
+    let successor = match &*lease.ask.wire {
+        [key] if keep_for.is_zero() && lease.has_turns() => {
+            engine.queue.heir(key).zip(Owner::random().ok()).map(|(ask, owner)| {
+                // Under its name before the store knows it, so that no call is missed.
+                engine.queue.stand(key, owner);
+                Successor { owner, ttl: ask.policy.ttl.get() }
+            })
+        }
+        _ => None,
+    };
+    Release { lease: lease.to_store(), keep_for, successor }
 }
 
 /// Waits until no renewal of these leases is on its way.
@@ -99,25 +223,6 @@ async fn settle(engine: &Engine, leases: &[Arc<Lease>]) {
     let _ = timeout(engine.patience, all).await;
 }
 
-/// Nothing more will be done about `lease`.
-fn finish(engine: &Engine, lease: &Arc<Lease>, outcome: &Result<Held, BackendError>) {
-    match outcome {
-        Ok(held) => observe::released(lease, *held),
-        Err(error) => observe::not_released(lease, error),
-    }
-    lease.pass_turns();
-    engine.registry.strike(lease, outcome.is_ok());
-}
-
-fn answer(
-    reply: &mut Option<oneshot::Sender<Result<(), LockError>>>,
-    result: Result<(), LockError>,
-) {
-    if let Some(reply) = reply.take() {
-        let _ = reply.send(result);
-    }
-}
-
 fn lost() -> LockError {
     LockError::new(ErrorKind::Lost, "the lock was not ours any more when it was released").remedy(
         "somebody else may have been at work meanwhile: check the fence where you write, or choose a longer ttl",
@@ -127,27 +232,32 @@ fn lost() -> LockError {
 /// Frees what requests may leave behind that were never answered: `unanswered` of them may have been
 /// applied, or may be applied yet. Repeats the release until it has met them all, or until the store
 /// answers at a time when it would have forgotten them by itself. Until `keep_until` the keys stay taken.
-pub(crate) async fn clean_up(
+async fn clean_up(
     engine: &Arc<Engine>,
-    leftover: LeaseRef,
+    lease: LeaseRef,
     keep_until: Instant,
     until: Instant,
     unanswered: usize,
 ) {
     let _errand = engine.registry.clear_up();
+    let mut release = Release { lease, keep_for: Duration::ZERO, successor: None };
     let mut met = 0;
     let mut answered = false;
     let mut pause = Duration::from_millis(20);
-    while met < unanswered {
-        let keep_for = keep_until.since(engine.clock.now());
-        let outcome = release_once(engine, Release { lease: leftover.clone(), keep_for }).await;
+    loop {
+        release.keep_for = keep_until.since(engine.clock.now());
+        let outcome = release_once(engine, &release).await;
         let now = engine.clock.now();
+        answered |= outcome.is_ok();
         match outcome {
             Ok(_) if now >= until => return,
-            Ok(Held::Yes) if keep_for.is_zero() => met += 1,
-            Ok(_) | Err(_) => {}
+            Ok(Released::No) | Err(_) => {}
+            Ok(_) if release.keep_for.is_zero() => met += 1,
+            Ok(_) => {}
         }
-        answered |= outcome.is_ok();
+        if answered && met >= unanswered {
+            return;
+        }
         tokio::select! {
             () = engine.clock.sleep_until(now + pause) => {}
             // A shutdown waits for what has arrived at the store, not for requests that may never arrive.
@@ -158,8 +268,9 @@ pub(crate) async fn clean_up(
     }
 }
 
-async fn release_once(engine: &Engine, release: Release) -> Result<Held, BackendError> {
-    let outcomes = timeout(engine.patience, engine.store.release(&[release])).await;
+async fn release_once(engine: &Engine, release: &Release) -> Result<Released, BackendError> {
+    let one = std::slice::from_ref(release);
+    let outcomes = timeout(engine.patience, engine.store.release(one)).await;
     outcomes.unwrap_or_default().into_iter().next().unwrap_or_else(|| Err(silence()))
 }
 
@@ -170,11 +281,28 @@ pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>
         engine.watchdog.forget(lease);
     }
     settle(engine, &leases).await;
-    let releases: Vec<_> = leases.iter().map(|lease| lease.to_release()).collect();
+    let releases: Vec<_> = leases
+        .iter()
+        .map(|lease| Release {
+            lease: lease.to_store(),
+            keep_for: lease.keep_for(),
+            successor: None,
+        })
+        .collect();
     let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for lease in &leases {
-        finish(engine, lease, &outcomes.next().unwrap_or_else(|| Err(silence())));
+        match outcomes.next().unwrap_or_else(|| Err(silence())) {
+            Ok(outcome) => {
+                observe::released(lease, outcome);
+                engine.registry.strike(lease, true);
+            }
+            Err(error) => {
+                observe::not_released(lease, &error);
+                engine.registry.strike(lease, false);
+            }
+        }
+        drop(lease.take_turns());
     }
 }
 

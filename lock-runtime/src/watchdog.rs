@@ -40,6 +40,13 @@ impl Watchdog {
         self.0.remove(lease.filed_at(), lease.id);
     }
 
+    /// Has `lease` renewed at once: something may have happened to it.
+    pub(crate) fn hurry(&self, lease: &Arc<Lease>, now: Instant) {
+        if lease.hurry(now) {
+            self.watch(lease);
+        }
+    }
+
     fn file(&self, lease: &Arc<Lease>, due: Instant) {
         // Should the lease be forgotten at this very moment, it is found to be over when it is due.
         self.0.remove(lease.file_at(due), lease.id);
@@ -93,7 +100,7 @@ impl Watchdog {
         for lease in &batch {
             match outcomes.next().unwrap_or_else(silence) {
                 Ok(Held::Yes) => {
-                    let every = lease.policy.renew_every.unwrap_or(Duration::MAX);
+                    let every = lease.ask.policy.renew_every.unwrap_or(Duration::MAX);
                     lease.renewed(sent, jitter::around(every, lease.id));
                     observe::renewed(lease);
                 }
@@ -106,7 +113,7 @@ impl Watchdog {
                 }
                 Err(error) => {
                     observe::not_renewed(lease, &error);
-                    lease.not_renewed(now, lease.policy.ttl.get() / 24);
+                    lease.not_renewed(now, lease.ask.policy.ttl.get() / 24);
                 }
             }
             self.watch(lease);

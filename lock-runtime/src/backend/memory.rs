@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use once_cell::sync::Lazy;
-use tokio::sync::Notify;
 
-use super::{Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Owner, Release};
+use super::{
+    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released, Standing,
+};
 use crate::clock::{Clock, Instant};
 use crate::fence::Fence;
 use crate::key::Key;
@@ -21,7 +23,9 @@ pub(crate) struct Memory(Arc<Shelf>);
 struct Shelf {
     clock: Clock,
     slots: Mutex<Slots>,
-    freed: Arc<Notify>,
+    bells: Mutex<Vec<Bell>>,
+    /// Whether one pool alone can get at it.
+    private: bool,
 }
 
 #[derive(Debug, Default)]
@@ -41,14 +45,43 @@ impl Memory {
     pub(crate) fn open(name: &str, clock: Clock) -> Self {
         static NAMED: Lazy<Mutex<HashMap<String, Weak<Shelf>>>> = Lazy::new(Mutex::default);
         if name.is_empty() {
-            return Self(Arc::new(Shelf::new(clock)));
+            return Self(Arc::new(Shelf::new(clock, true)));
         }
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shelf| shelf.strong_count() > 0);
         let shelf = named.get(name).and_then(Weak::upgrade);
-        let shelf = shelf.unwrap_or_else(|| Arc::new(Shelf::new(clock)));
+        let shelf = shelf.unwrap_or_else(|| Arc::new(Shelf::new(clock, false)));
         named.insert(name.to_owned(), Arc::downgrade(&shelf));
         Self(shelf)
+    }
+
+    fn attempt(&self, claim: &Claim) -> Attempt {
+        let now = self.0.clock.now();
+        let mut slots = self.slots();
+        let busy = claim
+            .keys
+            .iter()
+            .filter_map(|key| slots.holder(key, now))
+            .filter(|slot| slot.owner != claim.owner)
+            .map(|slot| slot.until.since(now))
+            .max();
+        if busy.is_some() {
+            // A release rings; an end of the ttl does not.
+            let ask_again = busy.unwrap_or_default() + Duration::from_millis(1);
+            return Attempt::Busy { free_in: busy, standing: Standing::Watching { ask_again } };
+        }
+        slots.sweep(now);
+        for key in claim.keys.iter() {
+            slots.taken.insert(key.clone(), Slot { owner: claim.owner, until: now + claim.ttl });
+        }
+        // One for the process, so that a store that is opened again under its name goes on growing.
+        static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
+        let spare_fences = if claim.fencing { claim.spare_fences } else { 0 };
+        let fence = claim.fencing.then(|| {
+            let last = LAST_FENCE.fetch_add(1 + u64::from(spare_fences), Ordering::Relaxed);
+            Fence::new(last + 1)
+        });
+        Attempt::Granted { fence, spare_fences, wanted: self.0.private.then_some(false) }
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
@@ -57,8 +90,8 @@ impl Memory {
 }
 
 impl Shelf {
-    fn new(clock: Clock) -> Self {
-        Self { clock, slots: Mutex::default(), freed: Arc::default() }
+    fn new(clock: Clock, private: bool) -> Self {
+        Self { clock, slots: Mutex::default(), bells: Mutex::default(), private }
     }
 }
 
@@ -88,30 +121,12 @@ fn yes_if(held: bool) -> Held {
 }
 
 impl Backend for Memory {
-    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
-        let now = self.0.clock.now();
-        let mut slots = self.slots();
-        let busy = claim
-            .keys
-            .iter()
-            .filter_map(|key| slots.holder(key, now))
-            .filter(|slot| slot.owner != claim.owner)
-            .map(|slot| slot.until.since(now))
-            .max();
-        if busy.is_some() {
-            return Ok(Attempt::Busy { free_in: busy });
-        }
-        slots.sweep(now);
-        for key in claim.keys.iter() {
-            slots.taken.insert(key.clone(), Slot { owner: claim.owner, until: now + claim.ttl });
-        }
-        if !claim.fencing {
-            return Ok(Attempt::Granted { fence: None });
-        }
-        // One for the process, so that a store that is opened again under its name goes on growing.
-        static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
-        let fence = Fence::new(LAST_FENCE.fetch_add(1, Ordering::Relaxed) + 1);
-        Ok(Attempt::Granted { fence: Some(fence) })
+    fn attach(&self, bell: Bell) {
+        self.0.bells.lock().unwrap_or_else(PoisonError::into_inner).push(bell);
+    }
+
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        claims.iter().map(|claim| Ok(self.attempt(claim))).collect()
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -130,10 +145,10 @@ impl Backend for Memory {
         leases.iter().map(&mut renew).collect()
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
         let now = self.0.clock.now();
         let mut slots = self.slots();
-        let mut release = |Release { lease, keep_for }: &Release| {
+        let mut release = |Release { lease, keep_for, .. }: &Release| {
             let held = slots.is_held(lease, now);
             for key in lease.keys.iter() {
                 match slots.taken.get_mut(key) {
@@ -142,21 +157,19 @@ impl Backend for Memory {
                     _ => drop(slots.taken.remove(key)),
                 }
             }
-            Ok(yes_if(held))
+            Ok(if held { Released::Yes } else { Released::No })
         };
         let outcomes = releases.iter().map(&mut release).collect();
         drop(slots);
-        self.0.freed.notify_waiters();
+        let bells = self.0.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in releases.iter().flat_map(|release| release.lease.keys.iter()) {
+            bells.iter().for_each(|bell| bell.changed(key.as_str()));
+        }
         outcomes
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
         Ok(yes_if(self.slots().is_held(lease, self.0.clock.now())))
-    }
-
-    fn changed(&self, _keys: &[Key]) -> Option<Changed> {
-        // Created now, so that a release between this call and the first poll is seen.
-        Some(Box::pin(self.0.freed.clone().notified_owned()))
     }
 
     fn in_place(&self) -> bool {

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::bell::Bell;
 use crate::fence::Fence;
 use crate::key::Key;
 pub use crate::owner::Owner;
@@ -31,8 +32,14 @@ pub struct Claim {
     pub ttl: Duration,
     /// Whether a fence must be minted with the grant.
     pub fencing: bool,
+    /// How many fences more to set aside, if the store can, for those whom the process hands the lease
+    /// on to.
+    pub spare_fences: u32,
     /// Counts the attempts of this claim, from 0.
     pub attempt: u32,
+    /// Whether the store may put the owner into its own line if the lock is busy. Who stands there is
+    /// released like a holder, also if it never got the lock.
+    pub in_line: bool,
 }
 
 /// A grant, as far as the store is concerned.
@@ -46,13 +53,24 @@ pub struct LeaseRef {
     pub ttl: Duration,
 }
 
-/// The end of a grant.
+/// The end of a grant, or of a place in the store's line.
 #[derive(Clone, Debug)]
 pub struct Release {
     /// What is let go.
     pub lease: LeaseRef,
     /// Keep the keys taken for this long still. Zero frees them at once.
     pub keep_for: Duration,
+    /// Who of the same process wants the key next. A store with a line puts it at the end, in the same step.
+    pub successor: Option<Successor>,
+}
+
+/// The next owner of the same process.
+#[derive(Clone, Copy, Debug)]
+pub struct Successor {
+    /// Who asks.
+    pub owner: Owner,
+    /// For how long.
+    pub ttl: Duration,
 }
 
 /// The answer to one attempt.
@@ -62,11 +80,50 @@ pub enum Attempt {
     Granted {
         /// Greater than every fence given out for any of the keys before. `None` if none was asked for.
         fence: Option<Fence>,
+        /// How many of the numbers that follow `fence` are set aside for this process too.
+        spare_fences: u32,
+        /// Whether others wait for the keys, if the store can tell. A store that says `false` rings
+        /// [`Bell::wanted`] when that changes.
+        wanted: Option<bool>,
     },
     /// At least one key is somebody else's, and nothing was taken.
     Busy {
         /// When the store will forget the present grant, if it is not renewed and the store can tell.
         free_in: Option<Duration>,
+        /// How the owner learns that it is worth asking again.
+        standing: Standing,
+    },
+}
+
+impl Attempt {
+    /// A grant by a store that knows nothing about others.
+    #[must_use]
+    pub const fn granted(fence: Option<Fence>) -> Self {
+        Self::Granted { fence, spare_fences: 0, wanted: None }
+    }
+
+    /// A refusal by a store that tells nobody when it changes.
+    #[must_use]
+    pub const fn busy(free_in: Option<Duration>) -> Self {
+        Self::Busy { free_in, standing: Standing::Outside }
+    }
+}
+
+/// Where a claim stands that found its lock busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The store tells nothing: the pool asks again after a while.
+    Outside,
+    /// The store rings [`Bell::changed`] when a key may be free.
+    Watching {
+        /// When to ask again at the latest. Zero if the answer was a short one: asking at once again
+        /// gives the full one.
+        ask_again: Duration,
+    },
+    /// The owner stands in the store's own line, which rings [`Bell::called`], until it is released.
+    InLine {
+        /// When to ask again at the latest, to keep the place.
+        ask_again: Duration,
     },
 }
 
@@ -79,6 +136,24 @@ pub enum Held {
     No,
 }
 
+/// What became of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The keys were the owner's, and are free or the next one's in the store's line. A successor that
+    /// was named has to ask for itself.
+    Yes,
+    /// As [`Yes`](Self::Yes), and the successor stands in the store's line.
+    Behind {
+        /// When the successor has to ask at the latest, to keep the place.
+        ask_again: Duration,
+    },
+    /// The keys were the owner's, nobody waited, and now they are the successor's, who asks at once to
+    /// have it confirmed.
+    Kept,
+    /// At least one key was not the owner's. Nothing was changed that is somebody else's.
+    No,
+}
+
 /// A store that keeps locks.
 ///
 /// Implementations serve either family: leases by ttl (a key with an expiry) and leases by session (a
@@ -87,31 +162,36 @@ pub enum Held {
 /// Every future may be dropped at any await: the caller bounds each call in time and drops it. The
 /// request may have been applied all the same; that is why attempts are idempotent per owner and
 /// renewals and releases compare the owner. All futures run on the pool's driver.
+///
+/// What reaches the driver together is given to the store together, so that it can leave in one write.
+/// The entries of one call have nothing to do with each other: one outcome each, in order.
 pub trait Backend: Send + Sync + 'static {
-    /// Tries once to take all keys of `claim`.
-    fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Attempt, BackendError>> + Send;
+    /// Takes note of where to tell what happens to keys. Called once, before any other call. A store
+    /// that cannot tell leaves it alone, and waiters have to poll.
+    fn attach(&self, bell: Bell) {
+        let _ = bell;
+    }
 
-    /// Extends each lease to its ttl from now, in one round trip. One outcome per lease, in order.
+    /// Tries once to take all keys of each of `claims`.
+    fn acquire(
+        &self,
+        claims: &[Claim],
+    ) -> impl Future<Output = Vec<Result<Attempt, BackendError>>> + Send;
+
+    /// Extends each lease to its ttl from now.
     fn renew(
         &self,
         leases: &[LeaseRef],
     ) -> impl Future<Output = Vec<Result<Held, BackendError>>> + Send;
 
-    /// Frees each lease, in one round trip. One outcome per lease, in order.
+    /// Frees each lease.
     fn release(
         &self,
         releases: &[Release],
-    ) -> impl Future<Output = Vec<Result<Held, BackendError>>> + Send;
+    ) -> impl Future<Output = Vec<Result<Released, BackendError>>> + Send;
 
     /// Asks whether the lease is still its owner's, without changing anything.
     fn holds(&self, lease: &LeaseRef) -> impl Future<Output = Result<Held, BackendError>> + Send;
-
-    /// Resolves when one of the keys may have been freed after this call; a hint, never a grant.
-    /// `None` if the store cannot tell, and waiters have to poll.
-    fn changed(&self, keys: &[Key]) -> Option<Changed> {
-        let _ = keys;
-        None
-    }
 
     /// Whether calls finish at once, without I/O; they are then made on the caller's own thread.
     fn in_place(&self) -> bool {
@@ -126,9 +206,6 @@ pub trait Backend: Send + Sync + 'static {
         async {}
     }
 }
-
-/// The future of [`Backend::changed`].
-pub type Changed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How sure one can be about a request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,20 +294,26 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// [`Backend`] behind a pointer, so that a pool has one type whatever its store.
 pub(crate) trait Store: Send + Sync {
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Boxed<'a, Result<Attempt, BackendError>>;
+    fn attach(&self, bell: Bell);
+    fn acquire<'a>(&'a self, claims: &'a [Claim]) -> Boxed<'a, Vec<Result<Attempt, BackendError>>>;
     fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>>;
-    fn release<'a>(&'a self, releases: &'a [Release])
-    -> Boxed<'a, Vec<Result<Held, BackendError>>>;
+    fn release<'a>(
+        &'a self,
+        releases: &'a [Release],
+    ) -> Boxed<'a, Vec<Result<Released, BackendError>>>;
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
-    fn changed(&self, keys: &[Key]) -> Option<Changed>;
     fn in_place(&self) -> bool;
     fn health(&self) -> Boxed<'_, Result<(), BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
 }
 
 impl<B: Backend> Store for B {
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Boxed<'a, Result<Attempt, BackendError>> {
-        Box::pin(Backend::acquire(self, claim))
+    fn attach(&self, bell: Bell) {
+        Backend::attach(self, bell);
+    }
+
+    fn acquire<'a>(&'a self, claims: &'a [Claim]) -> Boxed<'a, Vec<Result<Attempt, BackendError>>> {
+        Box::pin(Backend::acquire(self, claims))
     }
 
     fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
@@ -240,16 +323,12 @@ impl<B: Backend> Store for B {
     fn release<'a>(
         &'a self,
         releases: &'a [Release],
-    ) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
+    ) -> Boxed<'a, Vec<Result<Released, BackendError>>> {
         Box::pin(Backend::release(self, releases))
     }
 
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>> {
         Box::pin(Backend::holds(self, lease))
-    }
-
-    fn changed(&self, keys: &[Key]) -> Option<Changed> {
-        Backend::changed(self, keys)
     }
 
     fn in_place(&self) -> bool {

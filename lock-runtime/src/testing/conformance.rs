@@ -3,9 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::backend::{Attempt, Backend, Claim, Held, LeaseRef, Owner, Release};
+use crate::backend::{
+    Attempt, Backend, Bell, Claim, Held, LeaseRef, Owner, Release, Released, Standing,
+};
+use crate::bell::Ear;
 use crate::clock::Clock;
 use crate::fence::Fence;
 use crate::key::Key;
@@ -18,7 +22,10 @@ const SHORT: Duration = Duration::from_millis(150);
 /// # Panics
 /// With the rule that is broken.
 pub async fn conformance<B: Backend>(one: B, other: B) {
-    let suite = Suite { one, other, clock: Clock::runtime() };
+    let rung = Arc::new(Rung::default());
+    one.attach(Bell::new(rung.clone()));
+    other.attach(Bell::new(rung.clone()));
+    let suite = Suite { one, other, clock: Clock::runtime(), rung };
     suite.one_owner_at_a_time().await;
     suite.a_retry_by_the_owner_succeeds_again().await;
     suite.only_the_owner_renews_and_releases().await;
@@ -37,6 +44,28 @@ struct Suite<B> {
     one: B,
     other: B,
     clock: Clock,
+    rung: Arc<Rung>,
+}
+
+/// Hears the bell of both connections.
+#[derive(Default)]
+struct Rung(Notify);
+
+impl Ear for Arc<Rung> {
+    fn changed(&self, _key: &str) {
+        self.0.notify_one();
+    }
+
+    fn all_changed(&self) {
+        self.0.notify_one();
+    }
+
+    fn called(&self, _key: &str, _owner: &Owner) -> bool {
+        self.0.notify_one();
+        true
+    }
+
+    fn wanted(&self, _key: &str) {}
 }
 
 impl<B: Backend> Suite<B> {
@@ -57,9 +86,13 @@ impl<B: Backend> Suite<B> {
             "the owner is known to all connections"
         );
         assert_eq!(holds(&self.other, &theirs).await, Held::No, "a busy attempt takes nothing");
-        assert_eq!(release(&self.one, &mine).await, Held::Yes, "the owner frees its lock");
+        assert_eq!(release(&self.one, &mine).await, Released::Yes, "the owner frees its lock");
         granted(&self.other, &theirs).await;
-        assert_eq!(release(&self.other, &theirs).await, Held::Yes, "the next owner frees its lock");
+        assert_eq!(
+            release(&self.other, &theirs).await,
+            Released::Yes,
+            "the next owner frees its lock"
+        );
     }
 
     async fn a_retry_by_the_owner_succeeds_again(&self) {
@@ -69,8 +102,12 @@ impl<B: Backend> Suite<B> {
         granted(&self.one, &mine).await;
         mine.attempt = 2;
         granted(&self.other, &mine).await;
-        assert_eq!(release(&self.one, &mine).await, Held::Yes, "one release ends all its retries");
-        assert_eq!(release(&self.one, &mine).await, Held::No, "a second release finds nothing");
+        assert_eq!(
+            release(&self.one, &mine).await,
+            Released::Yes,
+            "one release ends all its retries"
+        );
+        assert_eq!(release(&self.one, &mine).await, Released::No, "a second release finds nothing");
         let theirs = claim(["retry"], LONG);
         granted(&self.one, &theirs).await;
         release(&self.one, &theirs).await;
@@ -80,7 +117,7 @@ impl<B: Backend> Suite<B> {
         let mine = claim(["owner"], LONG);
         let theirs = claim(["owner"], LONG);
         granted(&self.one, &mine).await;
-        assert_eq!(release(&self.other, &theirs).await, Held::No, "a stranger frees nothing");
+        assert_eq!(release(&self.other, &theirs).await, Released::No, "a stranger frees nothing");
         assert_eq!(renew(&self.other, &theirs).await, Held::No, "a stranger renews nothing");
         assert_eq!(holds(&self.one, &mine).await, Held::Yes, "strangers change nothing");
         release(&self.one, &mine).await;
@@ -103,7 +140,11 @@ impl<B: Backend> Suite<B> {
             "a grant of {SHORT:?} lasted {lasted:?}"
         );
         assert_eq!(renew(&self.one, &mine).await, Held::No, "what has expired cannot be renewed");
-        assert_eq!(release(&self.one, &mine).await, Held::No, "what has expired cannot be freed");
+        assert_eq!(
+            release(&self.one, &mine).await,
+            Released::No,
+            "what has expired cannot be freed"
+        );
         assert_eq!(holds(&self.other, &theirs).await, Held::Yes, "the next owner is not disturbed");
         release(&self.other, &theirs).await;
     }
@@ -126,8 +167,12 @@ impl<B: Backend> Suite<B> {
         let mine = claim(["kept"], LONG);
         granted(&self.one, &mine).await;
         let began = self.clock.now();
-        let kept = Release { lease: lease(&mine), keep_for: SHORT };
-        assert_eq!(released(&self.one, &[kept]).await, [Held::Yes], "a release may keep the key");
+        let kept = Release { keep_for: SHORT, ..end(&mine) };
+        assert_eq!(
+            released(&self.one, &[kept]).await,
+            [Released::Yes],
+            "a release may keep the key"
+        );
         let theirs = claim(["kept"], LONG);
         busy(&self.other, &theirs).await;
         self.granted_within(&self.other, &theirs, SHORT * 20).await;
@@ -146,7 +191,11 @@ impl<B: Backend> Suite<B> {
         granted(&self.one, &pair).await;
         busy(&self.other, &overlap).await;
         granted(&self.other, &rest).await;
-        assert_eq!(release(&self.one, &pair).await, Held::Yes, "several keys are freed together");
+        assert_eq!(
+            release(&self.one, &pair).await,
+            Released::Yes,
+            "several keys are freed together"
+        );
         busy(&self.one, &overlap).await;
         let free = claim(["pair:b"], LONG);
         granted(&self.one, &free).await;
@@ -173,6 +222,8 @@ impl<B: Backend> Suite<B> {
         let renewed: Vec<_> =
             self.one.renew(&leases).await.into_iter().map(Result::unwrap).collect();
         assert_eq!(renewed, expected, "a batch of renewals answers in order");
+        let expected: Vec<_> =
+            (0..10).map(|n| if n % 2 == 0 { Released::Yes } else { Released::No }).collect();
         assert_eq!(
             released(&self.one, &releases).await,
             expected,
@@ -204,13 +255,20 @@ impl<B: Backend> Suite<B> {
     async fn a_change_is_told_if_the_store_can_tell(&self) {
         let mine = claim(["change"], LONG);
         granted(&self.one, &mine).await;
-        let Some(changed) = self.other.changed(&mine.keys) else {
-            release(&self.one, &mine).await;
-            return;
+        let theirs = claim(["change"], LONG);
+        let told = match attempt(&self.other, &theirs).await {
+            Attempt::Busy { standing: Standing::Outside, .. } => {
+                release(&self.one, &mine).await;
+                return;
+            }
+            Attempt::Busy { .. } => self.rung.0.notified(),
+            Attempt::Granted { .. } => panic!("two owners at once"),
         };
         release(&self.one, &mine).await;
-        let told = timeout(Duration::from_secs(5), changed).await;
-        assert!(told.is_ok(), "a release wakes those who asked for changes before it");
+        let told = timeout(Duration::from_secs(5), told).await;
+        assert!(told.is_ok(), "a release rings for those who were told that it would");
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        release(&self.other, &theirs).await;
     }
 
     async fn odd_keys_are_keys(&self) {
@@ -224,7 +282,7 @@ impl<B: Backend> Suite<B> {
         for claim in &claims {
             assert_eq!(
                 release(&self.other, claim).await,
-                Held::Yes,
+                Released::Yes,
                 "{:?} is its own key",
                 claim.keys
             );
@@ -238,9 +296,9 @@ impl<B: Backend> Suite<B> {
             let mine = claim(["turns"], LONG);
             granted(backend, &mine).await;
             let (rival, next) = (claim(["turns"], LONG), claim(["turns"], LONG));
-            let (rival, next) = tokio::join!(self.one.acquire(&rival), self.other.acquire(&next));
+            let (rival, next) =
+                tokio::join!(attempt(&self.one, &rival), attempt(&self.other, &next));
             for attempt in [rival, next] {
-                let attempt = attempt.unwrap();
                 assert!(matches!(attempt, Attempt::Busy { .. }), "two owners at once: {attempt:?}");
             }
             inside.set(inside.get() + 1);
@@ -253,7 +311,7 @@ impl<B: Backend> Suite<B> {
         let mut claim = claim.clone();
         let deadline = self.clock.now() + limit;
         loop {
-            if let Attempt::Granted { .. } = backend.acquire(&claim).await.unwrap() {
+            if let Attempt::Granted { .. } = attempt(backend, &claim).await {
                 return;
             }
             assert!(self.clock.now() < deadline, "{:?} is not free after {limit:?}", claim.keys);
@@ -265,7 +323,8 @@ impl<B: Backend> Suite<B> {
 
 fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Claim {
     let keys: Arc<[Key]> = keys.into_iter().map(Into::into).collect();
-    Claim { keys, owner: Owner::random().unwrap(), ttl, fencing: false, attempt: 0 }
+    let owner = Owner::random().unwrap();
+    Claim { keys, owner, ttl, fencing: false, spare_fences: 0, attempt: 0, in_line: false }
 }
 
 fn lease(claim: &Claim) -> LeaseRef {
@@ -273,19 +332,23 @@ fn lease(claim: &Claim) -> LeaseRef {
 }
 
 fn end(claim: &Claim) -> Release {
-    Release { lease: lease(claim), keep_for: Duration::ZERO }
+    Release { lease: lease(claim), keep_for: Duration::ZERO, successor: None }
+}
+
+async fn attempt<B: Backend>(backend: &B, claim: &Claim) -> Attempt {
+    one(backend.acquire(std::slice::from_ref(claim)).await)
 }
 
 async fn granted<B: Backend>(backend: &B, claim: &Claim) -> Option<Fence> {
-    match backend.acquire(claim).await.unwrap() {
-        Attempt::Granted { fence } => fence,
+    match attempt(backend, claim).await {
+        Attempt::Granted { fence, .. } => fence,
         Attempt::Busy { .. } => panic!("{:?} should have been free", claim.keys),
     }
 }
 
 async fn busy<B: Backend>(backend: &B, claim: &Claim) -> Option<Duration> {
-    match backend.acquire(claim).await.unwrap() {
-        Attempt::Busy { free_in } => free_in,
+    match attempt(backend, claim).await {
+        Attempt::Busy { free_in, .. } => free_in,
         Attempt::Granted { .. } => panic!("{:?} has two owners", claim.keys),
     }
 }
@@ -294,11 +357,11 @@ async fn renew<B: Backend>(backend: &B, claim: &Claim) -> Held {
     one(backend.renew(&[lease(claim)]).await)
 }
 
-async fn release<B: Backend>(backend: &B, claim: &Claim) -> Held {
+async fn release<B: Backend>(backend: &B, claim: &Claim) -> Released {
     one(backend.release(&[end(claim)]).await)
 }
 
-async fn released<B: Backend>(backend: &B, releases: &[Release]) -> Vec<Held> {
+async fn released<B: Backend>(backend: &B, releases: &[Release]) -> Vec<Released> {
     backend.release(releases).await.into_iter().map(Result::unwrap).collect()
 }
 
@@ -306,7 +369,7 @@ async fn holds<B: Backend>(backend: &B, claim: &Claim) -> Held {
     backend.holds(&lease(claim)).await.unwrap()
 }
 
-fn one<E: std::fmt::Debug>(mut outcomes: Vec<Result<Held, E>>) -> Held {
-    assert_eq!(outcomes.len(), 1, "one outcome per lease");
+fn one<T, E: std::fmt::Debug>(mut outcomes: Vec<Result<T, E>>) -> T {
+    assert_eq!(outcomes.len(), 1, "one outcome per entry");
     outcomes.remove(0).unwrap()
 }

@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    Attempt, Backend, BackendError, Changed, Claim, Failure, Held, LeaseRef, Release,
+    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Release, Released,
 };
-use crate::key::Key;
 
 /// What goes wrong with one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,22 +125,28 @@ impl<B: Backend> Faulty<B> {
 }
 
 impl<B: Backend> Backend for Faulty<B> {
-    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+    fn attach(&self, bell: Bell) {
+        self.backend.attach(bell);
+    }
+
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
         let fault = self.faults.meet(Operation::Acquire);
         if let Fault::DelayRequest(delay) = fault {
             // Arrives also when its sender has given up meanwhile, as on a network.
-            let (backend, claim) = (self.backend.clone(), claim.clone());
+            let (backend, late) = (self.backend.clone(), claims.to_vec());
             let late = tokio::spawn(async move {
                 tokio::time::sleep(delay).await;
-                backend.acquire(&claim).await
+                backend.acquire(&late).await
             });
-            let gone = |_| BackendError::new(Failure::Unknown, "the runtime has ended");
-            return late.await.map_err(gone)?;
+            let gone = || Err(BackendError::new(Failure::Unknown, "the runtime has ended"));
+            return late.await.unwrap_or_else(|_| claims.iter().map(|_| gone()).collect());
         }
-        fault.before().await?;
-        let answer = self.backend.acquire(claim).await;
+        if let Err(error) = fault.before().await {
+            return claims.iter().map(|_| Err(error.clone())).collect();
+        }
+        let answers = self.backend.acquire(claims).await;
         fault.after().await;
-        answer
+        answers
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -154,7 +159,7 @@ impl<B: Backend> Backend for Faulty<B> {
         answer
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
         let fault = self.faults.meet(Operation::Release);
         if let Err(error) = fault.before().await {
             return releases.iter().map(|_| Err(error.clone())).collect();
@@ -166,10 +171,6 @@ impl<B: Backend> Backend for Faulty<B> {
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
         self.backend.holds(lease).await
-    }
-
-    fn changed(&self, keys: &[Key]) -> Option<Changed> {
-        self.backend.changed(keys)
     }
 
     async fn health(&self) -> Result<(), BackendError> {

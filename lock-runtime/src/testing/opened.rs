@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
-    self, Attempt, Backend, BackendError, Changed, Claim, Held, LeaseRef, Release, Store,
+    self, Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Release, Released, Store,
 };
 use crate::clock::Clock;
 use crate::error::LockError;
-use crate::key::Key;
 
 /// The backend behind a URL; see [`LockPool::connect`](crate::LockPool::connect).
 pub struct Opened(Arc<dyn Store>);
@@ -23,24 +22,24 @@ pub async fn open(url: &str) -> Result<Opened, LockError> {
 }
 
 impl Backend for Opened {
-    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
-        self.0.acquire(claim).await
+    fn attach(&self, bell: Bell) {
+        self.0.attach(bell);
+    }
+
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        self.0.acquire(claims).await
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
         self.0.renew(leases).await
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
         self.0.release(releases).await
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
         self.0.holds(lease).await
-    }
-
-    fn changed(&self, keys: &[Key]) -> Option<Changed> {
-        self.0.changed(keys)
     }
 
     fn in_place(&self) -> bool {

@@ -20,7 +20,7 @@ use self::endpoint::Endpoint;
 use self::node::Node;
 use self::script::{ACQUIRE, By, RELEASE, RENEW, Script};
 use self::stream::Dialer;
-use super::{Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef, Release};
+use super::{Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef, Release, Released};
 use crate::clock::Clock;
 use crate::error::LockError;
 use crate::fence::Fence;
@@ -106,6 +106,25 @@ impl Redis {
         answers.into_iter().map(|answer| self.held(answer)).collect()
     }
 
+    async fn one_acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
+        let ttl = millis(claim.ttl);
+        // The usual case in one plain command. It cannot recognise its own earlier try, so it must be
+        // the first; and it cannot say when the lock will be free.
+        if let ([key], false, 0) = (&*claim.keys, claim.fencing, claim.attempt) {
+            let mut set = redis::cmd("SET");
+            set.arg(key.as_str()).arg(claim.owner.as_bytes()).arg("NX").arg("PX").arg(&ttl);
+            match self.node.send(&set).await? {
+                Value::Okay => return Ok(Attempt::granted(None)),
+                Value::Nil => {}
+                other => return Err(unexpected(&other)),
+            }
+        }
+        let fencing = if claim.fencing { "1" } else { "0" };
+        let args = [claim.owner.as_bytes(), ttl.as_bytes(), fencing.as_bytes()];
+        let counter = claim.fencing.then_some(self.fence_counter.as_str());
+        attempt(&self.call(&ACQUIRE, &claim.keys, counter, &args).await?)
+    }
+
     fn held(&self, answer: Result<Value, RedisError>) -> Result<Held, BackendError> {
         match answer {
             Ok(Value::Int(1)) => Ok(Held::Yes),
@@ -117,23 +136,12 @@ impl Redis {
 }
 
 impl Backend for Redis {
-    async fn acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
-        let ttl = millis(claim.ttl);
-        // The usual case in one plain command. It cannot recognise its own earlier try, so it must be
-        // the first; and it cannot say when the lock will be free.
-        if let ([key], false, 0) = (&*claim.keys, claim.fencing, claim.attempt) {
-            let mut set = redis::cmd("SET");
-            set.arg(key.as_str()).arg(claim.owner.as_bytes()).arg("NX").arg("PX").arg(&ttl);
-            match self.node.send(&set).await? {
-                Value::Okay => return Ok(Attempt::Granted { fence: None }),
-                Value::Nil => {}
-                other => return Err(unexpected(&other)),
-            }
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        let mut v = Vec::new();
+        for c in claims {
+            v.push(self.one_acquire(c).await);
         }
-        let fencing = if claim.fencing { "1" } else { "0" };
-        let args = [claim.owner.as_bytes(), ttl.as_bytes(), fencing.as_bytes()];
-        let counter = claim.fencing.then_some(self.fence_counter.as_str());
-        attempt(&self.call(&ACQUIRE, &claim.keys, counter, &args).await?)
+        v
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -141,10 +149,14 @@ impl Backend for Redis {
         self.call_all(&RENEW, &leases).await
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Held, BackendError>> {
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
         let leases: Vec<_> =
             releases.iter().map(|release| (&release.lease, release.keep_for)).collect();
-        self.call_all(&RELEASE, &leases).await
+        self.call_all(&RELEASE, &leases)
+            .await
+            .into_iter()
+            .map(|h| h.map(|h| if h == Held::Yes { Released::Yes } else { Released::No }))
+            .collect()
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
@@ -171,17 +183,15 @@ impl Backend for Redis {
 fn attempt(answer: &Value) -> Result<Attempt, BackendError> {
     let Value::Array(parts) = answer else { return Err(unexpected(answer)) };
     match parts.as_slice() {
-        [Value::Int(1), Value::BulkString(fence)] if fence.is_empty() => {
-            Ok(Attempt::Granted { fence: None })
-        }
+        [Value::Int(1), Value::BulkString(fence)] if fence.is_empty() => Ok(Attempt::granted(None)),
         [Value::Int(1), Value::BulkString(fence)] => {
             let number = std::str::from_utf8(fence).ok().and_then(|text| text.parse().ok());
             let fence = Fence::new(number.ok_or_else(|| unexpected(answer))?);
-            Ok(Attempt::Granted { fence: Some(fence) })
+            Ok(Attempt::granted(Some(fence)))
         }
         [Value::Int(0), Value::Int(free_in)] => {
             let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
-            Ok(Attempt::Busy { free_in })
+            Ok(Attempt::busy(free_in))
         }
         _ => Err(unexpected(answer)),
     }

@@ -1,0 +1,195 @@
+//! What leaves together: first requests and releases that reach the driver in one wake-up go to the store
+//! in one call, and so in one write.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::acquire::Ask;
+use crate::backend::{Attempt, BackendError, Claim, Failure};
+use crate::clock::Instant;
+use crate::engine::Engine;
+use crate::error::LockError;
+use crate::fence::Fences;
+use crate::guard::LockGuard;
+use crate::lease::{Lease, Tenure};
+use crate::options::Wait;
+use crate::place::Place;
+use crate::pursuit;
+use crate::queue::{Waiter, Wish};
+use crate::registry::Errand;
+use crate::release::{self, Departure};
+use crate::turn::Turn;
+use crate::word::Word;
+
+/// The first request of an acquire that found nobody in line.
+#[derive(Debug)]
+pub(crate) struct FirstAsk {
+    /// The caller's place, should it have to wait.
+    pub(crate) id: u64,
+    pub(crate) turn: Turn,
+    pub(crate) ask: Arc<Ask>,
+    pub(crate) claim: Claim,
+    pub(crate) since: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) errand: Errand,
+    pub(crate) reply: oneshot::Sender<Result<LockGuard, LockError>>,
+}
+
+/// Requests that wait for the driver to look.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox(Mutex<Letters>);
+
+#[derive(Debug, Default)]
+struct Letters {
+    asks: Vec<FirstAsk>,
+    departures: Vec<Departure>,
+    /// Whether the driver has been told to look.
+    announced: bool,
+}
+
+impl Outbox {
+    /// Sends `ask`, with what else is there by the time the driver looks.
+    pub(crate) fn ask(&self, engine: &Arc<Engine>, ask: FirstAsk) {
+        if engine.store.in_place() {
+            return engine.run(first_requests(engine.clone(), vec![ask]));
+        }
+        let mut letters = self.letters();
+        letters.asks.push(ask);
+        Self::announce(engine, letters);
+    }
+
+    pub(crate) fn depart(&self, engine: &Arc<Engine>, departure: Departure) {
+        if engine.store.in_place() {
+            return engine.run(release::depart(engine.clone(), vec![departure]));
+        }
+        let mut letters = self.letters();
+        letters.departures.push(departure);
+        Self::announce(engine, letters);
+    }
+
+    fn announce(engine: &Arc<Engine>, mut letters: MutexGuard<'_, Letters>) {
+        if !std::mem::replace(&mut letters.announced, true) {
+            drop(letters);
+            let post = Post(Some(engine.clone()));
+            engine.driver.spawn(async move { post.carry() });
+        }
+    }
+
+    fn take(&self) -> (Vec<FirstAsk>, Vec<Departure>) {
+        let mut letters = self.letters();
+        letters.announced = false;
+        (std::mem::take(&mut letters.asks), std::mem::take(&mut letters.departures))
+    }
+
+    fn letters(&self) -> MutexGuard<'_, Letters> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the outbox to the store. Dropped without having done so, as the driver's runtime ends, it
+/// drops the letters: their callers are told that nobody will answer.
+struct Post(Option<Arc<Engine>>);
+
+impl Post {
+    fn carry(mut self) {
+        let Some(engine) = self.0.take() else { return };
+        let (mut asks, departures) = engine.outbox.take();
+        if !departures.is_empty() {
+            tokio::spawn(release::depart(engine.clone(), departures));
+        }
+        while let Some(first) = asks.first() {
+            // Usually all of them. One that has less patience must not cut the others' short.
+            let least = patience(&engine, &first.ask);
+            let (same, others) =
+                asks.into_iter().partition(|ask| patience(&engine, &ask.ask) == least);
+            asks = others;
+            tokio::spawn(first_requests(engine.clone(), same));
+        }
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        if let Some(engine) = &self.0 {
+            drop(engine.outbox.take());
+        }
+    }
+}
+
+/// How long a first request may take. A single try gets all the patience that there is for one request;
+/// who waits is answered when the wait is over, but for what a request takes at least.
+fn patience(engine: &Engine, ask: &Ask) -> Duration {
+    const LEAST: Duration = Duration::from_millis(250);
+    let waits = match ask.policy.wait {
+        Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
+        Wait::For(wait) => wait.max(LEAST),
+    };
+    engine.patience.min(waits).min(ask.policy.ttl.belief())
+}
+
+async fn first_requests(engine: Arc<Engine>, firsts: Vec<FirstAsk>) {
+    let Some(first) = firsts.first() else { return };
+    let patience = patience(&engine, &first.ask);
+    let claims: Vec<_> = firsts.iter().map(|first| first.claim.clone()).collect();
+    let sent = engine.clock.now();
+    let answers = timeout(patience, engine.store.acquire(&claims)).await;
+    let mut answers = answers.unwrap_or_default().into_iter();
+    for first in firsts {
+        let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));
+        answered(&engine, first, sent, answer);
+    }
+}
+
+fn answered(
+    engine: &Arc<Engine>,
+    first: FirstAsk,
+    sent: Instant,
+    answer: Result<Attempt, BackendError>,
+) {
+    // Counted in until the answer is dealt with.
+    let FirstAsk { id, turn, ask, claim, since, deadline, errand: _errand, reply } = first;
+    let now = engine.clock.now();
+    let mut place = Place::new(claim.owner, since);
+    let answer = match answer {
+        // Granted at the store, but so late that it cannot be believed any more.
+        Ok(Attempt::Granted { .. }) if now >= sent + ask.policy.ttl.belief() => {
+            Err(silence(now.since(sent)))
+        }
+        answer => answer,
+    };
+    let (word, pause) = match answer {
+        Ok(Attempt::Granted { fence, spare_fences, wanted }) => {
+            let fences = Fences::new(fence, spare_fences);
+            let tenure = Tenure::new(&place, ask.policy.ttl, sent, fences, vec![turn]);
+            let wanted = Some(wanted.unwrap_or(true));
+            return Lease::grant(engine, ask, tenure, since, wanted).deliver(reply);
+        }
+        Ok(Attempt::Busy { free_in, standing }) => {
+            let pause = place.busy(&ask.policy, free_in, standing);
+            (Word::Taken { free_in }, pause)
+        }
+        Err(error) => {
+            let pause = place.failed(&error, sent + ask.policy.ttl.get());
+            (Word::Failed(error), pause)
+        }
+    };
+    let refused = matches!(&word, Word::Failed(error) if error.failure() == Failure::Refused);
+    engine.queue.spread(&ask.wire, &word);
+    let tries_left = ask.policy.retry_count.is_none_or(|count| count > 0);
+    if refused || !tries_left || deadline.is_some_and(|deadline| now >= deadline) {
+        let verdict = engine.queue.verdict(turn.key(), ask.policy.wait, now);
+        drop(reply.send(Err(verdict)));
+    } else {
+        let wish = Wish::Lease { ask, reply };
+        engine.queue.join_front(turn.key(), Waiter { id, since, deadline, attempts: 1, wish });
+    }
+    pursuit::resume(engine, turn, place, pause);
+}
+
+pub(crate) fn silence(patience: Duration) -> BackendError {
+    BackendError::new(Failure::Unknown, format!("the store did not answer within {patience:?}"))
+        .remedy("check that the store is up and reachable; a grant that may have been made is taken back")
+}

@@ -1,0 +1,343 @@
+//! Asks the store for a lock until it grants, as long as somebody in line wants it. Lives on the driver, so
+//! that it ends in order whatever becomes of those who wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+use crate::acquire::Ask;
+use crate::backend::{Attempt, Failure, Owner};
+use crate::clock::Instant;
+use crate::engine::Engine;
+use crate::error::LockError;
+use crate::fence::Fences;
+use crate::guard::LockGuard;
+use crate::lease::{Lease, Tenure};
+use crate::observe;
+use crate::options::Wait;
+use crate::outbox::silence;
+use crate::place::Place;
+use crate::queue::{Newcomer, Wish};
+use crate::registry::Errand;
+use crate::release::give_back;
+use crate::turn::Turn;
+use crate::word::Word;
+
+/// More fences than this are not set aside for those in line: numbers that nobody uses make the counter
+/// run ahead of the clock that carries it over a loss of the store's data.
+const MOST_SPARE_FENCES: usize = 1000;
+
+struct Pursuit {
+    engine: Arc<Engine>,
+    client: Client,
+    place: Place,
+    wake: Arc<Notify>,
+    failing_since: Option<Instant>,
+    /// Whether it has been told that somebody holds the lock.
+    contended: bool,
+    _errand: Errand,
+}
+
+/// On whose behalf the store is asked.
+enum Client {
+    /// Whoever is first in the line of one key.
+    Line(Turn),
+    /// One task that wants several keys.
+    Task(Task),
+}
+
+struct Task {
+    ask: Arc<Ask>,
+    newcomer: Newcomer,
+    turns: Vec<Turn>,
+    reply: oneshot::Sender<Result<LockGuard, LockError>>,
+    /// Whether the last answer has ended the wait.
+    over: bool,
+}
+
+/// Pursues the lock for the line of `turn`, under a new name.
+pub(crate) fn start(engine: &Arc<Engine>, turn: Turn) {
+    match Owner::random() {
+        Ok(owner) => {
+            let place = Place::new(owner, engine.clock.now());
+            run(engine, Client::Line(turn), place, None);
+        }
+        Err(error) => engine.queue.dissolve(turn.key(), &error),
+    }
+}
+
+/// Goes on under the name of `place`, after `pause` if nothing happens before.
+pub(crate) fn resume(engine: &Arc<Engine>, turn: Turn, place: Place, pause: Duration) {
+    // Otherwise the turn passes on as it drops.
+    if !place.is_clean() || engine.queue.heir(turn.key()).is_some() {
+        run(engine, Client::Line(turn), place, Some(pause));
+    }
+}
+
+/// Pursues several keys for one task that has all their turns.
+pub(crate) fn start_for_task(
+    engine: &Arc<Engine>,
+    ask: Arc<Ask>,
+    newcomer: Newcomer,
+    turns: Vec<Turn>,
+    reply: oneshot::Sender<Result<LockGuard, LockError>>,
+) -> Result<(), LockError> {
+    let place = Place::new(Owner::random()?, newcomer.now);
+    run(engine, Client::Task(Task { ask, newcomer, turns, reply, over: false }), place, None);
+    Ok(())
+}
+
+fn run(engine: &Arc<Engine>, client: Client, place: Place, pause: Option<Duration>) {
+    // In the line before the store is asked, so that nothing that happens behind its answer is missed.
+    let wake = match &client {
+        Client::Line(turn) => engine.queue.stand(turn.key(), place.owner),
+        Client::Task(task) => {
+            let wake = Arc::default();
+            engine.queue.wake_by(&task.ask.wire, &wake);
+            wake
+        }
+    };
+    let pursuit = Pursuit {
+        engine: engine.clone(),
+        client,
+        place,
+        wake,
+        failing_since: None,
+        contended: false,
+        _errand: engine.registry.clear_up(),
+    };
+    engine.run(pursuit.run(pause));
+}
+
+/// The one that is asked for now.
+struct Applicant {
+    id: u64,
+    ask: Arc<Ask>,
+    behind: usize,
+    deadline: Option<Instant>,
+}
+
+impl Pursuit {
+    async fn run(mut self, mut pause: Option<Duration>) {
+        loop {
+            if let Some(pause) = pause.take()
+                && !self.wait(pause).await
+            {
+                break;
+            }
+            let Some(applicant) = self.applicant() else { break };
+            let sent = self.engine.clock.now();
+            match self.attempt(&applicant, sent).await {
+                Ok((fences, wanted)) => match self.deliver(&applicant, sent, fences, wanted) {
+                    Delivered::Yes => return,
+                    // Somebody else is first by now, or nobody. The store knows the owner and grants again.
+                    Delivered::No(back) => self = back,
+                },
+                Err(until_next) => pause = Some(until_next),
+            }
+        }
+        self.give_up().await;
+    }
+
+    /// Waits for `pause`, or until something happens. False if it is all over.
+    async fn wait(&mut self, pause: Duration) -> bool {
+        let engine = &self.engine;
+        let mut until = engine.clock.now() + pause;
+        let gone = match &mut self.client {
+            Client::Line(_) => None,
+            Client::Task(task) => {
+                until = task.newcomer.deadline.map_or(until, |deadline| until.min(deadline));
+                Some(&mut task.reply)
+            }
+        };
+        let gone = async {
+            match gone {
+                Some(reply) => reply.closed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = engine.registry.closing() => false,
+            () = gone => false,
+            () = self.wake.notified() => true,
+            () = engine.clock.sleep_until(until) => true,
+        }
+    }
+
+    /// Who wants the lock now, if anybody does.
+    fn applicant(&self) -> Option<Applicant> {
+        match &self.client {
+            Client::Line(turn) => {
+                let front = self.engine.queue.front(turn.key())?;
+                Some(Applicant {
+                    id: front.id,
+                    ask: front.ask,
+                    behind: front.behind,
+                    deadline: front.deadline,
+                })
+            }
+            Client::Task(task) => {
+                let (ask, deadline) = (task.ask.clone(), task.newcomer.deadline);
+                let late = self.place.attempt > 0
+                    && deadline.is_some_and(|deadline| self.engine.clock.now() >= deadline);
+                let over = late || task.over || task.reply.is_closed();
+                (!over).then_some(Applicant { id: 0, ask, behind: 0, deadline })
+            }
+        }
+    }
+
+    /// One request to the store, and what is known after it: a grant, or when to ask again.
+    async fn attempt(
+        &mut self,
+        applicant: &Applicant,
+        sent: Instant,
+    ) -> Result<(Option<Fences>, Option<bool>), Duration> {
+        let engine = self.engine.clone();
+        let ask = &applicant.ask;
+        let mut claim = ask.claim(self.place.owner);
+        claim.attempt = self.place.attempt;
+        if claim.fencing {
+            let spare = applicant.behind.min(MOST_SPARE_FENCES);
+            claim.spare_fences = u32::try_from(spare).unwrap_or(0);
+        }
+        let believable = ask.policy.ttl.belief();
+        let patience = self.patience(applicant, sent).min(believable);
+        engine.queue.spread(&ask.wire, &Word::Asked(sent));
+        let answers = timeout(patience, engine.store.acquire(&[claim])).await.unwrap_or_default();
+        let now = engine.clock.now();
+        let error = match answers.into_iter().next().unwrap_or_else(|| Err(silence(patience))) {
+            Ok(Attempt::Granted { fence, spare_fences, wanted }) if now < sent + believable => {
+                return Ok((Fences::new(fence, spare_fences), wanted));
+            }
+            // Granted at the store, but so late that it cannot be believed any more.
+            Ok(Attempt::Granted { .. }) => silence(patience),
+            Ok(Attempt::Busy { free_in, standing }) => {
+                self.failing_since = None;
+                if !std::mem::replace(&mut self.contended, true) {
+                    observe::contended(&engine, ask, free_in);
+                }
+                let pause = self.place.busy(&ask.policy, free_in, standing);
+                engine.queue.spread(&ask.wire, &Word::Taken { free_in });
+                self.refuse(now, false);
+                return Err(pause);
+            }
+            Err(error) => error,
+        };
+        let pause = self.place.failed(&error, sent + ask.policy.ttl.get());
+        let refused = error.failure() == Failure::Refused;
+        self.failing_since.get_or_insert(sent);
+        engine.queue.spread(&ask.wire, &Word::Failed(error));
+        self.refuse(now, refused);
+        Err(pause)
+    }
+
+    /// How long this attempt may take: the end of the wait is the limit, but for what a request takes at
+    /// least. A single try gets all the patience that there is for one request.
+    fn patience(&self, applicant: &Applicant, now: Instant) -> Duration {
+        const LEAST: Duration = Duration::from_millis(250);
+        let patience = self.engine.patience;
+        let waits = applicant.ask.policy.wait != Wait::For(Duration::ZERO);
+        match applicant.deadline {
+            Some(deadline) if waits => patience.min(deadline.since(now).max(LEAST)),
+            _ => patience,
+        }
+    }
+
+    /// Sends away whom the last answer ends the wait of.
+    fn refuse(&mut self, now: Instant, refused: bool) {
+        // Without a deadline an outage still has to end the wait.
+        let outage = self.engine.patience.saturating_mul(10);
+        let failing_since = self.failing_since;
+        let is_cut_off = |deadline: Option<Instant>, since: Instant| {
+            deadline.is_none()
+                && failing_since.is_some_and(|failing| now.since(failing.max(since)) > outage)
+        };
+        let is_out_of_tries =
+            |ask: &Ask, attempts| ask.policy.retry_count.is_some_and(|count| attempts > count);
+        match &mut self.client {
+            Client::Line(turn) => self.engine.queue.refuse(turn.key(), now, |at, waiter| {
+                let out_of_tries = match &waiter.wish {
+                    Wish::Lease { ask, .. } => is_out_of_tries(ask, waiter.attempts),
+                    Wish::Turn { .. } => false,
+                };
+                is_cut_off(waiter.deadline, waiter.since) || (at == 0 && (refused || out_of_tries))
+            }),
+            Client::Task(task) => {
+                let Newcomer { now: since, deadline, .. } = task.newcomer;
+                task.over = refused
+                    || is_out_of_tries(&task.ask, self.place.attempt)
+                    || is_cut_off(deadline, since);
+            }
+        }
+    }
+
+    /// Gives the grant to the one that was asked for, or to whom it fits as well.
+    fn deliver(
+        mut self,
+        applicant: &Applicant,
+        sent: Instant,
+        fences: Option<Fences>,
+        wanted: Option<bool>,
+    ) -> Delivered {
+        let policy = &applicant.ask.policy;
+        let wanted = Some(wanted.unwrap_or(true));
+        let (waiter, turns) = match self.client {
+            Client::Line(turn) => {
+                let fits = |id, ask: &Ask| {
+                    id == applicant.id
+                        || (ask.policy.ttl == policy.ttl && ask.policy.fencing == policy.fencing)
+                };
+                match self.engine.queue.take_front(turn.key(), fits) {
+                    Some(waiter) => (waiter, vec![turn]),
+                    None => {
+                        // A grant that nobody has taken is to be given back like one of an unanswered request.
+                        self.place.unanswered += 1;
+                        self.place.haunted_until = sent;
+                        self.client = Client::Line(turn);
+                        return Delivered::No(self);
+                    }
+                }
+            }
+            Client::Task(task) => {
+                let tenure = Tenure::new(&self.place, policy.ttl, sent, fences, task.turns);
+                Lease::grant(&self.engine, task.ask, tenure, task.newcomer.now, wanted)
+                    .deliver(task.reply);
+                return Delivered::Yes;
+            }
+        };
+        let tenure = Tenure::new(&self.place, policy.ttl, sent, fences, turns);
+        if let Wish::Lease { ask, reply } = waiter.wish {
+            Lease::grant(&self.engine, ask, tenure, waiter.since, wanted).deliver(reply);
+        }
+        Delivered::Yes
+    }
+
+    /// Nobody wants the lock any more, or nobody may. Takes back what the store may have granted, and the
+    /// place in its line.
+    async fn give_up(self) {
+        let Self { engine, client, place, _errand, .. } = self;
+        let (keys, ttl) = match client {
+            Client::Line(turn) => (Arc::from([turn.key().clone()]), engine.defaults.ttl),
+            Client::Task(Task { ask, newcomer, turns, reply, .. }) => {
+                let verdict = if engine.registry.is_open() {
+                    engine.queue.verdict(&ask.wire[0], newcomer.wait, engine.clock.now())
+                } else {
+                    LockError::shutdown()
+                };
+                // The turns first: the caller may ask for the same keys again at once.
+                drop(turns);
+                drop(reply.send(Err(verdict)));
+                (ask.wire.clone(), ask.policy.ttl.get())
+            }
+        };
+        give_back(&engine, place, keys, ttl).await;
+    }
+}
+
+enum Delivered {
+    Yes,
+    No(Pursuit),
+}
