@@ -54,21 +54,30 @@ impl Bench {
     }
 }
 
-const ACQUIRE: &str = include_str!("../lock-runtime/src/backend/redis/acquire.lua");
-const RENEW: &str = include_str!("../lock-runtime/src/backend/redis/renew.lua");
-const RELEASE: &str = include_str!("../lock-runtime/src/backend/redis/release.lua");
+macro_rules! script {
+    ($($file:literal),*) => {
+        concat!($(include_str!(concat!("../lock-runtime/src/backend/redis/", $file))),*)
+    };
+}
+
+const ACQUIRE: &str = script!("fence.lua", "acquire.lua");
+const RENEW: &str = script!("renew.lua");
+/// Releases, and claims that wait.
+const LINE: &str = script!("fence.lua", "line.lua");
 
 /// A server that knows the scripts, so that the first request is the one that counts.
 fn server() -> RedisServer {
     let server = RedisServer::start();
-    for script in [ACQUIRE, RENEW, RELEASE] {
+    for script in [ACQUIRE, RENEW, LINE] {
         assert_eq!(server.cli(&["SCRIPT", "LOAD", script]), sha(script));
     }
     server
 }
 
+/// An owner, and the channel of its pool.
 fn is_token(arg: &str) -> bool {
-    arg.len() == 32 && arg.bytes().all(|byte| byte.is_ascii_hexdigit())
+    let hex = |part: &str, len| part.len() == len && part.bytes().all(|b| b.is_ascii_hexdigit());
+    arg.split_once('@').is_some_and(|(owner, channel)| hex(owner, 32) && hex(channel, 16))
 }
 
 fn sha(script: &str) -> String {
@@ -318,7 +327,7 @@ mod whole_cycle {
         match request {
             Request::Acquire => ACQUIRE,
             Request::Renew => RENEW,
-            Request::Release => RELEASE,
+            Request::Release => LINE,
         }
     }
 

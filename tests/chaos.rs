@@ -41,7 +41,7 @@ fn frozen_processes_and_cut_connections_never_make_two_believers() {
     while Instant::now() < end {
         std::thread::sleep(ms(rng.u64(300..800)));
         if rng.u8(..4) == 0 {
-            server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+            server.kill_clients();
             cuts += 1;
             continue;
         }

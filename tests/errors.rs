@@ -365,7 +365,7 @@ async fn a_server_with_too_many_clients() {
     let error = within(PATIENCE, lock_runtime::init(&server.url())).await.unwrap_err();
     let told = Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) };
     told.check("too many clients at init", &error, &["`maxclients`"]);
-    server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    server.kill_clients();
     let request = pool.lock(KEY).wait(Duration::from_millis(300)).acquire();
     let error = within(PATIENCE, request).await.unwrap_err();
     Told::by("clients").check("too many clients later", &error, &["`maxclients`"]);
@@ -378,7 +378,7 @@ async fn a_password_that_changes_under_way() {
     let server = with_password().start();
     let pool = installed("rotation", LockPool::builder(server.url())).await;
     set(&server, "requirepass", "another");
-    server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    server.kill_clients();
     let mut error = None;
     eventually_async(Duration::from_secs(5), "the login is refused", async || {
         let answer = pool.lock(KEY).wait(Duration::from_millis(50)).acquire().await.unwrap_err();
@@ -670,7 +670,7 @@ async fn a_password_is_never_shown() {
         server.restart();
         works(&pool).await;
         set(&server, "requirepass", "another");
-        server.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        server.kill_clients();
         eventually_async(Duration::from_secs(5), "the login is refused", async || {
             let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
             unshown("error", &chain(&error));

@@ -75,7 +75,8 @@ async fn a_wait_in_line_is_told() {
     let pool = installed("line", &server).await;
     let (one, two) = tokio::join!(settle(&pool, 7, ms(250)), settle(&pool, 7, Duration::ZERO));
     one.and(two).unwrap();
-    let told = Told::of("line").await_events("released", 2).await;
+    let told = Told::of("line").await_events("released", 1).await;
+    told.one("handed on").has(&[("pool", "line")]);
     let waits: Vec<u64> =
         told.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
     assert!(waits[0] < 200 && (200..2_000).contains(&waits[1]), "{waits:?}");

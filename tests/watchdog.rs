@@ -149,9 +149,7 @@ mod ended {
     }
 
     fn owner_of(ran: &Ran) -> Option<&String> {
-        let is_token =
-            |arg: &&String| arg.len() == 32 && arg.bytes().all(|b| b.is_ascii_hexdigit());
-        ran.args[1..].iter().find(is_token)
+        ran.args[1..].iter().find(|arg| arg.len() == 49 && arg.find('@') == Some(32))
     }
 
     fn seen_by_owner(lines: Vec<Ran>) -> Vec<Seen> {
@@ -165,7 +163,7 @@ mod ended {
             if script(&ran, include_str!("../lock-runtime/src/backend/redis/renew.lua")) {
                 seen.renewed.push(ran.time_us);
                 seen.renewed_after_release += usize::from(seen.released.is_some());
-            } else if script(&ran, include_str!("../lock-runtime/src/backend/redis/release.lua")) {
+            } else if ran.args.iter().any(|arg| arg == "release") {
                 seen.released.get_or_insert(ran.time_us);
             } else if seen.released.is_some() {
                 seen.other_after_release.push(ran);
@@ -543,7 +541,8 @@ mod virtual_time {
     async fn slow_renewals_do_not_delay_those_of_others() {
         let (pool, faults) = faulty().await;
         let slow = pool.lock("slow").acquire().await.unwrap();
-        sleep(ms(50)).await;
+        // Longer than the grid on which renewals meet.
+        sleep(ms(150)).await;
         let mut others = Vec::new();
         for n in 0..100 {
             others.push(pool.lock(format!("other:{n}")).acquire().await.unwrap());
@@ -553,7 +552,7 @@ mod virtual_time {
         faults.plan(Operation::Renew, Fault::LoseReply);
         eventually_async(TTL, "the slow one begins", async || faults.count(Operation::Renew) == 1)
             .await;
-        sleep(ms(400)).await;
+        sleep(ms(500)).await;
         assert!(slow.valid_for() < TTL * 7 / 10, "still without an answer");
         for other in &others {
             assert!(other.valid_for() > TTL * 9 / 10, "{:?} {:?}", other.key(), other.valid_for());

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::owner::Owner;
@@ -37,11 +38,12 @@ impl Bell {
         self.0.all_changed();
     }
 
-    /// The owner that stands in the store's line for `key` has the lock, or is next. False if this pool
-    /// does not know the owner any more; the store then has to call somebody else.
+    /// The owner that stands in the store's line for `key` has the lock; or, if `within` is not zero, is
+    /// next, and has it after that time at the latest. False if this pool does not know the owner any
+    /// more; the store then has to call somebody else.
     #[must_use]
-    pub fn called(&self, key: &str, owner: &Owner) -> bool {
-        self.0.called(key, owner)
+    pub fn called(&self, key: &str, owner: &Owner, within: Duration) -> bool {
+        self.0.called(key, owner, within)
     }
 
     /// Others wait for `key`, which this pool holds.
@@ -60,7 +62,7 @@ impl fmt::Debug for Bell {
 pub(crate) trait Ear: Send + Sync {
     fn changed(&self, key: &str);
     fn all_changed(&self);
-    fn called(&self, key: &str, owner: &Owner) -> bool;
+    fn called(&self, key: &str, owner: &Owner, within: Duration) -> bool;
     fn wanted(&self, key: &str);
 }
 
@@ -89,8 +91,9 @@ impl Ear for PoolEar {
         }
     }
 
-    fn called(&self, key: &str, owner: &Owner) -> bool {
-        self.queue.upgrade().is_some_and(|queue| queue.call(key, owner))
+    fn called(&self, key: &str, owner: &Owner, within: Duration) -> bool {
+        let by = self.clock.now() + within;
+        self.queue.upgrade().is_some_and(|queue| queue.call(key, owner, by))
     }
 
     fn wanted(&self, key: &str) {

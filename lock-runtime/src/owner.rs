@@ -32,6 +32,12 @@ impl Owner {
         Ok(Self(text))
     }
 
+    /// The token from what a store has kept of it.
+    #[cfg(feature = "redis")]
+    pub(crate) const fn from_text(text: [u8; 32]) -> Self {
+        Self(text)
+    }
+
     /// The token as a store keeps it.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8] {

@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::error::LockError;
 use crate::fence::Fences;
 use crate::guard::LockGuard;
+use crate::key::Key;
 use crate::lease::{Lease, Tenure};
 use crate::observe;
 use crate::options::Wait;
@@ -145,11 +146,15 @@ impl Pursuit {
     async fn wait(&mut self, pause: Duration) -> bool {
         let engine = &self.engine;
         let mut until = engine.clock.now() + pause;
-        let gone = match &mut self.client {
-            Client::Line(_) => None,
+        let one;
+        let (keys, gone): (&[Key], _) = match &mut self.client {
+            Client::Line(turn) => {
+                one = [turn.key().clone()];
+                (&one, None)
+            }
             Client::Task(task) => {
                 until = task.newcomer.deadline.map_or(until, |deadline| until.min(deadline));
-                Some(&mut task.reply)
+                (&task.ask.wire, Some(&mut task.reply))
             }
         };
         let gone = async {
@@ -158,12 +163,18 @@ impl Pursuit {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
-            biased;
-            () = engine.registry.closing() => false,
-            () = gone => false,
-            () = self.wake.notified() => true,
-            () = engine.clock.sleep_until(until) => true,
+        tokio::pin!(gone);
+        loop {
+            tokio::select! {
+                biased;
+                () = engine.registry.closing() => return false,
+                () = &mut gone => return false,
+                () = self.wake.notified() => {
+                    let look_at = engine.queue.take_look(keys).unwrap_or(until);
+                    until = until.min(look_at);
+                }
+                () = engine.clock.sleep_until(until) => return true,
+            }
         }
     }
 

@@ -50,6 +50,8 @@ struct Line {
     holder: Weak<Lease>,
     /// Wakes whoever waits for the store on the line's behalf.
     wake: Option<Arc<Notify>>,
+    /// When to look at the store, as far as it has said so since the last look.
+    look_at: Option<Instant>,
     /// The name under which the line asks the store.
     place: Option<Owner>,
     /// Whether others than this process want the lock.
@@ -194,7 +196,7 @@ impl Queue {
     fn leave(&self, key: &Key, id: u64) {
         let mut lines = self.lines();
         let Some(waiter) = lines.remove(key, id) else { return };
-        if let Some(line) = lines.by_key.get(key) {
+        if let Some(line) = lines.by_key.get_mut(key) {
             line.stir();
         }
         drop(lines);
@@ -208,6 +210,7 @@ impl Queue {
         line.holder = Weak::new();
         line.wake = None;
         line.place = None;
+        line.look_at = None;
         line.wanted = false;
         if matches!(line.waiters.front(), Some(Waiter { wish: Wish::Lease { .. }, .. })) {
             return Next::Lease;
@@ -374,8 +377,8 @@ impl Queue {
 
     /// Something happened to `key`. Wakes who waits for it; returns who holds it.
     pub(crate) fn stir(&self, key: &str) -> Option<Arc<Lease>> {
-        let lines = self.lines();
-        let line = lines.by_key.get(key)?;
+        let mut lines = self.lines();
+        let line = lines.by_key.get_mut(key)?;
         line.stir();
         line.holder.upgrade()
     }
@@ -392,11 +395,18 @@ impl Queue {
         lines.by_key.values_mut().filter_map(stir).collect()
     }
 
-    /// The store calls the line of `key` by the name under which it asks. False if that is not its name.
-    pub(crate) fn call(&self, key: &str, owner: &Owner) -> bool {
-        let lines = self.lines();
-        let line = lines.by_key.get(key).filter(|line| line.place == Some(*owner));
-        line.inspect(|line| line.stir()).is_some()
+    /// The store calls the line of `key` by the name under which it asks: at `by` at the latest, the lock
+    /// is its own. False if that is not its name.
+    pub(crate) fn call(&self, key: &str, owner: &Owner, by: Instant) -> bool {
+        let mut lines = self.lines();
+        let line = lines.by_key.get_mut(key).filter(|line| line.place == Some(*owner));
+        line.map(|line| line.look_at(by)).is_some()
+    }
+
+    /// When to look at the store for one of `keys`, if it has said so since this was last asked.
+    pub(crate) fn take_look(&self, keys: &[Key]) -> Option<Instant> {
+        let mut lines = self.lines();
+        keys.iter().filter_map(|key| lines.by_key.get_mut(key)?.look_at.take()).min()
     }
 
     /// Others want `key`.
@@ -426,7 +436,7 @@ impl Queue {
                 let mut lines = self.lines();
                 let Some(waiter) = lines.remove(&key, id) else { continue };
                 let verdict = lines.verdict(&key, waiter.wish.wait(), clock.now());
-                if let Some(line) = lines.by_key.get(&key) {
+                if let Some(line) = lines.by_key.get_mut(&key) {
                     line.stir();
                 }
                 drop(lines);
@@ -453,7 +463,12 @@ impl Queue {
 }
 
 impl Line {
-    fn stir(&self) {
+    fn stir(&mut self) {
+        self.look_at(Instant::from_nanos(0));
+    }
+
+    fn look_at(&mut self, moment: Instant) {
+        self.look_at = Some(self.look_at.map_or(moment, |known| known.min(moment)));
         if let Some(wake) = &self.wake {
             wake.notify_one();
         }

@@ -175,6 +175,14 @@ impl RedisServer {
         self.process().resume();
     }
 
+    /// Has the server close every connection but the bench's own.
+    pub fn kill_clients(&self) {
+        // Who has subscribed to something is of another type.
+        for kind in ["normal", "pubsub"] {
+            self.cli(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+        }
+    }
+
     /// SIGKILL, and waits until the process is gone. [`restart`](Self::restart) brings it back.
     pub fn kill(&self) {
         self.process().kill();

@@ -60,7 +60,7 @@ impl Ear for Arc<Rung> {
         self.0.notify_one();
     }
 
-    fn called(&self, _key: &str, _owner: &Owner) -> bool {
+    fn called(&self, _key: &str, _owner: &Owner, _within: Duration) -> bool {
         self.0.notify_one();
         true
     }

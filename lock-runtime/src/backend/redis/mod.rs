@@ -2,9 +2,12 @@
 //!
 //! A lock is a plain string key that holds its owner's token and expires: `SET NX PX` to take it, a
 //! compare-and-delete to free it. This is the format of redsync, node-redlock, redis-py, rslock
-//! and Spring, so that a key can be shared with services in other languages.
+//! and Spring, so that a key can be shared with services in other languages. Our own processes hand a
+//! lock that is waited for to each other by its [`line`].
 
+mod ears;
 mod endpoint;
+mod line;
 mod node;
 mod reply;
 mod script;
@@ -12,27 +15,48 @@ mod stream;
 #[cfg(feature = "rediss")]
 mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Pipeline, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
+use self::ears::{Ears, Stray};
 use self::endpoint::Endpoint;
+use self::line::{Channel, Hot, Token, line_of};
 use self::node::Node;
-use self::script::{ACQUIRE, By, RELEASE, RENEW, Script};
+use self::script::{ACQUIRE, By, LINE, RENEW};
 use self::stream::Dialer;
-use super::{Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef, Release, Released};
+use super::{
+    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
+    Standing,
+};
 use crate::clock::Clock;
 use crate::error::LockError;
 use crate::fence::Fence;
+use crate::jitter;
 use crate::key::Key;
 
 /// The one counter that all fences of a database come from, behind the pool's prefix. One counter
 /// instead of one per lock keeps the store's memory bounded.
 const FENCE_COUNTER: &str = "lock_runtime:fence";
 
+/// A lock that nobody takes, behind the pool's prefix, to find out what this user may do.
+const PROBE: &str = "lock_runtime:probe";
+
+/// The server runs one script at a time: so many leases cost it a fraction of a millisecond.
+const RENEWED_TOGETHER: usize = 256;
+
 pub(crate) struct Redis {
-    node: Node,
+    node: Arc<Node>,
+    ears: Arc<Ears>,
+    clock: Clock,
     fence_counter: String,
+    /// In every token of this pool, if it could hear its channel when it connected.
+    channel: Option<Channel>,
+    hot: Hot,
+    strays: AbortHandle,
 }
 
 impl Redis {
@@ -43,120 +67,308 @@ impl Redis {
         patience: Duration,
     ) -> Result<Self, LockError> {
         let dialer = Dialer::new(Endpoint::parse(url)?).await?;
-        let node = Node::connect(dialer, clock, patience).await.map_err(LockError::backend)?;
+        let (found, strays) = mpsc::unbounded_channel();
+        let ears = Arc::new(Ears::new(found));
+        let channel = Channel::random()?;
+        let probe = probe(&[prefix, PROBE].concat().into(), channel)?;
+        let node = Node::connect(dialer, clock, patience, ears.clone(), channel, probe)
+            .await
+            .map_err(LockError::backend)?;
+        let node = Arc::new(node);
         // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
         // release does nothing.
-        node.send(&RELEASE.call(By::Text, &[], None, &[])).await.map_err(LockError::backend)?;
-        Ok(Self { node, fence_counter: [prefix, FENCE_COUNTER].concat() })
+        let nothing = Freeing {
+            keys: &[],
+            token: &[],
+            keep_for: Duration::ZERO,
+            ttl: Duration::ZERO,
+            successor: None,
+        };
+        node.send(&nothing.command(By::Text)).await.map_err(LockError::backend)?;
+        let channel = node.hears().calls.then_some(channel);
+        let strays = tokio::spawn(pass_strays_on(node.clone(), strays, channel)).abort_handle();
+        let fence_counter = [prefix, FENCE_COUNTER].concat();
+        Ok(Self { node, ears, clock, fence_counter, channel, hot: Hot::default(), strays })
     }
 
-    /// Calls a script by its hash, and by its text if the server does not know it yet.
-    async fn call(
-        &self,
-        script: &Script,
-        keys: &[Key],
-        last_key: Option<&str>,
-        args: &[&[u8]],
-    ) -> Result<Value, BackendError> {
-        match self.node.try_send(&script.call(By::Hash, keys, last_key, args)).await? {
-            Ok(answer) => Ok(answer),
-            Err(error) if reply::is_unknown_script(&error) => {
-                self.node.send(&script.call(By::Text, keys, last_key, args)).await
-            }
-            Err(error) => Err(self.node.failure(error)),
+    /// How `claim` is put to the server.
+    fn form(&self, claim: &Claim) -> Form {
+        let line = claim.in_line && self.channel.is_some() && self.node.hears().calls;
+        match (&*claim.keys, claim.attempt) {
+            ([key], 0) if line && self.hot.has(key, self.clock.now()) => Form::Line,
+            // The usual case in one plain command. It cannot recognise its own earlier try, so it must be
+            // the first; and it cannot say when the lock will be free.
+            ([_], 0) if !claim.fencing => Form::Plain,
+            ([_], 1..) if line => Form::Line,
+            _ => Form::Script,
         }
     }
 
-    /// Calls a script for each of `leases`, in one write. The span is the script's second argument.
-    async fn call_all(
-        &self,
-        script: &Script,
-        leases: &[(&LeaseRef, Duration)],
-    ) -> Vec<Result<Held, BackendError>> {
-        let calls = |by: By, leases: &mut dyn Iterator<Item = &(&LeaseRef, Duration)>| {
-            let mut calls = Pipeline::with_capacity(leases.size_hint().0);
-            for (lease, span) in leases {
-                let millis = millis(*span);
-                let args = [lease.owner.as_bytes(), millis.as_bytes()];
-                calls.add_command(script.call(by, &lease.keys, None, &args));
+    fn command(&self, claim: &Claim, form: Form, by: By) -> Cmd {
+        let token = self.token(&claim.owner);
+        let ttl = millis(claim.ttl);
+        let counter = claim.fencing.then_some(self.fence_counter.as_str());
+        let fences = u64::from(claim.spare_fences) + 1;
+        match (form, &*claim.keys) {
+            (Form::Plain, [key]) => {
+                let mut set = Cmd::with_capacity(6, 6 * 48);
+                set.arg("SET").arg(key.as_str()).arg(token.as_bytes()).arg("NX").arg("PX").arg(ttl);
+                set
             }
-            calls
+            (Form::Line, [key]) => {
+                let mut call = LINE.call(by, 2 + usize::from(claim.fencing), 4);
+                call.arg(key.as_str()).arg(line_of(key)).arg(counter);
+                call.arg("claim").arg(token.as_bytes()).arg(ttl).arg(fences);
+                call
+            }
+            (_, keys) => {
+                let mut call = ACQUIRE.call(by, keys.len() + usize::from(claim.fencing), 4);
+                for key in keys {
+                    call.arg(key.as_str());
+                }
+                call.arg(counter).arg(token.as_bytes()).arg(ttl).arg(keys.len()).arg(fences);
+                call
+            }
+        }
+    }
+
+    fn attempt(&self, claim: &Claim, form: Form, answer: &Value) -> Result<Attempt, BackendError> {
+        // Who cannot announce itself is not known to wait.
+        let can_tell = self.channel.is_some();
+        let parts = match (form, answer) {
+            (Form::Plain, Value::Okay) => {
+                let wanted = can_tell.then_some(false);
+                return Ok(Attempt::Granted { fence: None, spare_fences: 0, wanted });
+            }
+            // In short; the script tells the rest.
+            (Form::Plain, Value::Nil) => {
+                let standing = Standing::Watching { ask_again: Duration::ZERO };
+                return Ok(Attempt::Busy { free_in: None, standing });
+            }
+            (Form::Script | Form::Line, Value::Array(parts)) => parts.as_slice(),
+            _ => return Err(unexpected(answer)),
         };
-        let mut answers = match self.node.send_all(&calls(By::Hash, &mut leases.iter())).await {
-            Ok(answers) => answers,
-            Err(error) => return leases.iter().map(|_| Err(error.clone())).collect(),
+        match parts {
+            [Value::Int(1), Value::BulkString(fence), waiting @ ..] => {
+                let fence = if claim.fencing {
+                    let number = std::str::from_utf8(fence).ok().and_then(|text| text.parse().ok());
+                    Some(Fence::new(number.ok_or_else(|| unexpected(answer))?))
+                } else {
+                    None
+                };
+                let wanted = match waiting {
+                    [Value::Int(waiting)] => *waiting > 0,
+                    _ => false,
+                };
+                if let (true, [key]) = (wanted, &*claim.keys) {
+                    self.hot.note(key, self.clock.now());
+                }
+                let wanted = can_tell.then_some(wanted);
+                let spare_fences = if claim.fencing { claim.spare_fences } else { 0 };
+                Ok(Attempt::Granted { fence, spare_fences, wanted })
+            }
+            [Value::Int(0), Value::Int(free_in)] => {
+                let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
+                Ok(Attempt::Busy { free_in, standing: self.beside(free_in) })
+            }
+            [Value::Int(0), Value::Int(free_in), Value::Int(rank), Value::Int(_)] => {
+                let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
+                let rank = u64::try_from(*rank).unwrap_or_default();
+                if let [key] = &*claim.keys {
+                    self.hot.note(key, self.clock.now());
+                }
+                let look = jitter::below(line::look(rank));
+                let ask_again = match free_in {
+                    Some(free_in) if rank == 0 => look.min(free_in + ROUNDING),
+                    _ => look,
+                };
+                Ok(Attempt::Busy { free_in, standing: Standing::InLine { ask_again } })
+            }
+            _ => Err(unexpected(answer)),
+        }
+    }
+
+    /// Where somebody stands who is not in line.
+    fn beside(&self, free_in: Option<Duration>) -> Standing {
+        // A lost push costs no more than this.
+        const LOOK: Duration = Duration::from_millis(800);
+        if !self.node.hears().changes {
+            return Standing::Outside;
+        }
+        let look = jitter::below(LOOK);
+        let ask_again = free_in.map_or(look, |free_in| look.min(free_in + ROUNDING));
+        Standing::Watching { ask_again }
+    }
+
+    /// Which form to ask again in, at once, after such an answer.
+    fn again(&self, claim: &Claim, form: Form, answer: &Value) -> Option<Form> {
+        let hears = self.node.hears();
+        match (form, answer) {
+            // Who does not wait still wants to know how long the lock is held.
+            (Form::Plain, Value::Nil) if !claim.in_line => Some(Form::Script),
+            (Form::Script, Value::Array(parts)) if hears.changes => {
+                let busy = matches!(parts.as_slice(), [Value::Int(0), ..]);
+                (busy && claim.attempt > 0).then_some(Form::Script)
+            }
+            // To be told of a change it has to be read behind `CLIENT CACHING YES`: of a holder that will call
+            // nobody, and of one of ours whose lock is deleted under it.
+            (Form::Line, Value::Array(parts)) if hears.changes => match parts.as_slice() {
+                [Value::Int(0), _, Value::Int(rank), Value::Int(ours)] => {
+                    (*ours == 0 || (*rank == 0 && claim.attempt > 0)).then_some(Form::Line)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Sends `count` commands in one write: scripts by their hash, and once more by their text those that the
+    /// server does not know. Those that `is_tracked` picks arm a push for the keys they read.
+    async fn send_all(
+        &self,
+        count: usize,
+        is_tracked: bool,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        let build = |by: By, places: &[usize]| {
+            let mut all = Pipeline::with_capacity(places.len() * (1 + usize::from(is_tracked)));
+            for &at in places {
+                if is_tracked {
+                    let mut caching = redis::cmd("CLIENT");
+                    caching.arg("CACHING").arg("YES");
+                    all.add_command(caching);
+                }
+                all.add_command(command(at, by));
+            }
+            all
         };
-        let unknown = |answer: &Result<Value, RedisError>| matches!(answer, Err(error) if reply::is_unknown_script(error));
-        if answers.iter().any(unknown) {
-            let mut again = answers
-                .iter()
-                .zip(leases)
-                .filter(|(answer, _)| unknown(answer))
-                .map(|(_, lease)| lease);
-            match self.node.send_all(&calls(By::Text, &mut again)).await {
+        let places: Vec<_> = (0..count).collect();
+        let every = 1 + usize::from(is_tracked);
+        let sent = self.node.send_all(&build(By::Hash, &places)).await;
+        let mut answers: Vec<_> = match sent {
+            Ok(answers) => answers.into_iter().skip(every - 1).step_by(every).collect(),
+            Err(error) => return (0..count).map(|_| Err(error.clone())).collect(),
+        };
+        let is_unknown = |answer: &Result<Value, RedisError>| matches!(answer, Err(error) if reply::is_unknown_script(error));
+        let unknown: Vec<_> = (0..answers.len()).filter(|&at| is_unknown(&answers[at])).collect();
+        if !unknown.is_empty() {
+            match self.node.send_all(&build(By::Text, &unknown)).await {
                 Ok(texts) => {
-                    let places = answers.iter_mut().filter(|answer| unknown(answer));
-                    for (place, answer) in places.zip(texts) {
-                        *place = answer;
+                    let texts = texts.into_iter().skip(every - 1).step_by(every);
+                    for (at, answer) in unknown.into_iter().zip(texts) {
+                        answers[at] = answer;
                     }
                 }
-                Err(error) => return leases.iter().map(|_| Err(error.clone())).collect(),
+                Err(error) => return (0..count).map(|_| Err(error.clone())).collect(),
             }
         }
-        answers.into_iter().map(|answer| self.held(answer)).collect()
+        answers.into_iter().map(|answer| answer.map_err(|error| self.node.failure(error))).collect()
     }
 
-    async fn one_acquire(&self, claim: &Claim) -> Result<Attempt, BackendError> {
-        let ttl = millis(claim.ttl);
-        // The usual case in one plain command. It cannot recognise its own earlier try, so it must be
-        // the first; and it cannot say when the lock will be free.
-        if let ([key], false, 0) = (&*claim.keys, claim.fencing, claim.attempt) {
-            let mut set = redis::cmd("SET");
-            set.arg(key.as_str()).arg(claim.owner.as_bytes()).arg("NX").arg("PX").arg(&ttl);
-            match self.node.send(&set).await? {
-                Value::Okay => return Ok(Attempt::granted(None)),
-                Value::Nil => {}
-                other => return Err(unexpected(&other)),
-            }
-        }
-        let fencing = if claim.fencing { "1" } else { "0" };
-        let args = [claim.owner.as_bytes(), ttl.as_bytes(), fencing.as_bytes()];
-        let counter = claim.fencing.then_some(self.fence_counter.as_str());
-        attempt(&self.call(&ACQUIRE, &claim.keys, counter, &args).await?)
-    }
-
-    fn held(&self, answer: Result<Value, RedisError>) -> Result<Held, BackendError> {
-        match answer {
-            Ok(Value::Int(1)) => Ok(Held::Yes),
-            Ok(Value::Int(0)) => Ok(Held::No),
-            Ok(other) => Err(unexpected(&other)),
-            Err(error) => Err(self.node.failure(error)),
-        }
+    fn token(&self, owner: &Owner) -> Token {
+        Token::new(owner, self.channel)
     }
 }
 
+/// How a claim is put to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// `SET NX PX`.
+    Plain,
+    /// `acquire.lua`: several keys, a fence, or nobody who would stand in line.
+    Script,
+    /// `line.lua`: the lock or a place in its line.
+    Line,
+}
+
+/// Redis rounds an expiry to a millisecond.
+const ROUNDING: Duration = Duration::from_millis(1);
+
 impl Backend for Redis {
+    fn attach(&self, bell: Bell) {
+        self.ears.attach(bell);
+    }
+
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
-        let mut v = Vec::new();
-        for c in claims {
-            v.push(self.one_acquire(c).await);
+        let mut forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
+        let command = |at: usize, by| self.command(&claims[at], forms[at], by);
+        let mut answers = self.send_all(claims.len(), false, command).await;
+        let mut again = Vec::new();
+        for (at, answer) in answers.iter().enumerate() {
+            if let Ok(answer) = answer
+                && let Some(form) = self.again(&claims[at], forms[at], answer)
+            {
+                again.push((at, form));
+            }
         }
-        v
+        if !again.is_empty() {
+            let command = |n: usize, by| self.command(&claims[again[n].0], again[n].1, by);
+            let tracked = self.node.hears().changes;
+            let more = self.send_all(again.len(), tracked, command).await;
+            for ((at, form), answer) in again.into_iter().zip(more) {
+                forms[at] = form;
+                answers[at] = answer;
+            }
+        }
+        let attempts = claims.iter().zip(forms).zip(answers);
+        attempts.map(|((claim, form), answer)| self.attempt(claim, form, &answer?)).collect()
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        let leases: Vec<_> = leases.iter().map(|lease| (lease, lease.ttl)).collect();
-        self.call_all(&RENEW, &leases).await
+        let chunks: Vec<_> = leases.chunks(RENEWED_TOGETHER).collect();
+        let command = |at: usize, by| {
+            let chunk: &[LeaseRef] = chunks[at];
+            let keys = chunk.iter().map(|lease| lease.keys.len()).sum();
+            let mut call = RENEW.call(by, keys, 3 * chunk.len());
+            for key in chunk.iter().flat_map(|lease| lease.keys.iter()) {
+                call.arg(key.as_str());
+            }
+            for lease in chunk {
+                let token = self.token(&lease.owner);
+                call.arg(token.as_bytes()).arg(millis(lease.ttl)).arg(lease.keys.len());
+            }
+            call
+        };
+        // Reads the locks too, and so is told if one is taken away.
+        let tracked = self.node.hears().changes;
+        let answers = self.send_all(chunks.len(), tracked, command).await;
+        let mut outcomes = Vec::with_capacity(leases.len());
+        for (chunk, answer) in chunks.iter().zip(answers) {
+            match answer {
+                Ok(Value::Array(parts)) if parts.len() == chunk.len() => {
+                    for (lease, part) in chunk.iter().zip(&parts) {
+                        outcomes.push(self.renewed(lease, part));
+                    }
+                }
+                Ok(other) => outcomes.extend(chunk.iter().map(|_| Err(unexpected(&other)))),
+                Err(error) => outcomes.extend(chunk.iter().map(|_| Err(error.clone()))),
+            }
+        }
+        outcomes
     }
 
     async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
-        let leases: Vec<_> =
-            releases.iter().map(|release| (&release.lease, release.keep_for)).collect();
-        self.call_all(&RELEASE, &leases)
-            .await
-            .into_iter()
-            .map(|h| h.map(|h| if h == Held::Yes { Released::Yes } else { Released::No }))
-            .collect()
+        let command = |at: usize, by| {
+            let Release { lease, keep_for, successor } = &releases[at];
+            let token = self.token(&lease.owner);
+            let heir = successor.filter(|_| self.channel.is_some() && self.node.hears().calls);
+            let heir = heir.map(|heir| (self.token(&heir.owner), heir.ttl));
+            let (keys, token) = (&*lease.keys, token.as_bytes());
+            Freeing { keys, token, keep_for: *keep_for, ttl: lease.ttl, successor: heir }
+                .command(by)
+        };
+        let answers = self.send_all(releases.len(), false, command).await;
+        let outcome = |(release, answer): (&Release, Result<Value, BackendError>)| match answer? {
+            Value::Int(0) => Ok(Released::No),
+            Value::Int(1) => Ok(Released::Yes),
+            Value::Int(2) => Ok(Released::Kept),
+            Value::Int(3) => {
+                release.lease.keys.iter().for_each(|key| self.hot.note(key, self.clock.now()));
+                Ok(Released::Behind { ask_again: jitter::below(line::look(0)) })
+            }
+            other => Err(unexpected(&other)),
+        };
+        releases.iter().zip(answers).map(outcome).collect()
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
@@ -167,7 +379,7 @@ impl Backend for Redis {
         let Value::Array(holders) = self.node.send(&get).await? else {
             return Ok(Held::No);
         };
-        let ours = |holder: &Value| matches!(holder, Value::BulkString(owner) if owner == lease.owner.as_bytes());
+        let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, &lease.owner));
         Ok(if holders.iter().all(ours) { Held::Yes } else { Held::No })
     }
 
@@ -180,26 +392,83 @@ impl Backend for Redis {
     }
 }
 
-fn attempt(answer: &Value) -> Result<Attempt, BackendError> {
-    let Value::Array(parts) = answer else { return Err(unexpected(answer)) };
-    match parts.as_slice() {
-        [Value::Int(1), Value::BulkString(fence)] if fence.is_empty() => Ok(Attempt::granted(None)),
-        [Value::Int(1), Value::BulkString(fence)] => {
-            let number = std::str::from_utf8(fence).ok().and_then(|text| text.parse().ok());
-            let fence = Fence::new(number.ok_or_else(|| unexpected(answer))?);
-            Ok(Attempt::granted(Some(fence)))
+impl Redis {
+    fn renewed(&self, lease: &LeaseRef, part: &Value) -> Result<Held, BackendError> {
+        match part {
+            Value::Int(1) => Ok(Held::Yes),
+            Value::Int(2) => {
+                lease.keys.iter().for_each(|key| self.ears.wanted(key));
+                Ok(Held::Yes)
+            }
+            Value::Int(0) => Ok(Held::No),
+            Value::BulkString(error) => Err(self.node.refusal(&String::from_utf8_lossy(error))),
+            other => Err(unexpected(other)),
         }
-        [Value::Int(0), Value::Int(free_in)] => {
-            let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
-            Ok(Attempt::busy(free_in))
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.strays.abort();
+    }
+}
+
+/// One call of the release.
+struct Freeing<'a> {
+    keys: &'a [Key],
+    token: &'a [u8],
+    keep_for: Duration,
+    ttl: Duration,
+    successor: Option<(Token, Duration)>,
+}
+
+impl Freeing<'_> {
+    fn command(&self, by: By) -> Cmd {
+        let mut call = LINE.call(by, 2 * self.keys.len(), 6);
+        for key in self.keys {
+            call.arg(key.as_str());
         }
-        _ => Err(unexpected(answer)),
+        for key in self.keys {
+            call.arg(line_of(key));
+        }
+        call.arg("release").arg(self.token).arg(millis(self.keep_for));
+        call.arg(millis(line::grant(self.ttl)));
+        match &self.successor {
+            Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
+            None => call.arg("").arg("0"),
+        };
+        call
+    }
+}
+
+/// Finds out whether a user may do what a line needs, and hears its own channel.
+fn probe(lock: &Key, channel: Channel) -> Result<Cmd, LockError> {
+    let token = Token::new(&Owner::random()?, Some(channel));
+    let mut call = LINE.call(By::Text, 2, 2);
+    call.arg(lock.as_str()).arg(line_of(lock)).arg("probe").arg(token.as_bytes());
+    Ok(call)
+}
+
+/// Passes on what was granted to owners that had given up by then.
+async fn pass_strays_on(
+    node: Arc<Node>,
+    mut strays: mpsc::UnboundedReceiver<Stray>,
+    channel: Option<Channel>,
+) {
+    while let Some(Stray { key, owner }) = strays.recv().await {
+        let token = Token::new(&owner, channel);
+        let keys = [Key::from(key)];
+        let ttl = Duration::ZERO;
+        let freeing =
+            Freeing { keys: &keys, token: token.as_bytes(), keep_for: ttl, ttl, successor: None };
+        // Should it fail, the grant runs out by itself.
+        let _ = node.send(&freeing.command(By::Text)).await;
     }
 }
 
 /// Rounded up: `PEXPIRE` with zero deletes the key.
-fn millis(span: Duration) -> String {
-    span.as_nanos().div_ceil(1_000_000).to_string()
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 #[cold]

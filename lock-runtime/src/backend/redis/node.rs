@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, RedisError, Value};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
+use super::ears::Ears;
+use super::line::Channel;
 use super::reply;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
@@ -31,6 +33,11 @@ struct Shared {
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
+    /// Where the server's own messages go, and the channel on which this pool can be told.
+    ears: Arc<Ears>,
+    channel: Channel,
+    /// Finds out whether this user may do what the line of a lock needs.
+    probe: Cmd,
     line: Mutex<Line>,
 }
 
@@ -44,6 +51,27 @@ struct Connection {
     /// The task that moves its bytes. Without it every request fails at once.
     mover: AbortHandle,
     silence: Silence,
+    hears: Hears,
+}
+
+impl Connection {
+    fn new(
+        requests: MultiplexedConnection,
+        mover: AbortOnDrop,
+        hears: Hears,
+    ) -> (Self, AbortOnDrop) {
+        let handle = mover.0.abort_handle();
+        (Self { requests, mover: handle, silence: Silence::default(), hears }, mover)
+    }
+}
+
+/// What this user is told on this connection without asking.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hears {
+    /// Changes of the keys that were read behind `CLIENT CACHING YES`.
+    pub(super) changes: bool,
+    /// Its own channel; and all commands of the line are allowed.
+    pub(super) calls: bool,
 }
 
 /// Requests that were given up since the connection last answered one.
@@ -58,12 +86,24 @@ impl Node {
         dialer: Dialer,
         clock: Clock,
         patience: Duration,
+        ears: Arc<Ears>,
+        channel: Channel,
+        probe: Cmd,
     ) -> Result<Self, BackendError> {
-        let (connection, mover) = open(&dialer, patience).await?;
-        let line = Mutex::new(Line::Up(connection));
-        let shared = Arc::new(Shared { dialer, clock, patience, line });
+        let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
+        let line = Mutex::new(Line::Down(nothing_yet));
+        let shared = Arc::new(Shared { dialer, clock, patience, ears, channel, probe, line });
+        let (connection, mover) = shared.open().await?;
+        *shared.line() = Line::Up(connection);
         let keeper = tokio::spawn(shared.clone().keep(mover)).abort_handle();
         Ok(Self { shared, keeper })
+    }
+
+    pub(super) fn hears(&self) -> Hears {
+        match &*self.shared.line() {
+            Line::Up(connection) => connection.hears,
+            Line::Down(_) => Hears::default(),
+        }
     }
 
     /// Sends one command.
@@ -96,6 +136,11 @@ impl Node {
 
     pub(super) fn failure(&self, error: RedisError) -> BackendError {
         reply::failure(&self.shared.dialer.endpoint().to_string(), error)
+    }
+
+    /// The failure that a script tells of as a value.
+    pub(super) fn refusal(&self, text: &str) -> BackendError {
+        reply::told(&self.shared.dialer.endpoint().to_string(), text)
     }
 
     async fn ask<T>(
@@ -182,8 +227,7 @@ impl Shared {
     }
 
     /// Keeps the connection up for the life of the node, beginning with the one that `mover` moves.
-    async fn keep(self: Arc<Self>, mover: JoinHandle<()>) {
-        let mut mover = AbortOnDrop(mover);
+    async fn keep(self: Arc<Self>, mut mover: AbortOnDrop) {
         loop {
             let _ = (&mut mover.0).await;
             {
@@ -200,15 +244,81 @@ impl Shared {
         let mut pause = Duration::from_millis(5);
         loop {
             tokio::time::sleep(jitter::below(pause)).await;
-            match open(&self.dialer, self.patience).await {
+            match self.open().await {
                 Ok((connection, mover)) => {
                     *self.line() = Line::Up(connection);
-                    return AbortOnDrop(mover);
+                    self.ears.has_missed_something();
+                    return mover;
                 }
                 Err(error) => *self.line() = Line::Down(error),
             }
             pause = (pause * 2).min(Duration::from_millis(500));
         }
+    }
+
+    async fn open(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
+        let silence = || {
+            let (endpoint, patience) = (self.dialer.endpoint(), self.patience);
+            let message = format!("Redis at {endpoint} did not answer within {patience:?}");
+            BackendError::new(Failure::NotNow, message)
+                .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
+        };
+        timeout(self.patience, self.log_in()).await.unwrap_or_else(|_| Err(silence()))
+    }
+
+    async fn log_in(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
+        let login = self.dialer.endpoint().login.clone();
+        let (mut requests, mover) = match self.speak(&login, true).await? {
+            Ok(connected) => connected,
+            // Older servers and some proxies know RESP2 only, which serves as well.
+            Err(error) if knows_no_hello(&error) => {
+                let login = login.set_protocol(ProtocolVersion::RESP2);
+                let (requests, mover) = self
+                    .speak(&login, false)
+                    .await?
+                    .map_err(|error| refused(&self.dialer, error))?;
+                return Ok(Connection::new(requests, mover, Hears::default()));
+            }
+            Err(error) => return Err(refused(&self.dialer, error)),
+        };
+        let hears = self.listen(&mut requests).await;
+        Ok(Connection::new(requests, mover, hears))
+    }
+
+    /// Asks to be told of changes and calls. A user who may not, waits by asking.
+    async fn listen(&self, connection: &mut MultiplexedConnection) -> Hears {
+        let mut track = redis::cmd("CLIENT");
+        // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
+        track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
+        let changes: Result<Value, _> = track.query_async(connection).await;
+        let subscribed = connection.subscribe(self.channel.name()).await;
+        let heard: Result<u64, _> = match subscribed {
+            Ok(()) => self.probe.query_async(connection).await,
+            Err(error) => Err(error),
+        };
+        Hears { changes: changes.is_ok(), calls: matches!(heard, Ok(1)) }
+    }
+
+    async fn speak(
+        &self,
+        login: &redis::RedisConnectionInfo,
+        with_pushes: bool,
+    ) -> Result<Result<(MultiplexedConnection, AbortOnDrop), RedisError>, BackendError> {
+        let stream = self.dialer.dial().await?;
+        // Time limits are those of the requests' makers; the library's own would only add timers.
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(1024);
+        if with_pushes {
+            let ears = self.ears.clone();
+            config = config.set_push_sender(move |push: PushInfo| {
+                ears.hear(&push);
+                Ok::<(), &'static str>(())
+            });
+        }
+        let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
+        Ok(opened.map(|(connection, mover)| (connection, AbortOnDrop(tokio::spawn(mover)))))
     }
 
     fn lost(&self) -> BackendError {
@@ -245,50 +355,9 @@ impl Drop for AbortOnDrop {
     }
 }
 
-async fn open(
-    dialer: &Dialer,
-    patience: Duration,
-) -> Result<(Connection, JoinHandle<()>), BackendError> {
-    let silence = || {
-        let message = format!("Redis at {} did not answer within {patience:?}", dialer.endpoint());
-        BackendError::new(Failure::NotNow, message)
-            .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
-    };
-    timeout(patience, log_in(dialer)).await.unwrap_or_else(|_| Err(silence()))
-}
-
-async fn log_in(dialer: &Dialer) -> Result<(Connection, JoinHandle<()>), BackendError> {
-    let login = dialer.endpoint().login.clone();
-    let (requests, mover) = match speak(dialer, &login).await? {
-        Ok(connected) => connected,
-        // Older servers and some proxies know RESP2 only, which serves as well.
-        Err(error) if knows_no_hello(&error) => {
-            let login = login.set_protocol(ProtocolVersion::RESP2);
-            speak(dialer, &login).await?.map_err(|error| refused(dialer, error))?
-        }
-        Err(error) => return Err(refused(dialer, error)),
-    };
-    let silence = Silence::default();
-    Ok((Connection { requests, mover: mover.abort_handle(), silence }, mover))
-}
-
 fn knows_no_hello(error: &RedisError) -> bool {
     let unknown = |detail: &str| detail.contains("unknown command");
     error.kind() == redis::ErrorKind::RESP3NotSupported || error.detail().is_some_and(unknown)
-}
-
-async fn speak(
-    dialer: &Dialer,
-    login: &redis::RedisConnectionInfo,
-) -> Result<Result<(MultiplexedConnection, JoinHandle<()>), RedisError>, BackendError> {
-    let stream = dialer.dial().await?;
-    // Time limits are those of the requests' makers; the library's own would only add timers.
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024);
-    let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-    Ok(opened.map(|(connection, mover)| (connection, tokio::spawn(mover))))
 }
 
 fn refused(dialer: &Dialer, error: RedisError) -> BackendError {

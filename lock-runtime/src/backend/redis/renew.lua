@@ -1,13 +1,34 @@
--- Extends an owner's locks, all or none; never touches anybody else's.
--- KEYS the locks; ARGV owner, ttl in ms
--- Reply 1 if they were the owner's, 0 if at least one was not
-for i = 1, #KEYS do
-  local holder = redis.pcall('GET', KEYS[i])
-  -- a key of another type is somebody else's; any other error says nothing about whose it is
-  if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE') then return holder end
-  if holder ~= ARGV[1] then return 0 end
+-- Extends leases, each all of its locks or none; never touches anybody else's.
+-- KEYS the locks of all leases; ARGV for each lease its token, ttl in ms, number of locks
+-- Reply for each lease 1 if its locks were the token's, 2 if so and others wait, 0 if at least one was not,
+-- or the text of an error
+local outcomes = {}
+local first = 1
+for lease = 1, #ARGV / 3 do
+  local token, ttl, locks = ARGV[3 * lease - 2], ARGV[3 * lease - 1], ARGV[3 * lease]
+  local outcome = 1
+  for i = first, first + locks - 1 do
+    local holder = redis.pcall('GET', KEYS[i])
+    if type(holder) == 'table' then
+      -- a key of another type is somebody else's; any other error says nothing about whose it is
+      outcome = string.find(holder.err, 'WRONGTYPE') and 0 or holder.err
+      break
+    end
+    -- by the owner alone: others may have come to stand in line and left their mark
+    if not holder or string.sub(holder, 1, 32) ~= string.sub(token, 1, 32) then
+      outcome = 0
+      break
+    end
+    if #holder == 50 then outcome = 2 end
+  end
+  if outcome == 1 or outcome == 2 then
+    for i = first, first + locks - 1 do
+      redis.call('PEXPIRE', KEYS[i], ttl)
+      -- Whoever writes a key is told of its changes no more; who reads it is.
+      redis.call('GET', KEYS[i])
+    end
+  end
+  outcomes[lease] = outcome
+  first = first + locks
 end
-for i = 1, #KEYS do
-  redis.call('PEXPIRE', KEYS[i], ARGV[2])
-end
-return 1
+return outcomes

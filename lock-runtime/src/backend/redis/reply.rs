@@ -21,6 +21,14 @@ pub(super) fn failure(server: &str, error: RedisError) -> BackendError {
     BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy).because(error)
 }
 
+/// Sorts the text of an error that a script has answered as a value, `CODE detail`.
+pub(super) fn told(server: &str, text: &str) -> BackendError {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    let (code, detail) = unscripted(code, detail);
+    let (failure, what, remedy) = refusal(code, detail);
+    BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy)
+}
+
 /// The refusal of a command inside a script as it would be outside. Up to 6.2 a server answers `ERR
 /// Error running script (call to f_<hash>): @user_script:9: CODE detail`, later ones `CODE detail
 /// script: <hash>, on @user_script:9.`

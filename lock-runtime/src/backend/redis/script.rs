@@ -1,20 +1,27 @@
 //! The Lua scripts, by hash and by text.
 
+use std::borrow::Cow;
+
 use once_cell::sync::Lazy;
 use redis::Cmd;
-
-use crate::key::Key;
 
 /// A script that the server may or may not know yet.
 #[derive(Debug)]
 pub(super) struct Script {
     sha: String,
-    text: &'static str,
+    text: Cow<'static, str>,
 }
 
-pub(super) static ACQUIRE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("acquire.lua")));
+const FENCE: &str = include_str!("fence.lua");
+
+/// Takes locks, all or none, with a fence if one is wanted.
+pub(super) static ACQUIRE: Lazy<Script> =
+    Lazy::new(|| Script::new([FENCE, include_str!("acquire.lua")].concat()));
+/// Extends leases.
 pub(super) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
-pub(super) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
+/// Claims a lock or a place in its line, and releases both.
+pub(super) static LINE: Lazy<Script> =
+    Lazy::new(|| Script::new([FENCE, include_str!("line.lua")].concat()));
 
 /// How a script is named in a command.
 #[derive(Clone, Copy, Debug)]
@@ -24,27 +31,20 @@ pub(super) enum By {
 }
 
 impl Script {
-    fn new(text: &'static str) -> Self {
-        Self { sha: redis::Script::new(text).get_hash().to_owned(), text }
+    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+        let text = text.into();
+        Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
 
-    /// A call with `keys` and, if given, one key more.
-    pub(super) fn call(&self, by: By, keys: &[Key], last_key: Option<&str>, args: &[&[u8]]) -> Cmd {
+    /// The beginning of a call with `keys` keys and about `args` arguments, to which both are added.
+    pub(super) fn call(&self, by: By, keys: usize, args: usize) -> Cmd {
+        const USUAL_SIZE: usize = 48;
         let (command, script) = match by {
             By::Hash => ("EVALSHA", self.sha.as_str()),
-            By::Text => ("EVAL", self.text),
+            By::Text => ("EVAL", &*self.text),
         };
-        let mut call = redis::cmd(command);
-        call.arg(script).arg(keys.len() + usize::from(last_key.is_some()));
-        for key in keys {
-            call.arg(key.as_str());
-        }
-        if let Some(last_key) = last_key {
-            call.arg(last_key);
-        }
-        for arg in args {
-            call.arg(*arg);
-        }
+        let mut call = Cmd::with_capacity(3 + keys + args, (4 + keys + args) * USUAL_SIZE);
+        call.arg(command).arg(script).arg(keys);
         call
     }
 }

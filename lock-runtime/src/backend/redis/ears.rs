@@ -1,0 +1,80 @@
+//! What a server says without being asked.
+
+use once_cell::sync::OnceCell;
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::line::{Message, What};
+use crate::backend::{Bell, Owner};
+use crate::key::Key;
+
+/// A grant for an owner that this pool has given up.
+pub(super) struct Stray {
+    pub(super) key: String,
+    pub(super) owner: Owner,
+}
+
+/// Takes pushes from the connection's own task, so it never blocks.
+pub(super) struct Ears {
+    bell: OnceCell<Bell>,
+    strays: UnboundedSender<Stray>,
+}
+
+impl Ears {
+    pub(super) fn new(strays: UnboundedSender<Stray>) -> Self {
+        Self { bell: OnceCell::new(), strays }
+    }
+
+    pub(super) fn attach(&self, bell: Bell) {
+        let _ = self.bell.set(bell);
+    }
+
+    /// The connection is a new one: what happened meanwhile has been said to nobody.
+    pub(super) fn has_missed_something(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.all_changed();
+        }
+    }
+
+    /// A renewal has seen that others wait.
+    pub(super) fn wanted(&self, key: &Key) {
+        if let Some(bell) = self.bell.get() {
+            bell.wanted(key.as_str());
+        }
+    }
+
+    pub(super) fn hear(&self, push: &PushInfo) {
+        let Some(bell) = self.bell.get() else { return };
+        match (&push.kind, push.data.as_slice()) {
+            (PushKind::Invalidate, [Value::Array(keys)]) => {
+                for key in keys.iter().filter_map(text) {
+                    bell.changed(key);
+                }
+            }
+            // All keys: FLUSHALL, FLUSHDB.
+            (PushKind::Invalidate, _) => bell.all_changed(),
+            (PushKind::Message, [_, Value::BulkString(payload)]) => self.told(bell, payload),
+            _ => {}
+        }
+    }
+
+    fn told(&self, bell: &Bell, payload: &[u8]) {
+        let Some(Message { what, owner, key }) = Message::parse(payload) else { return };
+        match what {
+            What::Called(within) => {
+                if !bell.called(key, &owner, within) && within.is_zero() {
+                    let _ = self.strays.send(Stray { key: key.to_owned(), owner });
+                }
+            }
+            What::Wanted => bell.wanted(key),
+            What::Probe => {}
+        }
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
