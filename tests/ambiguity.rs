@@ -62,13 +62,14 @@ macro_rules! script {
 
 const ACQUIRE: &str = script!("fence.lua", "acquire.lua");
 const RENEW: &str = script!("renew.lua");
-/// Releases, and claims that wait.
+const RELEASE: &str = script!("release.lua");
+/// Claims that wait, and what becomes of them.
 const LINE: &str = script!("fence.lua", "line.lua");
 
 /// A server that knows the scripts, so that the first request is the one that counts.
 fn server() -> RedisServer {
     let server = RedisServer::start();
-    for script in [ACQUIRE, RENEW, LINE] {
+    for script in [ACQUIRE, RENEW, RELEASE, LINE] {
         assert_eq!(server.cli(&["SCRIPT", "LOAD", script]), sha(script));
     }
     server
@@ -327,7 +328,7 @@ mod whole_cycle {
         match request {
             Request::Acquire => ACQUIRE,
             Request::Renew => RENEW,
-            Request::Release => LINE,
+            Request::Release => RELEASE,
         }
     }
 

@@ -163,7 +163,9 @@ mod ended {
             if script(&ran, include_str!("../lock-runtime/src/backend/redis/renew.lua")) {
                 seen.renewed.push(ran.time_us);
                 seen.renewed_after_release += usize::from(seen.released.is_some());
-            } else if ran.args.iter().any(|arg| arg == "release") {
+            } else if ran.args.iter().any(|arg| arg == "release")
+                || script(&ran, include_str!("../lock-runtime/src/backend/redis/release.lua"))
+            {
                 seen.released.get_or_insert(ran.time_us);
             } else if seen.released.is_some() {
                 seen.other_after_release.push(ran);

@@ -97,7 +97,7 @@ impl Post {
     fn carry(mut self) {
         let Some(engine) = self.0.take() else { return };
         let (mut asks, departures) = engine.outbox.take();
-        if !departures.is_empty() {
+        for departures in in_batches(departures) {
             tokio::spawn(release::depart(engine.clone(), departures));
         }
         while let Some(first) = asks.first() {
@@ -106,7 +106,9 @@ impl Post {
             let (same, others) =
                 asks.into_iter().partition(|ask| patience(&engine, &ask.ask) == least);
             asks = others;
-            tokio::spawn(first_requests(engine.clone(), same));
+            for same in in_batches(same) {
+                tokio::spawn(first_requests(engine.clone(), same));
+            }
         }
     }
 }
@@ -117,6 +119,22 @@ impl Drop for Post {
             drop(engine.outbox.take());
         }
     }
+}
+
+/// One call to the store is answered as a whole. Of many requests the first are answered while the store
+/// still works on the last.
+const BATCH: usize = 128;
+
+fn in_batches<T>(mut all: Vec<T>) -> Vec<Vec<T>> {
+    let mut batches = Vec::with_capacity(all.len().div_ceil(BATCH));
+    while all.len() > BATCH {
+        let rest = all.split_off(BATCH);
+        batches.push(std::mem::replace(&mut all, rest));
+    }
+    if !all.is_empty() {
+        batches.push(all);
+    }
+    batches
 }
 
 /// How long a first request may take. A single try gets all the patience that there is for one request;

@@ -1,12 +1,14 @@
 //! What a server says without being asked.
 
+use std::sync::Arc;
+
 use once_cell::sync::OnceCell;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::line::{Message, What};
+use super::line::{Hot, Message, What};
 use crate::backend::{Bell, Owner};
-use crate::key::Key;
+use crate::clock::Clock;
 
 /// A grant for an owner that this pool has given up.
 pub(super) struct Stray {
@@ -18,11 +20,13 @@ pub(super) struct Stray {
 pub(super) struct Ears {
     bell: OnceCell<Bell>,
     strays: UnboundedSender<Stray>,
+    hot: Arc<Hot>,
+    clock: Clock,
 }
 
 impl Ears {
-    pub(super) fn new(strays: UnboundedSender<Stray>) -> Self {
-        Self { bell: OnceCell::new(), strays }
+    pub(super) fn new(strays: UnboundedSender<Stray>, hot: Arc<Hot>, clock: Clock) -> Self {
+        Self { bell: OnceCell::new(), strays, hot, clock }
     }
 
     pub(super) fn attach(&self, bell: Bell) {
@@ -37,9 +41,10 @@ impl Ears {
     }
 
     /// A renewal has seen that others wait.
-    pub(super) fn wanted(&self, key: &Key) {
+    pub(super) fn wanted(&self, key: &str) {
+        self.hot.note(key, self.clock.now());
         if let Some(bell) = self.bell.get() {
-            bell.wanted(key.as_str());
+            bell.wanted(key);
         }
     }
 
@@ -66,7 +71,7 @@ impl Ears {
                     let _ = self.strays.send(Stray { key: key.to_owned(), owner });
                 }
             }
-            What::Wanted => bell.wanted(key),
+            What::Wanted => self.wanted(key),
             What::Probe => {}
         }
     }

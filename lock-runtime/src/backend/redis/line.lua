@@ -2,14 +2,6 @@
 -- line.rs says what they are for.
 -- ARGV[1] what to do: release, claim or probe
 
--- The usual release, before anything else is even defined: nobody waits.
-if ARGV[1] == 'release' and #KEYS == 2 and ARGV[3] == '0' and ARGV[5] == '' then
-  if redis.pcall('GET', KEYS[1]) == ARGV[2] then
-    redis.call('DEL', KEYS[1])
-    return 1
-  end
-end
-
 -- A token begins with its owner, 32 digits. One of ours names its process's channel behind an `@`; a `+`
 -- behind that is the mark: others stand in line, so a release has to look.
 local function owner_of(token) return string.sub(token, 1, 32) end

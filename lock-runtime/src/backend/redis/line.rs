@@ -156,7 +156,7 @@ impl Hot {
     const COOLS_IN: Duration = Duration::from_secs(1);
     const MOST: usize = 1024;
 
-    pub(super) fn note(&self, key: &Key, now: Instant) {
+    pub(super) fn note(&self, key: &str, now: Instant) {
         let mut hot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if hot.len() >= Self::MOST {
             hot.retain(|_, noted| now.since(*noted) < Self::COOLS_IN);
@@ -164,7 +164,7 @@ impl Hot {
                 return;
             }
         }
-        hot.insert(key.clone(), now);
+        hot.insert(key.into(), now);
     }
 
     pub(super) fn has(&self, key: &Key, now: Instant) -> bool {

@@ -26,7 +26,7 @@ use self::ears::{Ears, Stray};
 use self::endpoint::Endpoint;
 use self::line::{Channel, Hot, Token, line_of};
 use self::node::Node;
-use self::script::{ACQUIRE, By, LINE, RENEW};
+use self::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
 use self::stream::Dialer;
 use super::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
@@ -55,7 +55,7 @@ pub(crate) struct Redis {
     fence_counter: String,
     /// In every token of this pool, if it could hear its channel when it connected.
     channel: Option<Channel>,
-    hot: Hot,
+    hot: Arc<Hot>,
     strays: AbortHandle,
 }
 
@@ -68,7 +68,8 @@ impl Redis {
     ) -> Result<Self, LockError> {
         let dialer = Dialer::new(Endpoint::parse(url)?).await?;
         let (found, strays) = mpsc::unbounded_channel();
-        let ears = Arc::new(Ears::new(found));
+        let hot = Arc::<Hot>::default();
+        let ears = Arc::new(Ears::new(found, hot.clone(), clock));
         let channel = Channel::random()?;
         let probe = probe(&[prefix, PROBE].concat().into(), channel)?;
         let node = Node::connect(dialer, clock, patience, ears.clone(), channel, probe)
@@ -88,7 +89,7 @@ impl Redis {
         let channel = node.hears().calls.then_some(channel);
         let strays = tokio::spawn(pass_strays_on(node.clone(), strays, channel)).abort_handle();
         let fence_counter = [prefix, FENCE_COUNTER].concat();
-        Ok(Self { node, ears, clock, fence_counter, channel, hot: Hot::default(), strays })
+        Ok(Self { node, ears, clock, fence_counter, channel, hot, strays })
     }
 
     /// How `claim` is put to the server.
@@ -161,7 +162,7 @@ impl Redis {
                     _ => false,
                 };
                 if let (true, [key]) = (wanted, &*claim.keys) {
-                    self.hot.note(key, self.clock.now());
+                    self.hot.note(key.as_str(), self.clock.now());
                 }
                 let wanted = can_tell.then_some(wanted);
                 let spare_fences = if claim.fencing { claim.spare_fences } else { 0 };
@@ -175,7 +176,7 @@ impl Redis {
                 let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
                 let rank = u64::try_from(*rank).unwrap_or_default();
                 if let [key] = &*claim.keys {
-                    self.hot.note(key, self.clock.now());
+                    self.hot.note(key.as_str(), self.clock.now());
                 }
                 let look = jitter::below(line::look(rank));
                 let ask_again = match free_in {
@@ -348,27 +349,38 @@ impl Backend for Redis {
     }
 
     async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
-        let command = |at: usize, by| {
-            let Release { lease, keep_for, successor } = &releases[at];
-            let token = self.token(&lease.owner);
-            let heir = successor.filter(|_| self.channel.is_some() && self.node.hears().calls);
-            let heir = heir.map(|heir| (self.token(&heir.owner), heir.ttl));
-            let (keys, token) = (&*lease.keys, token.as_bytes());
-            Freeing { keys, token, keep_for: *keep_for, ttl: lease.ttl, successor: heir }
-                .command(by)
-        };
-        let answers = self.send_all(releases.len(), false, command).await;
-        let outcome = |(release, answer): (&Release, Result<Value, BackendError>)| match answer? {
-            Value::Int(0) => Ok(Released::No),
-            Value::Int(1) => Ok(Released::Yes),
-            Value::Int(2) => Ok(Released::Kept),
-            Value::Int(3) => {
-                release.lease.keys.iter().for_each(|key| self.hot.note(key, self.clock.now()));
-                Ok(Released::Behind { ask_again: jitter::below(line::look(0)) })
+        let now = self.clock.now();
+        // One key that nobody is known to wait for.
+        let is_plain = |release: &Release| match &*release.lease.keys {
+            [key] => {
+                release.keep_for.is_zero() && release.successor.is_none() && !self.hot.has(key, now)
             }
-            other => Err(unexpected(&other)),
+            _ => false,
         };
-        releases.iter().zip(answers).map(outcome).collect()
+        let plain: Vec<_> = releases.iter().map(is_plain).collect();
+        let command = |at: usize, by| {
+            if plain[at] {
+                self.plain_release(&releases[at], by)
+            } else {
+                self.release_in_line(&releases[at], by)
+            }
+        };
+        let mut answers = self.send_all(releases.len(), false, command).await;
+        let again: Vec<_> = (0..answers.len())
+            .filter(|&at| plain[at] && matches!(answers[at], Ok(Value::Int(0))))
+            .collect();
+        if !again.is_empty() {
+            let command = |n: usize, by| self.release_in_line(&releases[again[n]], by);
+            let more = self.send_all(again.len(), false, command).await;
+            for (at, answer) in again.into_iter().zip(more) {
+                answers[at] = answer;
+            }
+        }
+        releases
+            .iter()
+            .zip(answers)
+            .map(|(release, answer)| self.released(release, &answer?))
+            .collect()
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
@@ -393,11 +405,46 @@ impl Backend for Redis {
 }
 
 impl Redis {
+    fn plain_release(&self, release: &Release, by: By) -> Cmd {
+        let mut call = RELEASE.call(by, 1, 1);
+        for key in release.lease.keys.iter() {
+            call.arg(key.as_str());
+        }
+        call.arg(self.token(&release.lease.owner).as_bytes());
+        call
+    }
+
+    fn release_in_line(&self, release: &Release, by: By) -> Cmd {
+        let Release { lease, keep_for, successor } = release;
+        let token = self.token(&lease.owner);
+        let heir = successor.filter(|_| self.channel.is_some() && self.node.hears().calls);
+        let successor = heir.map(|heir| (self.token(&heir.owner), heir.ttl));
+        let (keys, token) = (&*lease.keys, token.as_bytes());
+        Freeing { keys, token, keep_for: *keep_for, ttl: lease.ttl, successor }.command(by)
+    }
+
+    fn released(&self, release: &Release, answer: &Value) -> Result<Released, BackendError> {
+        match answer {
+            Value::Int(0) => Ok(Released::No),
+            Value::Int(1) => Ok(Released::Yes),
+            Value::Int(2) => Ok(Released::Kept),
+            Value::Int(3) => {
+                release
+                    .lease
+                    .keys
+                    .iter()
+                    .for_each(|key| self.hot.note(key.as_str(), self.clock.now()));
+                Ok(Released::Behind { ask_again: jitter::below(line::look(0)) })
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
     fn renewed(&self, lease: &LeaseRef, part: &Value) -> Result<Held, BackendError> {
         match part {
             Value::Int(1) => Ok(Held::Yes),
             Value::Int(2) => {
-                lease.keys.iter().for_each(|key| self.ears.wanted(key));
+                lease.keys.iter().for_each(|key| self.ears.wanted(key.as_str()));
                 Ok(Held::Yes)
             }
             Value::Int(0) => Ok(Held::No),
