@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use lock_runtime::backend::Failure;
 use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
-use lock_runtime::{ErrorKind, Fence, LockError, LockPool, OnLost, Wait, distributed_lock};
+use lock_runtime::{
+    ErrorKind, Fence, LockError, LockPool, OnLost, ReleaseMode, Wait, distributed_lock,
+};
 use lock_tests::logs::Logs;
 use lock_tests::sizes::{Sizes, sizes};
 use lock_tests::{Monitor, RedisServer};
@@ -191,6 +193,44 @@ mod loss {
         let body = || tokio::time::sleep(ms(500));
         assert!(request().run(body()).await.unwrap_err().is_lost());
         request().on_lost(OnLost::Notify).run(body()).await.unwrap();
+    }
+}
+
+mod release {
+    use super::*;
+
+    #[distributed_lock(key = "r", pool = pool)]
+    async fn awaited(pool: &LockPool) -> Result<(), LockError> {
+        Ok(())
+    }
+
+    #[distributed_lock(key = "r", pool = pool, release = "background")]
+    async fn in_background(pool: &LockPool) -> Result<(), LockError> {
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_result_waits_for_the_release_or_does_not() {
+        let (pool, faults) = faulty().await;
+        let began = tokio::time::Instant::now();
+        faults.plan(Operation::Release, Fault::DelayReply(ms(700)));
+        awaited(&pool).await.unwrap();
+        assert!(began.elapsed() >= ms(700));
+
+        for call in 0..2 {
+            let began = tokio::time::Instant::now();
+            faults.plan(Operation::Release, Fault::DelayRequest(ms(700)));
+            if call == 0 {
+                in_background(&pool).await.unwrap();
+            } else {
+                let request = pool.lock("r").release(ReleaseMode::Background);
+                request.run(async {}).await.unwrap();
+            }
+            assert_eq!(began.elapsed(), Duration::ZERO);
+            // It is on its way all the same, and a call behind it waits.
+            awaited(&pool).await.unwrap();
+            assert!(began.elapsed() >= ms(700));
+        }
     }
 }
 

@@ -102,6 +102,7 @@ fn every_argument_is_in_the_readme_and_the_docs() {
         "min_hold",
         "on_conflict",
         "on_lost",
+        "release",
         "on_error",
         "pool",
         "guard",

@@ -6,7 +6,7 @@ use syn::parse::{ParseStream, Parser};
 use syn::{Error, Expr, Ident, LitStr, Path, Result, Token, token};
 
 use crate::diag::Errors;
-use crate::policy::{self, OnConflict, OnLost};
+use crate::policy::{self, Choice, OnConflict};
 use crate::value::{self, Count, Keys, Pool, Renew, Time, Wait};
 use crate::vocabulary::{example, explain_unknown, known, meant};
 
@@ -19,7 +19,8 @@ pub(crate) struct Args {
     pub(crate) max_hold: Option<Time>,
     pub(crate) min_hold: Option<Time>,
     pub(crate) on_conflict: Option<OnConflict>,
-    pub(crate) on_lost: Option<OnLost>,
+    pub(crate) on_lost: Option<Choice>,
+    pub(crate) release: Option<Choice>,
     pub(crate) on_error: Option<Expr>,
     pub(crate) pool: Option<Pool>,
     pub(crate) guard: Option<Ident>,
@@ -92,6 +93,7 @@ impl Args {
             "min_hold" => self.min_hold = value::time(name, value, errors),
             "on_conflict" => self.on_conflict = Some(policy::on_conflict(value)?),
             "on_lost" => self.on_lost = Some(policy::on_lost(&value)?),
+            "release" => self.release = Some(policy::release(&value)?),
             "on_error" => self.on_error = Some(value::on_error(value)?),
             "pool" => self.pool = Some(value::pool(value)?),
             "guard" => self.guard = Some(value::guard(&value)?),
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn every_argument_is_read() {
         let text = r#"key = "a:<id>", ttl = "5s", wait = "forever", renew = "1s", max_hold = "1m", min_hold = "1s",
-            on_conflict = "skip", on_lost = "notify", on_error = |e| Err(e), pool = self.locks, guard = lock,
+            on_conflict = "skip", on_lost = "notify", release = "background", on_error = |e| Err(e), pool = self.locks, guard = lock,
             when = a > b, reentrant = true, retry_delay = "1ms", retry_count = 3, name = "n", crate = a::b,"#;
         assert_eq!(messages(text), [""; 0]);
     }

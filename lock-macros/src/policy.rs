@@ -12,10 +12,11 @@ pub(crate) enum OnConflict {
     Fallback(Expr),
 }
 
+/// One of the words that an argument knows, by the name of its variant in the runtime.
 #[derive(Clone, Copy)]
-pub(crate) enum OnLost {
-    Cancel(Span),
-    Notify(Span),
+pub(crate) struct Choice {
+    pub(crate) variant: &'static str,
+    pub(crate) span: Span,
 }
 
 pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
@@ -44,18 +45,36 @@ pub(crate) fn on_conflict(value: Expr) -> Result<OnConflict> {
     }
 }
 
-pub(crate) fn on_lost(value: &Expr) -> Result<OnLost> {
+pub(crate) fn on_lost(value: &Expr) -> Result<Choice> {
+    choice("on_lost", value, [("cancel", "Cancel"), ("notify", "Notify")])
+}
+
+pub(crate) fn release(value: &Expr) -> Result<Choice> {
+    choice("release", value, [("await", "Awaited"), ("background", "Background")])
+}
+
+fn choice(name: &str, value: &Expr, words: [(&str, &'static str); 2]) -> Result<Choice> {
+    let [(first, _), (second, _)] = words;
+    let wrong = || {
+        let message = format!("`{name}` takes `\"{first}\"` or `\"{second}\"`");
+        Err(Error::new_spanned(value, message))
+    };
     match value {
-        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => match text.value().as_str() {
-            "cancel" => Ok(OnLost::Cancel(text.span())),
-            "notify" => Ok(OnLost::Notify(text.span())),
-            other => Err(not_a_policy("on_lost", text, other, &["cancel", "notify"])),
-        },
-        Expr::Path(path) => match path.path.get_ident().map(Ident::to_string).as_deref() {
-            Some(policy @ ("cancel" | "notify")) => Err(unquoted("on_lost", value, policy)),
-            _ => Err(Error::new_spanned(value, "`on_lost` takes `\"cancel\"` or `\"notify\"`")),
-        },
-        _ => Err(Error::new_spanned(value, "`on_lost` takes `\"cancel\"` or `\"notify\"`")),
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
+            let written = text.value();
+            match words.iter().find(|(word, _)| *word == written) {
+                Some((_, variant)) => Ok(Choice { variant, span: text.span() }),
+                None => Err(not_a_policy(name, text, &written, &[first, second])),
+            }
+        }
+        Expr::Path(path) => {
+            let written = path.path.get_ident().map(Ident::to_string);
+            match words.iter().find(|(word, _)| Some(*word) == written.as_deref()) {
+                Some((word, _)) => Err(unquoted(name, value, word)),
+                None => wrong(),
+            }
+        }
+        _ => wrong(),
     }
 }
 

@@ -7,7 +7,7 @@ use syn::ext::IdentExt;
 use crate::check::text;
 use crate::expand::{Expansion, spanned};
 use crate::paths::located;
-use crate::policy::OnLost;
+use crate::policy::Choice;
 use crate::value::{Constant, Count, Renew, Time, Wait};
 
 impl Expansion<'_> {
@@ -88,14 +88,13 @@ impl Expansion<'_> {
             }
             _ => {}
         }
-        if let Some(on_lost) = args.on_lost {
-            let (policy, span) = match on_lost {
-                OnLost::Cancel(span) => ("Cancel", span),
-                OnLost::Notify(span) => ("Notify", span),
-            };
+        for (name, choice, of) in
+            [("on_lost", args.on_lost, "OnLost"), ("release", args.release, "ReleaseMode")]
+        {
+            let Some(Choice { variant, span }) = choice else { continue };
             let runtime = self.runtime.at(span);
-            let policy = Ident::new(policy, located(span));
-            set("on_lost", span, quote_spanned!(located(span)=> #runtime::OnLost::#policy));
+            let (of, variant) = (Ident::new(of, located(span)), Ident::new(variant, located(span)));
+            set(name, span, quote_spanned!(located(span)=> #runtime::#of::#variant));
         }
         if let Some(reentrant) = args.reentrant {
             set("reentrant", self.span, quote_spanned!(self.span=> #reentrant));

@@ -3,7 +3,7 @@
 use crate::diag::{closest, listed};
 
 /// Every argument with an example of how it is written.
-const ARGUMENTS: [(&str, &str); 17] = [
+const ARGUMENTS: [(&str, &str); 18] = [
     ("key", "key = \"order:<id>\""),
     ("keys", "keys = [\"account:<from>\", \"account:<to>\"]"),
     ("ttl", "ttl = \"30s\""),
@@ -13,6 +13,7 @@ const ARGUMENTS: [(&str, &str); 17] = [
     ("min_hold", "min_hold = \"50s\""),
     ("on_conflict", "on_conflict = \"skip\""),
     ("on_lost", "on_lost = \"notify\""),
+    ("release", "release = \"background\""),
     ("on_error", "on_error = |error| ..."),
     ("pool", "pool = \"name\""),
     ("guard", "guard = lock"),
@@ -26,13 +27,13 @@ const ARGUMENTS: [(&str, &str); 17] = [
 /// `crate` is left out of lists: whoever needs it knows.
 const CRATE: (&str, &str) = ("crate", "crate = path::to::lock_runtime");
 
-/// What we will have, and what holds until then.
+/// What others have and we do not, and what holds instead.
 const PLANNED: [(&str, &str); 3] = [
     ("mode", "`mode` is not supported yet: every lock is exclusive"),
     ("permits", "`permits` is not supported yet: every lock has one holder"),
     (
         "fair",
-        "`fair` is not supported yet: callers of one process are served in order, processes are not",
+        "`fair` is not an argument: waiters are served in the order they came, where the store keeps a line also across processes",
     ),
 ];
 
@@ -40,7 +41,7 @@ const PLANNED: [(&str, &str); 3] = [
 const AMBIGUOUS: [&str; 4] = ["timeout", "lock_timeout", "timeout_ms", "lock_time"];
 
 /// Foreign spellings by the argument of ours that means the same.
-const FOREIGN: [(&str, &[&str]); 14] = [
+const FOREIGN: [(&str, &[&str]); 15] = [
     (
         "key",
         &["resource", "id", "lock_key", "lock_name", "lock_id", "value", "mutex", "path", "topic"],
@@ -122,6 +123,7 @@ const FOREIGN: [(&str, &[&str]); 14] = [
         &["on_busy", "on_locked", "on_failure", "fail_strategy", "fallback", "otherwise", "skip"],
     ),
     ("on_lost", &["on_loss", "on_lock_lost"]),
+    ("release", &["unlock", "release_mode", "release_policy", "background_release"]),
     ("on_error", &["error", "map_err", "error_handler", "custom_error"]),
     (
         "pool",

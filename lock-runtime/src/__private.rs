@@ -8,7 +8,7 @@ pub use crate::error::LockError;
 pub use crate::guard::LockGuard;
 pub use crate::key::{Key, KeyPart, KeyWriter};
 pub use crate::locked::{Entry, Locked};
-pub use crate::options::{LockOptions, OnLost, Renew, Wait};
+pub use crate::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
 pub use crate::outcome::{FromLockError, Skipped};
 pub use crate::pool::LockPool;
 pub use crate::site::{Location, Site};

@@ -10,7 +10,7 @@ use crate::global;
 use crate::key::Key;
 use crate::locked::Entry;
 use crate::nesting;
-use crate::options::{LockOptions, OnLost, Policy, Renew, Wait};
+use crate::options::{LockOptions, OnLost, Policy, ReleaseMode, Renew, Wait};
 use crate::pool::LockPool;
 use crate::site::{Site, Subject};
 
@@ -128,6 +128,10 @@ impl Call {
     pub(crate) fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
         self.options = set(self.options);
         self
+    }
+
+    pub(crate) fn release(self, release: ReleaseMode) -> Self {
+        self.with(|options| options.release(release))
     }
 
     pub(crate) fn on_lost(self, on_lost: OnLost) -> Self {

@@ -122,6 +122,7 @@ pub use key::{Key, KeyPart};
 /// | `max_hold`, `min_hold` | duration | none, zero |
 /// | `on_conflict` | `"error"` `"skip"` or an async function with the same arguments | `"error"` |
 /// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` |
+/// | `release` | `"await"` `"background"` | `"await"` |
 /// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R` | [`FromLockError`] |
 /// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` |
 /// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none |
@@ -146,7 +147,7 @@ pub use key::{Key, KeyPart};
 /// mention drop after it.
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
-pub use options::{OnLost, Renew, Wait};
+pub use options::{OnLost, ReleaseMode, Renew, Wait};
 pub use outcome::FromLockError;
 pub use pool::{Health, LockPool, PoolBuilder, ShutdownReport};
 pub use request::LockRequest;

@@ -11,7 +11,7 @@ use crate::error::LockError;
 use crate::guard::LockGuard;
 use crate::lease::Loss;
 use crate::nesting;
-use crate::options::OnLost;
+use crate::options::{OnLost, ReleaseMode};
 use crate::release::Releasing;
 
 /// The right to run a body.
@@ -116,9 +116,12 @@ impl<F: Future> Future for Locked<F> {
                             // The body's locals and arguments end before the lock does.
                             this.body.set(None);
                             *this.output = Some(output);
-                            *this.stage = match guard.let_go() {
-                                Some(releasing) => Stage::Releasing(releasing),
-                                None => Stage::Open,
+                            let mode = guard.lease().ask.policy.release;
+                            *this.stage = match (guard.let_go(), mode) {
+                                (Some(releasing), ReleaseMode::Awaited) => {
+                                    Stage::Releasing(releasing)
+                                }
+                                _ => Stage::Open,
                             };
                         }
                         Poll::Pending if !watched => return Poll::Pending,

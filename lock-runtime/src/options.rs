@@ -52,6 +52,16 @@ pub enum OnLost {
     Notify,
 }
 
+/// Whether a body's result waits for the release of its lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseMode {
+    /// The result is there when the store has freed the lock: whoever learns the result finds it free.
+    Awaited,
+    /// The result is there at once, and the driver releases: one round trip less for each call. A release
+    /// that fails is told to `tracing` alone, as it is with [`Awaited`](Self::Awaited).
+    Background,
+}
+
 /// The options of one call; what is unset comes from the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct LockOptions {
@@ -61,6 +71,7 @@ pub struct LockOptions {
     max_hold: Option<Duration>,
     min_hold: Option<Duration>,
     on_lost: Option<OnLost>,
+    release: Option<ReleaseMode>,
     retry_delay: Option<Duration>,
     retry_count: Option<u32>,
     reentrant: Option<bool>,
@@ -92,6 +103,7 @@ impl LockOptions {
             max_hold: None,
             min_hold: None,
             on_lost: None,
+            release: None,
             retry_delay: None,
             retry_count: None,
             reentrant: None,
@@ -106,6 +118,7 @@ impl LockOptions {
         max_hold: Duration,
         min_hold: Duration,
         on_lost: OnLost,
+        release: ReleaseMode,
         retry_delay: Duration,
         retry_count: u32,
         reentrant: bool,
@@ -174,6 +187,7 @@ pub(crate) struct Policy {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,
+    pub(crate) release: ReleaseMode,
     pub(crate) reentrant: bool,
     pub(crate) retry_delay: Option<Duration>,
     pub(crate) retry_count: Option<u32>,
@@ -226,6 +240,7 @@ impl Policy {
             max_hold: options.max_hold,
             min_hold,
             on_lost: options.on_lost.unwrap_or(OnLost::Cancel),
+            release: options.release.unwrap_or(ReleaseMode::Awaited),
             reentrant: options.reentrant.unwrap_or(false),
             retry_delay,
             retry_count: options.retry_count.or(defaults.retry_count),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::call::{Call, enter};
 use crate::error::{ErrorKind, LockError};
 use crate::guard::LockGuard;
-use crate::options::{OnLost, Renew, Wait};
+use crate::options::{OnLost, ReleaseMode, Renew, Wait};
 
 /// A request for one or several locks, from [`LockPool::lock`](crate::LockPool::lock). Nothing is sent
 /// before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -62,6 +62,12 @@ impl LockRequest {
     /// Whether the grant comes with a fencing token. Defaults to `true`.
     pub fn fencing(self, fencing: bool) -> Self {
         Self(self.0.with(|options| options.fencing(fencing)))
+    }
+
+    /// Whether the result of [`run`](Self::run) waits for the release. Defaults to
+    /// [`ReleaseMode::Awaited`].
+    pub fn release(self, release: ReleaseMode) -> Self {
+        Self(self.0.release(release))
     }
 
     /// What [`run`](Self::run) does with its body when the lock is lost. Defaults to [`OnLost::Cancel`].

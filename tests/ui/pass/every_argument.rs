@@ -22,6 +22,7 @@ fn pool() -> LockPool {
     min_hold = "250ms",
     on_conflict = fallback,
     on_lost = "notify",
+    release = "background",
     on_error = |error: LockError| Err(error),
     pool = "orders",
     guard = lock,
@@ -56,6 +57,7 @@ async fn expressions(id: u64, live: bool) -> Result<u64, LockError> {
     renew = false,
     ttl = "7d",
     on_lost = "cancel",
+    release = "await",
     on_conflict = "error"
 )]
 async fn others() -> Result<(), LockError> {
