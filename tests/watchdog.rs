@@ -148,8 +148,13 @@ mod ended {
         other_after_release: Vec<Ran>,
     }
 
-    fn owner_of(ran: &Ran) -> Option<&String> {
-        ran.args[1..].iter().find(|arg| arg.len() == 49 && arg.find('@') == Some(32))
+    fn owner_of(ran: &Ran) -> Option<String> {
+        // Alone, or in front of its pool's channel.
+        let owner = |arg: &'_ String| arg.split('@').next().unwrap_or_default().to_owned();
+        ran.args[1..]
+            .iter()
+            .map(owner)
+            .find(|owner| owner.len() == 32 && owner.bytes().all(|byte| byte.is_ascii_hexdigit()))
     }
 
     fn seen_by_owner(lines: Vec<Ran>) -> Vec<Seen> {
@@ -159,7 +164,7 @@ mod ended {
         let mut owners = std::collections::HashMap::<String, Seen>::new();
         for ran in lines.into_iter().filter(|ran| ran.by != Caller::Script) {
             let Some(owner) = owner_of(&ran) else { continue };
-            let seen = owners.entry(owner.clone()).or_default();
+            let seen = owners.entry(owner).or_default();
             if script(&ran, include_str!("../lock-runtime/src/backend/redis/renew.lua")) {
                 seen.renewed.push(ran.time_us);
                 seen.renewed_after_release += usize::from(seen.released.is_some());
@@ -533,18 +538,18 @@ mod virtual_time {
         assert_eq!(before, belief(TTL));
         eventually_async(TTL, "the renewal", async || guard.valid_for() + began.elapsed() > before)
             .await;
-        // Renewals meet on a grid, and so are early by up to 1/32 of the interval.
-        assert!(began.elapsed() >= ms(4900 - 4000 / 32));
+        // Renewals meet on a grid, and so are early by up to a quarter of the interval.
+        assert!(began.elapsed() >= ms(900 + 3000));
         let renewed = guard.valid_for() + began.elapsed() - before;
-        assert!(renewed <= ms(4000) && renewed >= ms(4000 - 4000 / 32) - TICK, "{renewed:?}");
+        assert!(renewed <= ms(4000) && renewed >= ms(3000) - TICK, "{renewed:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn slow_renewals_do_not_delay_those_of_others() {
-        let (pool, faults) = faulty().await;
-        let slow = pool.lock("slow").acquire().await.unwrap();
-        // Longer than the grid on which renewals meet.
-        sleep(ms(150)).await;
+        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+        let pool = LockPool::with_backend(backend).ttl(TTL).patience(ms(3000));
+        let pool = pool.on_current_runtime().connect().await.unwrap();
+        let slow = pool.lock("slow").renew(ms(2400)).acquire().await.unwrap();
         let mut others = Vec::new();
         for n in 0..100 {
             others.push(pool.lock(format!("other:{n}")).acquire().await.unwrap());
@@ -554,10 +559,10 @@ mod virtual_time {
         faults.plan(Operation::Renew, Fault::LoseReply);
         eventually_async(TTL, "the slow one begins", async || faults.count(Operation::Renew) == 1)
             .await;
-        sleep(ms(500)).await;
+        sleep(ms(2000)).await;
         assert!(slow.valid_for() < TTL * 7 / 10, "still without an answer");
         for other in &others {
-            assert!(other.valid_for() > TTL * 9 / 10, "{:?} {:?}", other.key(), other.valid_for());
+            assert!(other.valid_for() > TTL * 3 / 4, "{:?} {:?}", other.key(), other.valid_for());
         }
         sleep(2 * TTL).await;
         assert!(slow.is_held() && others.iter().all(|other| other.is_held()));
@@ -571,7 +576,9 @@ mod virtual_time {
             guards.push(pool.lock(format!("k:{n}")).acquire().await.unwrap());
         }
         sleep(TTL / 2).await;
-        assert_eq!(faults.count(Operation::Renew), 1);
+        // Spread over a sixth of the interval, on a grid of a sixteenth or less.
+        let round_trips = faults.count(Operation::Renew);
+        assert!((1..=8).contains(&round_trips), "{round_trips}");
         assert!(guards.iter().all(|guard| guard.valid_for() > TTL / 2));
     }
 

@@ -7,21 +7,15 @@ use once_cell::sync::Lazy;
 
 use crate::clock::Instant;
 
-/// `span` give or take a tenth; the same for the same `salt`.
-pub(crate) fn around(span: Duration, salt: u64) -> Duration {
-    let tenth = span / 10;
-    span - tenth + tenth.mul_f64(2.0 * unit(mix(salt ^ *SEED)))
-}
-
-/// `pause` after `from`, or up to 1/32 of it earlier: on a grid of moments, so that what is about as
-/// often meets there and shares a round trip. Grids of different pauses share their moments, those
-/// of different processes do not.
-pub(crate) fn on_grid(from: Instant, pause: Duration) -> Instant {
-    let most = u64::try_from(pause.as_nanos() / 32).unwrap_or(u64::MAX);
+/// Up to a fifth of `pause` before its end, counted from `from`; the same for the same `salt`. On a grid of
+/// moments, so that what is due at about the same time meets there and shares a round trip. Grids
+/// of different pauses share their moments, those of different processes do not.
+pub(crate) fn early(from: Instant, pause: Duration, salt: u64) -> Instant {
+    let most = u64::try_from(pause.as_nanos() / 16).unwrap_or(u64::MAX);
     let step = most.checked_ilog2().map_or(1, |log| 1 << log);
-    let exact = (from + pause).as_nanos();
-    let early = exact.wrapping_add(*SEED) % step;
-    Instant::from_nanos(exact - early)
+    let pause = pause.mul_f64(1.0 - 0.17 * unit(mix(salt ^ *SEED)));
+    let due = (from + pause).as_nanos();
+    Instant::from_nanos(due - due.wrapping_add(*SEED) % step)
 }
 
 /// Between a quarter of `span` and all of it, another time with every call.

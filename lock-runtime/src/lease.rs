@@ -30,6 +30,8 @@ pub(crate) struct Lease {
     pub(crate) owner: Owner,
     pub(crate) fence: Option<Fence>,
     pub(crate) granted_at: Instant,
+    /// How long before the end of belief the holder is told.
+    notice: Duration,
     /// When the process was granted what it has at the store; before `granted_at` if it was handed on.
     pub(crate) tenure_since: Instant,
     /// How long the store may be holding requests of this acquire that were never answered.
@@ -169,12 +171,13 @@ impl Lease {
         let fence =
             if ask.policy.fencing { tenure.fences.as_mut().and_then(Fences::take) } else { None };
         let first_renewal =
-            || ask.policy.renew_every.map(|every| jitter::on_grid(tenure.since, every));
+            || ask.policy.renew_every.map(|every| jitter::early(tenure.since, every, id));
         Self {
             id,
             pool,
             fence,
             granted_at,
+            notice: ask.policy.notice(),
             owner: tenure.owner,
             tenure_since: tenure.since,
             haunted_until: tenure.haunted_until,
@@ -334,7 +337,7 @@ impl Lease {
 
     /// Ends belief because its time is over. The loss, if this call is the one that ended it.
     pub(crate) fn lapse(&self, now: Instant) -> Option<Loss> {
-        let notice = self.ask.policy.notice();
+        let notice = self.notice;
         let loss = match (self.ask.policy.max_hold, self.ask.policy.renew_every) {
             (Some(max_hold), _) if now + notice >= self.granted_at + max_hold => Loss::MaxHold,
             (_, None) => Loss::TtlOver,
@@ -345,12 +348,14 @@ impl Lease {
 
     /// When the watchdog has to look at the lease next; `None` if never again.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let state = self.state();
+        self.due_in(&self.state())
+    }
+
+    fn due_in(&self, state: &State) -> Option<Instant> {
+        let last_call = self.last_call();
         match state.phase {
-            Phase::Held => {
-                Some(state.next_renewal.map_or(self.last_call(), |next| next.min(self.last_call())))
-            }
-            Phase::Renewing => Some(self.last_call()),
+            Phase::Held => Some(state.next_renewal.map_or(last_call, |next| next.min(last_call))),
+            Phase::Renewing => Some(last_call),
             Phase::Passed
             | Phase::Lost
             | Phase::LostRenewing
@@ -360,18 +365,19 @@ impl Lease {
     }
 
     /// What is to be done at `now`. [`Beat::Renew`] puts the lease into the phase in which the caller
-    /// sends a renewal and then reports to [`renewed`](Self::renewed) or
+    /// sends a renewal, and within half of the time that is left reports to [`renewed`](Self::renewed) or
     /// [`not_renewed`](Self::not_renewed).
     pub(crate) fn beat(&self, now: Instant) -> Beat {
-        let Some(due) = self.due() else { return Beat::Over };
+        let mut state = self.state();
+        let Some(due) = self.due_in(&state) else { return Beat::Over };
         if due > now {
             return Beat::Wait(due);
         }
         let last_call = self.last_call();
         if now >= last_call {
+            drop(state);
             return self.lapse(now).map_or(Beat::Over, Beat::Lost);
         }
-        let mut state = self.state();
         if state.phase != Phase::Held {
             return Beat::Wait(last_call);
         }
@@ -381,14 +387,14 @@ impl Lease {
 
     /// A body needs a moment to end, and has to have ended when belief does.
     fn last_call(&self) -> Instant {
-        self.valid_until().saturating_sub(self.ask.policy.notice())
+        self.valid_until().saturating_sub(self.notice)
     }
 
     /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.
     pub(crate) fn renewed(&self, sent: Instant, pause: Duration) {
         self.renewal_over(sent, |state| {
             self.believe_from(sent);
-            state.next_renewal = Some(jitter::on_grid(sent, pause));
+            state.next_renewal = Some(jitter::early(sent, pause, self.id));
         });
     }
 

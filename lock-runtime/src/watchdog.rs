@@ -10,7 +10,7 @@ use crate::clock::{Clock, Instant};
 use crate::deadlines::Deadlines;
 use crate::driver::Driver;
 use crate::lease::{Beat, Lease, Loss};
-use crate::{jitter, observe};
+use crate::observe;
 
 /// One schedule for all leases of a pool. Leases that are due together are renewed in one round trip.
 #[derive(Debug, Default)]
@@ -26,6 +26,29 @@ pub(crate) struct Tools {
 
 /// Leases due within this span of each other share a round trip.
 const TICK: Duration = Duration::from_millis(2);
+
+/// What a store needs for one renewal of many, at the most.
+const EACH: Duration = Duration::from_micros(50);
+
+/// Leases to be renewed together.
+struct Batch {
+    leases: Vec<Arc<Lease>>,
+    /// Half of what is left to the one that ends first: the rest is for a second try.
+    left: Duration,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { leases: Vec::new(), left: Duration::MAX }
+    }
+}
+
+impl Batch {
+    fn add(&mut self, lease: Arc<Lease>, left: Duration) {
+        self.leases.push(lease);
+        self.left = self.left.min(left);
+    }
+}
 
 impl Watchdog {
     /// Begins to look after `lease`.
@@ -65,13 +88,13 @@ impl Watchdog {
     fn tick(self: &Arc<Self>, tools: &Arc<Tools>) {
         let now = tools.clock.now();
         // A lease that is soon to end has less patience with the store than the others have.
-        let (mut hasty, mut calm) = (Vec::new(), Vec::new());
+        let (mut hasty, mut calm) = (Batch::default(), Batch::default());
         for lease in self.0.take_until(now + TICK) {
             match lease.beat(now + TICK) {
+                // Until it is answered or given up, the batch is what looks after the lease.
                 Beat::Renew(last_call) => {
-                    self.file(&lease, last_call);
                     let left = last_call.since(now) / 2;
-                    if left < tools.patience { hasty.push((lease, left)) } else { calm.push(lease) }
+                    if left < tools.patience { &mut hasty } else { &mut calm }.add(lease, left);
                 }
                 Beat::Wait(due) => self.file(&lease, due),
                 Beat::Lost(loss) => observe::lost(&lease, loss),
@@ -79,12 +102,13 @@ impl Watchdog {
             }
         }
         // On their own, so that a store that does not answer stops nobody else's clock.
-        if !calm.is_empty() {
-            tools.driver.spawn(self.clone().renew(tools.clone(), calm, tools.patience));
-        }
-        if let Some(patience) = hasty.iter().map(|(_, left)| *left).min() {
-            let hasty = hasty.into_iter().map(|(lease, _)| lease).collect();
-            tools.driver.spawn(self.clone().renew(tools.clone(), hasty, patience));
+        for Batch { leases, left } in [hasty, calm] {
+            if !leases.is_empty() {
+                // A store needs time for each of a great many.
+                let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
+                let patience = (tools.patience + EACH * count).min(left);
+                tools.driver.spawn(self.clone().renew(tools.clone(), leases, patience));
+            }
         }
     }
 
@@ -101,7 +125,7 @@ impl Watchdog {
             match outcomes.next().unwrap_or_else(silence) {
                 Ok(Held::Yes) => {
                     let every = lease.ask.policy.renew_every.unwrap_or(Duration::MAX);
-                    lease.renewed(sent, jitter::around(every, lease.id));
+                    lease.renewed(sent, every);
                     observe::renewed(lease);
                 }
                 Ok(Held::No) => {

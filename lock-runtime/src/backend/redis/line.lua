@@ -80,9 +80,10 @@ if ARGV[1] == 'claim' then
   if holder and not mine then
     join(line, token)
     local rank, ours = redis.call('ZRANK', line, token), is_ours(holder)
-    if ours and not is_marked(holder) then redis.call('SET', lock, holder .. '+', 'KEEPTTL') end
+    local news = ours and not is_marked(holder)
+    if news then redis.call('SET', lock, holder .. '+', 'KEEPTTL') end
     -- Again with every look of the first in line: a message may get lost.
-    if ours and rank == 0 then tell(holder, 'wanted:0:', lock) end
+    if news or ours and rank == 0 then tell(holder, 'wanted:0:', lock) end
     return {0, redis.call('PTTL', lock), rank, ours and 1 or 0}
   end
   -- Whoever asks is alive; those who came before keep their places.

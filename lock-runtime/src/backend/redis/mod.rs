@@ -25,7 +25,7 @@ use tokio::task::AbortHandle;
 use self::ears::{Ears, Stray};
 use self::endpoint::Endpoint;
 use self::line::{Channel, Hot, Token, line_of};
-use self::node::Node;
+use self::node::{Hears, Node};
 use self::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
 use self::stream::Dialer;
 use super::{
@@ -45,8 +45,11 @@ const FENCE_COUNTER: &str = "lock_runtime:fence";
 /// A lock that nobody takes, behind the pool's prefix, to find out what this user may do.
 const PROBE: &str = "lock_runtime:probe";
 
-/// The server runs one script at a time: so many leases cost it a fraction of a millisecond.
+/// The server runs one script at a time: so many leases cost it about a millisecond.
 const RENEWED_TOGETHER: usize = 256;
+
+/// Where reads are tracked, the server notes all keys of a script with each of its reads.
+const TRACKED_TOGETHER: usize = 16;
 
 pub(crate) struct Redis {
     node: Arc<Node>,
@@ -170,7 +173,7 @@ impl Redis {
             }
             [Value::Int(0), Value::Int(free_in)] => {
                 let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
-                Ok(Attempt::Busy { free_in, standing: self.beside(free_in) })
+                Ok(Attempt::Busy { free_in, standing: self.beside(claim, free_in) })
             }
             [Value::Int(0), Value::Int(free_in), Value::Int(rank), Value::Int(_)] => {
                 let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
@@ -190,10 +193,15 @@ impl Redis {
     }
 
     /// Where somebody stands who is not in line.
-    fn beside(&self, free_in: Option<Duration>) -> Standing {
+    fn beside(&self, claim: &Claim, free_in: Option<Duration>) -> Standing {
         // A lost push costs no more than this.
         const LOOK: Duration = Duration::from_millis(800);
-        if !self.node.hears().changes {
+        let Hears { changes, calls } = self.node.hears();
+        // Only the next attempt joins the line, or has the keys watched. One that does not wait makes none.
+        if claim.attempt == 0 && (claim.in_line || claim.keys.len() > 1) && (changes || calls) {
+            return Standing::Watching { ask_again: Duration::ZERO };
+        }
+        if !changes {
             return Standing::Outside;
         }
         let look = jitter::below(LOOK);
@@ -316,22 +324,25 @@ impl Backend for Redis {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        let chunks: Vec<_> = leases.chunks(RENEWED_TOGETHER).collect();
+        // Reads the locks too, and so is told if one is taken away.
+        let tracked = self.node.hears().changes;
+        let together = if tracked { TRACKED_TOGETHER } else { RENEWED_TOGETHER };
+        let alike = |a: &LeaseRef, b: &LeaseRef| a.ttl == b.ttl && a.keys.len() == b.keys.len();
+        let chunks: Vec<_> =
+            leases.chunk_by(alike).flat_map(|alike| alike.chunks(together)).collect();
         let command = |at: usize, by| {
             let chunk: &[LeaseRef] = chunks[at];
-            let keys = chunk.iter().map(|lease| lease.keys.len()).sum();
-            let mut call = RENEW.call(by, keys, 3 * chunk.len());
+            let (ttl, locks) = (chunk[0].ttl, chunk[0].keys.len());
+            let mut call = RENEW.call(by, locks * chunk.len(), 2 + chunk.len());
             for key in chunk.iter().flat_map(|lease| lease.keys.iter()) {
                 call.arg(key.as_str());
             }
+            call.arg(millis(ttl)).arg(locks);
             for lease in chunk {
-                let token = self.token(&lease.owner);
-                call.arg(token.as_bytes()).arg(millis(lease.ttl)).arg(lease.keys.len());
+                call.arg(lease.owner.as_bytes());
             }
             call
         };
-        // Reads the locks too, and so is told if one is taken away.
-        let tracked = self.node.hears().changes;
         let answers = self.send_all(chunks.len(), tracked, command).await;
         let mut outcomes = Vec::with_capacity(leases.len());
         for (chunk, answer) in chunks.iter().zip(answers) {
@@ -502,12 +513,14 @@ async fn pass_strays_on(
     mut strays: mpsc::UnboundedReceiver<Stray>,
     channel: Option<Channel>,
 ) {
+    // Makes the shortest grant for whoever is next.
+    const UNKNOWN: Duration = Duration::from_secs(1);
     while let Some(Stray { key, owner }) = strays.recv().await {
         let token = Token::new(&owner, channel);
         let keys = [Key::from(key)];
-        let ttl = Duration::ZERO;
+        let (keep_for, ttl) = (Duration::ZERO, UNKNOWN);
         let freeing =
-            Freeing { keys: &keys, token: token.as_bytes(), keep_for: ttl, ttl, successor: None };
+            Freeing { keys: &keys, token: token.as_bytes(), keep_for, ttl, successor: None };
         // Should it fail, the grant runs out by itself.
         let _ = node.send(&freeing.command(By::Text)).await;
     }

@@ -1,11 +1,12 @@
 -- Extends leases, each all of its locks or none; never touches anybody else's.
--- KEYS the locks of all leases; ARGV for each lease its token, ttl in ms, number of locks
--- Reply for each lease 1 if its locks were the token's, 2 if so and others wait, 0 if at least one was not,
+-- KEYS the locks of all leases; ARGV ttl in ms, number of locks of each lease, then the owner of each
+-- Reply for each lease 1 if its locks were the owner's, 2 if so and others wait, 0 if at least one was not,
 -- or the text of an error
 local outcomes = {}
+local ttl, locks = ARGV[1], ARGV[2]
 local first = 1
-for lease = 1, #ARGV / 3 do
-  local token, ttl, locks = ARGV[3 * lease - 2], ARGV[3 * lease - 1], ARGV[3 * lease]
+for lease = 1, #ARGV - 2 do
+  local owner = ARGV[lease + 2]
   local outcome = 1
   for i = first, first + locks - 1 do
     local holder = redis.pcall('GET', KEYS[i])
@@ -15,7 +16,7 @@ for lease = 1, #ARGV / 3 do
       break
     end
     -- by the owner alone: others may have come to stand in line and left their mark
-    if not holder or string.sub(holder, 1, 32) ~= string.sub(token, 1, 32) then
+    if not holder or string.sub(holder, 1, 32) ~= owner then
       outcome = 0
       break
     end
