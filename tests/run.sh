@@ -46,8 +46,8 @@ if ! command -v cargo >/dev/null && [[ -f "${HOME}/.cargo/env" ]]; then
     source "${HOME}/.cargo/env"
 fi
 
-# The same selection everywhere, so that nothing is built twice.
-all=(--workspace --all-features)
+# The same selection everywhere, so that nothing is built twice: the default members, without the benches.
+all=(--all-features)
 
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings

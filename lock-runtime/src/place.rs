@@ -65,7 +65,11 @@ impl Place {
             Standing::InLine { ask_again } | Standing::Watching { ask_again }
                 if policy.retry_count.is_some() =>
             {
-                ask_again.min(poll)
+                if ask_again.is_zero() {
+                    poll
+                } else {
+                    ask_again.min(poll)
+                }
             }
             Standing::InLine { ask_again } | Standing::Watching { ask_again } => ask_again,
             // Stores round an expiry up to a millisecond.

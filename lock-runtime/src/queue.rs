@@ -399,8 +399,13 @@ impl Queue {
     /// is its own. False if that is not its name.
     pub(crate) fn call(&self, key: &str, owner: &Owner, by: Instant) -> bool {
         let mut lines = self.lines();
-        let line = lines.by_key.get_mut(key).filter(|line| line.place == Some(*owner));
-        line.map(|line| line.look_at(by)).is_some()
+        let Some(line) = lines.by_key.get_mut(key) else { return false };
+        if line.place == Some(*owner) {
+            line.look_at(by);
+            return true;
+        }
+        // Who holds it by that name has no need of the call, and must not lose it for that.
+        line.holder.upgrade().is_some_and(|holder| holder.owner == *owner)
     }
 
     /// When to look at the store for one of `keys`, if it has said so since this was last asked.

@@ -1,6 +1,7 @@
 //! What a server says without being asked.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
 use redis::{PushInfo, PushKind, Value};
@@ -19,6 +20,7 @@ pub(super) struct Stray {
 /// Takes pushes from the connection's own task, so it never blocks.
 pub(super) struct Ears {
     bell: OnceCell<Bell>,
+    newcomers: Mutex<HashMap<Owner, bool>>,
     strays: UnboundedSender<Stray>,
     hot: Arc<Hot>,
     clock: Clock,
@@ -26,7 +28,7 @@ pub(super) struct Ears {
 
 impl Ears {
     pub(super) fn new(strays: UnboundedSender<Stray>, hot: Arc<Hot>, clock: Clock) -> Self {
-        Self { bell: OnceCell::new(), strays, hot, clock }
+        Self { bell: OnceCell::new(), newcomers: Mutex::default(), strays, hot, clock }
     }
 
     pub(super) fn attach(&self, bell: Bell) {
@@ -63,16 +65,56 @@ impl Ears {
         }
     }
 
+    /// Notes `owners` whose first claim goes to the line. The pool knows their names from the answer on, and
+    /// they may be called before it has looked at that.
+    pub(super) fn expect(&self, owners: Vec<Owner>) -> Newcomers<'_> {
+        if !owners.is_empty() {
+            self.newcomers().extend(owners.iter().map(|owner| (*owner, false)));
+        }
+        Newcomers { ears: self, owners }
+    }
+
+    fn newcomers(&self) -> MutexGuard<'_, HashMap<Owner, bool>> {
+        self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn told(&self, bell: &Bell, payload: &[u8]) {
         let Some(Message { what, owner, key }) = Message::parse(payload) else { return };
         match what {
             What::Called(within) => {
                 if !bell.called(key, &owner, within) && within.is_zero() {
-                    let _ = self.strays.send(Stray { key: key.to_owned(), owner });
+                    match self.newcomers().get_mut(&owner) {
+                        Some(called) => *called = true,
+                        None => drop(self.strays.send(Stray { key: key.to_owned(), owner })),
+                    }
                 }
             }
             What::Wanted => self.wanted(key),
             What::Probe => {}
+        }
+    }
+}
+
+/// Owners whose first claim is on its way.
+pub(super) struct Newcomers<'a> {
+    ears: &'a Ears,
+    owners: Vec<Owner>,
+}
+
+impl Newcomers<'_> {
+    /// Whether `owner` has been called meanwhile.
+    pub(super) fn was_called(&self, owner: &Owner) -> bool {
+        !self.owners.is_empty() && self.ears.newcomers().get(owner) == Some(&true)
+    }
+}
+
+impl Drop for Newcomers<'_> {
+    fn drop(&mut self) {
+        if !self.owners.is_empty() {
+            let mut newcomers = self.ears.newcomers();
+            for owner in &self.owners {
+                newcomers.remove(owner);
+            }
         }
     }
 }

@@ -300,6 +300,9 @@ impl Backend for Redis {
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
         let mut forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
+        let is_new = |(claim, form): &(&Claim, &Form)| claim.attempt == 0 && **form == Form::Line;
+        let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
+        let newcomers = self.ears.expect(new);
         let command = |at: usize, by| self.command(&claims[at], forms[at], by);
         let mut answers = self.send_all(claims.len(), false, command).await;
         let mut again = Vec::new();
@@ -320,7 +323,16 @@ impl Backend for Redis {
             }
         }
         let attempts = claims.iter().zip(forms).zip(answers);
-        attempts.map(|((claim, form), answer)| self.attempt(claim, form, &answer?)).collect()
+        let attempt = |((claim, form), answer): ((&Claim, Form), _)| {
+            let mut attempt = self.attempt(claim, form, &answer?)?;
+            if let Attempt::Busy { standing: Standing::InLine { ask_again }, .. } = &mut attempt
+                && newcomers.was_called(&claim.owner)
+            {
+                *ask_again = Duration::ZERO;
+            }
+            Ok(attempt)
+        };
+        attempts.map(attempt).collect()
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {

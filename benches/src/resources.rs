@@ -1,0 +1,20 @@
+//! What a process uses, as the kernel tells it.
+
+use std::fs;
+
+/// Seconds of processor time of all threads of a process, to the nanosecond.
+pub(crate) fn cpu_seconds(pid: u32) -> f64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let nanos = |path: std::path::PathBuf| -> Option<u64> {
+        fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
+    };
+    threads.filter_map(|thread| nanos(thread.path().join("schedstat"))).sum::<u64>() as f64 / 1e9
+}
+
+/// Resident memory in megabytes.
+pub(crate) fn resident_mb(pid: u32) -> f64 {
+    let pages = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages: f64 =
+        pages.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(f64::NAN);
+    pages * rustix::param::page_size() as f64 / 1e6
+}

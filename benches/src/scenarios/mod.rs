@@ -1,0 +1,19 @@
+//! One file for each thing that is measured.
+
+pub(crate) mod between;
+pub(crate) mod crowd;
+pub(crate) mod handoff;
+pub(crate) mod held;
+pub(crate) mod hot;
+pub(crate) mod memory;
+pub(crate) mod uncontended;
+
+use lock_tests::RedisServer;
+use lock_tests::monitor::{Caller, Monitor};
+
+/// Runs `work` while the server tells what it runs; how many commands clients have sent meanwhile.
+pub(crate) fn commands_sent(server: &RedisServer, work: impl FnOnce()) -> usize {
+    let monitor = Monitor::start(server);
+    work();
+    monitor.settled().iter().filter(|ran| ran.by != Caller::Script).count()
+}

@@ -1,0 +1,500 @@
+//! What the server says without being asked: a lock that is taken away or falls free outside our order is
+//! noticed at once, by those who wait and by who holds it; and no storm of losses makes two believers.
+//!
+//! A second pool stands for another process.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lock_runtime::{Fence, LockGuard, LockPool, Wait};
+use lock_tests::history::{History, Recorder, now_ns};
+use lock_tests::monitor::Caller;
+use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Nothing here waits as long as this, so that no ttl hides a loss that was not noticed.
+const TTL: Duration = ms(20_000);
+/// What a busy machine may add, and a connection that comes back.
+const NOISE: Duration = ms(700);
+/// Of the best of a few rounds or their median. Less than any regular look.
+const PROMPT: Duration = ms(60);
+const PATIENCE: Duration = ms(10_000);
+const KEY: &str = "k";
+
+async fn connect(url: &str) -> LockPool {
+    LockPool::builder(url).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
+}
+
+/// A task that wants the lock; when it got it, with the guard.
+fn come(pool: &LockPool, key: &str) -> JoinHandle<(Instant, LockGuard)> {
+    let acquiring = pool.lock(key).acquire();
+    tokio::spawn(async move {
+        let guard = acquiring.await.unwrap();
+        (Instant::now(), guard)
+    })
+}
+
+async fn soon<T>(what: &str, task: JoinHandle<T>) -> T {
+    match timeout(PATIENCE, task).await {
+        Ok(done) => done.unwrap(),
+        Err(_) => panic!("not within {PATIENCE:?}: {what}"),
+    }
+}
+
+async fn until_in_line(server: &RedisServer, key: &str, count: usize) {
+    let (line, count) = (format!("{key}:lock_runtime:line"), count.to_string());
+    eventually_async(PATIENCE, "they stand in line", async || {
+        server.cli(&["ZCARD", &line]) == count
+    })
+    .await;
+}
+
+/// Who waits has the key watched a moment after it joined the line.
+async fn until_watched(server: &RedisServer) {
+    eventually_async(PATIENCE, "the key is watched", async || {
+        let info = server.cli(&["INFO", "stats"]);
+        !info.contains("tracking_total_keys:0")
+    })
+    .await;
+}
+
+async fn until_nothing_is_left(server: &RedisServer) {
+    eventually_async(ms(6_000), "nothing is left in the store", async || {
+        let left = server.cli(&["KEYS", "*"]);
+        left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
+    })
+    .await;
+}
+
+/// When `guard` is known to be lost.
+fn watch(guard: LockGuard) -> JoinHandle<Instant> {
+    tokio::spawn(async move {
+        guard.lost().await;
+        Instant::now()
+    })
+}
+
+fn median(mut spans: Vec<Duration>) -> Duration {
+    spans.sort();
+    spans[spans.len() / 2]
+}
+
+mod taken_away {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_deleted_lock_goes_to_who_waits_and_its_holder_is_told() {
+        const ROUNDS: usize = 3;
+        let server = RedisServer::start();
+        let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
+        let (mut entered, mut told) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            // The renewal behind the first, which is what has the key watched, comes late.
+            let guard = ours.lock(KEY).renew(ms(700)).acquire().await.unwrap();
+            let monitor = Monitor::start(&server);
+            monitor.wait_for(PATIENCE, |ran| ran.is("PEXPIRE", KEY));
+            let next = come(&theirs, KEY);
+            until_in_line(&server, KEY, 1).await;
+            let loss = watch(guard);
+            // Where others have just waited, a lock is watched from the second look on.
+            sleep(ms(350)).await;
+            let deleted = Instant::now();
+            server.cli(&["DEL", KEY]);
+            let (got, guard) = soon("who waits", next).await;
+            entered.push(got - deleted);
+            told.push(soon("the holder is told", loss).await - deleted);
+            guard.release().await.unwrap();
+        }
+        println!(
+            "DEL of a held lock: the next is in after {entered:?}, the holder told after {told:?}"
+        );
+        assert!(median(entered) < PROMPT);
+        assert!(median(told) < PROMPT);
+        until_nothing_is_left(&server).await;
+    }
+
+    #[tokio::test]
+    async fn a_flushed_server_tells_holders_and_those_who_wait_for_any_lock() {
+        const LOCKS: usize = 5;
+        let server = RedisServer::start();
+        let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
+        for round in 0..3 {
+            let (mut held, mut waiting) = (Vec::new(), Vec::new());
+            for n in 0..LOCKS {
+                let key = &*format!("k{n}");
+                held.push(ours.lock(key).acquire().await.unwrap());
+                for _ in 0..2 {
+                    waiting.push(come(&theirs, key));
+                }
+                until_in_line(&server, key, 1).await;
+            }
+            let told: Vec<_> = held.into_iter().map(watch).collect();
+            sleep(ms(20)).await;
+            let flushed = Instant::now();
+            server.cli(&["FLUSHALL"]);
+            let (mut entered, mut lost) = (Duration::ZERO, Duration::ZERO);
+            for told in told {
+                lost = lost.max(soon("a holder is told", told).await - flushed);
+            }
+            for next in waiting {
+                let (got, guard) = soon("who waits", next).await;
+                entered = entered.max(got - flushed);
+                guard.release().await.unwrap();
+            }
+            println!("FLUSHALL, {round}: all in after {entered:?}, all told after {lost:?}");
+            assert!(entered < NOISE && lost < NOISE);
+        }
+        until_nothing_is_left(&server).await;
+    }
+
+    /// What is told too often, or wrong, costs a request and nothing else.
+    #[tokio::test]
+    async fn false_alarms_are_harmless() {
+        let server = RedisServer::start();
+        let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
+        let guard = ours.lock(KEY).acquire().await.unwrap();
+        let next = come(&theirs, KEY);
+        until_in_line(&server, KEY, 1).await;
+        let token = server.cli(&["GET", KEY]);
+        let waiting = server.cli(&["ZRANGE", "k:lock_runtime:line", "0", "-1"]);
+        let channel = |token: &str| format!("lock_runtime:{}", &token[33..49]);
+        let (holders, waiters) = (channel(&token), channel(&waiting));
+        let (owner, other) = (&waiting[..32], "0".repeat(32));
+        let monitor = Monitor::start(&server);
+        for n in 0..100 {
+            server.cli(&["PEXPIRE", KEY, &(20_000 + n).to_string()]);
+            for (channel, message) in [
+                (&waiters, format!("called:0:{owner}{KEY}")),
+                (&waiters, format!("called:0:{other}{KEY}")),
+                (&waiters, format!("called:100000000:{owner}{KEY}")),
+                (&waiters, format!("called:0:{owner}another")),
+                (&waiters, format!("wanted:0:{owner}{KEY}")),
+                (&holders, format!("wanted:0:{}{KEY}", &token[..32])),
+                (&holders, format!("called:0:{other}{KEY}")),
+                (&holders, "called:-1:x".to_owned()),
+                (&holders, String::new()),
+            ] {
+                assert_eq!(server.cli(&["PUBLISH", channel, &message]), "1");
+            }
+        }
+        // A request of each, behind what it was told.
+        theirs.health().await.unwrap();
+        guard.verify().await.unwrap();
+        assert!(guard.is_held() && !next.is_finished());
+        let commands =
+            monitor.settled().iter().filter(|ran| ran.by != Caller::Script).count() - 1_000;
+        println!("{commands} commands after 1000 false alarms");
+        assert!(commands < 2_000, "{commands}");
+        guard.release().await.unwrap();
+        soon("who waits", next).await.1.release().await.unwrap();
+        until_nothing_is_left(&server).await;
+    }
+}
+
+/// A holder who knows nothing of our lines: `SET NX PX` and a plain `DEL`.
+mod foreign {
+    use super::*;
+
+    #[tokio::test]
+    async fn its_release_wakes_who_waits() {
+        const ROUNDS: usize = 20;
+        let server = RedisServer::start();
+        let pools = [connect(&server.url()).await, connect(&server.url()).await];
+        let mut took = Vec::new();
+        for _ in 0..ROUNDS {
+            assert_eq!(server.cli(&["SET", KEY, "foreign", "NX", "PX", "20000"]), "OK");
+            let waiting = pools.each_ref().map(|pool| {
+                let acquiring = pool.lock(KEY).acquire();
+                tokio::spawn(async move {
+                    let guard = acquiring.await.unwrap();
+                    let got = Instant::now();
+                    guard.release().await.unwrap();
+                    got
+                })
+            });
+            until_in_line(&server, KEY, 2).await;
+            until_watched(&server).await;
+            let freed = Instant::now();
+            assert_eq!(server.cli(&["DEL", KEY]), "1");
+            let mut got = Vec::new();
+            for waiting in waiting {
+                got.push(soon("who waits", waiting).await - freed);
+            }
+            took.extend(got.into_iter().min());
+        }
+        println!(
+            "after a foreign DEL: {:?}, at most {:?}",
+            median(took.clone()),
+            took.iter().max()
+        );
+        assert!(median(took) < PROMPT);
+        until_nothing_is_left(&server).await;
+    }
+
+    #[tokio::test]
+    async fn the_end_of_its_ttl_wakes_who_waits() {
+        let server = RedisServer::start();
+        let pool = connect(&server.url()).await;
+        let mut late = Vec::new();
+        for _ in 0..3 {
+            let ttl = ms(400);
+            server.cli(&["SET", KEY, "foreign", "NX", "PX", "400"]);
+            let set = Instant::now();
+            let (got, guard) = soon("who waits", come(&pool, KEY)).await;
+            assert!(got - set > ttl - ms(20), "{:?}", got - set);
+            late.push((got - set).saturating_sub(ttl));
+            guard.release().await.unwrap();
+        }
+        println!("after the end of a foreign ttl: {late:?}");
+        assert!(median(late) < ms(100));
+        until_nothing_is_left(&server).await;
+    }
+
+    #[tokio::test]
+    async fn without_a_ttl_it_is_waited_for() {
+        let server = RedisServer::start();
+        let (pool, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        server.cli(&["SET", KEY, "foreign"]);
+        let one = pool.lock(KEY).acquire();
+        let several = other.lock_all(["another", KEY]).acquire();
+        let [one, several] = [one, several].map(|acquiring| {
+            tokio::spawn(async move {
+                let guard = acquiring.await.unwrap();
+                let got = Instant::now();
+                guard.release().await.unwrap();
+                got
+            })
+        });
+        sleep(ms(1_200)).await;
+        assert!(!one.is_finished() && !several.is_finished());
+        assert_eq!(server.cli(&["GET", KEY]), "foreign", "its value is left alone");
+        let freed = Instant::now();
+        server.cli(&["DEL", KEY]);
+        let took = [soon("one key", one).await - freed, soon("several", several).await - freed];
+        println!("after a foreign DEL without a ttl, one key and several: {took:?}");
+        assert!(took.iter().all(|&took| took < NOISE), "{took:?}");
+        until_nothing_is_left(&server).await;
+    }
+}
+
+mod missed {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_happened_while_the_connection_was_down_is_noticed_at_once() {
+        let server = RedisServer::start();
+        let pool = connect(&server.url()).await;
+        let mut took = Vec::new();
+        for _ in 0..5 {
+            server.cli(&["SET", KEY, "foreign"]);
+            let next = come(&pool, KEY);
+            until_in_line(&server, KEY, 1).await;
+            server.kill_clients();
+            let freed = Instant::now();
+            server.cli(&["DEL", KEY]);
+            let (got, guard) = soon("who waits", next).await;
+            took.push(got - freed);
+            guard.release().await.unwrap();
+        }
+        println!("deleted behind a killed connection: {took:?}");
+        assert!(median(took) < PROMPT);
+        until_nothing_is_left(&server).await;
+    }
+
+    /// The holder's release finds nobody who listens; and then nobody is told when the lock is deleted.
+    #[tokio::test]
+    async fn a_call_that_nobody_heard() {
+        let server = RedisServer::start();
+        let ours = connect(&server.url()).await;
+        let proxy = FaultProxy::start(&server);
+        let theirs = connect(proxy.url()).await;
+        let mut took = Vec::new();
+        for _ in 0..5 {
+            let guard = ours.lock(KEY).acquire().await.unwrap();
+            let next = come(&theirs, KEY);
+            until_in_line(&server, KEY, 1).await;
+            proxy.refuse(true);
+            proxy.cut();
+            let alone = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]).lines().count() == 1;
+            eventually_async(PATIENCE, "one pool is cut off", async || alone()).await;
+            guard.release().await.unwrap();
+            assert_eq!(server.cli(&["EXISTS", KEY]), "0", "nobody to give it to");
+            let back = Instant::now();
+            proxy.refuse(false);
+            let (got, guard) = soon("who waits", next).await;
+            took.push(got - back);
+            guard.release().await.unwrap();
+        }
+        println!("released while cut off, after the return: {took:?}");
+        assert!(took.iter().all(|&took| took < NOISE), "{took:?}");
+        until_nothing_is_left(&server).await;
+    }
+}
+
+mod storms {
+    use super::*;
+
+    const POOLS: usize = 4;
+    const TASKS: usize = 8;
+    const KEYS: u8 = 3;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Storm {
+        Cuts,
+        Flushes,
+        Both,
+    }
+
+    struct Crowd {
+        server: RedisServer,
+        served: Arc<[AtomicUsize; POOLS * TASKS]>,
+    }
+
+    impl Crowd {
+        /// Works while `storm` blows over the server.
+        async fn work(dir: &Path, storm: Storm) -> Self {
+            let server = RedisServer::start();
+            let served: Arc<[AtomicUsize; POOLS * TASKS]> =
+                Arc::new(std::array::from_fn(|_| 0.into()));
+            let over = Arc::new(AtomicBool::new(false));
+            let mut tasks = JoinSet::new();
+            for n in 0..POOLS {
+                let pool = connect(&server.url()).await;
+                let recorder = Arc::new(Recorder::create(dir, &format!("p{n}")).unwrap());
+                for task in 0..TASKS {
+                    let (pool, recorder) = (pool.clone(), recorder.clone());
+                    let (served, over) = (served.clone(), over.clone());
+                    tasks.spawn(async move {
+                        while !over.load(Ordering::Relaxed) {
+                            if section(&pool, &recorder, task as u64).await {
+                                served[n * TASKS + task].fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    });
+                }
+            }
+            let end = Instant::now() + ms(3_000);
+            while Instant::now() < end {
+                sleep(ms(100)).await;
+                if storm != Storm::Flushes {
+                    server.kill_clients();
+                }
+                if storm != Storm::Cuts {
+                    sleep(ms(fastrand::u64(..20))).await;
+                    server.cli(&["FLUSHALL"]);
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+            timeout(PATIENCE, tasks.join_all()).await.expect("all are served");
+            Self { server, served }
+        }
+
+        fn assert_all_served(&self, least: usize) {
+            let served: Vec<_> =
+                self.served.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            println!("sections: {}, by task {served:?}", served.iter().sum::<usize>());
+            assert!(served.iter().all(|&count| count >= least), "{served:?}");
+        }
+    }
+
+    /// True if nothing went wrong.
+    async fn section(pool: &LockPool, recorder: &Recorder, task: u64) -> bool {
+        let key = format!("hot:{}", fastrand::u8(..KEYS));
+        let asked = now_ns();
+        let Ok(guard) = pool.lock(key.as_str()).acquire().await else { return false };
+        let fence = guard.fence().map(Fence::get);
+        let grant = recorder.granted(&key, task, asked, || guard.valid_for(), fence);
+        let lost = timeout(Duration::from_micros(fastrand::u64(..3_000)), guard.lost()).await;
+        if lost.is_ok() || !guard.is_held() {
+            recorder.lost(grant);
+        }
+        recorder.release(grant);
+        guard.release().await.is_ok() && lost.is_err()
+    }
+
+    /// Nothing is lost in the store, so nobody may share.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_cut_connections_make_no_two_believers() {
+        let dir = tempfile::tempdir().unwrap();
+        let crowd = Crowd::work(dir.path(), Storm::Cuts).await;
+        History::read(dir.path()).unwrap().assert_safe();
+        crowd.assert_all_served(1);
+        until_nothing_is_left(&crowd.server).await;
+    }
+
+    /// The store loses its locks, so two may hold one: the one who lost it, until it is told, and the next.
+    /// They do so for a moment, not for the rest of a ttl; and the fence tells them apart.
+    async fn share_for_a_moment(storm: Storm) {
+        let dir = tempfile::tempdir().unwrap();
+        let crowd = Crowd::work(dir.path(), storm).await;
+        let history = History::read(dir.path()).unwrap();
+        let overlaps = history.overlaps();
+        let longest = overlaps.iter().map(|overlap| {
+            let end = overlap.first.believed_until().min(overlap.second.believed_until());
+            Duration::from_nanos(end - overlap.second.granted_ns)
+        });
+        println!(
+            "{storm:?}: {} grants, {} overlaps, the longest {:?}",
+            history.grants().len(),
+            overlaps.len(),
+            longest.clone().max()
+        );
+        assert!(longest.clone().all(|span| span < NOISE));
+        assert!(history.fence_faults().is_empty(), "{:#?}", history.fence_faults());
+        crowd.assert_all_served(1);
+        until_nothing_is_left(&crowd.server).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_flushes_make_two_holders_for_a_moment_at_most() {
+        share_for_a_moment(Storm::Flushes).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_both_make_two_holders_for_a_moment_at_most() {
+        share_for_a_moment(Storm::Both).await;
+    }
+
+    /// Scripts and plain acquires of those who wait. What a connection costs to make is not counted.
+    #[tokio::test]
+    async fn are_no_reason_to_ask_all_the_time() {
+        let server = RedisServer::start();
+        let pool = connect(&server.url()).await;
+        server.cli(&["SET", KEY, "foreign"]);
+        let next = come(&pool, KEY);
+        until_in_line(&server, KEY, 1).await;
+        let asks = || -> u64 {
+            let stats = server.cli(&["INFO", "commandstats"]);
+            let calls = |name: &str| {
+                let line = stats.lines().find_map(|line| line.strip_prefix(name));
+                let calls = line.and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+                calls.unwrap_or(0)
+            };
+            calls("cmdstat_evalsha:calls=") + calls("cmdstat_eval:calls=")
+        };
+        let before = asks();
+        for _ in 0..10 {
+            server.kill_clients();
+            sleep(ms(50)).await;
+            // Told with every change, and to ask again.
+            for _ in 0..20 {
+                server.cli(&["SET", KEY, "foreign"]);
+            }
+            sleep(ms(50)).await;
+        }
+        let asked = asks() - before;
+        println!("{asked} scripts in a second of cuts and false alarms");
+        assert!(asked < 500, "{asked}");
+        server.cli(&["DEL", KEY]);
+        soon("who waits", next).await.1.release().await.ok();
+    }
+}
