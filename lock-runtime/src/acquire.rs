@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::LockError;
 use crate::guard::LockGuard;
 use crate::key::Key;
-use crate::options::{Policy, Wait};
+use crate::options::Policy;
 use crate::outbox::FirstAsk;
 use crate::pursuit;
 use crate::queue::{Entered, Newcomer, Waiting, Wish};
@@ -57,45 +57,43 @@ impl Ask {
 ///
 /// Dropping the future at any await leaves nothing behind: a place in line is given up, a request that
 /// is on its way is awaited by the driver, and what it may have been granted is released.
-pub(crate) async fn acquire(engine: &Arc<Engine>, ask: Ask) -> Result<LockGuard, LockError> {
+pub(crate) async fn acquire(engine: Arc<Engine>, ask: Arc<Ask>) -> Result<LockGuard, LockError> {
     let errand = engine.registry.admit().ok_or_else(LockError::shutdown)?;
-    let now = engine.clock.now();
-    let wait = ask.policy.wait;
-    let deadline = match wait {
-        Wait::For(wait) => Some(now + wait),
-        Wait::Forever => None,
-    };
-    let newcomer = Newcomer { now, deadline, wait };
+    let newcomer = Newcomer::new(engine.clock.now(), ask.policy.wait);
     let guard = match &*ask.wire {
-        [_] => one_key(engine, Arc::new(ask), newcomer, errand).await?,
-        _ => several_keys(engine, Arc::new(ask), newcomer, errand).await?,
+        [_] => {
+            let (waiting, _errand) = one_key(&engine, ask, newcomer, errand)?;
+            waiting.await?
+        }
+        // Rare, and not to make every future longer.
+        _ => Box::pin(several_keys(&engine, ask, newcomer, errand)).await?,
     };
     // The grant may have run out on its way here, while this thread was blocked or the machine slept.
     guard.unless_lost()
 }
 
-async fn one_key(
+/// Joins the line of the key; who is alone asks the store at once, and takes the errand along.
+fn one_key(
     engine: &Arc<Engine>,
     ask: Arc<Ask>,
     newcomer: Newcomer,
     errand: Errand,
-) -> Result<LockGuard, LockError> {
-    let key = &ask.wire[0];
+) -> Result<(Waiting<LockGuard>, Option<Errand>), LockError> {
+    let wire = ask.wire.clone();
+    let key = &wire[0];
     let (reply, answer) = oneshot::channel();
     let wish = |(ask, reply)| Wish::Lease { ask, reply };
-    let (id, entered) = engine.queue.enter(key, &newcomer, (ask.clone(), reply), wish)?;
+    let (id, entered) = engine.queue.enter(key, &newcomer, (ask, reply), wish)?;
     let waiting = waiting(engine, key, id, answer);
-    if let Entered::First((ask, reply)) = entered {
-        let turn = Turn::new(engine, key);
-        let claim = ask.claim(Owner::random()?);
-        let Newcomer { now: since, deadline, .. } = newcomer;
-        let first = FirstAsk { id, turn, ask, claim, since, deadline, errand, reply };
-        engine.outbox.ask(engine, first);
-        return waiting.await;
-    }
-    let guard = waiting.await;
-    drop(errand);
-    guard
+    let Entered::First((ask, reply)) = entered else {
+        return Ok((waiting, Some(errand)));
+    };
+    let turn = Turn::new(engine, key);
+    let claim = ask.claim(Owner::random()?);
+    let Newcomer { now: since, deadline, .. } = newcomer;
+    let first = FirstAsk { id, turn, ask, claim, since, deadline, errand, reply };
+    engine.outbox.ask(engine, first);
+    Ok((waiting, None))
 }
 
 /// Takes the turns of all keys, in order, and then asks the store for all keys at once.

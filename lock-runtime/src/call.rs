@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::{Ask, acquire};
+use crate::engine::Engine;
 use crate::error::{ErrorKind, LockError};
 use crate::global;
 use crate::key::Key;
@@ -146,8 +147,29 @@ impl Call {
 /// # Errors
 /// Every kind but [`ErrorKind::Lost`]; the body has not run.
 pub async fn enter(call: Call) -> Result<Entry, LockError> {
+    match prepare(call)? {
+        Prepared::Entry(entry) => Ok(entry),
+        Prepared::Ask(engine, ask) => {
+            let subject = ask.subject.clone();
+            let guard = acquire(engine.clone(), ask).await;
+            let located = |error: LockError| error.at(subject.template()).in_pool(engine.name());
+            guard.map(Entry::locked).map_err(located)
+        }
+    }
+}
+
+/// What a call comes to before anything is awaited.
+enum Prepared {
+    /// It needs no lock, or has it already.
+    Entry(Entry),
+    Ask(Arc<Engine>, Arc<Ask>),
+}
+
+/// Not a part of the future, which keeps room for all that is alive across an await, and for its
+/// arguments.
+fn prepare(call: Call) -> Result<Prepared, LockError> {
     if !call.locks {
-        return Ok(Entry::unlocked());
+        return Ok(Prepared::Entry(Entry::unlocked()));
     }
     let Call { subject, pool, keys, options, .. } = call;
     let located = |error: LockError| error.at(subject.template());
@@ -161,13 +183,12 @@ pub async fn enter(call: Call) -> Result<Entry, LockError> {
     let policy = Policy::new(&options, &engine.defaults).map_err(located)?;
     if let Some(holder) = nesting::holder(engine, &keys) {
         if policy.reentrant && keys.iter().all(|key| holder.keys().contains(key)) {
-            return Ok(Entry::nested(holder));
+            return Ok(Prepared::Entry(Entry::nested(holder)));
         }
         return Err(located(reentrant(&keys)));
     }
-    let ask = Ask::new(engine, subject.clone(), keys, policy);
-    let guard = acquire(engine, ask).await.map_err(located)?;
-    Ok(Entry::locked(guard))
+    let ask = Ask::new(engine, subject, keys, policy);
+    Ok(Prepared::Ask(engine.clone(), Arc::new(ask)))
 }
 
 /// In one order for all callers, so that two of them cannot wait for each other.

@@ -103,10 +103,21 @@ impl Wish {
 }
 
 /// Who joins a line.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Newcomer {
     pub(crate) now: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) wait: Wait,
+}
+
+impl Newcomer {
+    pub(crate) fn new(now: Instant, wait: Wait) -> Self {
+        let deadline = match wait {
+            Wait::For(wait) => Some(now + wait),
+            Wait::Forever => None,
+        };
+        Self { now, deadline, wait }
+    }
 }
 
 /// Where a newcomer came to stand.
@@ -405,7 +416,9 @@ impl Queue {
             return true;
         }
         // Who holds it by that name has no need of the call, and must not lose it for that.
-        line.holder.upgrade().is_some_and(|holder| holder.owner == *owner)
+        let holder = line.holder.clone();
+        drop(lines);
+        holder.upgrade().is_some_and(|holder| holder.owner == *owner)
     }
 
     /// When to look at the store for one of `keys`, if it has said so since this was last asked.
