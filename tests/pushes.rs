@@ -498,3 +498,55 @@ mod storms {
         soon("who waits", next).await.1.release().await.ok();
     }
 }
+
+/// A lock that our tasks and processes hand to each other is never free, but for the window.
+mod window {
+    use super::*;
+
+    /// Keeps the lock busy with tasks of two pools until told to stop; how many sections there were.
+    fn crowd(pools: &[LockPool; 2]) -> (Arc<AtomicBool>, JoinSet<usize>) {
+        let (stop, mut tasks) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+        for task in 0..8 {
+            let (pool, stop) = (pools[task % 2].clone(), stop.clone());
+            tasks.spawn(async move {
+                let mut sections = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let request = pool.lock(KEY).fencing(false);
+                    request.run(sleep(ms(1))).await.unwrap();
+                    sections += 1;
+                }
+                sections
+            });
+        }
+        (stop, tasks)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn those_who_stand_in_no_line_get_the_lock_in_the_window() {
+        let server = RedisServer::start();
+        let connect = async || {
+            let pool = LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever);
+            pool.open_window(ms(100), ms(15)).connect().await.unwrap()
+        };
+        let (stop, tasks) = crowd(&[connect().await, connect().await]);
+        // A request for several keys, and a client of another library that polls.
+        let several = connect().await;
+        for _ in 0..3 {
+            let request = several.lock_all([KEY, "another"]);
+            let guard = timeout(PATIENCE, request.acquire()).await.expect("in a window").unwrap();
+            guard.release().await.unwrap();
+        }
+        for _ in 0..3 {
+            eventually_async(PATIENCE, "the other client's turn", async || {
+                server.cli(&["SET", KEY, "somebody", "NX", "PX", "20000"]) == "OK"
+            })
+            .await;
+            assert_eq!(server.cli(&["GET", KEY]), "somebody", "and nobody else has it");
+            server.cli(&["DEL", KEY]);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let sections = timeout(PATIENCE, tasks.join_all()).await.expect("nobody is left waiting");
+        assert!(sections.iter().all(|sections| *sections > 5), "{sections:?}");
+        until_nothing_is_left(&server).await;
+    }
+}

@@ -1,11 +1,12 @@
 //! Things that are due at some moment, and a wait for the next of them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, Instant};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Entries by the moment they are due. One task waits for [`due`](Self::due); the others file and remove.
 #[derive(Debug)]

@@ -5,11 +5,12 @@ use std::pin::Pin;
 use std::thread;
 
 use once_cell::sync::OnceCell;
-use tokio::runtime::{Builder, EnterGuard, Handle};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::AbortHandle;
 
 use crate::error::{ErrorKind, LockError};
+use crate::sync::{self, Context, spawn, spawn_on};
 
 /// Runs a pool's futures: by default on one thread of its own, which the whole process shares. So a
 /// lease is renewed while every thread of the caller's runtime is blocked, a release is sent although
@@ -64,12 +65,12 @@ impl Driver {
 
     fn on(runtime: Handle) -> Self {
         let (intake, work) = mpsc::unbounded_channel();
-        runtime.spawn(take_in(work));
+        spawn_on(&runtime, take_in(work));
         Self { runtime, intake }
     }
 
-    pub(crate) fn enter(&self) -> EnterGuard<'_> {
-        self.runtime.enter()
+    pub(crate) fn enter(&self) -> Context<'_> {
+        sync::enter(&self.runtime)
     }
 
     /// Runs `future` to its end.
@@ -85,7 +86,7 @@ impl Driver {
 
     /// Runs `future` until it is aborted.
     pub(crate) fn keep(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        self.runtime.spawn(future).abort_handle()
+        spawn_on(&self.runtime, future)
     }
 
     /// Runs `future` to its end on the driver, also if the caller stops waiting for it.
@@ -112,7 +113,7 @@ async fn take_in(mut work: UnboundedReceiver<Work>) {
     let mut batch = Vec::with_capacity(BATCH);
     while work.recv_many(&mut batch, BATCH).await > 0 {
         for future in batch.drain(..) {
-            tokio::spawn(future);
+            spawn(future);
         }
     }
 }

@@ -35,7 +35,15 @@ pub(crate) struct Engine {
     pub(crate) outbox: Outbox,
     /// How long the process keeps a lock among its own tasks while others may want it.
     pub(crate) handoff_slice: Duration,
+    pub(crate) open_window: Option<OpenWindow>,
     tasks: [AbortHandle; 2],
+}
+
+/// When a lock that is handed on all the time is left free for a moment, for those who stand in no line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenWindow {
+    pub(crate) every: Duration,
+    pub(crate) length: Duration,
 }
 
 /// What differs between pools.
@@ -45,6 +53,7 @@ pub(crate) struct Plan {
     pub(crate) patience: Duration,
     pub(crate) max_waiters: usize,
     pub(crate) handoff_slice: Duration,
+    pub(crate) open_window: Option<OpenWindow>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
@@ -52,8 +61,17 @@ pub(crate) struct Plan {
 
 impl Engine {
     pub(crate) fn start(plan: Plan) -> Arc<Self> {
-        let Plan { prefix, defaults, patience, max_waiters, handoff_slice, store, clock, driver } =
-            plan;
+        let Plan {
+            prefix,
+            defaults,
+            patience,
+            max_waiters,
+            handoff_slice,
+            open_window,
+            store,
+            clock,
+            driver,
+        } = plan;
         let queue = Arc::new(Queue::new(max_waiters));
         let watchdog = Arc::<Watchdog>::default();
         store.attach(Bell::of_pool(&queue, &watchdog, clock));
@@ -74,6 +92,7 @@ impl Engine {
             registry,
             outbox: Outbox::default(),
             handoff_slice,
+            open_window,
             tasks,
         })
     }

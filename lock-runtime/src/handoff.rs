@@ -18,8 +18,12 @@ pub(crate) fn hand_on(engine: &Arc<Engine>, lease: &Arc<Lease>) -> bool {
     if slice.is_zero() || !engine.registry.is_open() {
         return false;
     }
+    let now = engine.clock.now();
+    if engine.open_window.is_some_and(|window| engine.queue.is_stuffy(key, window.every, now)) {
+        return false;
+    }
     let next = engine.queue.hand_on(key, |ask, wanted| {
-        let held_for = engine.clock.now().since(lease.tenure_since);
+        let held_for = now.since(lease.tenure_since);
         if wanted && held_for >= slice { None } else { lease.pass_on(ask) }
     });
     let Some((waiter, tenure)) = next else { return false };

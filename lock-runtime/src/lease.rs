@@ -1,7 +1,7 @@
 //! One grant: how long it may be believed, and what became of it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use crate::fence::{Fence, Fences};
 use crate::guard::LockGuard;
 use crate::options::Ttl;
 use crate::place::Place;
+use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 use crate::{jitter, observe};
 

@@ -69,7 +69,10 @@ mod queue;
 mod registry;
 mod release;
 mod request;
+#[cfg(test)]
+mod schedules;
 mod site;
+mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod turn;

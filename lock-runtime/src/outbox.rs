@@ -1,7 +1,7 @@
 //! What leaves together: first requests and releases that reach the driver in one wake-up go to the store
 //! in one call, and so in one write.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -21,6 +21,7 @@ use crate::pursuit;
 use crate::queue::{Waiter, Wish};
 use crate::registry::Errand;
 use crate::release::{self, Departure};
+use crate::sync::{Mutex, MutexGuard, spawn};
 use crate::turn::Turn;
 use crate::word::Word;
 
@@ -98,7 +99,7 @@ impl Post {
         let Some(engine) = self.0.take() else { return };
         let (mut asks, departures) = engine.outbox.take();
         for departures in in_batches(departures) {
-            tokio::spawn(release::depart(engine.clone(), departures));
+            spawn(release::depart(engine.clone(), departures));
         }
         while let Some(first) = asks.first() {
             // Usually all of them. One that has less patience must not cut the others' short.
@@ -107,7 +108,7 @@ impl Post {
                 asks.into_iter().partition(|ask| patience(&engine, &ask.ask) == least);
             asks = others;
             for same in in_batches(same) {
-                tokio::spawn(first_requests(engine.clone(), same));
+                spawn(first_requests(engine.clone(), same));
             }
         }
     }

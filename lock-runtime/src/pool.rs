@@ -9,7 +9,7 @@ use crate::backend::{self, Backend, BackendError, Failure, Store};
 use crate::call::Call;
 use crate::clock::{Clock, Instant};
 use crate::driver::Driver;
-use crate::engine::{Engine, Plan};
+use crate::engine::{Engine, OpenWindow, Plan};
 use crate::error::{ErrorKind, LockError};
 use crate::key::Key;
 use crate::lease::Loss;
@@ -50,6 +50,7 @@ impl LockPool {
             patience: Duration::from_secs(1),
             max_waiters: 10_000,
             handoff_slice: Duration::from_millis(5),
+            open_window: None,
             drive: Drive::Background,
         }
     }
@@ -119,6 +120,7 @@ pub struct PoolBuilder {
     patience: Duration,
     max_waiters: usize,
     handoff_slice: Duration,
+    open_window: Option<OpenWindow>,
     drive: Drive,
 }
 
@@ -179,6 +181,16 @@ impl PoolBuilder {
         self
     }
 
+    /// Leaves a lock that is handed on all the time free for `length`, every so often. Our tasks and processes
+    /// queue for a busy lock, and so it is never free for those who cannot: clients of other
+    /// libraries, processes that may not use channels, and requests for several keys. With a window longer
+    /// than they poll they get their turn, at the cost of `length / every` of the throughput. Off by default;
+    /// 6 ms every 250 ms are a good start.
+    pub fn open_window(mut self, every: Duration, length: Duration) -> Self {
+        self.open_window = Some(OpenWindow { every, length });
+        self
+    }
+
     /// How long to pause between two attempts where the store cannot wake us: between a quarter of
     /// `delay` and all of it. Defaults to 20 ms, doubling up to 640 ms.
     pub fn retry_delay(mut self, delay: Duration) -> Self {
@@ -236,6 +248,7 @@ impl PoolBuilder {
             patience: self.patience,
             max_waiters: self.max_waiters,
             handoff_slice: self.handoff_slice,
+            open_window: self.open_window,
             store,
             clock,
             driver,

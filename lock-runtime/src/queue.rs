@@ -6,8 +6,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
@@ -20,6 +21,7 @@ use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::options::Wait;
+use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 use crate::word::Word;
 
@@ -56,6 +58,8 @@ struct Line {
     place: Option<Owner>,
     /// Whether others than this process want the lock.
     wanted: bool,
+    /// Since when the lock has not been left free.
+    shut_since: Option<Instant>,
 }
 
 /// Somebody in line.
@@ -171,7 +175,7 @@ impl Queue {
         let id = lines.last_id;
         let Newcomer { now, deadline, wait } = *newcomer;
         let Some(line) = lines.by_key.get_mut(key) else {
-            let line = Line { word: Word::Asked(now), ..Line::default() };
+            let line = Line { word: Word::Asked(now), shut_since: Some(now), ..Line::default() };
             lines.by_key.insert(key.clone(), line);
             return Ok((id, Entered::First(given)));
         };
@@ -333,6 +337,20 @@ impl Queue {
         }
     }
 
+    /// Whether the lock of `key` has not been left free for as long as `every`.
+    pub(crate) fn is_stuffy(&self, key: &Key, every: Duration, now: Instant) -> bool {
+        let lines = self.lines();
+        let since = lines.by_key.get(key).and_then(|line| line.shut_since);
+        since.is_some_and(|since| now.since(since) >= every)
+    }
+
+    /// The lock of `key` is left free now.
+    pub(crate) fn air(&self, key: &Key, now: Instant) {
+        if let Some(line) = self.lines().by_key.get_mut(key) {
+            line.shut_since = Some(now);
+        }
+    }
+
     /// Somebody waits for the lock and will ask the store for it next.
     pub(crate) fn heir(&self, key: &Key) -> Option<Arc<Ask>> {
         let lines = self.lines();
@@ -461,6 +479,11 @@ impl Queue {
                 waiter.wish.refuse(verdict);
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lines().by_key.is_empty()
     }
 
     fn file(&self, key: &Key, id: u64, deadline: Option<Instant>) {

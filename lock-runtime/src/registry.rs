@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::watch;
 
 use crate::lease::Lease;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Whether a pool takes new acquires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

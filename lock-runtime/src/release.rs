@@ -20,6 +20,7 @@ use crate::lease::Lease;
 use crate::observe;
 use crate::place::Place;
 use crate::pursuit;
+use crate::sync::spawn;
 
 /// Lets `lease` go: to the next in line of this process, or at the store. It is on its way whether or not
 /// the result is awaited; `None` if it was let go before.
@@ -77,7 +78,7 @@ pub(crate) async fn depart(engine: Arc<Engine>, departures: Vec<Departure>) {
     let (ready, renewing): (Vec<_>, Vec<_>) =
         departures.into_iter().partition(|departure| departure.lease.is_settled());
     for departure in renewing {
-        tokio::spawn(go_alone(engine.clone(), departure));
+        spawn(go_alone(engine.clone(), departure));
     }
     let releases: Vec<_> = ready.iter().map(|ready| to_release(&engine, &ready.lease)).collect();
     let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
@@ -86,7 +87,7 @@ pub(crate) async fn depart(engine: Arc<Engine>, departures: Vec<Departure>) {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {
             Ok(outcome) => arrived(&engine, departure, &release, outcome, false),
             Err(error) => {
-                tokio::spawn(keep_trying(engine.clone(), departure, release, error));
+                spawn(keep_trying(engine.clone(), departure, release, error));
             }
         }
     }
@@ -164,6 +165,10 @@ fn arrived(
         (Released::No, Some(heir)) if unanswered => {
             Some((Place::unsure(heir, now, now + lease.ask.policy.ttl.get()), Duration::ZERO))
         }
+        // Those of this process stay away from a lock that is left open, like all who stand in line.
+        _ if !release.leave_open.is_zero() => {
+            Owner::random().ok().map(|owner| (Place::new(owner, now), release.leave_open))
+        }
         _ => None,
     };
     let mut turns = lease.take_turns();
@@ -171,7 +176,7 @@ fn arrived(
         (Some((place, pause)), Some(turn)) => pursuit::resume(engine, turn, place, pause),
         (Some((place, _)), None) => {
             let (engine, LeaseRef { keys, ttl, .. }) = (engine.clone(), lease.to_store());
-            tokio::spawn(async move { give_back(&engine, place, keys, ttl).await });
+            spawn(async move { give_back(&engine, place, keys, ttl).await });
         }
         (None, turn) => drop(turn),
     }
@@ -180,7 +185,7 @@ fn arrived(
         let keep_until = lease.granted_at + lease.ask.policy.min_hold;
         let leftover = lease.to_store();
         let engine = engine.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             clean_up(&engine, leftover, keep_until, until, usize::MAX).await;
         });
     }
@@ -199,18 +204,30 @@ pub(crate) async fn give_back(engine: &Arc<Engine>, place: Place, keys: Arc<[Key
 
 /// What frees `lease`: now, or at the end of its `min_hold`; and who of this process is next.
 fn to_release(engine: &Engine, lease: &Lease) -> Release {
-    let keep_for = lease.keep_for();
-    let successor = match &*lease.ask.wire {
-        [key] if keep_for.is_zero() && lease.has_turns() => {
-            engine.queue.heir(key).zip(Owner::random().ok()).map(|(ask, owner)| {
-                // Under its name before the store knows it, so that no call is missed.
-                engine.queue.stand(key, owner);
-                Successor { owner, ttl: ask.policy.ttl.get() }
-            })
-        }
-        _ => None,
+    let release = Release {
+        lease: lease.to_store(),
+        keep_for: lease.keep_for(),
+        successor: None,
+        leave_open: Duration::ZERO,
     };
-    Release { lease: lease.to_store(), keep_for, successor }
+    let [key] = &*lease.ask.wire else { return release };
+    if !release.keep_for.is_zero() || !lease.has_turns() {
+        return release;
+    }
+    let now = engine.clock.now();
+    if let Some(window) = engine.open_window
+        && engine.queue.is_stuffy(key, window.every, now)
+    {
+        engine.queue.air(key, now);
+        return Release { leave_open: window.length, ..release };
+    }
+    let heir = engine.queue.heir(key).zip(Owner::random().ok());
+    let successor = heir.map(|(ask, owner)| {
+        // Under its name before the store knows it, so that no call is missed.
+        engine.queue.stand(key, owner);
+        Successor { owner, ttl: ask.policy.ttl.get() }
+    });
+    Release { successor, ..release }
 }
 
 /// Waits until no renewal of these leases is on its way.
@@ -240,7 +257,8 @@ async fn clean_up(
     unanswered: usize,
 ) {
     let _errand = engine.registry.clear_up();
-    let mut release = Release { lease, keep_for: Duration::ZERO, successor: None };
+    let mut release =
+        Release { lease, keep_for: Duration::ZERO, successor: None, leave_open: Duration::ZERO };
     let mut met = 0;
     let mut answered = false;
     let mut pause = Duration::from_millis(20);
@@ -287,6 +305,7 @@ pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>
             lease: lease.to_store(),
             keep_for: lease.keep_for(),
             successor: None,
+            leave_open: Duration::ZERO,
         })
         .collect();
     let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use once_cell::sync::Lazy;
@@ -13,6 +13,7 @@ use super::{
 use crate::clock::{Clock, Instant};
 use crate::fence::Fence;
 use crate::key::Key;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The store of `memory://name`, shared by all pools of the process with that name; plain `memory://`
 /// is a store of its own.

@@ -62,6 +62,9 @@ pub struct Release {
     pub keep_for: Duration,
     /// Who of the same process wants the key next. A store with a line puts it at the end, in the same step.
     pub successor: Option<Successor>,
+    /// Leave the keys free for this long, for those who stand in no line, before somebody in line is called.
+    /// Zero calls at once. Not together with `keep_for` or a successor.
+    pub leave_open: Duration,
 }
 
 /// The next owner of the same process.

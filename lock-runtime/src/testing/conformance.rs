@@ -332,7 +332,12 @@ fn lease(claim: &Claim) -> LeaseRef {
 }
 
 fn end(claim: &Claim) -> Release {
-    Release { lease: lease(claim), keep_for: Duration::ZERO, successor: None }
+    Release {
+        lease: lease(claim),
+        keep_for: Duration::ZERO,
+        successor: None,
+        leave_open: Duration::ZERO,
+    }
 }
 
 async fn attempt<B: Backend>(backend: &B, claim: &Claim) -> Attempt {

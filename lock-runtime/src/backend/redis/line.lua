@@ -39,7 +39,7 @@ end
 if ARGV[1] == 'release' then
   -- KEYS the locks, then the line of each
   -- ARGV[2] token, [3] ms to keep the locks still, [4] ms of a grant to the next in line, [5] token of the
-  -- successor or '', [6] its ttl in ms
+  -- successor or '', [6] its ttl in ms, [7] ms to leave the locks free for those who stand in no line
   -- Reply 1 if all locks were the token's, 0 if at least one was not; if they were and there is a successor,
   -- 2 if it has the lock now, 3 if it stands in line
   local token, keep, grant, heir = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -54,6 +54,10 @@ if ARGV[1] == 'release' then
       if is_ours(token) then redis.call('ZREM', line, token) end
     elseif keep ~= '0' then
       redis.call('PEXPIRE', lock, keep)
+    elseif ARGV[7] ~= '0' then
+      redis.call('DEL', lock)
+      local next = redis.call('ZRANGE', line, 0, 0)[1]
+      if next then tell(next, 'called:' .. ARGV[7] .. ':', lock) end
     elseif is_marked(holder) and pass(lock, line, grant, heir ~= '' and 1 or 0) then
       if heir ~= '' then
         join(line, heir)

@@ -87,6 +87,7 @@ impl Redis {
             keep_for: Duration::ZERO,
             ttl: Duration::ZERO,
             successor: None,
+            leave_open: Duration::ZERO,
         };
         node.send(&nothing.command(By::Text)).await.map_err(LockError::backend)?;
         let channel = node.hears().calls.then_some(channel);
@@ -438,12 +439,13 @@ impl Redis {
     }
 
     fn release_in_line(&self, release: &Release, by: By) -> Cmd {
-        let Release { lease, keep_for, successor } = release;
+        let Release { lease, keep_for, successor, leave_open } = release;
         let token = self.token(&lease.owner);
         let heir = successor.filter(|_| self.channel.is_some() && self.node.hears().calls);
         let successor = heir.map(|heir| (self.token(&heir.owner), heir.ttl));
         let (keys, token) = (&*lease.keys, token.as_bytes());
-        Freeing { keys, token, keep_for: *keep_for, ttl: lease.ttl, successor }.command(by)
+        let (keep_for, leave_open) = (*keep_for, *leave_open);
+        Freeing { keys, token, keep_for, ttl: lease.ttl, successor, leave_open }.command(by)
     }
 
     fn released(&self, release: &Release, answer: &Value) -> Result<Released, BackendError> {
@@ -490,11 +492,12 @@ struct Freeing<'a> {
     keep_for: Duration,
     ttl: Duration,
     successor: Option<(Token, Duration)>,
+    leave_open: Duration,
 }
 
 impl Freeing<'_> {
     fn command(&self, by: By) -> Cmd {
-        let mut call = LINE.call(by, 2 * self.keys.len(), 6);
+        let mut call = LINE.call(by, 2 * self.keys.len(), 7);
         for key in self.keys {
             call.arg(key.as_str());
         }
@@ -507,6 +510,7 @@ impl Freeing<'_> {
             Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
             None => call.arg("").arg("0"),
         };
+        call.arg(millis(self.leave_open));
         call
     }
 }
@@ -531,8 +535,14 @@ async fn pass_strays_on(
         let token = Token::new(&owner, channel);
         let keys = [Key::from(key)];
         let (keep_for, ttl) = (Duration::ZERO, UNKNOWN);
-        let freeing =
-            Freeing { keys: &keys, token: token.as_bytes(), keep_for, ttl, successor: None };
+        let freeing = Freeing {
+            keys: &keys,
+            token: token.as_bytes(),
+            keep_for,
+            ttl,
+            successor: None,
+            leave_open: keep_for,
+        };
         // Should it fail, the grant runs out by itself.
         let _ = node.send(&freeing.command(By::Text)).await;
     }

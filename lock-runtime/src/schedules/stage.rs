@@ -1,0 +1,124 @@
+//! Where shuttle decides who runs next: mutexes that are its own, and tasks that are its threads.
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::{Future, pending};
+use std::ops::{Deref, DerefMut};
+use std::sync::{LockResult, PoisonError};
+
+use tokio::runtime::{Builder, EnterGuard, Handle};
+use tokio::task::AbortHandle;
+
+thread_local! {
+    static IS_SET: Cell<bool> = const { Cell::new(false) };
+}
+
+fn is_set() -> bool {
+    IS_SET.get()
+}
+
+/// Runs `scene` under `runner` on this thread, on a stage whose clock stands still.
+///
+/// So no timer ever comes to the rescue: somebody whom nobody wakes is stuck for good, and shuttle says so.
+pub(super) fn set(run: impl FnOnce()) {
+    struct Clears;
+    impl Drop for Clears {
+        fn drop(&mut self) {
+            IS_SET.set(false);
+        }
+    }
+    // Never driven: it lends its clock and takes timers in.
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let _context = runtime.enter();
+    IS_SET.set(true);
+    let _clears = Clears;
+    run();
+}
+
+pub(crate) enum Mutex<T> {
+    Std(std::sync::Mutex<T>),
+    Shuttle(shuttle::sync::Mutex<T>),
+}
+
+pub(crate) enum MutexGuard<'a, T> {
+    Std(std::sync::MutexGuard<'a, T>),
+    Shuttle(shuttle::sync::MutexGuard<'a, T>),
+}
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        if is_set() {
+            Self::Shuttle(shuttle::sync::Mutex::new(value))
+        } else {
+            Self::Std(std::sync::Mutex::new(value))
+        }
+    }
+
+    pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+        fn map<G, H>(result: LockResult<G>, map: impl Fn(G) -> H) -> LockResult<H> {
+            result.map(&map).map_err(|poisoned| PoisonError::new(map(poisoned.into_inner())))
+        }
+        match self {
+            Self::Std(mutex) => map(mutex.lock(), MutexGuard::Std),
+            Self::Shuttle(mutex) => map(mutex.lock(), MutexGuard::Shuttle),
+        }
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutex").finish_non_exhaustive()
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match self {
+            Self::Std(guard) => guard,
+            Self::Shuttle(guard) => guard,
+        }
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        match self {
+            Self::Std(guard) => guard,
+            Self::Shuttle(guard) => guard,
+        }
+    }
+}
+
+pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    if is_set() {
+        drop(shuttle::future::spawn(future));
+    } else {
+        tokio::spawn(future);
+    }
+}
+
+pub(crate) fn spawn_on(
+    runtime: &Handle,
+    future: impl Future<Output = ()> + Send + 'static,
+) -> AbortHandle {
+    if !is_set() {
+        return runtime.spawn(future).abort_handle();
+    }
+    spawn(future);
+    runtime.spawn(pending::<()>()).abort_handle()
+}
+
+/// Whoever is on stage is in the context of its runtime already.
+pub(crate) type Context<'a> = Option<EnterGuard<'a>>;
+
+pub(crate) fn enter(runtime: &Handle) -> Context<'_> {
+    (!is_set()).then(|| runtime.enter())
+}
