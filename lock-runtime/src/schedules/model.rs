@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released, Standing,
 };
@@ -24,6 +26,7 @@ pub(super) struct Client {
 pub(super) struct Server {
     // Never locked across a point at which shuttle may switch.
     keys: Mutex<Keys>,
+    calm: Notify,
     bells: Mutex<Vec<Option<Bell>>>,
 }
 
@@ -32,7 +35,11 @@ struct Keys {
     by_name: HashMap<Key, Lock>,
     last_fence: u64,
     taken_away: HashSet<Owner>,
-    messages: Vec<(Addressee, Message)>,
+    /// To whom, and what.
+    messages: Vec<(usize, Message)>,
+    /// Messages on their way, and what they lead to.
+    pending: usize,
+    processes: usize,
 }
 
 #[derive(Default)]
@@ -40,17 +47,14 @@ struct Lock {
     holder: Option<Token>,
     is_marked: bool,
     line: VecDeque<Token>,
+    /// Whom client tracking tells of the next change.
+    watchers: HashSet<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Token {
     owner: Owner,
     process: usize,
-}
-
-enum Addressee {
-    All,
-    One(usize),
 }
 
 enum Message {
@@ -65,6 +69,7 @@ impl Server {
         // Replaced when the pool attaches its own.
         let me = bells.len();
         bells.push(None);
+        self.keys().processes += 1;
         Client { me, server: self.clone() }
     }
 
@@ -73,7 +78,19 @@ impl Server {
         self.keys().by_name.values().all(|lock| lock.holder.is_none() && lock.line.is_empty())
     }
 
-    /// Somebody deletes the key.
+    /// Resolves when no message is on its way.
+    pub(super) async fn settled(&self) {
+        loop {
+            let calm = self.calm.notified();
+            if self.keys().pending == 0 {
+                return;
+            }
+            calm.await;
+        }
+    }
+
+    /// Somebody deletes the key. Everybody hears of it: those who do not watch would find it at their next
+    /// look, which does not come while clocks stand still.
     pub(super) fn delete(self: &Arc<Self>, key: &Key) {
         let mut keys = self.keys();
         if let Some(lock) = keys.by_name.get_mut(key)
@@ -81,7 +98,9 @@ impl Server {
         {
             lock.is_marked = false;
             keys.taken_away.insert(holder.owner);
-            keys.messages.push((Addressee::All, Message::Changed(key.clone())));
+            for process in 0..keys.processes {
+                keys.messages.push((process, Message::Changed(key.clone())));
+            }
         }
         self.send(keys);
     }
@@ -98,31 +117,32 @@ impl Server {
     /// Each message on its own way, in any order.
     fn send(self: &Arc<Self>, mut keys: MutexGuard<'_, Keys>) {
         let messages = std::mem::take(&mut keys.messages);
+        keys.pending += messages.len();
         drop(keys);
-        for (addressee, message) in messages {
-            let bells = self.bells.lock().unwrap().clone();
-            let to = match addressee {
-                Addressee::All => bells.into_iter().enumerate().collect(),
-                Addressee::One(process) => vec![(process, bells[process].clone())],
-            };
+        for (process, message) in messages {
+            let bell = self.bells.lock().unwrap()[process].clone();
             let server = self.clone();
             spawn(async move {
-                for (process, bell) in to {
-                    let Some(bell) = bell else { continue };
-                    match &message {
-                        Message::Changed(key) => bell.changed(key.as_str()),
-                        Message::Wanted(key) => bell.wanted(key.as_str()),
-                        Message::Called(key, owner, within) => {
-                            if !bell.called(key.as_str(), owner, *within) {
-                                let token = Token { owner: *owner, process };
-                                let mut keys = server.keys();
-                                keys.release(key, token, None);
-                                server.send(keys);
-                            }
-                        }
-                    }
+                if let Some(bell) = bell {
+                    server.deliver(process, &bell, message);
                 }
+                server.keys().pending -= 1;
+                server.calm.notify_waiters();
             });
+        }
+    }
+
+    fn deliver(self: &Arc<Self>, process: usize, bell: &Bell, message: Message) {
+        match message {
+            Message::Changed(key) => bell.changed(key.as_str()),
+            Message::Wanted(key) => bell.wanted(key.as_str()),
+            Message::Called(key, owner, within) => {
+                if !bell.called(key.as_str(), &owner, within) {
+                    let mut keys = self.keys();
+                    keys.release(&key, Token { owner, process }, None);
+                    self.send(keys);
+                }
+            }
         }
     }
 }
@@ -137,9 +157,12 @@ impl Keys {
                     lock.line.push_back(token);
                 }
                 let is_first = lock.line.front() == Some(&token);
+                if is_first {
+                    lock.watchers.insert(token.process);
+                }
                 if !std::mem::replace(&mut lock.is_marked, true) || is_first {
                     let wanted = Message::Wanted(key.clone());
-                    self.messages.push((Addressee::One(holder.process), wanted));
+                    self.messages.push((holder.process, wanted));
                 }
                 Attempt::Busy { free_in: None, standing: Standing::InLine { ask_again: NEVER } }
             }
@@ -161,6 +184,11 @@ impl Keys {
         if claim.keys.iter().any(|key| self.by_name.get(key).is_some_and(is_others)) {
             let asks_on = claim.attempt == 0 && (claim.in_line || claim.keys.len() > 1);
             let ask_again = if asks_on { Duration::ZERO } else { NEVER };
+            if claim.attempt > 0 {
+                for key in claim.keys.iter() {
+                    self.by_name.entry(key.clone()).or_default().watchers.insert(token.process);
+                }
+            }
             return Attempt::Busy { free_in: None, standing: Standing::Watching { ask_again } };
         }
         for key in claim.keys.iter() {
@@ -190,6 +218,8 @@ impl Keys {
             lock.line.retain(|waiting| *waiting != token);
             return Released::No;
         }
+        let changed = |process| (process, Message::Changed(key.clone()));
+        self.messages.extend(lock.watchers.drain().map(changed));
         let next = if lock.is_marked { lock.line.pop_front() } else { None };
         match (next, heir) {
             (Some(next), _) => {
@@ -197,7 +227,7 @@ impl Keys {
                 lock.is_marked = !lock.line.is_empty() || heir.is_some();
                 let call = |token: Token, within| {
                     let called = Message::Called(key.clone(), token.owner, within);
-                    (Addressee::One(token.process), called)
+                    (token.process, called)
                 };
                 self.messages.push(call(next, Duration::ZERO));
                 self.messages.extend(lock.line.front().map(|second| call(*second, NEVER)));
@@ -212,7 +242,6 @@ impl Keys {
             (None, None) => {
                 lock.holder = None;
                 lock.is_marked = false;
-                self.messages.push((Addressee::All, Message::Changed(key.clone())));
                 Released::Yes
             }
         }

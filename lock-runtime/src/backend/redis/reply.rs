@@ -63,7 +63,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "NOPERM" => (
             Failure::Refused,
             said,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select` on the lock keys and on `lock_runtime:fence` (behind the pool's prefix)",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`",
         ),
         "WRONGTYPE" => (
             Failure::Refused,

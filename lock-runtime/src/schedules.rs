@@ -1,0 +1,269 @@
+//! All that meets at a lock, in tens of thousands of orders: those who wait, hold, release, give up, lose
+//! the lock and shut down.
+//!
+//! Shuttle runs each scene on one thread and decides at every mutex and every await who is next. Clocks
+//! stand still, so that no timer frees anybody: whoever is not woken is stuck for good, and that fails the test.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use shuttle::future::{block_on, yield_now};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, FailurePersistence, Runner, thread};
+use tokio::sync::Notify;
+
+use crate::backend::Owner;
+use crate::fence::Fence;
+use crate::guard::LockGuard;
+use crate::key::Key;
+use crate::options::Wait;
+use crate::pool::LockPool;
+use model::Server;
+
+mod model;
+pub(crate) mod stage;
+
+const KEY: Key = Key::from_static("k");
+const OTHER: Key = Key::from_static("other");
+
+/// What happens in a scene.
+#[derive(Clone, Copy, Debug)]
+struct Scene {
+    store: Store,
+    waiters: usize,
+    /// How many of the waiters may give up.
+    cancels: usize,
+    /// How often somebody deletes the key.
+    deletes: usize,
+    /// Whether waiters differ in what they ask for, so that not everybody can hand on to everybody.
+    mixed: bool,
+    /// How many more want this key and another.
+    pairs: usize,
+    shuts_down: bool,
+    hands_on: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Store {
+    /// `memory://`, which answers on the caller's thread.
+    InPlace,
+    /// A server with a line, and so many pools on it.
+    Remote(usize),
+}
+
+const PLAIN: Scene = Scene {
+    store: Store::InPlace,
+    waiters: 3,
+    cancels: 0,
+    deletes: 0,
+    mixed: false,
+    pairs: 0,
+    shuts_down: false,
+    hands_on: true,
+};
+
+/// Plays `scene` in so many schedules, half of them picked at random, half with few preemptions.
+fn explore(scene: Scene, schedules: usize) {
+    /// As many share a runtime.
+    const CHUNK: usize = 1_000;
+    let times = std::env::var("LOCK_SCHEDULES").ok().and_then(|times| times.parse().ok());
+    let chunks = schedules.div_ceil(CHUNK) * times.unwrap_or(1);
+    let mut explored = 0;
+    for chunk in 0..chunks {
+        let seed = chunk as u64;
+        stage::set(|| {
+            explored += if chunk % 2 == 0 {
+                play(scene, RandomScheduler::new_from_seed(seed, CHUNK))
+            } else {
+                play(scene, PctScheduler::new_from_seed(seed, 3, CHUNK))
+            };
+        });
+    }
+    println!("{explored} schedules of {scene:?}");
+    assert_eq!(explored, chunks * CHUNK);
+}
+
+fn play(scene: Scene, scheduler: impl Scheduler + 'static) -> usize {
+    let mut config = Config::new();
+    config.stack_size = 1 << 20;
+    config.failure_persistence = FailurePersistence::None;
+    Runner::new(scheduler, config).run(move || act(scene))
+}
+
+fn act(scene: Scene) {
+    let server = Arc::new(Server::default());
+    let pools: Vec<_> = match scene.store {
+        Store::InPlace => vec![connect(LockPool::builder("memory://"), scene)],
+        Store::Remote(pools) => {
+            (0..pools).map(|_| connect(LockPool::with_backend(server.connect()), scene)).collect()
+        }
+    };
+    let floor = Arc::new(Floor {
+        server: server.clone(),
+        is_safe: scene.deletes == 0,
+        on: Mutex::default(),
+    });
+    let mut actors = Vec::new();
+    for n in 0..scene.waiters + scene.pairs {
+        let pool = pools[n % pools.len()].clone();
+        let cancel = (n < scene.cancels).then(|| Arc::new(Notify::new()));
+        if let Some(cancel) = cancel.clone() {
+            actors.push(thread::spawn(move || cancel.notify_one()));
+        }
+        let floor = floor.clone();
+        let is_pair = n >= scene.waiters;
+        actors.push(thread::spawn(move || {
+            block_on(wait_and_hold(scene, &pool, is_pair, cancel, &floor));
+        }));
+    }
+    for _ in 0..scene.deletes {
+        let server = server.clone();
+        actors.push(thread::spawn(move || server.delete(&KEY)));
+    }
+    if scene.shuts_down {
+        let pool = pools[0].clone();
+        actors.push(thread::spawn(move || {
+            block_on(pool.shutdown(Duration::ZERO));
+        }));
+    }
+    for actor in actors {
+        actor.join().unwrap();
+    }
+    nothing_is_left(&pools, &server);
+    // Nor is anybody in the way of those who come later.
+    for pool in &pools {
+        match block_on(pool.lock(KEY).wait(Wait::Forever).acquire()) {
+            Ok(guard) => block_on(guard.release()).unwrap(),
+            Err(error) => assert!(scene.shuts_down, "{error}"),
+        }
+    }
+    nothing_is_left(&pools, &server);
+}
+
+fn nothing_is_left(pools: &[LockPool], server: &Server) {
+    for pool in pools {
+        block_on(pool.engine().registry.idle());
+        assert!(pool.engine().queue.is_empty(), "a line is left");
+    }
+    block_on(server.settled());
+    assert!(server.is_empty(), "the store holds what nobody owns");
+}
+
+fn connect(builder: crate::pool::PoolBuilder, scene: Scene) -> LockPool {
+    let slice = if scene.hands_on { Duration::from_millis(5) } else { Duration::ZERO };
+    block_on(builder.on_current_runtime().handoff_slice(slice).connect()).unwrap()
+}
+
+/// One who waits, unless told to give up, holds for a moment, and lets go in one of the possible ways.
+async fn wait_and_hold(
+    scene: Scene,
+    pool: &LockPool,
+    is_pair: bool,
+    cancel: Option<Arc<Notify>>,
+    floor: &Floor,
+) {
+    let keys = if is_pair { vec![KEY, OTHER] } else { vec![KEY] };
+    let mut request = pool.lock_all(keys).wait(Wait::Forever);
+    if scene.mixed {
+        let ttl = if thread_rng().gen_bool(0.3) { 20 } else { 30 };
+        let fencing = thread_rng().gen_bool(0.6);
+        request = request.ttl(Duration::from_secs(ttl)).fencing(fencing);
+    }
+    let cancelled = async {
+        match &cancel {
+            Some(cancel) => cancel.notified().await,
+            None => std::future::pending().await,
+        }
+    };
+    let guard = tokio::select! {
+        biased;
+        () = cancelled => return,
+        guard = request.acquire() => guard,
+    };
+    let guard = match guard {
+        Ok(guard) => guard,
+        Err(error) if scene.shuts_down || (scene.deletes > 0 && error.is_lost()) => return,
+        Err(error) => panic!("{error}"),
+    };
+    floor.enter(&guard);
+    for _ in 0..thread_rng().gen_range(0..2) {
+        yield_now().await;
+    }
+    floor.leave(&guard);
+    match thread_rng().gen_range(0..3) {
+        0 => drop(guard),
+        1 => drop(guard.release()),
+        _ => {
+            let released = guard.release().await;
+            assert!(released.is_ok() || scene.deletes > 0 || scene.shuts_down, "{released:?}");
+        }
+    }
+}
+
+/// Where those are who hold the lock.
+struct Floor {
+    server: Arc<Server>,
+    /// Whether nobody takes the lock away from its holder.
+    is_safe: bool,
+    on: Mutex<Crowd>,
+}
+
+#[derive(Default)]
+struct Crowd {
+    here: Vec<LockGuard>,
+    last_fence: Option<(Owner, Fence)>,
+}
+
+impl Floor {
+    fn enter(&self, guard: &LockGuard) {
+        let owner = guard.lease().owner;
+        let mut crowd = self.on.lock().unwrap();
+        for other in &crowd.here {
+            let theirs = other.lease().owner;
+            // Until it has heard of it.
+            let is_robbed = theirs != owner && self.server.was_taken_away(&theirs);
+            assert!(!other.is_held() || !guard.is_held() || is_robbed, "two hold the lock");
+        }
+        if let Some(fence) = guard.fence() {
+            if let Some((whose, last)) = crowd.last_fence
+                && (self.is_safe || whose == owner)
+            {
+                assert!(fence > last, "{fence} after {last}");
+            }
+            crowd.last_fence = Some((owner, fence));
+        }
+        crowd.here.push(guard.view());
+    }
+
+    fn leave(&self, guard: &LockGuard) {
+        let mut crowd = self.on.lock().unwrap();
+        let at = crowd.here.iter().position(|other| Arc::ptr_eq(other.lease(), guard.lease()));
+        let view = crowd.here.swap_remove(at.unwrap());
+        drop(crowd);
+        drop(view);
+    }
+}
+
+macro_rules! scenes {
+    ($($name:ident: $schedules:literal of { $($what:tt)* })*) => { $(
+        #[test]
+        fn $name() {
+            explore(Scene { $($what)*, ..PLAIN }, $schedules);
+        }
+    )* };
+}
+
+scenes! {
+    in_place_some_give_up: 3_000 of { waiters: 4, cancels: 3 }
+    in_place_nothing_is_handed_on: 2_000 of { cancels: 2, hands_on: false }
+    in_place_some_want_two_keys: 3_000 of { waiters: 2, cancels: 3, pairs: 2, mixed: true }
+    in_place_the_pool_shuts_down: 3_000 of { cancels: 1, shuts_down: true }
+    remote_some_give_up: 4_000 of { store: Store::Remote(1), waiters: 4, cancels: 3, mixed: true }
+    remote_two_pools: 4_000 of { store: Store::Remote(2), waiters: 5, cancels: 3 }
+    remote_two_pools_nothing_is_handed_on: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 2, hands_on: false }
+    remote_all_give_up: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, mixed: true }
+    remote_some_want_two_keys: 4_000 of { store: Store::Remote(2), cancels: 3, pairs: 2 }
+    remote_the_key_is_deleted: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, deletes: 2, mixed: true }
+    remote_one_pool_shuts_down: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, shuts_down: true, mixed: true }
+}
