@@ -104,6 +104,10 @@ impl LockGuard {
         if let Some(loss) = self.lease.loss() {
             return Err(self.locate(lost_error(loss)));
         }
+        // The store knows the process by the same name still; the lock is another task's.
+        if self.lease.is_passed_on() {
+            return Err(self.locate(lost_error(Loss::Taken)));
+        }
         let (engine, request) = (self.engine.clone(), self.lease.to_store());
         let patience = engine.patience;
         let asked = async move { timeout(patience, engine.store.holds(&request)).await };

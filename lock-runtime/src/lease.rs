@@ -283,6 +283,11 @@ impl Lease {
         self.state().loss
     }
 
+    /// Whether what it held is another task's by now.
+    pub(crate) fn is_passed_on(&self) -> bool {
+        self.state().phase == Phase::Passed
+    }
+
     /// Resolves when the lease is lost. `listener` is the caller's place among the listeners, `None`
     /// at first.
     pub(crate) fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Loss> {

@@ -1,0 +1,727 @@
+//! A lock goes from task to task of a process without asking the store; whatever happens on the way, the
+//! next one gets it, and at once.
+//!
+//! Every ttl here is far longer than any wait that passes: whom a ttl would have to free was stuck.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lock_runtime::backend::Failure;
+use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
+use lock_runtime::{
+    ErrorKind, LockError, LockGuard, LockPool, LockRequest, Wait, distributed_lock,
+};
+use lock_tests::monitor::Caller;
+use lock_tests::poll::drop_at_every_poll;
+use lock_tests::{Monitor, RedisServer, eventually_async};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const KEY: &str = "k";
+const TTL: Duration = ms(60_000);
+/// What a busy machine may add to something that happens at once.
+const NOISE: Duration = ms(1_500);
+/// The same where time is virtual: what timers round by.
+const INSTANT: Duration = ms(2);
+
+async fn memory() -> LockPool {
+    LockPool::builder("memory://").ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
+}
+
+async fn redis(server: &RedisServer) -> LockPool {
+    LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
+}
+
+/// A pool in virtual time, on a store that counts its requests and fails on demand.
+async fn virtual_time(store: &str) -> (LockPool, Faults) {
+    let (backend, faults) = Faulty::new(open(store).await.unwrap());
+    let pool = LockPool::with_backend(backend).ttl(TTL).wait(Wait::Forever);
+    (pool.on_current_runtime().connect().await.unwrap(), faults)
+}
+
+/// A task that wants the lock. On the tests' current-thread runtimes it is in line when this returns.
+async fn come(request: LockRequest) -> JoinHandle<Result<LockGuard, LockError>> {
+    let waiting = tokio::spawn(request.acquire());
+    tokio::task::yield_now().await;
+    waiting
+}
+
+#[track_caller]
+fn at_once(began: tokio::time::Instant, what: &str) {
+    let took = began.elapsed();
+    assert!(took <= INSTANT, "{what}: after {took:?}");
+}
+
+async fn soon<F: Future>(what: &str, future: F) -> F::Output {
+    match timeout(NOISE, future).await {
+        Ok(output) => output,
+        Err(_) => panic!("stuck: {what}"),
+    }
+}
+
+async fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+    let mut future = Some(future);
+    std::future::poll_fn(|cx| {
+        let polled = future.take().map(|future| future.poll(cx));
+        std::task::Poll::Ready(match polled {
+            Some(std::task::Poll::Ready(output)) => Some(output),
+            _ => None,
+        })
+    })
+    .await
+}
+
+/// Neither locks nor lines.
+async fn until_nothing_is_left(server: &RedisServer) {
+    let mut left = String::new();
+    eventually_async(ms(6_000), "nothing is left in the store", async || {
+        left = server.cli(&["KEYS", "*"]);
+        left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
+    })
+    .await;
+}
+
+#[distributed_lock(key = "k", pool = pool, ttl = "60s", wait = "forever")]
+async fn annotated(
+    pool: LockPool,
+    order: Arc<Mutex<Vec<usize>>>,
+    n: usize,
+) -> Result<(), LockError> {
+    order.lock().unwrap().push(n);
+    tokio::task::yield_now().await;
+    Ok(())
+}
+
+#[distributed_lock(key = "k", pool = pool, ttl = "60s", wait = "forever", guard = lock)]
+async fn annotated_with_guard(
+    pool: LockPool,
+    fences: Arc<Mutex<Vec<u64>>>,
+) -> Result<(), LockError> {
+    fences.lock().unwrap().push(lock.fence().unwrap().get());
+    tokio::task::yield_now().await;
+    Ok(())
+}
+
+mod order {
+    use super::*;
+
+    #[tokio::test]
+    async fn first_come_first_served_in_memory() {
+        first_come_first_served(&memory().await).await;
+    }
+
+    #[tokio::test]
+    async fn first_come_first_served_on_redis() {
+        let server = RedisServer::start();
+        first_come_first_served(&redis(&server).await).await;
+        until_nothing_is_left(&server).await;
+    }
+
+    async fn first_come_first_served(pool: &LockPool) {
+        const ALL: usize = 40;
+        let gone = [0, 7, 8, 9, 23, 39];
+        let held = pool.lock(KEY).acquire().await.unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for n in 0..ALL {
+            let (pool, order) = (pool.clone(), order.clone());
+            tasks.push(if n % 3 == 0 {
+                tokio::spawn(annotated(pool, order, n))
+            } else {
+                let request = pool.lock(KEY).fencing(n % 3 == 1);
+                tokio::spawn(request.run(async move {
+                    order.lock().unwrap().push(n);
+                    tokio::task::yield_now().await;
+                }))
+            });
+            // The only other task of this runtime that runs gets into line.
+            tokio::task::yield_now().await;
+        }
+        for at in gone {
+            tasks[at].abort();
+        }
+        held.release().await.unwrap();
+        for (n, task) in tasks.into_iter().enumerate() {
+            let done = soon("the line goes on", task).await;
+            assert_eq!(done.is_err(), gone.contains(&n), "{n}");
+        }
+        let expected: Vec<_> = (0..ALL).filter(|n| !gone.contains(n)).collect();
+        assert_eq!(*order.lock().unwrap(), expected);
+    }
+
+    /// Those who leave one after the other while the line moves.
+    #[tokio::test(start_paused = true)]
+    async fn those_who_leave_while_it_moves_hold_nobody_up() {
+        let (pool, faults) = virtual_time("memory://").await;
+        let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
+        let mut line = Vec::new();
+        for _ in 0..60 {
+            line.push(come(pool.lock(KEY).fencing(false)).await);
+        }
+        let began = tokio::time::Instant::now();
+        drop(held);
+        let mut line = line.into_iter().enumerate();
+        while let Some((n, next)) = line.next() {
+            let guard = next.await.unwrap().unwrap();
+            // The next one leaves before, or just after, it has been given the lock.
+            let leaves = line.next();
+            if n % 4 == 0 {
+                leaves.inspect(|(_, task)| task.abort());
+                drop(guard);
+            } else {
+                drop(guard);
+                leaves.inspect(|(_, task)| task.abort());
+            }
+        }
+        at_once(began, "all are served");
+        assert_eq!(faults.count(Operation::Acquire), 1);
+    }
+}
+
+mod without_asking {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_times_by_the_count_of_requests() {
+        let (pool, faults) = virtual_time("memory://").await;
+        let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
+        let mut line = Vec::new();
+        for _ in 0..1_000 {
+            line.push(come(pool.lock(KEY).fencing(false)).await);
+        }
+        let began = tokio::time::Instant::now();
+        drop(held);
+        for next in line {
+            assert_eq!(faults.count(Operation::Release), 0);
+            drop(next.await.unwrap().unwrap());
+        }
+        at_once(began, "all are served");
+        // The driver gets to the last one's release.
+        eventually_async(INSTANT * 5, "it is free", async || faults.count(Operation::Release) == 1)
+            .await;
+        assert_eq!(faults.count(Operation::Acquire), 1);
+    }
+
+    #[tokio::test]
+    async fn a_thousand_times_by_what_redis_ran() {
+        let server = RedisServer::start();
+        let pool = redis(&server).await;
+        let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
+        let mut line = JoinSet::new();
+        let inside = Arc::new(AtomicBool::new(false));
+        for _ in 0..1_000 {
+            let inside = inside.clone();
+            line.spawn(pool.lock(KEY).fencing(false).run(async move {
+                assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+            }));
+        }
+        tokio::task::yield_now().await;
+        // The server learns the script.
+        pool.lock("other").acquire().await.unwrap().release().await.unwrap();
+        let monitor = Monitor::start(&server);
+        held.release().await.unwrap();
+        for run in line.join_all().await {
+            run.unwrap();
+        }
+        let ran = monitor.settled();
+        let by_clients: Vec<_> =
+            ran.iter().filter(|ran| ran.by != Caller::Script).map(|ran| ran.name()).collect();
+        assert_eq!(by_clients.len(), 1, "the last release, and nothing else: {by_clients:?}");
+        until_nothing_is_left(&server).await;
+    }
+
+    #[tokio::test]
+    async fn each_holder_has_a_fence_of_its_own_in_memory() {
+        fences_grow(&memory().await).await;
+    }
+
+    #[tokio::test]
+    async fn each_holder_has_a_fence_of_its_own_on_redis() {
+        let server = RedisServer::start();
+        let monitor = Monitor::start(&server);
+        fences_grow(&redis(&server).await).await;
+        let asked = monitor
+            .settled()
+            .into_iter()
+            .filter(|ran| ran.by != Caller::Script && ran.args.iter().any(|arg| arg == KEY));
+        // A block of fences each thousand holders; the releases in between.
+        let asked = asked.count();
+        assert!(asked <= 16, "{asked} commands for 2,500 holders");
+        until_nothing_is_left(&server).await;
+    }
+
+    /// More holders than fences are set aside at once, some of them without.
+    async fn fences_grow(pool: &LockPool) {
+        let held = pool.lock(KEY).acquire().await.unwrap();
+        let first = held.fence().unwrap().get();
+        let fences = Arc::new(Mutex::new(vec![first]));
+        let mut line = Vec::new();
+        for n in 0..2_500 {
+            let fences = fences.clone();
+            line.push(match n % 3 {
+                0 => tokio::spawn(annotated_with_guard(pool.clone(), fences)),
+                1 => {
+                    let acquire = pool.lock(KEY).acquire();
+                    tokio::spawn(async move {
+                        let guard = acquire.await?;
+                        fences.lock().unwrap().push(guard.fence().unwrap().get());
+                        guard.release().await
+                    })
+                }
+                _ => tokio::spawn(pool.lock(KEY).fencing(false).run(async {})),
+            });
+        }
+        tokio::task::yield_now().await;
+        held.release().await.unwrap();
+        for next in line {
+            next.await.unwrap().unwrap();
+        }
+        let fences = fences.lock().unwrap().clone();
+        assert_eq!(fences.len(), 1 + 2_500 - 2_500 / 3);
+        assert!(fences.is_sorted_by(|a, b| a < b), "each greater than the one before");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_has_handed_it_on_does_not_hold_it() {
+        let (pool, _) = virtual_time("memory://").await;
+        no_more(&pool).await;
+    }
+
+    #[tokio::test]
+    async fn whoever_has_handed_it_on_does_not_hold_it_on_redis() {
+        let server = RedisServer::start();
+        no_more(&redis(&server).await).await;
+    }
+
+    async fn no_more(pool: &LockPool) {
+        // Inside of a body the lock passes through as a view of its guard, which may outlive the body.
+        let body = async {
+            let view = pool.lock(KEY).fencing(false).reentrant(true).acquire().await.unwrap();
+            let next = come(pool.lock(KEY).fencing(false)).await;
+            view.verify().await.unwrap();
+            (view, next)
+        };
+        let (view, next) = pool.lock(KEY).fencing(false).run(body).await.unwrap();
+        let successor = next.await.unwrap().unwrap();
+        assert!(successor.is_held() && !view.is_held());
+        assert_eq!(view.valid_for(), Duration::ZERO);
+        successor.verify().await.unwrap();
+        let error = view.verify().await.expect_err("the lease in the store is the successor's");
+        assert_eq!(error.kind(), ErrorKind::Lost);
+        let mut lost = pin!(view.lost());
+        assert!(poll_once(lost.as_mut()).await.is_none());
+        // Dropped, it takes nothing from the successor.
+        drop(view);
+        successor.verify().await.unwrap();
+        successor.release().await.unwrap();
+        assert!(poll_once(lost.as_mut()).await.is_none(), "released, not lost");
+    }
+}
+
+mod slice {
+    use super::*;
+
+    /// Two processes, each with many tasks.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn processes_take_turns_of_about_a_slice() {
+        const TASKS: usize = 24;
+        let slice = ms(5);
+        let server = RedisServer::start();
+        let pools = [redis(&server).await, redis(&server).await];
+        let end = Instant::now() + ms(2_500);
+        let turns = Arc::new(Mutex::new(Vec::<(usize, Instant, usize)>::new()));
+        let mut tasks = JoinSet::new();
+        for n in 0..2 * TASKS {
+            let (pool, turns) = (pools[n % 2].clone(), turns.clone());
+            tasks.spawn(async move {
+                while Instant::now() < end {
+                    let guard = pool.lock(KEY).acquire().await.unwrap();
+                    {
+                        let mut turns = turns.lock().unwrap();
+                        match turns.last_mut() {
+                            Some((pool, _, sections)) if *pool == n % 2 => *sections += 1,
+                            _ => turns.push((n % 2, Instant::now(), 1)),
+                        }
+                    }
+                    tokio::task::yield_now().await;
+                    drop(guard);
+                }
+            });
+        }
+        timeout(ms(30_000), tasks.join_all()).await.expect("all are served");
+        let turns = turns.lock().unwrap().clone();
+        let mut spans: Vec<_> = turns.windows(2).map(|pair| pair[1].1 - pair[0].1).collect();
+        spans.sort();
+        let median = spans[spans.len() / 2];
+        let sections: Vec<usize> = (0..2)
+            .map(|pool| turns.iter().filter(|turn| turn.0 == pool).map(|turn| turn.2).sum())
+            .collect();
+        println!("{} turns, {sections:?} sections, median of a turn {median:?}", turns.len());
+        assert!(turns.len() > 40, "the lock went over {} times", turns.len());
+        assert!(median < slice * 6, "{median:?}");
+        let least = sections[0].min(sections[1]) as f64 / (sections[0] + sections[1]) as f64;
+        assert!(least > 0.25, "shares {sections:?}");
+        let last = *spans.last().unwrap();
+        assert!(last < NOISE, "a turn of {last:?}");
+        until_nothing_is_left(&server).await;
+    }
+
+    /// One task of another process against many of this one, that never stop.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_single_waiter_elsewhere_gets_its_turn() {
+        let server = RedisServer::start();
+        let (ours, theirs) = (redis(&server).await, redis(&server).await);
+        let done = Arc::new(AtomicBool::new(false));
+        let mut crowd = JoinSet::new();
+        for _ in 0..32 {
+            let (pool, done) = (ours.clone(), done.clone());
+            crowd.spawn(async move {
+                while !done.load(Ordering::Relaxed) {
+                    pool.lock(KEY).fencing(false).run(tokio::task::yield_now()).await.unwrap();
+                }
+            });
+        }
+        for _ in 0..50 {
+            soon("the other process", theirs.lock(KEY).run(async {})).await.unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        timeout(ms(30_000), crowd.join_all()).await.expect("the crowd is served");
+        until_nothing_is_left(&server).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_zero_hands_nothing_on() {
+        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+        let pool = LockPool::with_backend(backend).handoff_slice(Duration::ZERO);
+        let pool = pool.ttl(TTL).wait(Wait::Forever).on_current_runtime();
+        let pool = pool.connect().await.unwrap();
+        let held = pool.lock(KEY).acquire().await.unwrap();
+        let mut line = Vec::new();
+        for _ in 0..50 {
+            line.push(come(pool.lock(KEY)).await);
+        }
+        let began = tokio::time::Instant::now();
+        drop(held);
+        for (served, next) in line.into_iter().enumerate() {
+            let guard = next.await.unwrap().unwrap();
+            assert_eq!(faults.count(Operation::Release), served + 1);
+            drop(guard);
+        }
+        at_once(began, "all are served");
+    }
+}
+
+/// Those whose lease would not do for the next release it, and the next one gets it at once all the same.
+mod released_instead {
+    use super::*;
+
+    type Change = fn(LockRequest) -> LockRequest;
+
+    #[tokio::test(start_paused = true)]
+    async fn where_the_two_differ() {
+        let same: Change = |request| request;
+        let changes: [(&str, Change, Change); 6] = [
+            ("a longer ttl", same, |request| request.ttl(TTL * 2)),
+            ("a shorter ttl", same, |request| request.ttl(TTL / 2)),
+            ("another interval", same, |request| request.renew(ms(3_000))),
+            ("no renewal", |request| request.renew(false), same),
+            ("the next without renewal", same, |request| request.renew(false)),
+            ("max_hold", |request| request.max_hold(ms(30_000)), same),
+        ];
+        for (what, first, second) in changes {
+            let (pool, faults) = virtual_time("memory://").await;
+            let held = first(pool.lock(KEY)).acquire().await.unwrap();
+            let next = come(second(pool.lock(KEY))).await;
+            let third = come(second(pool.lock(KEY)).fencing(false)).await;
+            let began = tokio::time::Instant::now();
+            drop(held);
+            let guard = next.await.unwrap().unwrap();
+            assert_eq!(faults.count(Operation::Release), 1, "{what}");
+            assert_eq!(faults.count(Operation::Acquire), 3, "{what}");
+            guard.verify().await.unwrap();
+            drop(guard);
+            third.await.unwrap().unwrap().release().await.unwrap();
+            at_once(began, what);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_successor_may_have_a_max_hold_of_its_own() {
+        let (pool, faults) = virtual_time("memory://").await;
+        let held = pool.lock(KEY).acquire().await.unwrap();
+        let next = come(pool.lock(KEY).fencing(false).max_hold(ms(400))).await;
+        tokio::time::sleep(ms(900)).await;
+        drop(held);
+        let guard = next.await.unwrap().unwrap();
+        assert_eq!(faults.count(Operation::Release), 0, "handed on");
+        let began = tokio::time::Instant::now();
+        assert!(guard.valid_for() <= ms(400));
+        assert!(guard.lost().await.is_lost());
+        let held_for = began.elapsed();
+        assert!(held_for > ms(300) && held_for <= ms(400), "{held_for:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_end_of_min_hold() {
+        let (pool, _) = virtual_time("memory://").await;
+        let began = tokio::time::Instant::now();
+        let held = pool.lock(KEY).min_hold(ms(700)).acquire().await.unwrap();
+        let next = come(pool.lock(KEY)).await;
+        let behind = come(pool.lock(KEY)).await;
+        drop(held);
+        let guard = next.await.unwrap().unwrap();
+        let waited = began.elapsed();
+        assert!(waited >= ms(700), "after {waited:?}");
+        drop(guard);
+        behind.await.unwrap().unwrap().release().await.unwrap();
+        let waited = began.elapsed();
+        assert!(waited <= ms(710), "after {waited:?}");
+    }
+
+    /// Half of the ttl and more has gone without a renewal.
+    #[tokio::test(start_paused = true)]
+    async fn with_too_little_of_it_left() {
+        let (pool, faults) = virtual_time("memory://").await;
+        let held = pool.lock(KEY).acquire().await.unwrap();
+        let next = come(pool.lock(KEY).fencing(false)).await;
+        for _ in 0..100 {
+            faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
+        }
+        tokio::time::sleep(TTL * 6 / 10).await;
+        assert!(held.is_held() && held.valid_for() < TTL / 2);
+        let began = tokio::time::Instant::now();
+        drop(held);
+        let guard = next.await.unwrap().unwrap();
+        at_once(began, "the next is served");
+        assert_eq!(faults.count(Operation::Release), 1);
+        assert!(guard.valid_for() > TTL * 9 / 10, "{:?}", guard.valid_for());
+    }
+
+    /// The renewal is on its way as the holder lets go.
+    #[tokio::test(start_paused = true)]
+    async fn while_it_is_renewed() {
+        let (pool, faults) = virtual_time("memory://").await;
+        let held = pool.lock(KEY).renew(ms(1_000)).acquire().await.unwrap();
+        let next = come(pool.lock(KEY).renew(ms(1_000)).fencing(false)).await;
+        faults.plan(Operation::Renew, Fault::DelayReply(ms(300)));
+        eventually_async(ms(5_000), "it is being renewed", async || {
+            faults.count(Operation::Renew) == 1
+        })
+        .await;
+        let began = tokio::time::Instant::now();
+        drop(held);
+        let guard = next.await.unwrap().unwrap();
+        assert!(began.elapsed() <= ms(300) + INSTANT, "{:?}", began.elapsed());
+        guard.verify().await.unwrap();
+    }
+}
+
+/// A waiter is dropped at every poll point; those before and behind it are served, at once.
+mod dropped {
+    use super::*;
+
+    /// When the victim is dropped.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Moment {
+        /// While the holder holds.
+        Waiting,
+        /// As the holder has let go, before anything else happens.
+        LetGo,
+        /// After so many others had their chance to run.
+        Yields(usize),
+    }
+
+    /// How the holder ends.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum End {
+        Drop,
+        Release,
+        /// Its body panics.
+        Panic,
+        /// The lease runs out, since nothing renews it.
+        Expired,
+    }
+
+    const MOMENTS: [Moment; 7] = [
+        Moment::Waiting,
+        Moment::LetGo,
+        Moment::Yields(1),
+        Moment::Yields(2),
+        Moment::Yields(3),
+        Moment::Yields(5),
+        Moment::Yields(8),
+    ];
+
+    #[derive(Clone, Copy, Debug)]
+    struct Case {
+        /// Polls of the victim before `moment`.
+        polls: usize,
+        at: usize,
+        /// How many are dropped, beginning with that one.
+        count: usize,
+        moment: Moment,
+        end: End,
+        /// Whether another process has the lock.
+        elsewhere: bool,
+        /// Whether the line wants different things, so that nothing can be handed on.
+        unlike: bool,
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_every_way() {
+        let mut cases = 0;
+        for end in [End::Drop, End::Release, End::Panic, End::Expired] {
+            for moment in MOMENTS {
+                for (at, count) in [(0, 1), (1, 1), (3, 1), (0, 2), (1, 2), (0, 4)] {
+                    for bits in 0..8 {
+                        let (polls, elsewhere, unlike) = (1 + bits % 2, bits & 2 > 0, bits & 4 > 0);
+                        let case = Case { polls, at, count, moment, end, elsewhere, unlike };
+                        run(cases, case).await;
+                        cases += 1;
+                    }
+                }
+            }
+        }
+        println!("{cases} cases");
+    }
+
+    async fn run(number: usize, case: Case) {
+        // Held for a second at most where it is to run out.
+        let ttl = if case.end == End::Expired { ms(1_000) } else { TTL };
+        let store = format!("memory://dropped-{number}");
+        let (ours, faults) = virtual_time(&store).await;
+        let theirs = LockPool::builder(&*store).wait(Wait::Forever).on_current_runtime();
+        let theirs = theirs.connect().await.unwrap();
+        let holder = if case.elsewhere { &theirs } else { &ours };
+        let request = holder.lock(KEY).ttl(ttl).renew(case.end != End::Expired);
+        let held = request.acquire().await.unwrap();
+        let mut line = Vec::new();
+        for n in 0..5 {
+            let request = if case.unlike && n % 2 == 1 {
+                ours.lock(KEY).ttl(TTL * 2)
+            } else {
+                ours.lock(KEY).fencing(n % 3 > 0)
+            };
+            let mut waiting = Box::pin(request.acquire());
+            for _ in 0..case.polls {
+                assert!(poll_once(waiting.as_mut()).await.is_none(), "{case:?}");
+            }
+            line.push(Some(waiting));
+            tokio::task::yield_now().await;
+        }
+        let mut victims: Vec<_> =
+            line.iter_mut().skip(case.at).take(case.count).map(Option::take).collect();
+        if case.moment == Moment::Waiting {
+            victims.clear();
+        }
+        let began = match case.end {
+            End::Expired => {
+                held.lost().await;
+                // What the store keeps is longer than what is believed.
+                tokio::time::Instant::now() + ms(120)
+            }
+            _ => tokio::time::Instant::now(),
+        };
+        match case.end {
+            End::Drop => drop(held),
+            End::Release => held.release().await.unwrap(),
+            End::Panic => {
+                let panics = tokio::spawn(async move {
+                    let _held = held;
+                    std::panic::resume_unwind(Box::new("planned"));
+                });
+                assert!(panics.await.unwrap_err().is_panic());
+            }
+            End::Expired => {}
+        }
+        if let Moment::Yields(yields) = case.moment {
+            for _ in 0..yields {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop(victims);
+        for waiting in line.into_iter().flatten() {
+            let guard = timeout(ms(30_000), waiting).await;
+            let guard = guard.unwrap_or_else(|_| panic!("{case:?}: stuck")).unwrap();
+            at_once(began, &format!("{case:?}"));
+            drop(guard);
+        }
+        // Nobody is in the way of the other process either.
+        let next = timeout(ms(30_000), theirs.lock(KEY).acquire()).await;
+        next.unwrap_or_else(|_| panic!("{case:?}: left behind")).unwrap().release().await.unwrap();
+        at_once(began, &format!("{case:?}: all"));
+        assert_eq!(faults.count(Operation::Renew), 0, "{case:?}");
+    }
+
+    #[distributed_lock(key = "k", pool = pool, ttl = "60s", wait = "forever")]
+    async fn yields(pool: LockPool) -> Result<(), LockError> {
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
+        Ok(())
+    }
+
+    /// From before the first poll to after the last one, of an annotated function, between two others.
+    #[tokio::test(start_paused = true)]
+    async fn an_annotated_call_at_every_poll_in_virtual_time() {
+        let (pool, _) = virtual_time("memory://annotated").await;
+        at_every_poll(&pool, INSTANT).await;
+    }
+
+    #[tokio::test]
+    async fn an_annotated_call_at_every_poll_on_redis() {
+        let server = RedisServer::start();
+        at_every_poll(&redis(&server).await, NOISE).await;
+        until_nothing_is_left(&server).await;
+    }
+
+    async fn at_every_poll(pool: &LockPool, limit: Duration) {
+        let around = std::cell::RefCell::new(None);
+        let make = || {
+            let (before, after) = (pool.lock(KEY).acquire(), pool.lock(KEY).acquire());
+            let victim = yields(pool.clone());
+            let (told, served) = tokio::sync::oneshot::channel();
+            let mut told = Some(told);
+            let holder = pool.lock(KEY).acquire();
+            *around.borrow_mut() = Some(served);
+            async move {
+                // In line: the holder, one before, the victim, one behind; then the line moves.
+                let (mut before, mut after) = (Box::pin(before), Box::pin(after));
+                let mut victim = Box::pin(victim);
+                let held = holder.await.unwrap();
+                assert!(poll_once(before.as_mut()).await.is_none());
+                assert!(poll_once(victim.as_mut()).await.is_none());
+                assert!(poll_once(after.as_mut()).await.is_none());
+                tokio::spawn(async move {
+                    held.release().await.unwrap();
+                    before.await.unwrap().release().await.unwrap();
+                    after.await.unwrap().release().await.unwrap();
+                    drop(told.take());
+                });
+                victim.await.unwrap();
+            }
+        };
+        let polls = drop_at_every_poll(make, async |polls| {
+            let began = tokio::time::Instant::now();
+            let served = around.borrow_mut().take().unwrap();
+            let served = timeout(ms(30_000), served).await;
+            assert!(served.is_ok(), "dropped after {polls} polls: stuck");
+            let last = pool.lock(KEY).acquire().await.unwrap();
+            last.release().await.unwrap();
+            let took = began.elapsed();
+            assert!(took <= limit, "dropped after {polls} polls: {took:?}");
+        })
+        .await;
+        assert!(polls > 3, "{polls}");
+    }
+}
