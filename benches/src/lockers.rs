@@ -97,7 +97,7 @@ impl Locker {
             Self::Bare(bare) => bare.section(key, body).await,
             Self::Ours(pool) => section(pool, key, body).await.expect("a wait for ever ends well"),
             Self::OursFenced(pool) => {
-                fenced(pool, key, body).await.expect("a wait for ever ends well")
+                fenced(pool, key, body).await.expect("a wait for ever ends well");
             }
             Self::OursInBackground(pool) => {
                 in_background(pool, key, body).await.expect("a wait for ever ends well");

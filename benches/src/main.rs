@@ -29,10 +29,10 @@ mod worker;
 use std::time::Duration;
 
 use crate::report::Report;
-use crate::scenarios::{between, crowd, handoff, held, hot, memory, uncontended};
+use crate::scenarios::{between, cost, crowd, handoff, held, hot, memory, uncontended};
 
-const SCENARIOS: [&str; 7] =
-    ["uncontended", "hot", "between", "handoff", "held", "crowd", "memory"];
+const SCENARIOS: [&str; 8] =
+    ["uncontended", "hot", "between", "handoff", "held", "crowd", "memory", "cost"];
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,8 @@ fn main() {
             "handoff" => handoff::measure(plan, &mut report),
             "held" => held::measure(plan, &mut report),
             "crowd" => crowd::measure(plan, &mut report),
-            _ => memory::measure(plan, &mut report),
+            "memory" => memory::measure(plan, &mut report),
+            _ => cost::measure(plan, &mut report),
         }
     }
     if everything && plan.peers {

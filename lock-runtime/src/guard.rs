@@ -114,8 +114,9 @@ impl LockGuard {
         let outcome = self.engine.driver.run(asked).await?;
         let silence = || BackendError::new(Failure::Unknown, "the store did not answer in time");
         match outcome.unwrap_or_else(|_| Err(silence())) {
-            Ok(Held::Yes) => Ok(()),
-            Ok(Held::No) => {
+            Ok(Held::Yes) if !self.lease.is_passed_on() => Ok(()),
+            // Not there; or handed on while the store was asked.
+            Ok(Held::Yes | Held::No) => {
                 if self.lease.lose(Loss::Taken) {
                     observe::lost(&self.lease, Loss::Taken);
                 }

@@ -28,11 +28,13 @@ pub(crate) fn hand_on(engine: &Arc<Engine>, lease: &Arc<Lease>) -> bool {
     });
     let Some((waiter, tenure)) = next else { return false };
     engine.watchdog.forget(lease);
-    engine.registry.forget(lease);
     observe::passed_on(lease);
     // Dropped in this instant, the next in line releases in turn, or hands on.
     if let Wish::Lease { ask, reply } = waiter.wish {
-        Lease::grant(engine, ask, tenure, waiter.since, None).deliver(reply);
+        let guard = Lease::grant(engine, ask, tenure, waiter.since, None);
+        // Not before: a shutdown that looks in between must not find nothing held.
+        engine.registry.forget(lease);
+        guard.deliver(reply);
     }
     true
 }

@@ -153,7 +153,6 @@ fn arrived(
 ) {
     let lease = &departure.lease;
     observe::released(lease, outcome);
-    engine.registry.strike(lease, true);
     let heir = release.successor.map(|successor| successor.owner);
     let now = engine.clock.now();
     let inherited = match (outcome, heir) {
@@ -176,7 +175,11 @@ fn arrived(
         (Some((place, pause)), Some(turn)) => pursuit::resume(engine, turn, place, pause),
         (Some((place, _)), None) => {
             let (engine, LeaseRef { keys, ttl, .. }) = (engine.clone(), lease.to_store());
-            spawn(async move { give_back(&engine, place, keys, ttl).await });
+            let errand = engine.registry.clear_up();
+            spawn(async move {
+                give_back(&engine, place, keys, ttl).await;
+                drop(errand);
+            });
         }
         (None, turn) => drop(turn),
     }
@@ -185,10 +188,14 @@ fn arrived(
         let keep_until = lease.granted_at + lease.ask.policy.min_hold;
         let leftover = lease.to_store();
         let engine = engine.clone();
+        let errand = engine.registry.clear_up();
         spawn(async move {
             clean_up(&engine, leftover, keep_until, until, usize::MAX).await;
+            drop(errand);
         });
     }
+    // When all that follows is under way itself: in between a shutdown would see nothing, and be over.
+    engine.registry.strike(lease, true);
     // After a try without an answer, "not there" may be that try's doing.
     let free = outcome != Released::No || unanswered;
     departure.answer(if free { Ok(()) } else { Err(lost()) });

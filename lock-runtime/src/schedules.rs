@@ -4,7 +4,8 @@
 //! Shuttle runs each scene on one thread and decides at every mutex and every await who is next. Clocks
 //! stand still, so that no timer frees anybody: whoever is not woken is stuck for good, and that fails the test.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use shuttle::future::{block_on, yield_now};
@@ -36,7 +37,8 @@ struct Scene {
     cancels: usize,
     /// How often somebody deletes the key.
     deletes: usize,
-    /// Whether the first holder does not notice that its key was deleted, and holds until all are served.
+    /// Whether somebody has the lock from the beginning, and holds until all are served or have given up.
+    /// If its key is deleted it does not notice.
     clings: bool,
     /// Whether waiters differ in what they ask for, so that not everybody can hand on to everybody.
     mixed: bool,
@@ -73,28 +75,35 @@ fn explore(scene: Scene, schedules: usize) {
     let times = std::env::var("LOCK_SCHEDULES").ok().and_then(|times| times.parse().ok());
     let chunks = schedules.div_ceil(CHUNK) * times.unwrap_or(1);
     let mut explored = 0;
+    let handed_on = Arc::new(AtomicUsize::new(0));
     for chunk in 0..chunks {
         let seed = chunk as u64;
         stage::set(|| {
             explored += if chunk % 2 == 0 {
-                play(scene, RandomScheduler::new_from_seed(seed, CHUNK))
+                play(scene, RandomScheduler::new_from_seed(seed, CHUNK), &handed_on)
             } else {
-                play(scene, PctScheduler::new_from_seed(seed, 3, CHUNK))
+                play(scene, PctScheduler::new_from_seed(seed, 3, CHUNK), &handed_on)
             };
         });
     }
-    println!("{explored} schedules of {scene:?}");
+    let handed_on = handed_on.load(Ordering::Relaxed);
+    println!("{explored} schedules, handed on {handed_on} times: {scene:?}");
     assert_eq!(explored, chunks * CHUNK);
+    assert_eq!(handed_on > explored / 5, scene.hands_on, "handed on {handed_on} times");
 }
 
-fn play(scene: Scene, scheduler: impl Scheduler + 'static) -> usize {
+fn play(scene: Scene, scheduler: impl Scheduler + 'static, handed_on: &Arc<AtomicUsize>) -> usize {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     config.failure_persistence = FailurePersistence::None;
-    Runner::new(scheduler, config).run(move || act(scene))
+    let handed_on = handed_on.clone();
+    Runner::new(scheduler, config).run(move || {
+        handed_on.fetch_add(act(scene), Ordering::Relaxed);
+    })
 }
 
-fn act(scene: Scene) {
+/// Plays it once; how often the lock was handed on.
+fn act(scene: Scene) -> usize {
     let server = Arc::new(Server::default());
     let pools: Vec<_> = match scene.store {
         Store::InPlace => vec![connect(LockPool::builder("memory://"), scene)],
@@ -117,7 +126,10 @@ fn act(scene: Scene) {
         let pool = pools[n % pools.len()].clone();
         let cancel = (n < scene.cancels).then(|| Arc::new(Notify::new()));
         if let Some(cancel) = cancel.clone() {
-            actors.push(thread::spawn(move || cancel.notify_one()));
+            actors.push(thread::spawn(move || {
+                a_while();
+                cancel.notify_one();
+            }));
         }
         let floor = floor.clone();
         let is_pair = n >= scene.waiters;
@@ -127,11 +139,15 @@ fn act(scene: Scene) {
     }
     for _ in 0..scene.deletes {
         let server = server.clone();
-        actors.push(thread::spawn(move || server.delete(&KEY)));
+        actors.push(thread::spawn(move || {
+            a_while();
+            server.delete(&KEY);
+        }));
     }
     if scene.shuts_down {
         let pool = pools[0].clone();
         actors.push(thread::spawn(move || {
+            a_while();
             block_on(pool.shutdown(Duration::ZERO));
         }));
     }
@@ -139,6 +155,11 @@ fn act(scene: Scene) {
         actor.join().unwrap();
     }
     if let Some(guard) = clinging {
+        if scene.deletes == 0 {
+            let other = &pools[1].engine();
+            block_on(other.registry.idle());
+            assert!(other.queue.is_empty(), "the line stays for nobody");
+        }
         floor.leave(&guard);
         drop(guard);
     }
@@ -151,18 +172,31 @@ fn act(scene: Scene) {
         }
     }
     nothing_is_left(&pools, &server);
+    floor.on.lock().unwrap().handed_on
 }
 
 fn nothing_is_left(pools: &[LockPool], server: &Server) {
+    // What arrives last may lead to something.
+    for _ in 0..2 {
+        for pool in pools {
+            block_on(pool.engine().registry.idle());
+        }
+        block_on(server.settled());
+    }
     for pool in pools {
-        block_on(pool.engine().registry.idle());
         // The last lease ends just before its line does. Were a line left, shuttle would run out of steps.
         while !pool.engine().queue.is_empty() {
             thread::yield_now();
         }
     }
-    block_on(server.settled());
-    assert!(server.is_empty(), "the store holds what nobody owns");
+    assert!(server.is_empty(), "the store holds what nobody owns: {server:?}");
+}
+
+/// So that what comes does not always come first.
+fn a_while() {
+    for _ in 0..thread_rng().gen_range(0..60) {
+        thread::yield_now();
+    }
 }
 
 fn connect(builder: crate::pool::PoolBuilder, scene: Scene) -> LockPool {
@@ -179,7 +213,7 @@ async fn wait_and_hold(
     floor: &Floor,
 ) {
     let keys = if is_pair { vec![KEY, OTHER] } else { vec![KEY] };
-    let mut request = pool.lock_all(keys).wait(Wait::Forever);
+    let mut request = pool.lock_all(keys).wait(Wait::Forever).fencing(false);
     if scene.mixed {
         let ttl = if thread_rng().gen_bool(0.3) { 20 } else { 30 };
         let fencing = thread_rng().gen_bool(0.6);
@@ -202,7 +236,7 @@ async fn wait_and_hold(
         Err(error) => panic!("{error}"),
     };
     floor.enter(&guard);
-    for _ in 0..thread_rng().gen_range(0..2) {
+    for _ in 0..thread_rng().gen_range(0..8) {
         yield_now().await;
     }
     floor.leave(&guard);
@@ -230,16 +264,19 @@ struct Floor {
 struct Crowd {
     here: Vec<LockGuard>,
     last_fence: Option<(Owner, Fence)>,
+    last_owner: Option<Owner>,
+    handed_on: usize,
 }
 
 impl Floor {
     fn enter(&self, guard: &LockGuard) {
         let owner = guard.lease().owner;
-        let mut crowd = self.on.lock().unwrap();
+        let mut crowd = self.on.lock().unwrap_or_else(PoisonError::into_inner);
         for other in &crowd.here {
             let theirs = other.lease().owner;
-            // Until it has heard of it.
-            let is_robbed = theirs != owner && self.server.was_taken_away(&theirs);
+            // One of them was robbed, and has not heard of it.
+            let robbed = [theirs, owner].iter().any(|one| self.server.was_taken_away(one));
+            let is_robbed = theirs != owner && robbed;
             assert!(!other.is_held() || !guard.is_held() || is_robbed, "two hold the lock");
         }
         if let Some(fence) = guard.fence() {
@@ -250,11 +287,12 @@ impl Floor {
             }
             crowd.last_fence = Some((owner, fence));
         }
+        crowd.handed_on += usize::from(crowd.last_owner.replace(owner) == Some(owner));
         crowd.here.push(guard.view());
     }
 
     fn leave(&self, guard: &LockGuard) {
-        let mut crowd = self.on.lock().unwrap();
+        let mut crowd = self.on.lock().unwrap_or_else(PoisonError::into_inner);
         let at = crowd.here.iter().position(|other| Arc::ptr_eq(other.lease(), guard.lease()));
         let view = crowd.here.swap_remove(at.unwrap());
         drop(crowd);
@@ -274,12 +312,13 @@ macro_rules! scenes {
 scenes! {
     in_place_some_give_up: 3_000 of { waiters: 4, cancels: 3 }
     in_place_nothing_is_handed_on: 2_000 of { cancels: 2, hands_on: false }
-    in_place_some_want_two_keys: 3_000 of { waiters: 2, cancels: 3, pairs: 2, mixed: true }
+    in_place_some_want_two_keys: 3_000 of { waiters: 4, cancels: 2, pairs: 2 }
     in_place_the_pool_shuts_down: 3_000 of { cancels: 1, shuts_down: true }
     remote_some_give_up: 4_000 of { store: Store::Remote(1), waiters: 4, cancels: 3, mixed: true }
     remote_two_pools: 4_000 of { store: Store::Remote(2), waiters: 5, cancels: 3 }
     remote_two_pools_nothing_is_handed_on: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 2, hands_on: false }
     remote_all_give_up: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, mixed: true }
+    remote_all_give_up_while_one_holds: 3_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, clings: true, hands_on: false }
     remote_some_want_two_keys: 4_000 of { store: Store::Remote(2), cancels: 3, pairs: 2 }
     remote_the_key_is_deleted: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, deletes: 2, mixed: true }
     remote_the_key_is_deleted_unnoticed: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, deletes: 1, clings: true }

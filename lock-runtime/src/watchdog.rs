@@ -27,6 +27,9 @@ pub(crate) struct Tools {
 /// Leases due within this span of each other share a round trip.
 const TICK: Duration = Duration::from_millis(2);
 
+/// Where a lease is filed that is not.
+const NOWHERE: Instant = Instant::from_nanos(0);
+
 /// What a store needs for one renewal of many, at the most.
 const EACH: Duration = Duration::from_micros(50);
 
@@ -60,7 +63,10 @@ impl Watchdog {
 
     /// Stops looking after `lease`.
     pub(crate) fn forget(&self, lease: &Lease) {
-        self.0.remove(lease.filed_at(), lease.id);
+        let filed_at = lease.filed_at();
+        if filed_at != NOWHERE {
+            self.0.remove(filed_at, lease.id);
+        }
     }
 
     /// Has `lease` renewed at once: something may have happened to it.
@@ -72,7 +78,10 @@ impl Watchdog {
 
     fn file(&self, lease: &Arc<Lease>, due: Instant) {
         // Should the lease be forgotten at this very moment, it is found to be over when it is due.
-        self.0.remove(lease.file_at(due), lease.id);
+        let filed_at = lease.file_at(due);
+        if filed_at != NOWHERE {
+            self.0.remove(filed_at, lease.id);
+        }
         self.0.file(due, lease.id, lease.clone());
     }
 
@@ -90,6 +99,7 @@ impl Watchdog {
         // A lease that is soon to end has less patience with the store than the others have.
         let (mut hasty, mut calm) = (Batch::default(), Batch::default());
         for lease in self.0.take_until(now + TICK) {
+            lease.file_at(NOWHERE);
             match lease.beat(now + TICK) {
                 // Until it is answered or given up, the batch is what looks after the lease.
                 Beat::Renew(last_call) => {

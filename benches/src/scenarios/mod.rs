@@ -1,6 +1,7 @@
 //! One file for each thing that is measured.
 
 pub(crate) mod between;
+pub(crate) mod cost;
 pub(crate) mod crowd;
 pub(crate) mod handoff;
 pub(crate) mod held;

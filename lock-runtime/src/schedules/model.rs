@@ -1,6 +1,7 @@
 //! The protocol of the Redis store in a few lines: a lock, its line, and messages that come when they come.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ struct Keys {
     processes: usize,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Lock {
     holder: Option<Token>,
     is_marked: bool,
@@ -51,7 +52,7 @@ struct Lock {
     watchers: HashSet<usize>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Token {
     owner: Owner,
     process: usize,
@@ -259,6 +260,12 @@ impl Keys {
 impl Client {
     fn token(&self, owner: Owner) -> Token {
         Token { owner, process: self.me }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.keys().by_name.fmt(f)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::future::{Future, pending};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{LockResult, PoisonError};
 
@@ -29,10 +30,15 @@ pub(super) fn set(run: impl FnOnce()) {
     }
     // Never driven: it lends its clock and takes timers in.
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let _context = runtime.enter();
-    IS_SET.set(true);
-    let _clears = Clears;
-    run();
+    // After a panic its timers know wakers that nobody may wake any more.
+    let mut runtime = ManuallyDrop::new(Some(runtime));
+    {
+        let _context = runtime.as_ref().map(tokio::runtime::Runtime::enter);
+        IS_SET.set(true);
+        let _clears = Clears;
+        run();
+    }
+    drop(runtime.take());
 }
 
 pub(crate) enum Mutex<T> {
