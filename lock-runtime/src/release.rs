@@ -80,6 +80,9 @@ pub(crate) async fn depart(engine: Arc<Engine>, departures: Vec<Departure>) {
     for departure in renewing {
         spawn(go_alone(engine.clone(), departure));
     }
+    if ready.is_empty() {
+        return;
+    }
     let releases: Vec<_> = ready.iter().map(|ready| to_release(&engine, &ready.lease)).collect();
     let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
