@@ -452,9 +452,9 @@ mod released_instead {
             ("a shorter ttl", same, |request| request.ttl(TTL / 2)),
             ("another interval", same, |request| request.renew(ms(3_000))),
             (
-                "a longer ttl at the same interval",
+                "a shorter ttl at the same interval",
                 |request| request.renew(ms(3_000)),
-                |request| request.renew(ms(3_000)).ttl(TTL * 2),
+                |request| request.renew(ms(3_000)).ttl(TTL / 2),
             ),
             ("neither is renewed", |request| request.renew(false), |request| request.renew(false)),
             ("no renewal", |request| request.renew(false), same),

@@ -9,16 +9,19 @@ const WIDTH: f64 = 760.0;
 const LABEL: f64 = 250.0;
 const ROW: f64 = 24.0;
 
-/// Draws the hand-off between two processes, on a logarithmic scale: the libraries lie orders of
+/// Draws how long it takes from a release to the entry of one that waits in another process, on a logarithmic scale: the libraries lie orders of
 /// magnitude apart.
 pub(crate) fn draw(report: &Report) {
-    let prefix = "between processes, p50: ";
+    let prefix = "to one that waits, p50: ";
     let bars: Vec<(&str, f64)> = report
         .figures
         .iter()
         .filter(|figure| figure.scenario == "handoff")
         .filter_map(|figure| Some((figure.what.strip_prefix(prefix)?, figure.value)))
         .collect();
+    if bars.len() < 2 {
+        return;
+    }
     let least = bars.iter().map(|(_, micros)| *micros).fold(f64::MAX, f64::min) / 2.0;
     let most = bars.iter().map(|(_, micros)| *micros).fold(0.0, f64::max);
     let height = 60.0 + ROW * bars.len() as f64;
@@ -26,7 +29,7 @@ pub(crate) fn draw(report: &Report) {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
          <style>text {{ fill: #24292f }} .bar {{ fill: #8c959f }} .ours {{ fill: #1a7f37 }}\n\
          @media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .bar {{ fill: #6e7681 }} .ours {{ fill: #3fb950 }} }}</style>\n\
-         <text x=\"8\" y=\"22\" font-weight=\"bold\">From one process to the next: release to entry, median (log scale)</text>\n"
+         <text x=\"8\" y=\"22\" font-weight=\"bold\">From the release to the entry of the one that waits, median (log scale)</text>\n"
     );
     for (n, (name, micros)) in bars.iter().enumerate() {
         let y = 44.0 + ROW * n as f64;

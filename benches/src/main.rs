@@ -9,7 +9,7 @@
 //! Starts its own servers. Bound and subject alternate run by run, so that their ratios survive a noisy
 //! machine; a figure is the median of its runs. Prints a table for each scenario with the bar beside
 //! each figure, appends every run as a line of JSON to `target/bench/results.jsonl`, and draws
-//! `benches/results.svg` when everything was measured.
+//! `benches/results.svg` when the peers' hand-off was measured.
 //!
 //! The *bound* is `SET NX PX` and a compare-and-delete script on one multiplexed connection of the same
 //! client library. A *section* is one body under the lock. *Busy* is the share of wall time spent in
@@ -68,8 +68,7 @@ fn main() {
         eprintln!("there is no scenario `{unknown}`; there are {}", SCENARIOS.join(", "));
         std::process::exit(2);
     }
-    let everything = chosen.is_empty();
-    let chosen = if everything { SCENARIOS.to_vec() } else { chosen };
+    let chosen = if chosen.is_empty() { SCENARIOS.to_vec() } else { chosen };
     let mut report = Report::create();
     for name in chosen {
         match name {
@@ -83,7 +82,7 @@ fn main() {
             _ => cost::measure(plan, &mut report),
         }
     }
-    if everything && plan.peers {
+    if plan.peers {
         chart::draw(&report);
     }
 }

@@ -25,10 +25,11 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     let cold = report.figure("cold cycle of the bound, p50", "us", &cold, Bar::None);
 
     same_process(plan, report, &server);
-    two_processes(plan, report, &server, OURS, Some(cold));
+    two_processes(plan, report, &server, cold);
+    idle(plan, report, &server, OURS);
     if plan.peers {
         for peer in PEERS {
-            two_processes(plan, report, &server, peer, None);
+            idle(plan, report, &server, peer);
         }
     }
     deleted(plan, report, &server, cold);
@@ -82,15 +83,10 @@ fn same_process(plan: Plan, report: &mut Report, server: &RedisServer) {
     report.figure("same process, p99", "us", &worst, Bar::AtMost(80.0));
 }
 
-fn two_processes(
-    plan: Plan,
-    report: &mut Report,
-    server: &RedisServer,
-    of: &str,
-    cold: Option<f64>,
-) {
+/// Two processes that want the lock all the time.
+fn two_processes(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     let url = server.url();
-    let work = Work { locker: of, url: &url, tasks: 1, body: BODY, ttl: None };
+    let work = Work { locker: OURS, url: &url, tasks: 1, body: BODY, ttl: None };
     let (mut halves, mut worst) = (Vec::new(), Vec::new());
     for _ in 0..plan.runs {
         let (sections, _) = run(work, 2, plan.run());
@@ -98,17 +94,54 @@ fn two_processes(
         halves.push(percentile(&mut gaps, 50.0));
         worst.push(percentile(&mut gaps, 99.0));
     }
-    let bar = |bar: f64| if cold.is_some() { Bar::AtMost(bar) } else { Bar::None };
-    let half = report.figure(&format!("between processes, p50: {of}"), "us", &halves, bar(250.0));
-    report.figure(&format!("between processes, p99: {of}"), "us", &worst, bar(600.0));
-    if let Some(cold) = cold {
-        report.figure(
-            "between processes, p50 in cold cycles",
-            "",
-            &[half / cold],
-            Bar::AtMost(1.0),
-        );
-    }
+    let half = report.figure("between processes, p50", "us", &halves, Bar::AtMost(250.0));
+    report.figure("between processes, p99", "us", &worst, Bar::AtMost(600.0));
+    let name = "between processes, p50 in cold cycles";
+    report.figure(name, "", &[half / cold], Bar::AtMost(1.0));
+}
+
+/// One holds for a while, another waits; the holder does not come again before the other was served, which
+/// with those that poll would mostly win.
+fn idle(plan: Plan, report: &mut Report, server: &RedisServer, of: &str) {
+    let runtime = runtime();
+    let one_run = || {
+        runtime.block_on(async {
+            let holder = Locker::connect(of, &server.url()).await;
+            let waiter = Locker::connect(of, &server.url()).await;
+            let mut woken = Vec::new();
+            for n in 0..20 {
+                let key = format!("idle:{n}");
+                let (entered, has_entered) = tokio::sync::oneshot::channel();
+                let (holder, waiter) = (holder.clone(), waiter.clone());
+                let held_for = pause();
+                let holding = {
+                    let key = key.clone();
+                    tokio::spawn(async move {
+                        let (released, at) = std::sync::mpsc::channel();
+                        let body = move || {
+                            let _ = entered.send(());
+                            std::thread::sleep(held_for);
+                            let _ = released.send(clock::now());
+                        };
+                        holder.section(&key, body).await;
+                        at.recv().expect("the body has run")
+                    })
+                };
+                has_entered.await.expect("nobody else wants the lock");
+                let (entered, at) = std::sync::mpsc::channel();
+                let body = move || {
+                    let _ = entered.send(clock::now());
+                };
+                let waiting = tokio::spawn(async move { waiter.section(&key, body).await });
+                let released = holding.await.expect("it lets go");
+                waiting.await.expect("it gets the lock");
+                woken.push(micros(released, at.recv().expect("the body has run")));
+            }
+            percentile(&mut woken, 50.0)
+        })
+    };
+    let runs: Vec<f64> = (0..plan.runs).map(|_| one_run()).collect();
+    report.figure(&format!("to one that waits, p50: {of}"), "us", &runs, Bar::None);
 }
 
 /// From the end of each section to the beginning of the next, in microseconds.
