@@ -108,7 +108,7 @@ async fn several_keys(
     for key in ask.wire.iter() {
         let (reply, answer) = oneshot::channel();
         let wish = |reply| Wish::Turn { wait, reply };
-        let now = Newcomer { now: engine.clock.now(), ..newcomer };
+        let now = Newcomer { now: engine.clock.now(), asks: false, ..newcomer };
         let (id, entered) = engine.queue.enter(key, &now, reply, wish)?;
         turns.push(match entered {
             Entered::First(_) => Turn::new(engine, key),

@@ -134,7 +134,7 @@ impl Pursuit {
                 Ok((fences, wanted)) => match self.deliver(&applicant, sent, fences, wanted) {
                     Delivered::Yes => return,
                     // Somebody else is first by now, or nobody. The store knows the owner and grants again.
-                    Delivered::No(back) => self = back,
+                    Delivered::No(back) => self = *back,
                 },
                 Err(until_next) => pause = Some(until_next),
             }
@@ -210,7 +210,10 @@ impl Pursuit {
         let ask = &applicant.ask;
         let mut claim = ask.claim(self.place.owner);
         claim.attempt = self.place.attempt;
-        if claim.fencing {
+        let hands_on = !engine.handoff_slice.is_zero()
+            && ask.policy.renew_every.is_some()
+            && ask.policy.max_hold.is_none();
+        if claim.fencing && hands_on {
             let spare = applicant.behind.min(MOST_SPARE_FENCES);
             claim.spare_fences = u32::try_from(spare).unwrap_or(0);
         }
@@ -308,7 +311,7 @@ impl Pursuit {
                         self.place.unanswered += 1;
                         self.place.haunted_until = sent;
                         self.client = Client::Line(turn);
-                        return Delivered::No(self);
+                        return Delivered::No(Box::new(self));
                     }
                 }
             }
@@ -350,5 +353,5 @@ impl Pursuit {
 
 enum Delivered {
     Yes,
-    No(Pursuit),
+    No(Box<Pursuit>),
 }

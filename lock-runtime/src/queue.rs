@@ -112,6 +112,8 @@ pub(crate) struct Newcomer {
     pub(crate) now: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) wait: Wait,
+    /// Whether who is alone asks the store at once.
+    pub(crate) asks: bool,
 }
 
 impl Newcomer {
@@ -120,7 +122,7 @@ impl Newcomer {
             Wait::For(wait) => Some(now + wait),
             Wait::Forever => None,
         };
-        Self { now, deadline, wait }
+        Self { now, deadline, wait, asks: true }
     }
 }
 
@@ -173,9 +175,10 @@ impl Queue {
         }
         lines.last_id += 1;
         let id = lines.last_id;
-        let Newcomer { now, deadline, wait } = *newcomer;
+        let Newcomer { now, deadline, wait, asks } = *newcomer;
         let Some(line) = lines.by_key.get_mut(key) else {
-            let line = Line { word: Word::Asked(now), shut_since: Some(now), ..Line::default() };
+            let word = if asks { Word::Asked(now) } else { Word::NothingAsked };
+            let line = Line { word, shut_since: Some(now), ..Line::default() };
             lines.by_key.insert(key.clone(), line);
             return Ok((id, Entered::First(given)));
         };
@@ -211,9 +214,6 @@ impl Queue {
     fn leave(&self, key: &Key, id: u64) {
         let mut lines = self.lines();
         let Some(waiter) = lines.remove(key, id) else { return };
-        if let Some(line) = lines.by_key.get_mut(key) {
-            line.stir();
-        }
         drop(lines);
         self.unfile(&waiter);
     }
@@ -312,9 +312,8 @@ impl Queue {
         lines.trouble = None;
         let Some(line) = lines.by_key.get_mut(key) else { return };
         line.holder = Arc::downgrade(lease);
-        if let Some(wanted) = wanted {
-            line.wanted = wanted;
-        }
+        // What was said meanwhile is newer than the answer.
+        line.wanted |= wanted.unwrap_or(false);
         line.place = None;
         line.word = Word::Taken { free_in: None };
     }
@@ -324,6 +323,7 @@ impl Queue {
         let mut lines = self.lines();
         let line = lines.by_key.entry(key.clone()).or_default();
         line.place = Some(owner);
+        line.wanted = false;
         line.wake.get_or_insert_default().clone()
     }
 
@@ -434,9 +434,9 @@ impl Queue {
             return true;
         }
         // Who holds it by that name has no need of the call, and must not lose it for that.
-        let holder = line.holder.clone();
+        let holder = line.holder.upgrade();
         drop(lines);
-        holder.upgrade().is_some_and(|holder| holder.owner == *owner)
+        holder.is_some_and(|holder| holder.owner == *owner)
     }
 
     /// When to look at the store for one of `keys`, if it has said so since this was last asked.
@@ -472,9 +472,6 @@ impl Queue {
                 let mut lines = self.lines();
                 let Some(waiter) = lines.remove(&key, id) else { continue };
                 let verdict = lines.verdict(&key, waiter.wish.wait(), clock.now());
-                if let Some(line) = lines.by_key.get_mut(&key) {
-                    line.stir();
-                }
                 drop(lines);
                 waiter.wish.refuse(verdict);
             }
@@ -524,9 +521,14 @@ impl Lines {
     }
 
     fn remove(&mut self, key: &Key, id: u64) -> Option<Waiter> {
-        let line = &mut self.by_key.get_mut(key)?.waiters;
-        let at = line.iter().position(|waiter| waiter.id == id)?;
-        line.remove(at)
+        let line = self.by_key.get_mut(key)?;
+        let at = line.waiters.iter().position(|waiter| waiter.id == id)?;
+        let waiter = line.waiters.remove(at);
+        // Whoever asks the store does so for the first.
+        if at == 0 {
+            line.stir();
+        }
+        waiter
     }
 }
 

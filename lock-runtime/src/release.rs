@@ -65,6 +65,13 @@ pub(crate) struct Departure {
     pub(crate) reply: Option<oneshot::Sender<Result<(), LockError>>>,
 }
 
+impl Drop for Departure {
+    fn drop(&mut self) {
+        // Dropped half-way, as the driver's runtime ends: those in line must not wait for it.
+        drop(self.lease.take_turns());
+    }
+}
+
 impl Departure {
     fn answer(&mut self, result: Result<(), LockError>) {
         if let Some(reply) = self.reply.take() {
@@ -123,9 +130,15 @@ async fn keep_trying(
         unanswered |= error.failure() == Failure::Unknown;
         // Past this moment the store has forgotten the lease by itself.
         if now >= lease.stored_until() {
+            // One of the tries without an answer may have given it to the successor.
+            if let (true, Some(heir), Some(turn)) =
+                (unanswered, release.successor, lease.take_turns().pop())
+            {
+                let place = Place::unsure(heir.owner, now, now + heir.ttl);
+                pursuit::resume(&engine, turn, place, Duration::ZERO);
+            }
+            engine.registry.strike(lease, false);
             departure.answer(Err(LockError::backend(error)));
-            drop(departure.lease.take_turns());
-            engine.registry.strike(&departure.lease, false);
             return;
         }
         // Twice the patience: long enough to be sure of a connection that went silent, and to try another.

@@ -73,7 +73,10 @@ impl Memory {
         }
         slots.sweep(now);
         for key in claim.keys.iter() {
-            slots.taken.insert(key.clone(), Slot { owner: claim.owner, until: now + claim.ttl });
+            // Never shorter: this may be a late request of one that wanted it for less time.
+            let until = slots.holder(key, now).map_or(now, |slot| slot.until);
+            let until = until.max(now + claim.ttl);
+            slots.taken.insert(key.clone(), Slot { owner: claim.owner, until });
         }
         // One for the process, so that a store that is opened again under its name goes on growing.
         static LAST_FENCE: AtomicU64 = AtomicU64::new(0);

@@ -28,7 +28,8 @@ pub struct Claim {
     pub keys: Arc<[Key]>,
     /// Who asks. An attempt by the present owner succeeds again: it is a retry whose reply got lost.
     pub owner: Owner,
-    /// The store forgets the grant after this time, unless renewed.
+    /// The store forgets the grant after this time, unless renewed. Asked for again by the present owner it is
+    /// never made shorter: a late request may be one for less time.
     pub ttl: Duration,
     /// Whether a fence must be minted with the grant.
     pub fencing: bool,

@@ -19,6 +19,8 @@ if free_in ~= 0 then return {0, free_in} end
 
 local fence = mint(KEYS[locks + 1], ARGV[4])
 for i = 1, locks do
-  redis.call('SET', KEYS[i], mine[i] or ARGV[1], 'PX', ARGV[2])
+  -- Never shorter: this may be a late request of one that wanted it for less time.
+  local left = mine[i] and redis.call('PTTL', KEYS[i]) or 0
+  redis.call('SET', KEYS[i], mine[i] or ARGV[1], 'PX', math.max(left, tonumber(ARGV[2])))
 end
 return {1, fence}

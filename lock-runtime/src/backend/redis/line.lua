@@ -5,7 +5,11 @@
 -- A token begins with its owner, 32 digits. One of ours names its process's channel behind an `@`; a `+`
 -- behind that is the mark: others stand in line, so a release has to look.
 local function owner_of(token) return string.sub(token, 1, 32) end
-local function is_ours(token) return #token >= 49 and string.sub(token, 33, 33) == '@' end
+local function is_ours(token)
+  local length = #token
+  return (length == 49 or length == 50 and string.sub(token, 50) == '+')
+    and string.find(token, '^%x+@%x+%+?$') and string.sub(token, 33, 33) == '@'
+end
 local function is_marked(token) return #token == 50 end
 local function tell(token, what, key)
   local channel = 'lock_runtime:' .. string.sub(token, 34, 49)
@@ -64,8 +68,12 @@ if ARGV[1] == 'release' then
         outcome = 3
       end
     elseif heir ~= '' then
-      redis.call('SET', lock, heir, 'PX', ARGV[6])
-      outcome = 2
+      -- A server that has no memory for it still frees the lock.
+      if redis.pcall('SET', lock, heir, 'PX', ARGV[6]).err then
+        redis.call('DEL', lock)
+      else
+        outcome = 2
+      end
     else
       redis.call('DEL', lock)
     end
@@ -94,7 +102,10 @@ if ARGV[1] == 'claim' then
   local fence = mint(KEYS[3], ARGV[4])
   local waiting = redis.call('ZCARD', line)
   if mine then
-    redis.call('SET', lock, holder, 'PX', ARGV[3])
+    -- Never shorter: this may be a late request of one that wanted it for less time.
+    local left = math.max(redis.call('PTTL', lock), tonumber(ARGV[3]))
+    if waiting > 0 and is_ours(holder) and not is_marked(holder) then holder = holder .. '+' end
+    redis.call('SET', lock, holder, 'PX', left)
   else
     local stood = redis.call('ZSCORE', line, token)
     if stood then waiting = waiting - 1 end

@@ -139,7 +139,7 @@ impl Redis {
 
     fn attempt(&self, claim: &Claim, form: Form, answer: &Value) -> Result<Attempt, BackendError> {
         // Who cannot announce itself is not known to wait.
-        let can_tell = self.channel.is_some();
+        let can_tell = self.channel.is_some() && self.node.hears().calls;
         let parts = match (form, answer) {
             (Form::Plain, Value::Okay) => {
                 let wanted = can_tell.then_some(false);
@@ -155,9 +155,8 @@ impl Redis {
         };
         match parts {
             [Value::Int(1), Value::BulkString(fence), waiting @ ..] => {
-                let fence = if claim.fencing {
-                    let number = std::str::from_utf8(fence).ok().and_then(|text| text.parse().ok());
-                    Some(Fence::new(number.ok_or_else(|| unexpected(answer))?))
+                let fences = if claim.fencing {
+                    Some(fences(fence).ok_or_else(|| unexpected(answer))?)
                 } else {
                     None
                 };
@@ -169,7 +168,8 @@ impl Redis {
                     self.hot.note(key.as_str(), self.clock.now());
                 }
                 let wanted = can_tell.then_some(wanted);
-                let spare_fences = if claim.fencing { claim.spare_fences } else { 0 };
+                let spare_fences = fences.map_or(0, |(_, count)| count.saturating_sub(1));
+                let fence = fences.map(|(first, _)| first);
                 Ok(Attempt::Granted { fence, spare_fences, wanted })
             }
             [Value::Int(0), Value::Int(free_in)] => {
@@ -269,7 +269,15 @@ impl Redis {
                         answers[at] = answer;
                     }
                 }
-                Err(error) => return (0..count).map(|_| Err(error.clone())).collect(),
+                Err(error) => {
+                    let failure = |answer: Result<Value, RedisError>| {
+                        if is_unknown(&answer) {
+                            return Err(error.clone());
+                        }
+                        answer.map_err(|error| self.node.failure(error))
+                    };
+                    return answers.into_iter().map(failure).collect();
+                }
             }
         }
         answers.into_iter().map(|answer| answer.map_err(|error| self.node.failure(error))).collect()
@@ -546,6 +554,12 @@ async fn pass_strays_on(
         // Should it fail, the grant runs out by itself.
         let _ = node.send(&freeing.command(By::Text)).await;
     }
+}
+
+/// `first:count`.
+fn fences(answer: &[u8]) -> Option<(Fence, u32)> {
+    let (first, count) = std::str::from_utf8(answer).ok()?.split_once(':')?;
+    Some((Fence::new(first.parse().ok()?), count.parse().ok()?))
 }
 
 /// Rounded up: `PEXPIRE` with zero deletes the key.

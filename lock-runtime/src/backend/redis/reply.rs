@@ -9,6 +9,15 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
+/// Whether the server refuses for a reason that has nothing to do with what this user may do.
+pub(super) fn passes(error: &RedisError) -> bool {
+    let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
+    matches!(
+        code,
+        Some("OOM" | "LOADING" | "READONLY" | "MISCONF" | "NOREPLICAS" | "BUSY" | "MASTERDOWN")
+    )
+}
+
 /// Sorts `error`, which came from the server at `server` after a request was sent.
 pub(super) fn failure(server: &str, error: RedisError) -> BackendError {
     let (failure, what, remedy) = match error.code() {
