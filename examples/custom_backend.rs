@@ -44,7 +44,11 @@ impl Rows {
         if let Some(expires) = rivals.map(|row| row.expires).max() {
             return Attempt::busy(Some(expires - now()));
         }
-        self.take(&claim.keys, claim.owner, claim.ttl);
+        // Never shorter: this may be a late request of one that wanted it for less time.
+        let left =
+            claim.keys.iter().filter_map(|key| self.holder(key)).map(|row| row.expires - now());
+        let span = left.max().unwrap_or_default().max(claim.ttl);
+        self.take(&claim.keys, claim.owner, span);
         self.last_fence += 1;
         Attempt::granted(claim.fencing.then_some(Fence::new(self.last_fence)))
     }

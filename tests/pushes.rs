@@ -499,6 +499,26 @@ mod storms {
     }
 }
 
+/// A value that looks almost like ours is somebody else's all the same.
+#[tokio::test]
+async fn a_foreign_value_is_waited_for_and_left_as_it_is() {
+    let server = RedisServer::start();
+    let pool = connect(&server.url()).await;
+    let owner = "4bf92f3577b34da6a3ce929d0e0e4736";
+    for host in ["@worker-01.prod.example", "@0123456789abcdef-", "@0123456789abcdef++"] {
+        let value = format!("{owner}{host}");
+        assert_eq!(server.cli(&["SET", KEY, &value, "PX", "20000"]), "OK");
+        let waiting = come(&pool, KEY);
+        until_in_line(&server, KEY, 1).await;
+        // For a look or two.
+        sleep(ms(400)).await;
+        assert_eq!(server.cli(&["GET", KEY]), value);
+        server.cli(&["DEL", KEY]);
+        let (_, guard) = soon("it has the lock", waiting).await;
+        guard.release().await.unwrap();
+    }
+}
+
 /// A lock that our tasks and processes hand to each other is never free, but for the window.
 mod window {
     use super::*;

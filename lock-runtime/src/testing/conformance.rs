@@ -28,6 +28,7 @@ pub async fn conformance<B: Backend>(one: B, other: B) {
     let suite = Suite { one, other, clock: Clock::runtime(), rung };
     suite.one_owner_at_a_time().await;
     suite.a_retry_by_the_owner_succeeds_again().await;
+    suite.a_late_retry_for_less_time_shortens_nothing().await;
     suite.only_the_owner_renews_and_releases().await;
     suite.a_grant_ends_with_its_ttl().await;
     suite.a_renewal_counts_from_now().await;
@@ -111,6 +112,15 @@ impl<B: Backend> Suite<B> {
         let theirs = claim(["retry"], LONG);
         granted(&self.one, &theirs).await;
         release(&self.one, &theirs).await;
+    }
+
+    async fn a_late_retry_for_less_time_shortens_nothing(&self) {
+        let mine = claim(["late"], LONG);
+        granted(&self.one, &mine).await;
+        granted(&self.one, &Claim { ttl: SHORT, attempt: 1, ..mine.clone() }).await;
+        tokio::time::sleep(SHORT * 2).await;
+        busy(&self.other, &claim(["late"], LONG)).await;
+        assert_eq!(release(&self.one, &mine).await, Released::Yes, "it is the owner's still");
     }
 
     async fn only_the_owner_renews_and_releases(&self) {
