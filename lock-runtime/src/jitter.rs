@@ -7,13 +7,13 @@ use once_cell::sync::Lazy;
 
 use crate::clock::Instant;
 
-/// Up to a fifth of `pause` before its end, counted from `from`; the same for the same `salt`. On a grid of
+/// Up to a seventh of `pause` before its end, counted from `from`; the same for the same `salt`. On a grid of
 /// moments, so that what is due at about the same time meets there and shares a round trip. Grids
 /// of different pauses share their moments, those of different processes do not.
 pub(crate) fn early(from: Instant, pause: Duration, salt: u64) -> Instant {
     let most = u64::try_from(pause.as_nanos() / 16).unwrap_or(u64::MAX);
     let step = most.checked_ilog2().map_or(1, |log| 1 << log);
-    let pause = pause.mul_f64(1.0 - 0.17 * unit(mix(salt ^ *SEED)));
+    let pause = pause.mul_f64(1.0 - 0.06 * unit(mix(salt ^ *SEED)));
     let due = (from + pause).as_nanos();
     Instant::from_nanos(due - due.wrapping_add(*SEED) % step)
 }

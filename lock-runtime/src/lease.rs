@@ -31,6 +31,12 @@ pub(crate) struct Lease {
     pub(crate) owner: Owner,
     pub(crate) fence: Option<Fence>,
     pub(crate) granted_at: Instant,
+    /// As the policy says; here as well, because with very many leases each line of memory that a renewal reads
+    /// counts.
+    pub(crate) ttl: Ttl,
+    pub(crate) renew_every: Option<Duration>,
+    /// When `max_hold` is over.
+    limit: Option<Instant>,
     /// How long before the end of belief the holder is told.
     notice: Duration,
     /// When the process was granted what it has at the store; before `granted_at` if it was handed on.
@@ -178,6 +184,9 @@ impl Lease {
             pool,
             fence,
             granted_at,
+            ttl: ask.policy.ttl,
+            renew_every: ask.policy.renew_every,
+            limit,
             notice: ask.policy.notice(),
             owner: tenure.owner,
             tenure_since: tenure.since,
@@ -271,7 +280,7 @@ impl Lease {
 
     /// What the store knows the lease by.
     pub(crate) fn to_store(&self) -> LeaseRef {
-        LeaseRef { keys: self.ask.wire.clone(), owner: self.owner, ttl: self.ask.policy.ttl.get() }
+        LeaseRef { keys: self.ask.wire.clone(), owner: self.owner, ttl: self.ttl.get() }
     }
 
     /// How long the store is to keep the lock still after its release.
@@ -344,8 +353,8 @@ impl Lease {
     /// Ends belief because its time is over. The loss, if this call is the one that ended it.
     pub(crate) fn lapse(&self, now: Instant) -> Option<Loss> {
         let notice = self.notice;
-        let loss = match (self.ask.policy.max_hold, self.ask.policy.renew_every) {
-            (Some(max_hold), _) if now + notice >= self.granted_at + max_hold => Loss::MaxHold,
+        let loss = match (self.limit, self.renew_every) {
+            (Some(limit), _) if now + notice >= limit => Loss::MaxHold,
             (_, None) => Loss::TtlOver,
             _ => Loss::Expired,
         };
@@ -482,17 +491,14 @@ impl Lease {
     }
 
     fn believe_from(&self, sent: Instant) {
-        let mut until = sent + self.ask.policy.ttl.belief();
-        if let Some(max_hold) = self.ask.policy.max_hold {
-            until = until.min(self.granted_at + max_hold);
-        }
+        let until = sent + self.ttl.belief();
+        let until = self.limit.map_or(until, |limit| limit.min(until));
         self.valid_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
         self.store_until(sent);
     }
 
     fn store_until(&self, sent: Instant) {
-        self.stored_until
-            .fetch_max((sent + self.ask.policy.ttl.get()).as_nanos(), Ordering::AcqRel);
+        self.stored_until.fetch_max((sent + self.ttl.get()).as_nanos(), Ordering::AcqRel);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::acquire::Ask;
@@ -74,15 +75,23 @@ impl Outbox {
     fn announce(engine: &Arc<Engine>, mut letters: MutexGuard<'_, Letters>) {
         if !std::mem::replace(&mut letters.announced, true) {
             drop(letters);
-            let post = Post(Some(engine.clone()));
-            engine.driver.spawn(async move { post.carry() });
+            let post = Post { engine: engine.clone(), is_done: false };
+            engine.driver.spawn(post.carry());
         }
     }
 
-    fn take(&self) -> (Vec<FirstAsk>, Vec<Departure>) {
+    /// The next batch, and whether more is left.
+    fn take(&self) -> (Vec<FirstAsk>, Vec<Departure>, bool) {
         let mut letters = self.letters();
-        letters.announced = false;
-        (std::mem::take(&mut letters.asks), std::mem::take(&mut letters.departures))
+        let asks = take_batch(&mut letters.asks);
+        let departures = take_batch(&mut letters.departures);
+        letters.announced = !letters.asks.is_empty() || !letters.departures.is_empty();
+        (asks, departures, letters.announced)
+    }
+
+    fn empty(&self) {
+        let letters = std::mem::take(&mut *self.letters());
+        drop(letters);
     }
 
     fn letters(&self) -> MutexGuard<'_, Letters> {
@@ -92,32 +101,40 @@ impl Outbox {
 
 /// Takes the outbox to the store. Dropped without having done so, as the driver's runtime ends, it
 /// drops the letters: their callers are told that nobody will answer.
-struct Post(Option<Arc<Engine>>);
+struct Post {
+    engine: Arc<Engine>,
+    is_done: bool,
+}
 
 impl Post {
-    fn carry(mut self) {
-        let Some(engine) = self.0.take() else { return };
-        let (mut asks, departures) = engine.outbox.take();
-        for departures in in_batches(departures) {
-            spawn(release::depart(engine.clone(), departures));
-        }
-        while let Some(first) = asks.first() {
-            // Usually all of them. One that has less patience must not cut the others' short.
-            let least = patience(&engine, &first.ask);
-            let (same, others) =
-                asks.into_iter().partition(|ask| patience(&engine, &ask.ask) == least);
-            asks = others;
-            for same in in_batches(same) {
-                spawn(first_requests(engine.clone(), same));
+    async fn carry(mut self) {
+        loop {
+            let (mut asks, departures, more) = self.engine.outbox.take();
+            if !departures.is_empty() {
+                spawn(release::depart(self.engine.clone(), departures));
             }
+            while let Some(first) = asks.first() {
+                // Usually all of them. One that has less patience must not cut the others' short.
+                let least = patience(&self.engine, &first.ask);
+                let (same, others) =
+                    asks.into_iter().partition(|ask| patience(&self.engine, &ask.ask) == least);
+                asks = others;
+                spawn(first_requests(self.engine.clone(), same));
+            }
+            if !more {
+                break;
+            }
+            // The server is at work on this batch while the next is made.
+            yield_now().await;
         }
+        self.is_done = true;
     }
 }
 
 impl Drop for Post {
     fn drop(&mut self) {
-        if let Some(engine) = &self.0 {
-            drop(engine.outbox.take());
+        if !self.is_done {
+            self.engine.outbox.empty();
         }
     }
 }
@@ -126,16 +143,12 @@ impl Drop for Post {
 /// still works on the last.
 const BATCH: usize = 128;
 
-fn in_batches<T>(mut all: Vec<T>) -> Vec<Vec<T>> {
-    let mut batches = Vec::with_capacity(all.len().div_ceil(BATCH));
-    while all.len() > BATCH {
-        let rest = all.split_off(BATCH);
-        batches.push(std::mem::replace(&mut all, rest));
+fn take_batch<T>(all: &mut Vec<T>) -> Vec<T> {
+    if all.len() <= BATCH {
+        return std::mem::take(all);
     }
-    if !all.is_empty() {
-        batches.push(all);
-    }
-    batches
+    let rest = all.split_off(BATCH);
+    std::mem::replace(all, rest)
 }
 
 /// How long a first request may take. A single try gets all the patience that there is for one request;

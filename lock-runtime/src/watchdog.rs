@@ -134,7 +134,7 @@ impl Watchdog {
         for lease in &batch {
             match outcomes.next().unwrap_or_else(silence) {
                 Ok(Held::Yes) => {
-                    let every = lease.ask.policy.renew_every.unwrap_or(Duration::MAX);
+                    let every = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.renewed(sent, every);
                     observe::renewed(lease);
                 }
@@ -147,7 +147,7 @@ impl Watchdog {
                 }
                 Err(error) => {
                     observe::not_renewed(lease, &error);
-                    lease.not_renewed(now, lease.ask.policy.ttl.get() / 24);
+                    lease.not_renewed(now, lease.ttl.get() / 24);
                 }
             }
             self.watch(lease);

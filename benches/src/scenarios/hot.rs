@@ -90,7 +90,8 @@ async fn contend(locker: &Locker, body: Duration, length: Duration) -> Run {
         let (locker, gate) = (locker.clone(), gate.clone());
         set.spawn(async move {
             gate.wait().await;
-            let (mut sections, mut longest) = (0_usize, Duration::ZERO);
+            // What ends after the window is served to let everybody go home, and counts for nothing else.
+            let (mut in_time, mut sections, mut longest) = (0_usize, 0_usize, Duration::ZERO);
             while began.elapsed() < length {
                 let asked = Instant::now();
                 let (entered, at) = std::sync::mpsc::channel();
@@ -103,19 +104,20 @@ async fn contend(locker: &Locker, body: Duration, length: Duration) -> Run {
                 locker.section("hot", run).await;
                 longest = longest.max(at.recv().expect("the body has run") - asked);
                 sections += 1;
+                in_time += usize::from(began.elapsed() < length);
             }
-            (sections, longest)
+            (in_time, sections, longest)
         });
     }
     let tasks = set.join_all().await;
-    let counts: Vec<usize> = tasks.iter().map(|(sections, _)| *sections).collect();
-    let sections: usize = counts.iter().sum();
-    let (least, most) = (counts.iter().min().copied(), counts.iter().max().copied());
+    let in_time: Vec<usize> = tasks.iter().map(|(in_time, ..)| *in_time).collect();
+    let (least, most) = (in_time.iter().min().copied(), in_time.iter().max().copied());
+    let waits = tasks.iter().map(|(.., wait)| wait.as_secs_f64() * 1e3);
     Run {
-        per_second: sections as f64 / began.elapsed().as_secs_f64(),
+        per_second: in_time.iter().sum::<usize>() as f64 / length.as_secs_f64(),
         most_over_least: most.unwrap_or(0) as f64 / least.unwrap_or(0).max(1) as f64,
-        longest_wait_ms: tasks.iter().map(|(_, wait)| wait.as_secs_f64() * 1e3).fold(0.0, f64::max),
-        starved: counts.iter().filter(|count| **count == 0).count(),
-        sections,
+        longest_wait_ms: waits.fold(0.0, f64::max),
+        starved: in_time.iter().filter(|count| **count == 0).count(),
+        sections: tasks.iter().map(|(_, sections, _)| sections).sum(),
     }
 }
