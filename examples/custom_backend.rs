@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Owner, Release, Released,
+    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Owner, Release, Released, Warning,
 };
 use lock_runtime::{Fence, Key, LockPool, distributed_lock, testing};
 use tokio::time::Instant;
@@ -110,8 +110,8 @@ impl Backend for Table {
         Ok(self.0.lock().unwrap().held(lease))
     }
 
-    async fn health(&self) -> Result<(), BackendError> {
-        Ok(())
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        Ok(Vec::new())
     }
 }
 

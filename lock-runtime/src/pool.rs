@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{self, Backend, BackendError, Failure, Store};
+use crate::backend::{self, Backend, BackendError, Failure, Store, Warning};
 use crate::call::Call;
 use crate::clock::{Clock, Instant};
 use crate::driver::Driver;
@@ -87,8 +87,8 @@ impl LockPool {
             let answer = timeout(engine.patience, engine.store.health()).await;
             let silence =
                 || BackendError::new(Failure::Unknown, "the store did not answer in time");
-            answer.unwrap_or_else(|_| Err(silence()))?;
-            Ok(Health { round_trip: engine.clock.now().since(began) })
+            let warnings = answer.unwrap_or_else(|_| Err(silence()))?;
+            Ok(Health { round_trip: engine.clock.now().since(began), warnings })
         };
         let answer: Result<Health, BackendError> = self.0.driver.run(asked).await?;
         answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
@@ -259,10 +259,12 @@ impl PoolBuilder {
 
 /// What a healthy store answered.
 #[non_exhaustive]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Health {
     /// How long the question took, there and back.
     pub round_trip: Duration,
+    /// What could make the store lose locks, if anything.
+    pub warnings: Vec<Warning>,
 }
 
 /// What became of the locks that were held when a shutdown began.

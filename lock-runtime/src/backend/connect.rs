@@ -26,7 +26,7 @@ pub(crate) async fn connect(
         "memory" => Ok(Arc::new(Memory::open(rest, clock))),
         #[cfg(feature = "redis")]
         "redis" | "rediss" => {
-            Ok(Arc::new(super::redis::Redis::connect(url, prefix, clock, patience).await?))
+            super::redis::open(url, super::redis::Setting { prefix, clock, patience }).await
         }
         _ => {
             let _ = (prefix, patience);

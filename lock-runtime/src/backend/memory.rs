@@ -8,7 +8,8 @@ use std::time::Duration;
 use once_cell::sync::Lazy;
 
 use super::{
-    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released, Standing,
+    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released,
+    Standing, Warning,
 };
 use crate::clock::{Clock, Instant};
 use crate::fence::Fence;
@@ -180,7 +181,7 @@ impl Backend for Memory {
         true
     }
 
-    async fn health(&self) -> Result<(), BackendError> {
-        Ok(())
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        Ok(Vec::new())
     }
 }

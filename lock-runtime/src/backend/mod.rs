@@ -158,6 +158,27 @@ pub enum Released {
     No,
 }
 
+/// Something about a store that serves, which can make it lose locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    text: String,
+    remedy: &'static str,
+}
+
+impl Warning {
+    /// What is the matter, and what to do about it.
+    #[must_use]
+    pub fn new(text: impl Into<String>, remedy: &'static str) -> Self {
+        Self { text: text.into(), remedy }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.text, self.remedy)
+    }
+}
+
 /// A store that keeps locks.
 ///
 /// Implementations serve either family: leases by ttl (a key with an expiry) and leases by session (a
@@ -202,8 +223,8 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Asks the store whether it is fit to serve.
-    fn health(&self) -> impl Future<Output = Result<(), BackendError>> + Send;
+    /// Asks the store whether it is fit to serve, and for what could make it lose locks.
+    fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 
     /// Lets go of connections. Calls that come later may fail.
     fn close(&self) -> impl Future<Output = ()> + Send {
@@ -307,7 +328,7 @@ pub(crate) trait Store: Send + Sync {
     ) -> Boxed<'a, Vec<Result<Released, BackendError>>>;
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
     fn in_place(&self) -> bool;
-    fn health(&self) -> Boxed<'_, Result<(), BackendError>>;
+    fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
 }
 
@@ -339,7 +360,7 @@ impl<B: Backend> Store for B {
         Backend::in_place(self)
     }
 
-    fn health(&self) -> Boxed<'_, Result<(), BackendError>> {
+    fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
         Box::pin(Backend::health(self))
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released, Standing,
+    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released,
+    Standing, Warning,
 };
 use crate::fence::Fence;
 use crate::key::Key;
@@ -334,7 +335,7 @@ impl Backend for Client {
         Ok(held(self.server.keys().has(lease)))
     }
 
-    async fn health(&self) -> Result<(), BackendError> {
-        Ok(())
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        Ok(Vec::new())
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Release, Released,
+    Warning,
 };
 
 /// What goes wrong with one request.
@@ -173,7 +174,7 @@ impl<B: Backend> Backend for Faulty<B> {
         self.backend.holds(lease).await
     }
 
-    async fn health(&self) -> Result<(), BackendError> {
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.backend.health().await
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::backend::{
     self, Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Release, Released, Store,
+    Warning,
 };
 use crate::clock::Clock;
 use crate::error::LockError;
@@ -46,7 +47,7 @@ impl Backend for Opened {
         self.0.in_place()
     }
 
-    async fn health(&self) -> Result<(), BackendError> {
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.0.health().await
     }
 

@@ -44,17 +44,10 @@ use crate::clock::Instant;
 use crate::error::LockError;
 use crate::key::Key;
 
-/// How the line of a key is named.
-const LINE: &str = ":lock_runtime:line";
-
 /// In front of the name of each process's channel, which `line.lua` knows too.
 const CHANNEL: &str = "lock_runtime:";
 
 const OWNER: usize = 32;
-
-pub(super) fn line_of(key: &Key) -> String {
-    [key.as_str(), LINE].concat()
-}
 
 /// The channel of one pool.
 #[derive(Clone, Copy, Debug)]
