@@ -23,7 +23,7 @@ impl Bell {
         Self(Arc::new(PoolEar { queue, watchdog, clock }))
     }
 
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "testing", feature = "redis"))]
     pub(crate) fn new(ear: impl Ear + 'static) -> Self {
         Self(Arc::new(ear))
     }

@@ -101,6 +101,14 @@ fn boot_nanos() -> u64 {
     nanos(ORIGIN.elapsed())
 }
 
+/// Microseconds since 1970 by the machine's clock, which may step. For numbers that should grow, never for
+/// measuring time.
+#[cfg(feature = "redis")]
+pub(crate) fn wall_micros() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or_default())
+}
+
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

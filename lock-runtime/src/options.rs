@@ -133,6 +133,7 @@ pub(crate) struct Defaults {
     pub(crate) wait: Wait,
     pub(crate) retry_delay: Option<Duration>,
     pub(crate) retry_count: Option<u32>,
+    pub(crate) drift_factor: f64,
 }
 
 impl Default for Defaults {
@@ -142,6 +143,7 @@ impl Default for Defaults {
             wait: Wait::For(Duration::from_secs(3)),
             retry_delay: None,
             retry_count: None,
+            drift_factor: 0.01,
         }
     }
 }
@@ -149,31 +151,43 @@ impl Default for Defaults {
 /// Lease length. A value that exists is between 10 ms and 7 days: less is below what timers and a
 /// network can keep, more is a typo that a crashed holder would make everybody wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ttl(Duration);
+pub(crate) struct Ttl {
+    length: Duration,
+    belief: Duration,
+}
 
 impl Ttl {
     const MIN: Duration = Duration::from_millis(10);
     const MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-    fn new(ttl: Duration) -> Result<Self, LockError> {
-        if (Self::MIN..=Self::MAX).contains(&ttl) {
-            return Ok(Self(ttl));
+    fn new(length: Duration, drift_factor: f64) -> Result<Self, LockError> {
+        if !(Self::MIN..=Self::MAX).contains(&length) {
+            return Err(LockError::new(
+                ErrorKind::Config,
+                format!("a ttl of {length:?} is not between 10 ms and 7 days"),
+            )
+            .remedy("the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`"));
         }
-        Err(LockError::new(
-            ErrorKind::Config,
-            format!("a ttl of {ttl:?} is not between 10 ms and 7 days"),
-        )
-        .remedy("the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`"))
+        if !(0.0..=0.5).contains(&drift_factor) {
+            return Err(LockError::new(
+                ErrorKind::Config,
+                format!("a drift_factor of {drift_factor} is not between 0 and 0.5"),
+            )
+            .remedy("it is the share of a ttl that two clocks may differ by meanwhile; write for example `.drift_factor(0.01)`"));
+        }
+        // Two clocks may run apart by the drift, and stores round by a millisecond.
+        let drift = length.mul_f64(drift_factor) + Duration::from_millis(2);
+        Ok(Self { length, belief: length.saturating_sub(drift) })
     }
 
     pub(crate) const fn get(self) -> Duration {
-        self.0
+        self.length
     }
 
     /// How long a grant may be believed, counted from before its request was sent: the ttl less the
-    /// drift between two clocks and the millisecond that stores round by (Redlock's 1 % + 2 ms).
-    pub(crate) fn belief(self) -> Duration {
-        self.0 - self.0 / 100 - Duration::from_millis(2)
+    /// drift (Redlock's 1 % + 2 ms).
+    pub(crate) const fn belief(self) -> Duration {
+        self.belief
     }
 }
 
@@ -197,7 +211,7 @@ pub(crate) struct Policy {
 impl Policy {
     /// Fills `options` up from a pool's `defaults`, and checks what only the sum of both can tell.
     pub(crate) fn new(options: &LockOptions, defaults: &Defaults) -> Result<Self, LockError> {
-        let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl))?;
+        let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?;
         let renew_every = match options.renew.unwrap_or(Renew::Third) {
             Renew::Off => None,
             Renew::Third => Some(ttl.get() / 3),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{self, Backend, BackendError, Failure, Store, Warning};
+use crate::backend::{self, Backend, BackendError, Failure, Setting, Store, Warning};
 use crate::call::Call;
 use crate::clock::{Clock, Instant};
 use crate::driver::Driver;
@@ -32,6 +32,7 @@ impl LockPool {
     /// |---|---|
     /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
+    /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis://c` |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
     ///
     /// # Errors
@@ -48,6 +49,7 @@ impl LockPool {
             prefix: String::new(),
             defaults: Defaults::default(),
             patience: Duration::from_secs(1),
+            node_patience: None,
             max_waiters: 10_000,
             handoff_slice: Duration::from_millis(5),
             open_window: None,
@@ -118,6 +120,7 @@ pub struct PoolBuilder {
     prefix: String,
     defaults: Defaults,
     patience: Duration,
+    node_patience: Option<Duration>,
     max_waiters: usize,
     handoff_slice: Duration,
     open_window: Option<OpenWindow>,
@@ -210,6 +213,21 @@ impl PoolBuilder {
         self
     }
 
+    /// How long the vote of one node of a `redlock://` quorum may take; then the others decide. Defaults to a
+    /// twentieth of the ttl, between 5 and 50 ms. Raise it where nodes are far away: to some three round trips.
+    pub fn node_patience(mut self, patience: Duration) -> Self {
+        self.node_patience = Some(patience);
+        self
+    }
+
+    /// Which share of a ttl the clocks of this machine and of the store may differ by over that time: a lock is
+    /// not believed to be ours for the whole ttl, but for this share and 2 ms less (Redlock's
+    /// `CLOCK_DRIFT`). Between 0 and 0.5. Defaults to 0.01.
+    pub fn drift_factor(mut self, factor: f64) -> Self {
+        self.defaults.drift_factor = factor;
+        self
+    }
+
     /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's
     /// clock, instead of the driver thread. For deterministic tests under paused time; the pool must
     /// not outlive the runtime, and nothing is renewed while it is blocked.
@@ -236,8 +254,11 @@ impl PoolBuilder {
         let store = match self.origin {
             Origin::Url(url) => {
                 let prefix = self.prefix.clone();
-                let opened =
-                    async move { backend::connect(&url, &prefix, clock, self.patience).await };
+                let (patience, node_patience) = (self.patience, self.node_patience);
+                let opened = async move {
+                    let setting = Setting { prefix: &prefix, clock, patience, node_patience };
+                    backend::connect(&url, setting).await
+                };
                 driver.run(opened).await??
             }
             Origin::Given(store) => store,

@@ -3,6 +3,7 @@
 //!
 //! | module | gives a test |
 //! |---|---|
+//! | [`quorum`] | several of them that vote |
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
@@ -26,6 +27,7 @@ pub mod monitor;
 pub mod poll;
 pub mod process;
 pub mod proxy;
+pub mod quorum;
 pub mod resp;
 pub mod server;
 pub mod sizes;
@@ -36,4 +38,5 @@ pub use examples::example;
 pub use monitor::Monitor;
 pub use process::Worker;
 pub use proxy::FaultProxy;
+pub use quorum::Quorum;
 pub use server::RedisServer;

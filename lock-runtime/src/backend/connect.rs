@@ -8,13 +8,21 @@ use super::memory::Memory;
 use crate::clock::Clock;
 use crate::error::{ErrorKind, LockError};
 
+/// What a pool says to its store, whichever it is.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+pub(crate) struct Setting<'a> {
+    /// In front of every key.
+    pub(crate) prefix: &'a str,
+    pub(crate) clock: Clock,
+    /// How long one request may take.
+    pub(crate) patience: Duration,
+    /// How long the vote of one node of a quorum may take, if not by the ttl.
+    pub(crate) node_patience: Option<Duration>,
+}
+
 /// Opens the store at `url`. Errors show the scheme and the host at most.
-pub(crate) async fn connect(
-    url: &str,
-    prefix: &str,
-    clock: Clock,
-    patience: Duration,
-) -> Result<Arc<dyn Store>, LockError> {
+pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
     // What stands before the first `://` may also be a password, if the scheme was forgotten.
     let parts = url.split_once("://").filter(|(scheme, _)| !scheme.contains([':', '@', '/']));
     let Some((scheme, rest)) = parts else {
@@ -23,15 +31,10 @@ pub(crate) async fn connect(
         ));
     };
     match scheme {
-        "memory" => Ok(Arc::new(Memory::open(rest, clock))),
+        "memory" => Ok(Arc::new(Memory::open(rest, setting.clock))),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" => {
-            super::redis::open(url, super::redis::Setting { prefix, clock, patience }).await
-        }
-        _ => {
-            let _ = (prefix, patience);
-            Err(unknown(scheme))
-        }
+        "redis" | "rediss" | "redlock" => super::redis::open(url, setting).await,
+        _ => Err(unknown(scheme)),
     }
 }
 
@@ -39,11 +42,15 @@ pub(crate) async fn connect(
 fn unknown(scheme: &str) -> LockError {
     let cause = format!("`{scheme}://` is not a store that this build knows");
     let remedy = match scheme {
-        "redis" | "rediss" => "enable the feature `redis` (or `rediss` for TLS) of lock-runtime",
+        "redis" | "rediss" | "redlock" => {
+            "enable the feature `redis` (or `rediss` for TLS) of lock-runtime"
+        }
         "http" | "https" => {
             "the store is spoken to in its own protocol; write for example `redis://host:6379`"
         }
-        _ => "known are `redis://host:6379`, `rediss://host:6379` (TLS) and `memory://`",
+        _ => {
+            "known are `redis://host:6379`, `rediss://host:6379` (TLS), `redlock://host1,host2,host3` (a quorum) and `memory://`"
+        }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)
 }

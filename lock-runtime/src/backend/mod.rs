@@ -19,7 +19,7 @@ pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
-pub(crate) use connect::connect;
+pub(crate) use connect::{Setting, connect};
 
 /// What one acquire asks for. The same for all of its attempts, but for `attempt`.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
-    self, Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Release, Released, Store,
-    Warning,
+    self, Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Release, Released, Setting,
+    Store, Warning,
 };
 use crate::clock::Clock;
 use crate::error::LockError;
@@ -19,7 +19,9 @@ pub struct Opened(Arc<dyn Store>);
 /// # Errors
 /// As [`LockPool::connect`](crate::LockPool::connect).
 pub async fn open(url: &str) -> Result<Opened, LockError> {
-    backend::connect(url, "", Clock::runtime(), Duration::from_secs(1)).await.map(Opened)
+    let (clock, patience) = (Clock::runtime(), Duration::from_secs(1));
+    let setting = Setting { prefix: "", clock, patience, node_patience: None };
+    backend::connect(url, setting).await.map(Opened)
 }
 
 impl Backend for Opened {

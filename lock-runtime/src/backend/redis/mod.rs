@@ -11,6 +11,8 @@
 //! redis://     server    the locks of one server
 //!                └─ node    one connection, kept up ── stream, tls: its bytes
 //!                     └─ ears    what the server says without being asked
+//! redlock://   quorum    a majority of independent servers
+//!                └─ node
 //! ```
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
@@ -20,6 +22,7 @@ mod endpoint;
 mod line;
 mod names;
 mod node;
+mod quorum;
 mod reply;
 mod script;
 mod server;
@@ -28,28 +31,20 @@ mod stream;
 mod tls;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::endpoint::Endpoint;
 use self::names::Names;
+use self::quorum::Quorum;
 use self::server::Server;
 use self::stream::Dialer;
-use super::Store;
-use crate::clock::Clock;
+use super::{Setting, Store};
 use crate::error::LockError;
-
-/// What a pool says to its store, whichever it is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Setting<'a> {
-    /// In front of every key.
-    pub(super) prefix: &'a str,
-    pub(super) clock: Clock,
-    /// How long one request may take.
-    pub(super) patience: Duration,
-}
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
 pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
+    if url.starts_with("redlock://") {
+        return Ok(Arc::new(Quorum::connect(url, setting).await?));
+    }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
     Ok(Arc::new(Server::connect(dialer, Names::of_server(setting.prefix), setting).await?))
 }

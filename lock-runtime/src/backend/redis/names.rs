@@ -9,6 +9,12 @@ const LINE: &str = ":lock_runtime:line";
 /// store's memory bounded.
 const FENCE_COUNTER: &str = "lock_runtime:fence";
 
+/// Of a node of a quorum: the greatest number it has accepted for a lock, in the lock's key and this.
+const REGISTER: &str = ":lock_runtime:ballot";
+
+/// Of a node of a quorum: what it knows of registers that it has forgotten.
+const BOOK: &str = "lock_runtime:ballots";
+
 /// A lock that nobody takes, to find out what this user may do.
 const PROBE: &str = "lock_runtime:probe";
 
@@ -16,6 +22,7 @@ const PROBE: &str = "lock_runtime:probe";
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     fence_counter: String,
+    book: String,
     probe: Key,
 }
 
@@ -23,7 +30,8 @@ impl Names {
     /// For a server that keeps all keys; `prefix` is the pool's.
     pub(super) fn of_server(prefix: &str) -> Self {
         let fence_counter = [prefix, FENCE_COUNTER].concat();
-        Self { fence_counter, probe: [prefix, PROBE].concat().into() }
+        let book = [prefix, BOOK].concat();
+        Self { fence_counter, book, probe: [prefix, PROBE].concat().into() }
     }
 
     pub(super) fn line(&self, lock: &Key) -> String {
@@ -34,6 +42,14 @@ impl Names {
     pub(super) fn fence_counter(&self, locks: &[Key]) -> &str {
         let _ = locks;
         &self.fence_counter
+    }
+
+    pub(super) fn register(&self, lock: &Key) -> String {
+        [lock.as_str(), REGISTER].concat()
+    }
+
+    pub(super) fn book(&self) -> &str {
+        &self.book
     }
 
     pub(super) fn probe(&self) -> &Key {

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::ears::Ears;
 use super::line::Channel;
 use super::reply;
+use super::script::By;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
 use crate::clock::{Clock, Instant};
@@ -33,12 +34,18 @@ struct Shared {
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
-    /// Where the server's own messages go, and the channel on which this pool can be told.
+    /// Where the server's own messages go.
     ears: Arc<Ears>,
-    channel: Channel,
-    /// Finds out whether this user may do what the line of a lock needs.
-    probe: Cmd,
+    /// For a pool whose processes stand in lines.
+    calls: Option<Calls>,
     line: Mutex<Line>,
+}
+
+/// How a process is called that stands in the line of a lock.
+pub(super) struct Calls {
+    pub(super) channel: Channel,
+    /// Finds out whether this user may do what a line needs.
+    pub(super) probe: Cmd,
 }
 
 enum Line {
@@ -82,21 +89,41 @@ struct Silence {
 }
 
 impl Node {
+    /// Connects. A connection that comes up is kept up from then on.
     pub(super) async fn connect(
         dialer: Dialer,
         clock: Clock,
         patience: Duration,
         ears: Arc<Ears>,
-        channel: Channel,
-        probe: Cmd,
+        calls: Option<Calls>,
     ) -> Result<Self, BackendError> {
+        let (node, opened) = Self::begin(dialer, clock, patience, ears, calls).await;
+        opened.map(|()| node)
+    }
+
+    /// Connects, and goes on trying if that fails. The second is how the first try went.
+    pub(super) async fn begin(
+        dialer: Dialer,
+        clock: Clock,
+        patience: Duration,
+        ears: Arc<Ears>,
+        calls: Option<Calls>,
+    ) -> (Self, Result<(), BackendError>) {
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
-        let shared = Arc::new(Shared { dialer, clock, patience, ears, channel, probe, line });
-        let (connection, mover) = shared.open().await?;
-        *shared.line() = Line::Up(connection);
+        let shared = Arc::new(Shared { dialer, clock, patience, ears, calls, line });
+        let (mover, opened) = match shared.open().await {
+            Ok((connection, mover)) => {
+                *shared.line() = Line::Up(connection);
+                (Some(mover), Ok(()))
+            }
+            Err(error) => {
+                *shared.line() = Line::Down(error.clone());
+                (None, Err(error))
+            }
+        };
         let keeper = tokio::spawn(shared.clone().keep(mover)).abort_handle();
-        Ok(Self { shared, keeper })
+        (Self { shared, keeper }, opened)
     }
 
     pub(super) fn hears(&self) -> Hears {
@@ -132,6 +159,57 @@ impl Node {
             .await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
+    }
+
+    /// Sends `count` commands in one write: scripts by their hash, and once more by their text those that the
+    /// server does not know. Those that `is_tracked` picks arm a push for the keys they read.
+    pub(super) async fn run(
+        &self,
+        count: usize,
+        is_tracked: bool,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        let build = |by: By, places: &[usize]| {
+            let mut all = Pipeline::with_capacity(places.len() * (1 + usize::from(is_tracked)));
+            for &at in places {
+                if is_tracked {
+                    let mut caching = redis::cmd("CLIENT");
+                    caching.arg("CACHING").arg("YES");
+                    all.add_command(caching);
+                }
+                all.add_command(command(at, by));
+            }
+            all
+        };
+        let places: Vec<_> = (0..count).collect();
+        let every = 1 + usize::from(is_tracked);
+        let sent = self.send_all(&build(By::Hash, &places)).await;
+        let mut answers: Vec<_> = match sent {
+            Ok(answers) => answers.into_iter().skip(every - 1).step_by(every).collect(),
+            Err(error) => return (0..count).map(|_| Err(error.clone())).collect(),
+        };
+        let is_unknown = |answer: &Result<Value, RedisError>| matches!(answer, Err(error) if reply::is_unknown_script(error));
+        let unknown: Vec<_> = (0..answers.len()).filter(|&at| is_unknown(&answers[at])).collect();
+        if !unknown.is_empty() {
+            match self.send_all(&build(By::Text, &unknown)).await {
+                Ok(texts) => {
+                    let texts = texts.into_iter().skip(every - 1).step_by(every);
+                    for (at, answer) in unknown.into_iter().zip(texts) {
+                        answers[at] = answer;
+                    }
+                }
+                Err(error) => {
+                    let failure = |answer: Result<Value, RedisError>| {
+                        if is_unknown(&answer) {
+                            return Err(error.clone());
+                        }
+                        answer.map_err(|error| self.failure(error))
+                    };
+                    return answers.into_iter().map(failure).collect();
+                }
+            }
+        }
+        answers.into_iter().map(|answer| answer.map_err(|error| self.failure(error))).collect()
     }
 
     pub(super) fn failure(&self, error: RedisError) -> BackendError {
@@ -227,16 +305,16 @@ impl Shared {
     }
 
     /// Keeps the connection up for the life of the node, beginning with the one that `mover` moves.
-    async fn keep(self: Arc<Self>, mut mover: AbortOnDrop) {
+    async fn keep(self: Arc<Self>, mut mover: Option<AbortOnDrop>) {
         loop {
-            let _ = (&mut mover.0).await;
-            {
+            if let Some(mut mover) = mover.take() {
+                let _ = (&mut mover.0).await;
                 let mut line = self.line();
                 if let Line::Up(_) = &*line {
                     *line = Line::Down(self.lost());
                 }
             }
-            mover = self.reconnect().await;
+            mover = Some(self.reconnect().await);
         }
     }
 
@@ -291,10 +369,14 @@ impl Shared {
         // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
         track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
         let changes: Result<Value, _> = track.query_async(connection).await;
-        let subscribed = connection.subscribe(self.channel.name()).await;
+        let changes = changes.is_ok();
+        let Some(Calls { channel, probe }) = &self.calls else {
+            return Hears { changes, calls: false };
+        };
+        let subscribed = connection.subscribe(channel.name()).await;
         let subscribed_to = subscribed.is_ok();
         let heard: Result<u64, _> = match subscribed {
-            Ok(()) => self.probe.query_async(connection).await,
+            Ok(()) => probe.query_async(connection).await,
             Err(error) => Err(error),
         };
         let calls = match heard {
@@ -303,7 +385,7 @@ impl Shared {
             // Passes by itself; the claims will tell.
             Err(error) => subscribed_to && reply::passes(&error),
         };
-        Hears { changes: changes.is_ok(), calls }
+        Hears { changes, calls }
     }
 
     async fn speak(

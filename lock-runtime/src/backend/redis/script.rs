@@ -25,6 +25,10 @@ pub(super) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!(
 pub(super) static LINE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("line.lua")].concat()));
 
+/// A node's part in a quorum.
+pub(super) static BALLOT: Lazy<Script> =
+    Lazy::new(|| Script::new(include_str!("quorum/ballot.lua")));
+
 /// How a script is named in a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum By {

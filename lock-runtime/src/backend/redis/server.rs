@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, RedisError, Value};
+use redis::{Cmd, Value};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
@@ -11,8 +11,7 @@ use super::Setting;
 use super::ears::{Ears, Stray};
 use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
-use super::node::{Hears, Node};
-use super::reply;
+use super::node::{Calls, Hears, Node};
 use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
 use super::stream::Dialer;
 use crate::backend::{
@@ -54,9 +53,10 @@ impl Server {
         let ears = Arc::new(Ears::new(found, hot.clone(), clock));
         let channel = Channel::random()?;
         let probe = probe(&names, channel)?;
-        let node = Node::connect(dialer, clock, patience, ears.clone(), channel, probe)
-            .await
-            .map_err(LockError::backend)?;
+        let node =
+            Node::connect(dialer, clock, patience, ears.clone(), Some(Calls { channel, probe }))
+                .await
+                .map_err(LockError::backend)?;
         let node = Arc::new(node);
         // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
         // release does nothing.
@@ -211,57 +211,6 @@ impl Server {
         }
     }
 
-    /// Sends `count` commands in one write: scripts by their hash, and once more by their text those that the
-    /// server does not know. Those that `is_tracked` picks arm a push for the keys they read.
-    async fn send_all(
-        &self,
-        count: usize,
-        is_tracked: bool,
-        command: impl Fn(usize, By) -> Cmd + Send + Sync,
-    ) -> Vec<Result<Value, BackendError>> {
-        let build = |by: By, places: &[usize]| {
-            let mut all = Pipeline::with_capacity(places.len() * (1 + usize::from(is_tracked)));
-            for &at in places {
-                if is_tracked {
-                    let mut caching = redis::cmd("CLIENT");
-                    caching.arg("CACHING").arg("YES");
-                    all.add_command(caching);
-                }
-                all.add_command(command(at, by));
-            }
-            all
-        };
-        let places: Vec<_> = (0..count).collect();
-        let every = 1 + usize::from(is_tracked);
-        let sent = self.node.send_all(&build(By::Hash, &places)).await;
-        let mut answers: Vec<_> = match sent {
-            Ok(answers) => answers.into_iter().skip(every - 1).step_by(every).collect(),
-            Err(error) => return (0..count).map(|_| Err(error.clone())).collect(),
-        };
-        let is_unknown = |answer: &Result<Value, RedisError>| matches!(answer, Err(error) if reply::is_unknown_script(error));
-        let unknown: Vec<_> = (0..answers.len()).filter(|&at| is_unknown(&answers[at])).collect();
-        if !unknown.is_empty() {
-            match self.node.send_all(&build(By::Text, &unknown)).await {
-                Ok(texts) => {
-                    let texts = texts.into_iter().skip(every - 1).step_by(every);
-                    for (at, answer) in unknown.into_iter().zip(texts) {
-                        answers[at] = answer;
-                    }
-                }
-                Err(error) => {
-                    let failure = |answer: Result<Value, RedisError>| {
-                        if is_unknown(&answer) {
-                            return Err(error.clone());
-                        }
-                        answer.map_err(|error| self.node.failure(error))
-                    };
-                    return answers.into_iter().map(failure).collect();
-                }
-            }
-        }
-        answers.into_iter().map(|answer| answer.map_err(|error| self.node.failure(error))).collect()
-    }
-
     fn token(&self, owner: &Owner) -> Token {
         Token::new(owner, self.channel)
     }
@@ -292,7 +241,7 @@ impl Backend for Server {
         let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
         let newcomers = self.ears.expect(new);
         let command = |at: usize, by| self.command(&claims[at], forms[at], by);
-        let mut answers = self.send_all(claims.len(), false, command).await;
+        let mut answers = self.node.run(claims.len(), false, command).await;
         let mut again = Vec::new();
         for (at, answer) in answers.iter().enumerate() {
             if let Ok(answer) = answer
@@ -304,7 +253,7 @@ impl Backend for Server {
         if !again.is_empty() {
             let command = |n: usize, by| self.command(&claims[again[n].0], again[n].1, by);
             let tracked = self.node.hears().changes;
-            let more = self.send_all(again.len(), tracked, command).await;
+            let more = self.node.run(again.len(), tracked, command).await;
             for ((at, form), answer) in again.into_iter().zip(more) {
                 forms[at] = form;
                 answers[at] = answer;
@@ -343,7 +292,7 @@ impl Backend for Server {
             }
             call
         };
-        let answers = self.send_all(chunks.len(), tracked, command).await;
+        let answers = self.node.run(chunks.len(), tracked, command).await;
         let mut outcomes = Vec::with_capacity(leases.len());
         for (chunk, answer) in chunks.iter().zip(answers) {
             match answer {
@@ -376,13 +325,13 @@ impl Backend for Server {
                 self.release_in_line(&releases[at], by)
             }
         };
-        let mut answers = self.send_all(releases.len(), false, command).await;
+        let mut answers = self.node.run(releases.len(), false, command).await;
         let again: Vec<_> = (0..answers.len())
             .filter(|&at| plain[at] && matches!(answers[at], Ok(Value::Int(0))))
             .collect();
         if !again.is_empty() {
             let command = |n: usize, by| self.release_in_line(&releases[again[n]], by);
-            let more = self.send_all(again.len(), false, command).await;
+            let more = self.node.run(again.len(), false, command).await;
             for (at, answer) in again.into_iter().zip(more) {
                 answers[at] = answer;
             }
@@ -546,12 +495,12 @@ fn fences(answer: &[u8]) -> Option<(Fence, u32)> {
 }
 
 /// Rounded up: `PEXPIRE` with zero deletes the key.
-fn millis(span: Duration) -> u64 {
+pub(super) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 #[cold]
-fn unexpected(answer: &Value) -> BackendError {
+pub(super) fn unexpected(answer: &Value) -> BackendError {
     BackendError::new(
         Failure::Unknown,
         format!("Redis gave an answer that does not fit: {answer:?}"),

@@ -1,0 +1,149 @@
+//! One node of a quorum.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use once_cell::sync::OnceCell;
+use redis::Value;
+use tokio::sync::mpsc;
+
+use super::request::Request;
+use super::tally::Tally;
+use crate::backend::redis::ears::Ears;
+use crate::backend::redis::line::Hot;
+use crate::backend::redis::names::Names;
+use crate::backend::redis::node::Node;
+use crate::backend::redis::stream::Dialer;
+use crate::backend::{BackendError, Bell, Owner};
+use crate::bell::Ear;
+use crate::clock::Clock;
+
+pub(super) struct Member {
+    pub(super) name: String,
+    node: Node,
+}
+
+impl Member {
+    /// Connects to the node at `place`, and goes on trying if that fails. The second is how the first try went.
+    pub(super) async fn begin(
+        dialer: Dialer,
+        place: usize,
+        changes: &Arc<Changes>,
+        clock: Clock,
+        patience: Duration,
+    ) -> (Self, Result<(), BackendError>) {
+        let name = dialer.endpoint().to_string();
+        // Nobody stands in a line here, so nobody can be called in vain.
+        let (strays, _) = mpsc::unbounded_channel();
+        let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
+        ears.attach(Bell::new(MemberEar { place, changes: changes.clone() }));
+        let (node, opened) = Node::begin(dialer, clock, patience, ears, None).await;
+        (Self { name, node }, opened)
+    }
+
+    /// Asks in one write. `is_tracked`: the node then tells of changes of the locks that it reads.
+    pub(super) async fn ask(
+        &self,
+        requests: &[Request],
+        names: &Names,
+        is_tracked: bool,
+    ) -> Vec<Result<Value, BackendError>> {
+        let command = |at: usize, by| requests[at].command(names, by);
+        self.node.run(requests.len(), is_tracked, command).await
+    }
+
+    pub(super) async fn info(&self, section: &str) -> Result<String, BackendError> {
+        let mut info = redis::cmd("INFO");
+        info.arg(section);
+        match self.node.send(&info).await? {
+            Value::BulkString(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+            Value::VerbatimString { text, .. } => Ok(text),
+            _ => Ok(String::new()),
+        }
+    }
+
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        self.node.send(&redis::cmd("PING")).await.map(drop)
+    }
+
+    /// Whether it tells of changes.
+    pub(super) fn tells(&self) -> bool {
+        self.node.hears().changes
+    }
+
+    pub(super) fn close(&self) {
+        self.node.close();
+    }
+}
+
+/// What the nodes say without being asked, until a majority has said it of the same lock.
+#[derive(Debug)]
+pub(super) struct Changes {
+    bell: OnceCell<Bell>,
+    nodes: usize,
+    /// Which nodes have told of a change since the lock was last asked for.
+    by_key: Mutex<HashMap<String, u64>>,
+}
+
+impl Changes {
+    /// More locks than this are not counted: then each change is told at once.
+    const MOST: usize = 10_000;
+
+    pub(super) fn new(nodes: usize) -> Self {
+        Self { bell: OnceCell::new(), nodes, by_key: Mutex::default() }
+    }
+
+    pub(super) fn attach(&self, bell: Bell) {
+        let _ = self.bell.set(bell);
+    }
+
+    /// The lock is about to be asked for: what was said so far is known.
+    pub(super) fn forget(&self, key: &str) {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// True if that makes a majority. One node's word may be about a vote that was taken back.
+    fn count(&self, key: &str, place: usize) -> bool {
+        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_key.len() >= Self::MOST {
+            by_key.clear();
+            return true;
+        }
+        let told = by_key.entry(key.to_owned()).or_default();
+        *told |= 1 << place;
+        if (told.count_ones() as usize) < Tally::majority_of(self.nodes) {
+            return false;
+        }
+        by_key.remove(key);
+        true
+    }
+}
+
+struct MemberEar {
+    place: usize,
+    changes: Arc<Changes>,
+}
+
+impl Ear for MemberEar {
+    fn changed(&self, key: &str) {
+        if let Some(bell) = self.changes.bell.get()
+            && self.changes.count(key, self.place)
+        {
+            bell.changed(key);
+        }
+    }
+
+    /// The node was away or has been emptied: whoever holds a lock takes it there again.
+    fn all_changed(&self) {
+        if let Some(bell) = self.changes.bell.get() {
+            bell.all_changed();
+        }
+    }
+
+    fn called(&self, _: &str, _: &Owner, _: Duration) -> bool {
+        true
+    }
+
+    fn wanted(&self, _: &str) {}
+}

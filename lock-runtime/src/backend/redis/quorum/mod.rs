@@ -1,0 +1,463 @@
+//! `redlock://`: a lock that a majority of independent servers agree on.
+//!
+//! Redlock (redis.io, "Distributed Locks with Redis") with fences by ballot. Each node is a server of its own
+//! and votes by taking the lock for the asking owner's token; `ballot.lua` is a node's whole part.
+//!
+//! ```text
+//! acquire   election   rounds of votes: to all nodes at once, decided as soon as a majority is certain
+//!             numbers  what is proposed as fence        tally  the votes, and what they come to
+//! renew, release       one request to all nodes, decided by a majority; a silent node is asked on
+//!             holdings what majorities have granted
+//! member    one node   request  what it is asked        nodes  the URL
+//! ```
+//!
+//! What it keeps to:
+//!
+//! 1. **A token is for one attempt.** A token whose votes are being taken back is never proposed again: a late
+//!    withdrawal would take the vote away from under a later grant. So a token is the owner and the number of
+//!    the attempt, and the store knows by the owner which one was granted.
+//! 2. **Only the votes of the present round count**, and a grant is believed from before the first round was
+//!    sent. A node that grants again keeps the lock for the whole ttl again.
+//! 3. **A proposal below what a node has accepted changes nothing there.** It answers with that number, and the
+//!    next round proposes one above. The fence is a number that a majority has accepted: two majorities
+//!    share a node, so the later grant has the greater number.
+//! 4. **A renewal takes a lock that is missing on a node, but never one that is somebody else's, nor where the
+//!    node has accepted a greater number meanwhile.** So a node that comes back empty counts again before
+//!    a second one fails. A renewal counts only by a majority of its own, before belief ends.
+//! 5. **What was not granted is withdrawn everywhere at once**, also at nodes that have not answered; those are
+//!    asked until they do, or until they have forgotten it by themselves.
+//! 6. **A vote that failed nodes could decide is a failure of the store**, not a lock that somebody holds.
+//! 7. **Two that compete for a free lock** may each get part of the votes. Both give back and try again after
+//!    a random time. Who waits for a held lock is woken when a majority of the nodes tells of a change.
+//!
+//! A node that has lost its data has to stay away for the longest ttl before it votes again; README says what
+//! holds when it does not. Fences need no clocks that agree, but for such a node: numbers are
+//! proposed from the machine's clock so that those after the loss are above those before.
+
+mod election;
+mod holdings;
+mod member;
+mod nodes;
+mod numbers;
+mod request;
+mod tally;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use self::election::Election;
+use self::holdings::{Holding, Holdings};
+use self::member::{Changes, Member};
+use self::numbers::{Block, Numbers};
+use self::request::{Request, Token, What};
+use self::tally::{Tally, Verdict, Vote};
+use super::Setting;
+use super::names::Names;
+use super::stream::Dialer;
+use crate::backend::{
+    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
+    Warning,
+};
+use crate::clock::{Clock, Instant};
+use crate::error::LockError;
+use crate::key::Key;
+
+pub(super) struct Quorum(Arc<Nodes>);
+
+/// The nodes, and what this pool has there.
+struct Nodes {
+    members: Vec<Arc<Member>>,
+    names: Names,
+    clock: Clock,
+    /// How long a node may be silent before it is given up.
+    patience: Duration,
+    /// How long a vote may take, if not by the ttl.
+    node_patience: Option<Duration>,
+    numbers: Numbers,
+    attempts: AtomicU32,
+    changes: Arc<Changes>,
+    holdings: Holdings,
+    is_closed: AtomicBool,
+    /// Where what outlives a call runs.
+    runtime: Handle,
+}
+
+/// Answers of nodes, in the order in which they come.
+type Answers = UnboundedReceiver<(usize, Vec<Result<Value, BackendError>>)>;
+
+impl Quorum {
+    pub(super) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
+        let endpoints = nodes::endpoints(url)?;
+        let Setting { prefix, clock, patience, node_patience } = setting;
+        let changes = Arc::new(Changes::new(endpoints.len()));
+        let mut connecting = JoinSet::new();
+        for (place, endpoint) in endpoints.into_iter().enumerate() {
+            let dialer = Dialer::new(endpoint).await?;
+            let changes = changes.clone();
+            connecting.spawn(async move {
+                let (member, opened) =
+                    Member::begin(dialer, place, &changes, clock, patience).await;
+                (place, member, opened)
+            });
+        }
+        let mut begun = connecting.join_all().await;
+        begun.sort_by_key(|(place, ..)| *place);
+        let (members, opened): (Vec<_>, Vec<_>) =
+            begun.into_iter().map(|(_, member, opened)| (Arc::new(member), opened)).unzip();
+        let nodes = Nodes {
+            members,
+            names: Names::of_server(prefix),
+            clock,
+            patience,
+            node_patience,
+            numbers: Numbers::default(),
+            attempts: AtomicU32::new(0),
+            changes,
+            holdings: Holdings::default(),
+            is_closed: AtomicBool::new(false),
+            runtime: Handle::current(),
+        };
+        nodes.enough(&opened).map_err(LockError::backend)?;
+        nodes.are_distinct().await?;
+        Ok(Self(Arc::new(nodes)))
+    }
+}
+
+impl Nodes {
+    /// An error unless a majority is well.
+    fn enough(&self, states: &[Result<(), BackendError>]) -> Result<(), BackendError> {
+        let (count, majority) = (states.len(), Tally::majority_of(states.len()));
+        let failures: Vec<_> = states.iter().filter_map(|state| state.as_ref().err()).collect();
+        let well = count - failures.len();
+        let Some(first) = failures.first() else { return Ok(()) };
+        if well >= majority {
+            return Ok(());
+        }
+        let texts: Vec<_> = failures.iter().map(ToString::to_string).collect();
+        let text = format!(
+            "{well} of {count} nodes answer and {majority} are needed: {}",
+            texts.join("; ")
+        );
+        Err(BackendError::new(first.failure(), text).remedy(first.remedy_text()))
+    }
+
+    /// One server under two names would vote twice.
+    async fn are_distinct(&self) -> Result<(), LockError> {
+        let mut known: Vec<(&str, String)> = Vec::new();
+        for member in &self.members {
+            // Who may not ask is believed to have named different ones.
+            let Ok(Ok(info)) = timeout(self.patience, member.info("server")).await else {
+                continue;
+            };
+            let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:"));
+            let Some(run_id) = run_id.filter(|id| !id.is_empty()) else { continue };
+            if let Some((other, _)) = known.iter().find(|(_, id)| id == run_id) {
+                return Err(nodes::twice(other, &member.name));
+            }
+            known.push((&member.name, run_id.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn new_token(&self, owner: Owner) -> Token {
+        Token::new(owner, self.attempts.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn new_tally(&self) -> Tally {
+        Tally::new(self.members.len())
+    }
+
+    /// Sends the same requests to all nodes at once. Dropping the answers stops nothing.
+    fn ask(self: &Arc<Self>, requests: &Arc<[Request]>, is_tracked: bool) -> Answers {
+        let (answers, received) = unbounded_channel();
+        if requests.is_empty() {
+            return received;
+        }
+        for (place, member) in self.members.iter().enumerate() {
+            let (nodes, member) = (self.clone(), member.clone());
+            let (requests, answers) = (requests.clone(), answers.clone());
+            self.runtime.spawn(async move {
+                let answered = nodes.ask_one(&member, &requests, is_tracked).await;
+                let _ = answers.send((place, answered));
+            });
+        }
+        received
+    }
+
+    async fn ask_one(
+        &self,
+        member: &Member,
+        requests: &[Request],
+        is_tracked: bool,
+    ) -> Vec<Result<Value, BackendError>> {
+        let asked = member.ask(requests, &self.names, is_tracked);
+        match timeout(self.patience, asked).await {
+            Ok(answers) => answers,
+            Err(_) => {
+                let error = silence(&member.name, self.patience);
+                requests.iter().map(|_| Err(error.clone())).collect()
+            }
+        }
+    }
+
+    /// Takes votes back at all nodes. A node that fails is asked on until `until`, by when it has forgotten
+    /// them by itself. The answers are those to the first try.
+    fn withdraw(self: &Arc<Self>, requests: Vec<Request>, until: Instant) -> Answers {
+        let (answers, received) = unbounded_channel();
+        let requests: Arc<[Request]> = requests.into();
+        if requests.is_empty() {
+            return received;
+        }
+        for place in 0..self.members.len() {
+            let (nodes, requests, answers) = (self.clone(), requests.clone(), answers.clone());
+            self.runtime.spawn(nodes.withdraw_at(place, requests, until, answers));
+        }
+        received
+    }
+
+    async fn withdraw_at(
+        self: Arc<Self>,
+        place: usize,
+        requests: Arc<[Request]>,
+        until: Instant,
+        first: UnboundedSender<(usize, Vec<Result<Value, BackendError>>)>,
+    ) {
+        let Some(member) = self.members.get(place) else { return };
+        let mut pause = Duration::from_millis(10);
+        let mut first = Some(first);
+        loop {
+            let answered = self.ask_one(member, &requests, false).await;
+            let is_done = answered.iter().all(Result::is_ok);
+            if let Some(first) = first.take() {
+                let _ = first.send((place, answered));
+            }
+            let now = self.clock.now();
+            if is_done || now >= until || self.is_closed.load(Ordering::Relaxed) {
+                return;
+            }
+            self.clock.sleep_until(now + pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// Waits until each of `count` entries is decided by a majority: at `until` by those who have answered.
+    async fn decide(
+        &self,
+        mut answers: Answers,
+        requests: &[Request],
+        until: Instant,
+    ) -> Vec<Result<bool, BackendError>> {
+        let began = self.clock.now();
+        let mut tallies: Vec<_> = requests.iter().map(|_| self.new_tally()).collect();
+        let is_open = |tally: &Tally| tally.verdict().is_none();
+        while tallies.iter().any(is_open) {
+            tokio::select! {
+                biased;
+                answered = answers.recv() => {
+                    let Some((place, answered)) = answered else { break };
+                    for ((tally, request), answer) in tallies.iter_mut().zip(requests).zip(answered) {
+                        tally.count(place, match request.was_ours(answer) {
+                            Ok(true) => Vote::Granted,
+                            Ok(false) => Vote::Held { free_in: None, by: Vec::new() },
+                            Err(error) => Vote::Failed(error),
+                        });
+                    }
+                }
+                () = self.clock.sleep_until(until) => break,
+            }
+        }
+        let waited = until.since(began);
+        let outcome = |mut tally: Tally| {
+            self.close(&mut tally, waited);
+            match tally.verdict() {
+                Some(Verdict::Granted) => Ok(true),
+                Some(Verdict::Held { .. }) => Ok(false),
+                Some(Verdict::Low(_) | Verdict::Failed) | None => Err(self.failure(&tally)),
+            }
+        };
+        tallies.into_iter().map(outcome).collect()
+    }
+
+    fn close(&self, tally: &mut Tally, waited: Duration) {
+        tally.close(|place| {
+            silence(self.members.get(place).map_or("a node", |member| &member.name), waited)
+        });
+    }
+
+    /// No majority, because nodes fail.
+    fn failure(&self, tally: &Tally) -> BackendError {
+        let names = self.members.iter().map(|member| member.name.as_str());
+        let (text, failure) = tally.summary(names);
+        BackendError::new(failure, text).remedy(tally.remedy())
+    }
+
+    fn request(&self, what: What, lease: &LeaseRef, holding: &Holding) -> Request {
+        let Holding { token, block, .. } = *holding;
+        Request { what, keys: lease.keys.clone(), token, ttl: lease.ttl, block }
+    }
+
+    /// Whether a majority tells of changes.
+    fn tell(&self) -> bool {
+        let telling = self.members.iter().filter(|member| member.tells()).count();
+        telling >= Tally::majority_of(self.members.len())
+    }
+
+    /// Asks all nodes about leases.
+    async fn ask_about(
+        self: &Arc<Self>,
+        leases: &[LeaseRef],
+        what: What,
+        patience: Duration,
+    ) -> Vec<Result<Held, BackendError>> {
+        let until = self.clock.now() + patience;
+        let request = |lease| self.request(what, lease, &self.holdings.of(lease));
+        let requests: Arc<[Request]> = leases.iter().map(request).collect();
+        let answers = self.ask(&requests, what == What::Extend && self.tell());
+        let outcomes = self.decide(answers, &requests, until).await;
+        let held = |ours: bool| if ours { Held::Yes } else { Held::No };
+        outcomes.into_iter().map(|outcome| outcome.map(held)).collect()
+    }
+}
+
+impl Backend for Quorum {
+    fn attach(&self, bell: Bell) {
+        self.0.changes.attach(bell);
+    }
+
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        let (again, new): (Vec<_>, Vec<_>) =
+            claims.iter().partition(|claim| self.0.holdings.get(&claim.owner).is_some());
+        let mut elected =
+            if new.is_empty() { Vec::new() } else { Election::open(&self.0, &new).run().await }
+                .into_iter();
+        let mut regranted = self.grant_again(&again).await.into_iter();
+        let is_again = |claim: &Claim| again.iter().any(|again| again.owner == claim.owner);
+        let none = || Err(BackendError::new(Failure::NotNow, "no answer was counted"));
+        let mut result = |claim: &Claim| {
+            let results = if is_again(claim) { &mut regranted } else { &mut elected };
+            results.next().unwrap_or_else(none)
+        };
+        claims.iter().map(&mut result).collect()
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        // The caller gives up all if one is not decided in time.
+        let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
+        let patience = (self.0.patience * 3 / 4).min(shortest / 8);
+        self.0.ask_about(leases, What::Extend, patience).await
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+        let nodes = &self.0;
+        let now = nodes.clock.now();
+        let mut requests = Vec::with_capacity(releases.len());
+        let mut until = now;
+        for Release { lease, keep_for, .. } in releases {
+            let holding = nodes.holdings.of(lease);
+            let request = nodes.request(What::Withdraw, lease, &holding);
+            requests.push(Request { ttl: *keep_for, ..request });
+            // One that goes on asking is enough.
+            if holding.leaves_until.is_none() {
+                until = until.max(now + lease.ttl);
+                let leaving = Holding { leaves_until: Some(now + lease.ttl), ..holding };
+                nodes.holdings.note(lease.owner, leaving, now);
+            }
+        }
+        let answers = nodes.withdraw(requests.clone(), until);
+        let outcomes = nodes.decide(answers, &requests, now + nodes.patience * 3 / 4).await;
+        let outcome = |(release, outcome): (&Release, Result<bool, BackendError>)| {
+            // Otherwise it will be asked for again.
+            if outcome.is_ok() {
+                nodes.holdings.forget(&release.lease.owner);
+            }
+            outcome.map(|ours| if ours { Released::Yes } else { Released::No })
+        };
+        releases.iter().zip(outcomes).map(outcome).collect()
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        let patience = self.0.patience * 3 / 4;
+        let outcomes = self.0.ask_about(std::slice::from_ref(lease), What::Read, patience).await;
+        outcomes.into_iter().next().unwrap_or(Ok(Held::No))
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        let nodes = &self.0;
+        let mut pings = JoinSet::new();
+        for (place, member) in nodes.members.iter().enumerate() {
+            let (member, patience) = (member.clone(), nodes.patience * 3 / 4);
+            pings.spawn(async move {
+                let pinged = timeout(patience, member.ping()).await;
+                (place, pinged.unwrap_or_else(|_| Err(silence(&member.name, patience))))
+            });
+        }
+        let mut states = pings.join_all().await;
+        states.sort_by_key(|(place, _)| *place);
+        let states: Vec<_> = states.into_iter().map(|(_, state)| state).collect();
+        nodes.enough(&states)?;
+        let failing = |error: BackendError| {
+            Warning::new(
+                error.to_string(),
+                "the quorum still stands without the node, but fewer others may fail now",
+            )
+        };
+        Ok(states.into_iter().filter_map(Result::err).map(failing).collect())
+    }
+
+    async fn close(&self) {
+        self.0.is_closed.store(true, Ordering::Relaxed);
+        for member in &self.0.members {
+            member.close();
+        }
+    }
+}
+
+impl Quorum {
+    /// For owners that have been granted their locks already, and ask again.
+    async fn grant_again(&self, claims: &[&Claim]) -> Vec<Result<Attempt, BackendError>> {
+        if claims.is_empty() {
+            return Vec::new();
+        }
+        let lease = |claim: &&Claim| {
+            // Never shorter: this may be a late request of one that wanted it for less time.
+            let known = self.0.holdings.get(&claim.owner).map_or(claim.ttl, |holding| holding.ttl);
+            LeaseRef { keys: claim.keys.clone(), owner: claim.owner, ttl: claim.ttl.max(known) }
+        };
+        let leases: Vec<_> = claims.iter().map(lease).collect();
+        let outcomes = self.renew(&leases).await;
+        let attempt = |(claim, outcome): (&&Claim, Result<Held, BackendError>)| match outcome? {
+            Held::Yes => {
+                let block = self.0.holdings.get(&claim.owner).and_then(|holding| holding.block);
+                Ok(granted(block))
+            }
+            Held::No => Ok(Attempt::busy(None)),
+        };
+        claims.iter().zip(outcomes).map(attempt).collect()
+    }
+}
+
+fn granted(block: Option<Block>) -> Attempt {
+    let spare = block.map_or(0, |block| block.last - block.first);
+    Attempt::Granted {
+        fence: block.map(|block| crate::fence::Fence::new(block.first)),
+        spare_fences: u32::try_from(spare).unwrap_or_default(),
+        wanted: None,
+    }
+}
+
+fn withdrawal(keys: &Arc<[Key]>, token: Token, block: Option<Block>) -> Request {
+    Request { what: What::Withdraw, keys: keys.clone(), token, ttl: Duration::ZERO, block }
+}
+
+fn silence(name: &str, waited: Duration) -> BackendError {
+    let message = format!("Redis at {name} did not answer within {waited:?}");
+    BackendError::new(Failure::Unknown, message)
+        .remedy("check that the node is up and reachable; its connection comes back by itself")
+}

@@ -1,0 +1,118 @@
+//! What a `redlock://` URL says.
+
+use std::time::Duration;
+
+use crate::backend::redis::endpoint::Endpoint;
+use crate::error::{ErrorKind, LockError};
+
+/// The nodes that `url` names: `redlock://a,b:7000,c`, with one user and password, one database and the same
+/// parameters for all; or full URLs one after the other, `redlock://redis://:pw@a,rediss://b,redis://c/2`.
+pub(super) fn endpoints(url: &str) -> Result<Vec<Endpoint>, LockError> {
+    let list = url.split_once("://").map_or(url, |(_, list)| list);
+    let parsed: Result<Vec<_>, _> = if list.contains("://") {
+        list.split(',').map(|node| Endpoint::parse(node.trim())).collect()
+    } else {
+        let (login, rest) = match list.rsplit_once('@') {
+            Some((login, rest)) => (format!("{login}@"), rest),
+            None => (String::new(), list),
+        };
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (hosts, tail) = rest.split_at(end);
+        let scheme =
+            if tail.contains("ca=") || tail.contains("cert=") { "rediss" } else { "redis" };
+        let whole = |host: &str| format!("{scheme}://{login}{}{tail}", host.trim());
+        hosts.split(',').map(|host| Endpoint::parse(&whole(host))).collect()
+    };
+    let endpoints = parsed.map_err(|error| match error.kind() {
+        ErrorKind::Config => error.remedy(REMEDY),
+        _ => error,
+    })?;
+    match endpoints.len() {
+        0..=2 => Err(wrong(format!(
+            "a quorum of {} nodes outlives no failure",
+            endpoints.len()
+        ))
+        .remedy("name three or five independent servers; for a single one write `redis://host:6379`")),
+        count if count % 2 == 0 => Err(wrong(format!(
+            "{count} nodes tolerate no more failures than {}, and one more that can fail",
+            count - 1
+        ))
+        .remedy("name an odd number of nodes: three or five")),
+        65.. => Err(wrong("a quorum of more than 63 nodes").remedy("name three or five nodes")),
+        _ => {
+            for (at, endpoint) in endpoints.iter().enumerate() {
+                let same = |other: &&Endpoint| {
+                    (&other.host, other.port) == (&endpoint.host, endpoint.port)
+                };
+                if endpoints[..at].iter().any(|other| same(&other)) {
+                    return Err(twice(&endpoint.to_string(), &endpoint.to_string()));
+                }
+            }
+            Ok(endpoints)
+        }
+    }
+}
+
+/// How long a node may take to answer: short against the ttl, so that a silent one costs little of it.
+pub(super) fn patience_of_node(ttl: Duration, set: Option<Duration>) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(5);
+    const LONGEST: Duration = Duration::from_millis(50);
+    set.unwrap_or_else(|| (ttl / 20).clamp(SHORTEST, LONGEST))
+}
+
+#[cold]
+pub(super) fn twice(one: &str, other: &str) -> LockError {
+    let cause = if one == other {
+        format!("{one} is named twice")
+    } else {
+        format!("{one} and {other} are the same server")
+    };
+    wrong(format!("{cause}: its one failure would count as two"))
+        .remedy("name servers that fail independently of each other, each once; several databases of one server are one node")
+}
+
+const REMEDY: &str = "write `redlock://host1:6379,host2:6379,host3:6379`, or one full URL for each node: `redlock://redis://:password@host1:6379,rediss://host2:6380,redis://host3:6379`";
+
+#[cold]
+fn wrong(cause: impl Into<String>) -> LockError {
+    LockError::new(ErrorKind::Config, cause.into()).remedy(REMEDY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_share_login_database_and_parameters_or_have_their_own() {
+        let names = |url: &str| -> Vec<String> {
+            endpoints(url).unwrap().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(names("redlock://a,b:7000,[::1]:1"), ["a:6379", "b:7000", "[::1]:1"]);
+        let all = endpoints("redlock://worker:p%40w@a,b,c/3").unwrap();
+        for endpoint in &all {
+            assert_eq!(endpoint.login.password(), Some("p@w"));
+            assert_eq!(endpoint.login.db(), 3);
+        }
+        let own = endpoints("redlock://redis://:one@a, redis://:two@b/2,redis://c:1").unwrap();
+        let passwords: Vec<_> = own.iter().map(|endpoint| endpoint.login.password()).collect();
+        assert_eq!(passwords, [Some("one"), Some("two"), None]);
+    }
+
+    #[test]
+    fn a_list_that_is_no_quorum_is_refused_without_the_password() {
+        for (url, text) in [
+            ("redlock://:c4n4ry@a", "a quorum of 1 nodes"),
+            ("redlock://:c4n4ry@a,b", "a quorum of 2 nodes"),
+            ("redlock://:c4n4ry@a,b,c,d", "4 nodes tolerate no more"),
+            ("redlock://:c4n4ry@a,b,a:6379", "a:6379 is named twice"),
+            ("redlock://redis://:c4n4ry@a/1,redis://a/2,redis://b", "is named twice"),
+            ("redlock://:c4n4ry@a,b,", "empty host"),
+            ("redlock://:c4n4ry@a,b,c:x", "not valid"),
+        ] {
+            let error = endpoints(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+            assert!(error.to_string().contains(text), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("c4n4ry"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What a node of a quorum is asked, and what it answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::numbers::Block;
+use super::tally::Vote;
+use crate::backend::redis::names::Names;
+use crate::backend::redis::script::{BALLOT, By};
+use crate::backend::redis::server::{millis, unexpected};
+use crate::backend::{BackendError, Owner};
+use crate::key::Key;
+
+/// What stands in a lock for its holder: the owner, and which of its attempts it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Token {
+    owner: Owner,
+    /// `None` for whichever it was, of an owner whose attempt another connection has made.
+    attempt: Option<u32>,
+}
+
+impl Token {
+    /// Of an attempt that nobody has made before under this number.
+    pub(super) const fn new(owner: Owner, attempt: u32) -> Self {
+        Self { owner, attempt: Some(attempt) }
+    }
+
+    pub(super) const fn of_any_attempt(owner: Owner) -> Self {
+        Self { owner, attempt: None }
+    }
+
+    fn text(self) -> Vec<u8> {
+        let mut text = self.owner.as_bytes().to_vec();
+        if let Some(attempt) = self.attempt {
+            text.extend_from_slice(format!("/{attempt:08x}").as_bytes());
+        }
+        text
+    }
+}
+
+/// One request, the same to every node.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) what: What,
+    pub(super) keys: Arc<[Key]>,
+    pub(super) token: Token,
+    /// How long the node keeps the locks from now; for a withdrawal zero, unless they stay taken still.
+    pub(super) ttl: Duration,
+    /// The numbers that the holder may give out as fences.
+    pub(super) block: Option<Block>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A vote, by one plain command: of one lock, without a number. Says no more than yes or no.
+    Set,
+    /// A vote.
+    Propose,
+    /// Go on; and take what is missing.
+    Extend,
+    /// Take the vote back.
+    Withdraw,
+    /// Who is it?
+    Read,
+}
+
+impl Request {
+    pub(super) fn command(&self, names: &Names, by: By) -> Cmd {
+        let ttl = millis(self.ttl);
+        let what = match (self.what, &*self.keys) {
+            (What::Set, [key]) => {
+                let mut set = Cmd::with_capacity(6, 6 * 48);
+                set.arg("SET").arg(key.as_str()).arg(self.token.text());
+                set.arg("NX").arg("PX").arg(ttl);
+                return set;
+            }
+            (What::Read, keys) => {
+                let mut get = redis::cmd("MGET");
+                for key in keys {
+                    get.arg(key.as_str());
+                }
+                return get;
+            }
+            (What::Set | What::Propose, _) => "propose",
+            // Of an attempt that is not known to be held, nothing is taken that is missing.
+            (What::Extend, _) if self.token.attempt.is_none() => "keep",
+            (What::Extend, _) => "extend",
+            (What::Withdraw, _) => "withdraw",
+        };
+        let locks = self.keys.len();
+        let beside = if self.block.is_some() { locks + 1 } else { 0 };
+        let mut call = BALLOT.call(by, locks + beside, 6);
+        for key in self.keys.iter() {
+            call.arg(key.as_str());
+        }
+        if self.block.is_some() {
+            for key in self.keys.iter() {
+                call.arg(names.register(key));
+            }
+            call.arg(names.book());
+        }
+        let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
+        let ttl = if self.what == What::Withdraw && self.ttl.is_zero() { 0 } else { ttl };
+        call.arg(what).arg(self.token.text()).arg(ttl).arg(locks).arg(first).arg(last);
+        call
+    }
+
+    pub(super) fn vote(answer: Result<Value, BackendError>) -> Vote {
+        let value = match answer {
+            Ok(value) => value,
+            Err(error) => return Vote::Failed(error),
+        };
+        let parts = match &value {
+            Value::Okay => return Vote::Granted,
+            Value::Nil => return Vote::Held { free_in: None, by: Vec::new() },
+            Value::Array(parts) => parts.as_slice(),
+            _ => return Vote::Failed(unexpected(&value)),
+        };
+        match parts {
+            [Value::Int(1)] => Vote::Granted,
+            [Value::Int(0), Value::Int(free_in), Value::BulkString(holder)] => Vote::Held {
+                free_in: u64::try_from(*free_in).ok().map(Duration::from_millis),
+                by: holder.iter().take(OWNER).copied().collect(),
+            },
+            [Value::Int(2), Value::BulkString(number)] => {
+                number_in(number).map_or_else(|| Vote::Failed(unexpected(&value)), Vote::Low)
+            }
+            _ => Vote::Failed(unexpected(&value)),
+        }
+    }
+
+    /// Whether the locks were the token's. For all but votes.
+    pub(super) fn was_ours(
+        &self,
+        answer: Result<Value, BackendError>,
+    ) -> Result<bool, BackendError> {
+        match answer? {
+            Value::Int(outcome @ 0..=2) => Ok(outcome > 0),
+            Value::Array(holders) if self.what == What::Read => {
+                let token = self.token.text();
+                Ok(holders.iter().all(|holder| {
+                    matches!(holder, Value::BulkString(holder) if holder.starts_with(&token))
+                }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+const OWNER: usize = 32;
+
+fn number_in(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}

@@ -1,0 +1,425 @@
+//! A majority of independent servers: who may enter when some of them are taken, silent, slow or refuse,
+//! and what is left behind.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::time::{Duration, Instant};
+
+use lock_runtime::testing::{conformance, open};
+use lock_runtime::{ErrorKind, Fence, LockPool, Wait};
+use lock_tests::proxy::Direction;
+use lock_tests::{FaultProxy, Quorum, RedisServer, eventually_async};
+use tokio::task::JoinSet;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const PATIENCE: Duration = ms(10_000);
+
+async fn connect(quorum: &Quorum) -> LockPool {
+    LockPool::builder(quorum.url()).ttl(ms(2_000)).connect().await.unwrap()
+}
+
+/// Nobody but `other` has `key` anywhere.
+async fn until_free(quorum: &Quorum, key: &str, other: &str) {
+    eventually_async(PATIENCE, "all votes are taken back", async || {
+        let alive = quorum.nodes().iter().filter(|node| node.is_running());
+        alive.map(|node| node.cli(&["GET", key])).all(|held| held == "(nil)" || held == other)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn it_conforms() {
+    let quorum = Quorum::start(3);
+    let url = quorum.url();
+    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn it_conforms_while_a_node_is_down() {
+    let quorum = Quorum::start(3);
+    quorum[1].kill();
+    let url = quorum.url();
+    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+}
+
+/// What a node is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Free,
+    Taken,
+    Hung,
+    Refusing,
+    /// Answers, later than the others.
+    Slow,
+}
+
+const STATES: [State; 5] = [State::Free, State::Taken, State::Hung, State::Refusing, State::Slow];
+
+/// Each choice of states, and each in another order of the nodes.
+fn masks() -> Vec<[State; 5]> {
+    let mut masks = Vec::new();
+    for number in 0..STATES.len().pow(5) {
+        let mask = [1, 5, 25, 125, 625].map(|power| STATES[number / power % 5]);
+        if mask.is_sorted() {
+            let mut turned = mask;
+            turned.rotate_left(number % 5);
+            masks.push(turned);
+        }
+    }
+    masks
+}
+
+#[tokio::test]
+async fn a_lock_is_acquired_if_and_only_if_a_majority_can_be_had() {
+    let quorum = Quorum::start(5);
+    let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
+    let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
+    let pool = LockPool::builder(url)
+        .ttl(ms(2_000))
+        // More than a slow node needs, so that on a busy machine the others are not silent, too.
+        .node_patience(ms(400))
+        .wait(Duration::ZERO)
+        .connect()
+        .await
+        .unwrap();
+    let masks = masks();
+    assert_eq!(masks.len(), 126);
+    for (number, mask) in masks.into_iter().enumerate() {
+        let key = &*format!("mask:{number}");
+        for ((node, proxy), state) in quorum.nodes().iter().zip(&proxies).zip(mask) {
+            match state {
+                State::Free => {}
+                State::Taken => assert_eq!(node.cli(&["SET", key, "other"]), "OK"),
+                State::Hung => {
+                    proxy.hold(Direction::ToServer);
+                    proxy.hold(Direction::ToClient);
+                }
+                State::Refusing => {
+                    assert_eq!(node.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]), "OK");
+                }
+                State::Slow => proxy.delay(Direction::ToClient, ms(20)),
+            }
+        }
+        let count = |state| mask.iter().filter(|it| **it == state).count();
+        let fencing = number % 2 == 0;
+        let acquired = pool.lock(key).fencing(fencing).try_acquire().await;
+        if count(State::Free) + count(State::Slow) >= 3 {
+            let guard = acquired.unwrap().unwrap_or_else(|| panic!("not acquired: {mask:?}"));
+            assert!(guard.is_held(), "{mask:?}");
+            guard.release().await.unwrap_or_else(|error| panic!("{mask:?}: {error}"));
+        } else if count(State::Taken) >= 3 {
+            assert!(acquired.unwrap_or_else(|error| panic!("{mask:?}: {error}")).is_none());
+        } else {
+            let error = acquired.expect_err(&format!("{mask:?}"));
+            assert_eq!(error.kind(), ErrorKind::Backend, "{mask:?}: {error}");
+            assert!(error.to_string().contains("of 5 nodes granted and 3 are needed"), "{error}");
+        }
+        for (node, proxy) in quorum.nodes().iter().zip(&proxies) {
+            proxy.delay(Direction::ToClient, Duration::ZERO);
+            proxy.release_held();
+            node.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+        }
+        until_free(&quorum, key, "other").await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_node_says_is_in_the_error() {
+    let quorum = Quorum::start(5);
+    let pool = LockPool::builder(quorum.url()).wait(Duration::ZERO).connect().await.unwrap();
+    quorum[0].cli(&["SET", "k", "other"]);
+    quorum[1].kill();
+    quorum[2].cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let mut text = String::new();
+    eventually_async(PATIENCE, "the dead node is known to be dead", async || {
+        text = pool.lock("k").acquire().await.unwrap_err().to_string();
+        text.contains("is not reachable") || text.contains("is lost")
+    })
+    .await;
+    for part in [
+        "of 5 nodes granted and 3 are needed".to_owned(),
+        format!("127.0.0.1:{} is held by another", quorum[0].port()),
+        format!("127.0.0.1:{}", quorum[1].port()),
+        format!("127.0.0.1:{} answered NOREPLICAS", quorum[2].port()),
+    ] {
+        assert!(text.contains(&part), "{part} is not in: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_node_delays_nobody() {
+    let quorum = Quorum::start(5);
+    let pool = connect(&quorum).await;
+    let cycle = async || {
+        let began = Instant::now();
+        let guard = pool.lock("k").acquire().await.unwrap();
+        guard.release().await.unwrap();
+        began.elapsed()
+    };
+    cycle().await;
+    quorum[3].pause();
+    let mut spans = Vec::new();
+    for _ in 0..100 {
+        spans.push(cycle().await);
+    }
+    spans.sort();
+    // Whoever waits for the frozen one needs the patience of a node, which is 50 ms, twice.
+    assert!(spans[50] < ms(40), "half of all cycles take more than {:?}", spans[50]);
+    quorum[3].resume();
+    until_free(&quorum, "k", "").await;
+}
+
+#[tokio::test]
+async fn a_quorum_stands_while_a_minority_is_dead_and_no_longer() {
+    let quorum = Quorum::start(5);
+    let pool = connect(&quorum).await;
+    for dead in 0..2 {
+        quorum[dead].kill();
+        pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+    }
+    quorum[2].kill();
+    let error = pool.lock("k").wait(ms(300)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    assert!(pool.health().await.is_err());
+    quorum[1].restart();
+    let guard = pool.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let health = pool.health().await.unwrap();
+    assert_eq!(health.warnings.len(), 2, "{:?}", health.warnings);
+}
+
+#[tokio::test]
+async fn a_pool_connects_to_a_majority_and_takes_the_others_in_later() {
+    let quorum = Quorum::start(3);
+    quorum[0].kill();
+    let pool = connect(&quorum).await;
+    let guard = pool.lock("k").acquire().await.unwrap();
+    assert_eq!(quorum.holders("k"), [1, 2]);
+    quorum[0].restart();
+    eventually_async(PATIENCE, "a renewal takes the lock at the new node too", async || {
+        quorum.holders("k") == [0, 1, 2]
+    })
+    .await;
+    guard.release().await.unwrap();
+    until_free(&quorum, "k", "").await;
+    quorum[0].kill();
+    quorum[1].kill();
+    let error = LockPool::connect(&quorum.url()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(error.to_string().contains("1 of 3 nodes answer and 2 are needed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_under_two_names_is_one_node() {
+    let quorum = Quorum::start(2);
+    let (a, b) = (quorum[0].port(), quorum[1].port());
+    let error =
+        LockPool::connect(&format!("redlock://127.0.0.1:{a},localhost:{a},127.0.0.1:{b}")).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("are the same server"), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_empty_is_taken_again_before_a_second_one_fails() {
+    let trials = std::env::var("LOCK_TRIALS").map_or(10, |trials| trials.parse().unwrap());
+    let quorum = Quorum::start(3);
+    let [holder, rival] = [connect(&quorum).await, connect(&quorum).await];
+    for trial in 0..trials {
+        let key = &*format!("trial:{trial}");
+        // On two of three: the third is away until the lock is held.
+        let (away, lost) = (trial % 3, (trial + 1) % 3);
+        quorum[away].kill();
+        let guard = holder.lock(key).acquire().await.unwrap();
+        quorum[away].restart();
+        eventually_async(PATIENCE, "the lock is held everywhere", async || {
+            quorum.holders(key).len() == 3
+        })
+        .await;
+        quorum[lost].restart();
+        eventually_async(PATIENCE, "the lock is held everywhere again", async || {
+            quorum.holders(key).len() == 3
+        })
+        .await;
+        // A rival finds no majority, not even with the node that had lost the lock; perhaps it has not
+        // noticed yet that the nodes are back.
+        match rival.lock(key).try_acquire().await {
+            Ok(got) => assert!(got.is_none(), "trial {trial}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend, "trial {trial}"),
+        }
+        assert!(guard.is_held(), "trial {trial}");
+        guard.release().await.unwrap();
+        until_free(&quorum, key, "").await;
+    }
+}
+
+#[tokio::test]
+async fn fences_grow_from_grant_to_grant_whichever_nodes_vote() {
+    let quorum = Quorum::start(3);
+    let pools = [connect(&quorum).await, connect(&quorum).await];
+    let mut last: Option<Fence> = None;
+    for round in 0..30 {
+        // Another minority each time, so that majorities share no more than one node.
+        let away = &quorum[round % 3];
+        away.pause();
+        let guard = pools[round % 2].lock("k").wait(PATIENCE).acquire().await.unwrap();
+        let fence = guard.fence();
+        assert!(fence > last, "round {round}: {fence:?} after {last:?}");
+        last = fence;
+        guard.release().await.unwrap();
+        away.resume();
+    }
+    until_free(&quorum, "k", "").await;
+}
+
+#[tokio::test]
+async fn many_processes_take_turns_with_growing_fences() {
+    const POOLS: usize = 4;
+    const TURNS: usize = 25;
+    let quorum = Quorum::start(5);
+    let order = std::sync::Arc::new(std::sync::Mutex::new((false, Vec::new())));
+    let mut set = JoinSet::new();
+    for _ in 0..POOLS {
+        let pool = LockPool::builder(quorum.url())
+            .ttl(ms(5_000))
+            .wait(Wait::Forever)
+            .connect()
+            .await
+            .unwrap();
+        let order = order.clone();
+        set.spawn(async move {
+            for _ in 0..TURNS {
+                let guard = pool.lock("k").acquire().await.unwrap();
+                {
+                    let mut order = order.lock().unwrap();
+                    assert!(!std::mem::replace(&mut order.0, true), "two at once");
+                    order.1.push(guard.fence().unwrap());
+                }
+                tokio::task::yield_now().await;
+                order.lock().unwrap().0 = false;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    tokio::time::timeout(ms(60_000), set.join_all()).await.expect("everybody is served");
+    let fences = &order.lock().unwrap().1;
+    assert_eq!(fences.len(), POOLS * TURNS);
+    assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
+}
+
+#[tokio::test]
+async fn a_waiter_is_woken_by_the_release() {
+    let quorum = Quorum::start(3);
+    let [holder, waiter] = [connect(&quorum).await, connect(&quorum).await];
+    let mut spans = Vec::new();
+    for _ in 0..10 {
+        let guard = holder.lock("k").acquire().await.unwrap();
+        let waiting = tokio::spawn(waiter.lock("k").wait(PATIENCE).acquire());
+        // Its second look has the nodes tell it of changes.
+        eventually_async(PATIENCE, "it waits", async || {
+            quorum.nodes().iter().all(|node| {
+                let info = node.cli(&["INFO", "clients"]);
+                let tracking = info.lines().find_map(|line| line.strip_prefix("tracking_clients:"));
+                let keys = node.cli(&["INFO", "stats"]);
+                let keys = keys.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"));
+                tracking.is_some_and(|count| count.trim() == "2")
+                    && keys.is_some_and(|count| count.trim() != "0")
+            })
+        })
+        .await;
+        let freed = Instant::now();
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        spans.push(freed.elapsed());
+    }
+    spans.sort();
+    // By itself it would look some 500 ms later.
+    assert!(spans[5] < ms(150), "{spans:?}");
+}
+
+#[tokio::test]
+async fn a_dropped_acquire_leaves_no_vote_behind() {
+    let quorum = Quorum::start(3);
+    let pool = connect(&quorum).await;
+    lock_tests::poll::drop_at_every_poll(|| pool.lock("k").acquire(), async |_| {}).await;
+    until_free(&quorum, "k", "").await;
+    // And the line of this process is not stuck.
+    pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_vote_that_comes_late_is_taken_back() {
+    let quorum = Quorum::start(3);
+    let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
+    let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
+    let pool = LockPool::builder(url).ttl(ms(30_000)).wait(Duration::ZERO).connect().await.unwrap();
+    // Two requests are under way for longer than anybody waits for them.
+    for proxy in &proxies[..2] {
+        proxy.hold(Direction::ToServer);
+    }
+    let error = pool.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    assert!(error.to_string().contains("did not answer within"), "{error}");
+    for proxy in &proxies[..2] {
+        proxy.release_held();
+    }
+    until_free(&quorum, "k", "").await;
+    let guard = pool.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    eventually_async(PATIENCE, "all nodes vote again", async || quorum.holders("k").len() == 3)
+        .await;
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn several_locks_are_taken_together_or_not_at_all() {
+    let quorum = Quorum::start(3);
+    let pool = connect(&quorum).await;
+    let other = connect(&quorum).await;
+    let b = other.lock("b").acquire().await.unwrap();
+    assert!(pool.lock_all(["a", "b", "c"]).try_acquire().await.unwrap().is_none());
+    until_free(&quorum, "a", "").await;
+    let waiting = tokio::spawn(pool.lock_all(["a", "b", "c"]).wait(PATIENCE).acquire());
+    b.release().await.unwrap();
+    let all = waiting.await.unwrap().unwrap();
+    assert!(other.lock("c").try_acquire().await.unwrap().is_none());
+    all.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_that_the_nodes_lost_is_lost() {
+    let quorum = Quorum::start(3);
+    let pool = connect(&quorum).await;
+    let guard = pool.lock("k").acquire().await.unwrap();
+    for node in &quorum.nodes()[..2] {
+        node.cli(&["SET", "k", "stranger"]);
+    }
+    let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the loss is noticed");
+    assert_eq!(loss.kind(), ErrorKind::Lost);
+    assert!(!guard.is_held());
+    drop(guard);
+    until_free(&quorum, "k", "stranger").await;
+}
+
+#[tokio::test]
+async fn nothing_but_bounded_books_stays_in_the_nodes() {
+    let quorum = Quorum::start(3);
+    let pool = connect(&quorum).await;
+    for n in 0..20 {
+        pool.lock(format!("k:{n}")).acquire().await.unwrap().release().await.unwrap();
+    }
+    for node in quorum.nodes() {
+        eventually_async(PATIENCE, "votes are taken back", async || {
+            node.cli(&["KEYS", "k:*"]).lines().all(|key| key.ends_with(":lock_runtime:ballot"))
+        })
+        .await;
+        for key in node.cli(&["KEYS", "*"]).lines() {
+            let ttl: i64 = node.cli(&["PTTL", key]).parse().unwrap();
+            assert_eq!(ttl < 0, key == "lock_runtime:ballots", "{key} has a ttl of {ttl}");
+        }
+    }
+    let server: &RedisServer = &quorum[0];
+    assert!(server.is_running());
+}

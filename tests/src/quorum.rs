@@ -1,0 +1,51 @@
+//! Several servers that vote.
+
+use crate::server::{Config, RedisServer};
+
+/// Independent servers, the nodes of a `redlock://` quorum.
+#[derive(Debug)]
+pub struct Quorum(Vec<RedisServer>);
+
+impl Quorum {
+    /// `count` servers without persistence.
+    #[track_caller]
+    pub fn start(count: usize) -> Self {
+        Self::of(count, &RedisServer::builder())
+    }
+
+    /// `count` servers of one configuration.
+    #[track_caller]
+    pub fn of(count: usize, config: &Config) -> Self {
+        Self((0..count).map(|_| config.clone().start()).collect())
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.0
+    }
+
+    /// `redlock://`, each node with its own URL.
+    pub fn url(&self) -> String {
+        Self::url_of(self.0.iter().map(RedisServer::url))
+    }
+
+    /// `redlock://` of these nodes, of which some may be behind proxies.
+    pub fn url_of(urls: impl Iterator<Item = String>) -> String {
+        let urls: Vec<_> = urls.collect();
+        format!("redlock://{}", urls.join(","))
+    }
+
+    /// Which nodes have `key`.
+    pub fn holders(&self, key: &str) -> Vec<usize> {
+        let has = |node: &RedisServer| node.is_running() && node.cli(&["EXISTS", key]) == "1";
+        (0..self.0.len()).filter(|at| has(&self.0[*at])).collect()
+    }
+}
+
+impl std::ops::Index<usize> for Quorum {
+    type Output = RedisServer;
+
+    fn index(&self, at: usize) -> &RedisServer {
+        &self.0[at]
+    }
+}
