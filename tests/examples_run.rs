@@ -75,6 +75,18 @@ fn catches_sigterm(pid: u32) -> bool {
 }
 
 #[test]
+fn redlock_five_nodes() {
+    let says = [
+        "one is frozen: half of 200 orders are settled",
+        "and fences go on growing: yes",
+        "a node came back empty, and the lock is held: true",
+        "2 of five gone: settled",
+        "3 of five gone: not settled: ",
+    ];
+    run("redlock_five_nodes", &[], &says);
+}
+
+#[test]
 fn custom_backend() {
     run("custom_backend", &[], &["the table passes the suite", "day 1 was reported under fence"]);
 }

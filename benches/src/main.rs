@@ -29,10 +29,10 @@ mod worker;
 use std::time::Duration;
 
 use crate::report::Report;
-use crate::scenarios::{between, cost, crowd, handoff, held, hot, memory, uncontended};
+use crate::scenarios::{between, cost, crowd, handoff, held, hot, memory, quorum, uncontended};
 
-const SCENARIOS: [&str; 8] =
-    ["uncontended", "hot", "between", "handoff", "held", "crowd", "memory", "cost"];
+const SCENARIOS: [&str; 9] =
+    ["uncontended", "hot", "between", "handoff", "held", "crowd", "memory", "quorum", "cost"];
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +79,7 @@ fn main() {
             "held" => held::measure(plan, &mut report),
             "crowd" => crowd::measure(plan, &mut report),
             "memory" => memory::measure(plan, &mut report),
+            "quorum" => quorum::measure(plan, &mut report),
             _ => cost::measure(plan, &mut report),
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod handoff;
 pub(crate) mod held;
 pub(crate) mod hot;
 pub(crate) mod memory;
+pub(crate) mod quorum;
 pub(crate) mod uncontended;
 
 use lock_tests::RedisServer;

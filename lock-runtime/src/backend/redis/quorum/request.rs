@@ -8,7 +8,7 @@ use redis::{Cmd, Value};
 use super::numbers::Block;
 use super::tally::Vote;
 use crate::backend::redis::names::Names;
-use crate::backend::redis::script::{BALLOT, By};
+use crate::backend::redis::script::{BALLOT, By, RELEASE};
 use crate::backend::redis::server::{millis, unexpected};
 use crate::backend::{BackendError, Owner};
 use crate::key::Key;
@@ -82,6 +82,14 @@ impl Request {
                     get.arg(key.as_str());
                 }
                 return get;
+            }
+            // The usual case in a script that does no more than this.
+            (What::Withdraw, [key])
+                if self.ttl.is_zero() && self.block.is_none() && self.token.attempt.is_some() =>
+            {
+                let mut call = RELEASE.call(by, 1, 1);
+                call.arg(key.as_str()).arg(self.token.text());
+                return call;
             }
             (What::Set | What::Propose, _) => "propose",
             // Of an attempt that is not known to be held, nothing is taken that is missing.

@@ -1,0 +1,98 @@
+//! Five independent servers, all up and with one frozen.
+
+use std::time::{Duration, Instant};
+
+use lock_runtime::LockPool;
+use lock_tests::Quorum;
+
+use super::uncontended::rate;
+use crate::lockers::Locker;
+use crate::report::{Bar, Report};
+use crate::stats::percentile;
+use crate::{Plan, runtime};
+
+const NODES: usize = 5;
+
+pub(crate) fn measure(plan: Plan, report: &mut Report) {
+    report.begin("quorum", "five servers");
+    let quorum = Quorum::start(NODES);
+    let runtime = runtime();
+    let pool = runtime.block_on(LockPool::connect(&quorum.url())).expect("the nodes take us");
+    let ours = Locker::Ours(pool.clone());
+    if plan.peers {
+        let urls = quorum.nodes().iter().map(lock_tests::RedisServer::url).collect();
+        let rslock = Locker::Rslock(rslock::LockManager::new(urls));
+        for tasks in [1, 64] {
+            let (mut rates, mut ratios) = (Vec::new(), Vec::new());
+            for run in 0..=plan.runs {
+                let of_peer = runtime.block_on(rate(&rslock, tasks, plan.run() / 2));
+                let of_ours = runtime.block_on(rate(&ours, tasks, plan.run() / 2));
+                // The first pair warms up.
+                if run > 0 {
+                    rates.push(of_ours);
+                    ratios.push(of_ours / of_peer);
+                }
+            }
+            report.figure(&format!("{tasks} tasks: ours"), "cycles/s", &rates, Bar::None);
+            let name = format!("{tasks} tasks: ours against rslock");
+            report.figure(&name, "x", &ratios, Bar::AtLeast(1.3));
+        }
+    }
+    let mut seen = Seen::default();
+    for run in 0..=plan.runs {
+        let all_up = runtime.block_on(cycles(&pool, plan.run() / 3));
+        let frozen = &quorum[run % NODES];
+        frozen.pause();
+        let one_frozen = runtime.block_on(cycles(&pool, plan.run() / 3));
+        frozen.resume();
+        // Until it has caught up with what it was sent.
+        lock_tests::eventually(Duration::from_secs(30), "the frozen node is back", || {
+            frozen.cli(&["PING"]) == "PONG"
+        });
+        if run > 0 {
+            seen.add(all_up, one_frozen);
+        }
+    }
+    let Seen { acquire, cycle } = seen;
+    for (what, spans) in [("acquire", acquire), ("cycle", cycle)] {
+        let [up, ratio, p99] = spans;
+        report.figure(&format!("{what}, all up, p50"), "us", &up, Bar::None);
+        let name = format!("{what}, one frozen, p50 against all up");
+        report.figure(&name, "x", &ratio, Bar::AtMost(1.15));
+        report.figure(&format!("{what}, one frozen, p99"), "ms", &p99, Bar::AtMost(2.0));
+    }
+}
+
+/// Of acquires and of whole cycles: p50 all up, p50 with one frozen against it, p99 with one frozen.
+#[derive(Default)]
+struct Seen {
+    acquire: [Vec<f64>; 3],
+    cycle: [Vec<f64>; 3],
+}
+
+impl Seen {
+    fn add(&mut self, all_up: [Vec<f64>; 2], one_frozen: [Vec<f64>; 2]) {
+        let places = [&mut self.acquire, &mut self.cycle];
+        for ((place, mut up), mut frozen) in places.into_iter().zip(all_up).zip(one_frozen) {
+            let all_up = percentile(&mut up, 50.0);
+            place[0].push(all_up);
+            place[1].push(percentile(&mut frozen, 50.0) / all_up);
+            place[2].push(percentile(&mut frozen, 99.0) / 1e3);
+        }
+    }
+}
+
+/// Microseconds to acquire, and for whole cycles, one after the other.
+async fn cycles(pool: &LockPool, length: Duration) -> [Vec<f64>; 2] {
+    let began = Instant::now();
+    let (mut acquires, mut cycles) = (Vec::new(), Vec::new());
+    while began.elapsed() < length {
+        let asked = Instant::now();
+        let guard = pool.lock("quorum").fencing(false).acquire().await;
+        let guard = guard.expect("a majority is up");
+        acquires.push(asked.elapsed().as_secs_f64() * 1e6);
+        guard.release().await.expect("a majority is up");
+        cycles.push(asked.elapsed().as_secs_f64() * 1e6);
+    }
+    [acquires, cycles]
+}
