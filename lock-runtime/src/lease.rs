@@ -408,7 +408,10 @@ impl Lease {
     /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.
     pub(crate) fn renewed(&self, sent: Instant, pause: Duration) {
         self.renewal_over(sent, |state| {
-            self.believe_from(sent);
+            // What has run out stays so: the holder may have looked, and others may have had the lock.
+            if self.is_held() {
+                self.believe_from(sent);
+            }
             state.next_renewal = Some(jitter::early(sent, pause, self.id));
         });
     }

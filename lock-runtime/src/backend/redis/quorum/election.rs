@@ -122,7 +122,7 @@ impl Drop for Election {
     fn drop(&mut self) {
         // A grant that nobody was told of is one that nobody will release.
         for bid in &mut self.bids {
-            if !matches!(bid.stage, Stage::Over) {
+            if !matches!(bid.stage, Stage::Over) && bid.rounds > 0 {
                 bid.stage = Stage::Voting;
                 bid.has_votes = true;
             }

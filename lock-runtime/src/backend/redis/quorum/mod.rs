@@ -332,8 +332,10 @@ impl Backend for Quorum {
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
-        let (again, new): (Vec<_>, Vec<_>) =
-            claims.iter().partition(|claim| self.0.holdings.get(&claim.owner).is_some());
+        let (again, new): (Vec<_>, Vec<_>) = claims.iter().partition(|claim| {
+            let holding = self.0.holdings.get(&claim.owner);
+            holding.is_some_and(|holding| holding.leaves_until.is_none())
+        });
         let mut elected =
             if new.is_empty() { Vec::new() } else { Election::open(&self.0, &new).run().await }
                 .into_iter();
