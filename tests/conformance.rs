@@ -1,8 +1,8 @@
 //! Every store passes the published suite.
 
 use lock_runtime::testing::{conformance, open};
-use lock_tests::RedisServer;
 use lock_tests::tls::{Authority, Tls};
+use lock_tests::{RedisCluster, RedisServer};
 
 async fn conforms(url: &str) {
     conformance(open(url).await.unwrap(), open(url).await.unwrap()).await;
@@ -17,6 +17,12 @@ async fn memory() {
 async fn redis() {
     let server = RedisServer::start();
     conforms(&server.url()).await;
+}
+
+#[tokio::test]
+async fn redis_cluster() {
+    let cluster = RedisCluster::start();
+    conforms(&cluster.url()).await;
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@
 //! From the URL to the wire:
 //!
 //! ```text
+//! redis+cluster://  cluster  each lock at the server that has its slot
+//!                 │            └─ slots    which one that is
 //! redis://     server    the locks of one server
 //!                └─ node    one connection, kept up ── stream, tls: its bytes
 //!                     └─ ears    what the server says without being asked
@@ -15,6 +17,7 @@
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
 
+mod cluster;
 mod ears;
 mod endpoint;
 mod line;
@@ -23,6 +26,7 @@ mod node;
 mod reply;
 mod script;
 mod server;
+mod slots;
 mod stream;
 #[cfg(feature = "rediss")]
 mod tls;
@@ -30,6 +34,7 @@ mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::cluster::Cluster;
 use self::endpoint::Endpoint;
 use self::names::Names;
 use self::server::Server;
@@ -50,6 +55,9 @@ pub(super) struct Setting<'a> {
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
 pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
+    if url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+cluster")) {
+        return Ok(Arc::new(Cluster::connect(url, setting).await?));
+    }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
     Ok(Arc::new(Server::connect(dialer, Names::of_server(setting.prefix), setting).await?))
 }

@@ -12,7 +12,7 @@ use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, Red
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-use super::ears::Ears;
+use super::ears::{Ears, Home};
 use super::line::Channel;
 use super::reply;
 use super::stream::Dialer;
@@ -33,12 +33,19 @@ struct Shared {
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
-    /// Where the server's own messages go, and the channel on which this pool can be told.
-    ears: Arc<Ears>,
-    channel: Channel,
-    /// Finds out whether this user may do what the line of a lock needs.
-    probe: Cmd,
+    hearing: Hearing,
     line: Mutex<Line>,
+}
+
+/// What the server may say without being asked.
+pub(super) struct Hearing {
+    /// Where its messages go, those that are meant.
+    pub(super) ears: Arc<Ears>,
+    pub(super) home: Home,
+    /// The channel on which this pool can be told.
+    pub(super) channel: Channel,
+    /// Finds out whether this user may do what the line of a lock needs, with a key of this slot.
+    pub(super) probe: Box<dyn Fn(u16) -> Cmd + Send + Sync>,
 }
 
 enum Line {
@@ -86,13 +93,11 @@ impl Node {
         dialer: Dialer,
         clock: Clock,
         patience: Duration,
-        ears: Arc<Ears>,
-        channel: Channel,
-        probe: Cmd,
+        hearing: Hearing,
     ) -> Result<Self, BackendError> {
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
-        let shared = Arc::new(Shared { dialer, clock, patience, ears, channel, probe, line });
+        let shared = Arc::new(Shared { dialer, clock, patience, hearing, line });
         let (connection, mover) = shared.open().await?;
         *shared.line() = Line::Up(connection);
         let keeper = tokio::spawn(shared.clone().keep(mover)).abort_handle();
@@ -141,6 +146,10 @@ impl Node {
     /// The failure that a script tells of as a value.
     pub(super) fn refusal(&self, text: &str) -> BackendError {
         reply::told(&self.shared.dialer.endpoint().to_string(), text)
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(&*self.shared.line(), Line::Up(_))
     }
 
     async fn ask<T>(
@@ -247,7 +256,7 @@ impl Shared {
             match self.open().await {
                 Ok((connection, mover)) => {
                     *self.line() = Line::Up(connection);
-                    self.ears.has_missed_something();
+                    self.hearing.ears.has_missed_something();
                     return mover;
                 }
                 Err(error) => *self.line() = Line::Down(error),
@@ -257,13 +266,8 @@ impl Shared {
     }
 
     async fn open(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
-        let silence = || {
-            let (endpoint, patience) = (self.dialer.endpoint(), self.patience);
-            let message = format!("Redis at {endpoint} did not answer within {patience:?}");
-            BackendError::new(Failure::NotNow, message)
-                .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
-        };
-        timeout(self.patience, self.log_in()).await.unwrap_or_else(|_| Err(silence()))
+        let opened = timeout(self.patience, self.log_in()).await;
+        opened.unwrap_or_else(|_| Err(no_answer(&self.dialer, self.patience)))
     }
 
     async fn log_in(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
@@ -291,10 +295,13 @@ impl Shared {
         // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
         track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
         let changes: Result<Value, _> = track.query_async(connection).await;
-        let subscribed = connection.subscribe(self.channel.name()).await;
+        let subscribed = connection.subscribe(self.hearing.channel.name()).await;
         let subscribed_to = subscribed.is_ok();
         let heard: Result<u64, _> = match subscribed {
-            Ok(()) => self.probe.query_async(connection).await,
+            Ok(()) => {
+                let Hearing { home, probe, .. } = &self.hearing;
+                probe(home.some_slot()).query_async(connection).await
+            }
             Err(error) => Err(error),
         };
         let calls = match heard {
@@ -318,9 +325,9 @@ impl Shared {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024);
         if with_pushes {
-            let ears = self.ears.clone();
+            let (ears, home) = (self.hearing.ears.clone(), self.hearing.home.clone());
             config = config.set_push_sender(move |push: PushInfo| {
-                ears.hear(&push);
+                ears.hear(&push, &home);
                 Ok::<(), &'static str>(())
             });
         }
@@ -352,6 +359,32 @@ impl Silence {
         self.unanswered > MAX_UNANSWERED
             || self.since.is_some_and(|since| now.since(since) >= patience)
     }
+}
+
+/// Asks `command` on a connection that is for it alone.
+pub(super) async fn ask_once(
+    dialer: &Dialer,
+    patience: Duration,
+    command: &Cmd,
+) -> Result<Value, BackendError> {
+    let asking = async {
+        let stream = dialer.dial().await?;
+        // No pushes are expected, and this is understood by all.
+        let login = dialer.endpoint().login.clone().set_protocol(ProtocolVersion::RESP2);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let (mut connection, mover) = opened.map_err(|error| refused(dialer, error))?;
+        let _mover = AbortOnDrop(tokio::spawn(mover));
+        let answer = connection.req_packed_command(command).await;
+        answer.and_then(Value::extract_error).map_err(|error| refused(dialer, error))
+    };
+    timeout(patience, asking).await.unwrap_or_else(|_| Err(no_answer(dialer, patience)))
+}
+
+fn no_answer(dialer: &Dialer, patience: Duration) -> BackendError {
+    let message = format!("Redis at {} did not answer within {patience:?}", dialer.endpoint());
+    BackendError::new(Failure::NotNow, message)
+        .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
 }
 
 struct AbortOnDrop(JoinHandle<()>);
