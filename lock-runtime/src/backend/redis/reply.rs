@@ -109,7 +109,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "NOPERM" => (
             Failure::Refused,
             said,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and those keys with a number in braces in front, `~{*}*`",
         ),
         "WRONGTYPE" => (
             Failure::Refused,
@@ -143,6 +143,11 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
             Failure::Refused,
             said,
             "the server is part of a Redis Cluster: write `redis+cluster://` instead of `redis://`",
+        ),
+        "ERR" if detail.contains("cluster support disabled") => (
+            Failure::Refused,
+            said,
+            "the server is part of no Redis Cluster: write `redis://` instead of `redis+cluster://`",
         ),
         // Its slot is on the way to another server, and the script has removed a key that it then wanted to read.
         "ERR" if detail.contains("attempted to access a non local key") => (
