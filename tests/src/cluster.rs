@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::eventually::{eventually, eventually_some};
 use crate::process::Process;
 use crate::resp::Value;
-use crate::server::{RedisServer, free_port};
+use crate::server::{Config, RedisServer, free_port};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOTS: u16 = 16_384;
@@ -35,8 +35,18 @@ impl RedisCluster {
     /// With what `redis-cli` says, when it cannot make a cluster of them.
     #[track_caller]
     pub fn start() -> Self {
+        Self::start_with(|config| config)
+    }
+
+    /// [`start`](Self::start) with something special about each server.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start).
+    #[track_caller]
+    pub fn start_with(special: impl Fn(Config) -> Config) -> Self {
         let start = || {
-            RedisServer::builder()
+            special(RedisServer::builder())
                 .arg("cluster-enabled", "yes")
                 // By default 10,000 above the port, where outgoing connections are.
                 .arg("cluster-port", &free_port().to_string())
@@ -57,10 +67,16 @@ impl RedisCluster {
         cluster
     }
 
-    /// `redis+cluster://` with all six servers.
+    /// `redis+cluster://` with all six servers, without TLS.
     pub fn url(&self) -> String {
+        self.url_of("")
+    }
+
+    /// [`url`](Self::url) with this user and password.
+    pub fn url_of(&self, login: &str) -> String {
+        let at = if login.is_empty() { "" } else { "@" };
         let addresses: Vec<_> = self.nodes.iter().map(address).collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        format!("redis+cluster://{login}{at}{}", addresses.join(","))
     }
 
     /// All servers, dead ones too.

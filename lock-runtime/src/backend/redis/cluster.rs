@@ -59,6 +59,9 @@ const LOOK_PATIENCE: Duration = Duration::from_millis(250);
 /// All who wait are not woken more often. A move of many slots goes slot by slot.
 const WAKE_EVERY: Duration = Duration::from_millis(500);
 
+/// What a server may need for each entry of a great many.
+const EACH: Duration = Duration::from_micros(50);
+
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 pub(super) struct Cluster {
@@ -316,6 +319,7 @@ impl Shared {
             }
         }
         let mut hops = 0;
+        let count = u32::try_from(entries.len()).unwrap_or(u32::MAX);
         while !roads.is_empty() {
             // Leases of one slot that lie together are renewed together.
             roads.sort_by(|a, b| (a.way, &a.address, a.slot).cmp(&(b.way, &b.address, b.slot)));
@@ -323,7 +327,8 @@ impl Shared {
                 roads.chunk_by(|a, b| (a.way, &a.address) == (b.way, &b.address)).collect();
             let calls = groups.iter().map(|group| self.ask(entries, group)).collect();
             // One that does not answer must not take the others' answers along when the caller gives up.
-            let answers = together(calls, Some(self.household.patience / 4)).await;
+            let lag = self.household.patience / 8 + EACH * count;
+            let answers = together(calls, Some(lag)).await;
             let mut sent_on = Vec::new();
             for (group, answer) in groups.into_iter().zip(answers) {
                 let mut answer = answer.unwrap_or_default().into_iter();

@@ -352,10 +352,11 @@ impl Backend for Server {
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
-        let is_new = |claim: &&Claim| claim.attempt == 0 && self.form(claim) == Form::Line;
-        let new = claims.iter().filter(is_new).map(|claim| claim.owner).collect();
+        let forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
+        let is_new = |(claim, form): &(&Claim, &Form)| claim.attempt == 0 && **form == Form::Line;
+        let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
         let newcomers = self.ears.expect(new);
-        let mut attempts = self.acquire_by(Way::Straight, claims).await;
+        let mut attempts = self.acquire_in(forms, Way::Straight, claims).await;
         note_calls(&newcomers, claims, &mut attempts);
         attempts
     }
@@ -406,7 +407,16 @@ impl Server {
         way: Way,
         claims: &[Claim],
     ) -> Vec<Result<Attempt, BackendError>> {
-        let mut forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
+        let forms = claims.iter().map(|claim| self.form(claim)).collect();
+        self.acquire_in(forms, way, claims).await
+    }
+
+    async fn acquire_in(
+        &self,
+        mut forms: Vec<Form>,
+        way: Way,
+        claims: &[Claim],
+    ) -> Vec<Result<Attempt, BackendError>> {
         let command = |at: usize, by| self.command(&claims[at], forms[at], by);
         let ahead = self.ahead(way, false);
         let mut answers = self.send_all(claims.len(), ahead, command).await;
