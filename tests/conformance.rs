@@ -1,8 +1,11 @@
 //! Every store passes the published suite.
 
+use std::time::Duration;
+
+use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open};
-use lock_tests::RedisServer;
 use lock_tests::tls::{Authority, Tls};
+use lock_tests::{RedisCluster, RedisServer, eventually_async};
 
 async fn conforms(url: &str) {
     conformance(open(url).await.unwrap(), open(url).await.unwrap()).await;
@@ -17,6 +20,51 @@ async fn memory() {
 async fn redis() {
     let server = RedisServer::start();
     conforms(&server.url()).await;
+}
+
+#[tokio::test]
+async fn redis_cluster() {
+    let cluster = RedisCluster::start();
+    conforms(&cluster.url()).await;
+}
+
+#[tokio::test]
+async fn redis_cluster_for_a_user_with_the_permissions_that_the_errors_name() {
+    let user = "user worker on >secret ~app:* ~{*}app:* resetchannels &lock_runtime:* -@all +set +get \
+                +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem \
+                +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching +asking +cluster|slots";
+    let cluster = RedisCluster::start_with(|config| config.config_line(user));
+    let url = cluster.url_of("worker:secret");
+    // What it may not do is refused, and what it may is enough to wait in line.
+    let connect = || LockPool::builder(&url).prefix("app:").connect();
+    let [one, other] = [connect().await.unwrap(), connect().await.unwrap()];
+    for n in 0..20 {
+        let key = format!("order:{n}");
+        let guard = one.lock(key.as_str()).acquire().await.unwrap();
+        let waiting = tokio::spawn(other.lock(key.as_str()).acquire());
+        let line = format!("{{*}}app:{key}:lock_runtime:line");
+        eventually_async(Duration::from_secs(5), "it stands in line", async || {
+            cluster.masters().iter().any(|node| !node.cli(&["KEYS", &line]).is_empty())
+        })
+        .await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+    let stranger = LockPool::connect(&url).await.unwrap();
+    let error = stranger.lock("order:1").acquire().await.unwrap_err().to_string();
+    assert!(error.contains("NOPERM") && error.contains("+cluster|slots"), "{error}");
+}
+
+#[tokio::test]
+async fn redis_cluster_over_tls() {
+    let tls = Tls::new(&Authority::new());
+    let cluster = RedisCluster::start_with(|config| {
+        config.tls(tls.clone()).arg("tls-cluster", "yes").arg("tls-replication", "yes")
+    });
+    let files = cluster.nodes()[0].tls_files();
+    let seed = cluster.nodes()[0].tls_port().unwrap();
+    let url = format!("rediss+cluster://127.0.0.1:{seed}?ca={}", files.authority.display());
+    conforms(&url).await;
 }
 
 #[tokio::test]

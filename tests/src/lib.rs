@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`quorum`] | several of them that vote |
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
+//! | [`cluster`] | a private Redis Cluster whose masters can be killed and whose slots can be moved |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -19,6 +20,7 @@
 // The bench measures the product from outside, so it reads clocks and waits on its own.
 #![allow(clippy::disallowed_methods)]
 
+pub mod cluster;
 pub mod eventually;
 pub mod examples;
 pub mod history;
@@ -33,6 +35,7 @@ pub mod server;
 pub mod sizes;
 pub mod tls;
 
+pub use cluster::RedisCluster;
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
 pub use monitor::Monitor;

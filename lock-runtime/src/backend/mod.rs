@@ -282,6 +282,12 @@ impl BackendError {
         self
     }
 
+    /// The client library's error, if it is a `E`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn cause<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.source.as_deref()?.downcast_ref()
+    }
+
     /// How sure one can be about the request.
     #[must_use]
     pub fn failure(&self) -> Failure {

@@ -195,9 +195,9 @@ impl<B: Backend> Suite<B> {
     }
 
     async fn several_keys_are_taken_together_or_not_at_all(&self) {
-        let pair = claim(["pair:a", "pair:b"], LONG);
-        let overlap = claim(["pair:b", "pair:c"], LONG);
-        let rest = claim(["pair:c"], LONG);
+        let pair = claim(["{pair}:a", "{pair}:b"], LONG);
+        let overlap = claim(["{pair}:b", "{pair}:c"], LONG);
+        let rest = claim(["{pair}:c"], LONG);
         granted(&self.one, &pair).await;
         busy(&self.other, &overlap).await;
         granted(&self.other, &rest).await;
@@ -207,7 +207,7 @@ impl<B: Backend> Suite<B> {
             "several keys are freed together"
         );
         busy(&self.one, &overlap).await;
-        let free = claim(["pair:b"], LONG);
+        let free = claim(["{pair}:b"], LONG);
         granted(&self.one, &free).await;
         release(&self.one, &free).await;
         release(&self.other, &rest).await;

@@ -8,6 +8,7 @@ use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::line::{Hot, Message, What};
+use super::slots::{Address, Slots, slot};
 use crate::backend::{Bell, Owner};
 use crate::clock::Clock;
 
@@ -17,7 +18,34 @@ pub(super) struct Stray {
     pub(super) owner: Owner,
 }
 
-/// Takes pushes from the connection's own task, so it never blocks.
+/// Which messages that come on one connection are meant.
+#[derive(Clone, Debug)]
+pub(super) enum Home {
+    /// All: the server has all keys.
+    Server,
+    /// Those about the slots that the node has. The nodes of a cluster pass each message on to each other, and the
+    /// connections to the others bring copies: some so late that the lock has been let go meanwhile.
+    Node { slots: Arc<Slots>, address: Address },
+}
+
+impl Home {
+    fn keeps(&self, key: &str) -> bool {
+        match self {
+            Self::Server => true,
+            Self::Node { slots, address } => slots.is_owner(slot(key), address),
+        }
+    }
+
+    /// Any slot of it.
+    pub(super) fn some_slot(&self) -> u16 {
+        match self {
+            Self::Server => 0,
+            Self::Node { slots, address } => slots.some_slot(address).unwrap_or(0),
+        }
+    }
+}
+
+/// Takes pushes from the connections' own tasks, so it never blocks.
 pub(super) struct Ears {
     bell: OnceCell<Bell>,
     newcomers: Mutex<HashMap<Owner, bool>>,
@@ -50,7 +78,7 @@ impl Ears {
         }
     }
 
-    pub(super) fn hear(&self, push: &PushInfo) {
+    pub(super) fn hear(&self, push: &PushInfo, home: &Home) {
         let Some(bell) = self.bell.get() else { return };
         match (&push.kind, push.data.as_slice()) {
             (PushKind::Invalidate, [Value::Array(keys)]) => {
@@ -60,7 +88,7 @@ impl Ears {
             }
             // All keys: FLUSHALL, FLUSHDB.
             (PushKind::Invalidate, _) => bell.all_changed(),
-            (PushKind::Message, [_, Value::BulkString(payload)]) => self.told(bell, payload),
+            (PushKind::Message, [_, Value::BulkString(payload)]) => self.told(bell, payload, home),
             _ => {}
         }
     }
@@ -78,8 +106,11 @@ impl Ears {
         self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn told(&self, bell: &Bell, payload: &[u8]) {
+    fn told(&self, bell: &Bell, payload: &[u8], home: &Home) {
         let Some(Message { what, owner, key }) = Message::parse(payload) else { return };
+        if !home.keeps(key) {
+            return;
+        }
         match what {
             What::Called(within) => {
                 if !bell.called(key, &owner, within) && within.is_zero() {

@@ -8,6 +8,8 @@
 //! From the URL to the wire:
 //!
 //! ```text
+//! redis+cluster://  cluster  each lock at the server that has its slot
+//!                 │            └─ slots    which one that is
 //! redis://     server    the locks of one server
 //!                └─ node    one connection, kept up ── stream, tls: its bytes
 //!                     └─ ears    what the server says without being asked
@@ -17,6 +19,7 @@
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
 
+mod cluster;
 mod ears;
 mod endpoint;
 mod line;
@@ -26,12 +29,14 @@ mod quorum;
 mod reply;
 mod script;
 mod server;
+mod slots;
 mod stream;
 #[cfg(feature = "rediss")]
 mod tls;
 
 use std::sync::Arc;
 
+use self::cluster::Cluster;
 use self::endpoint::Endpoint;
 use self::names::Names;
 use self::quorum::Quorum;
@@ -42,8 +47,12 @@ use crate::error::LockError;
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
 pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
-    if url.starts_with("redlock://") {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    if scheme == "redlock" {
         return Ok(Arc::new(Quorum::connect(url, setting).await?));
+    }
+    if scheme.ends_with("+cluster") {
+        return Ok(Arc::new(Cluster::connect(url, setting).await?));
     }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
     Ok(Arc::new(Server::connect(dialer, Names::of_server(setting.prefix), setting).await?))

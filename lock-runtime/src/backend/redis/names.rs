@@ -1,12 +1,15 @@
 //! The names of the keys beside a lock.
 
+use std::borrow::Cow;
+
+use super::slots::{slot, tag};
 use crate::key::Key;
 
 /// The line of a lock: its key and this.
 const LINE: &str = ":lock_runtime:line";
 
-/// The one counter that all fences of a database come from. One counter instead of one per lock keeps the
-/// store's memory bounded.
+/// The one counter that all fences of a database, or of a slot, come from. One counter instead of one per lock
+/// keeps the store's memory bounded.
 const FENCE_COUNTER: &str = "lock_runtime:fence";
 
 /// Of a node of a quorum: the greatest number it has accepted for a lock, in the lock's key and this.
@@ -23,36 +26,103 @@ const PROBE: &str = "lock_runtime:probe";
 pub(super) struct Names {
     fence_counter: String,
     book: String,
-    probe: Key,
+    probe: String,
+    space: Space,
+}
+
+/// Where the keys of a lock may be.
+#[derive(Clone, Copy, Debug)]
+enum Space {
+    /// Anywhere.
+    Server,
+    /// All in the slot of the lock, whose key is the user's: `{tag}` in front puts the others there.
+    Cluster,
 }
 
 impl Names {
     /// For a server that keeps all keys; `prefix` is the pool's.
     pub(super) fn of_server(prefix: &str) -> Self {
+        Self::new(prefix, Space::Server)
+    }
+
+    /// For servers that keep some slots each.
+    pub(super) fn of_cluster(prefix: &str) -> Self {
+        Self::new(prefix, Space::Cluster)
+    }
+
+    fn new(prefix: &str, space: Space) -> Self {
         let fence_counter = [prefix, FENCE_COUNTER].concat();
-        let book = [prefix, BOOK].concat();
-        Self { fence_counter, book, probe: [prefix, PROBE].concat().into() }
+        let (book, probe) = ([prefix, BOOK].concat(), [prefix, PROBE].concat());
+        Self { fence_counter, book, probe, space }
     }
 
     pub(super) fn line(&self, lock: &Key) -> String {
-        [lock.as_str(), LINE].concat()
+        self.beside(lock, LINE)
+    }
+
+    fn beside(&self, lock: &Key, what: &str) -> String {
+        let lock = lock.as_str();
+        match self.space {
+            Space::Server => [lock, what].concat(),
+            Space::Cluster => format!("{{{}}}{lock}{what}", tag(slot(lock))),
+        }
     }
 
     /// Where the fences of `locks` come from.
-    pub(super) fn fence_counter(&self, locks: &[Key]) -> &str {
-        let _ = locks;
-        &self.fence_counter
+    pub(super) fn fence_counter(&self, locks: &[Key]) -> Cow<'_, str> {
+        match (self.space, locks) {
+            (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), &self.fence_counter),
+            _ => (&self.fence_counter).into(),
+        }
     }
 
     pub(super) fn register(&self, lock: &Key) -> String {
-        [lock.as_str(), REGISTER].concat()
+        self.beside(lock, REGISTER)
     }
 
-    pub(super) fn book(&self) -> &str {
-        &self.book
+    pub(super) fn book(&self, locks: &[Key]) -> Cow<'_, str> {
+        match (self.space, locks) {
+            (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), &self.book),
+            _ => (&self.book).into(),
+        }
     }
 
-    pub(super) fn probe(&self) -> &Key {
-        &self.probe
+    /// A lock that nobody takes; in a cluster in `slot`.
+    pub(super) fn probe(&self, slot: u16) -> Key {
+        match self.space {
+            Space::Server => (&self.probe).into(),
+            Space::Cluster => in_slot(slot, &self.probe).into_owned().into(),
+        }
+    }
+
+    /// Whether one script may have both `a` and `b`.
+    pub(super) fn may_share_a_script(&self, a: &Key, b: &Key) -> bool {
+        match self.space {
+            Space::Server => true,
+            Space::Cluster => slot(a.as_str()) == slot(b.as_str()),
+        }
+    }
+}
+
+fn in_slot(slot: u16, name: &str) -> Cow<'_, str> {
+    format!("{{{}}}{name}", tag(slot)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_a_cluster_all_keys_of_a_lock_are_in_its_slot() {
+        let names = Names::of_cluster("shop:");
+        for lock in ["shop:a", "shop:order:{7}", "shop:{", "shop:}{", "shop:{}{x}", "shop:ü"] {
+            let lock = Key::from(lock);
+            let home = slot(lock.as_str());
+            assert_eq!(slot(&names.line(&lock)), home, "{lock}");
+            assert_eq!(slot(&names.fence_counter(std::slice::from_ref(&lock))), home, "{lock}");
+            let probe = names.probe(home);
+            assert_eq!(slot(probe.as_str()), home, "{lock}");
+            assert_eq!(slot(&names.line(&probe)), home, "{lock}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, Red
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-use super::ears::Ears;
+use super::ears::{Ears, Home};
 use super::line::Channel;
 use super::reply;
 use super::script::By;
@@ -34,18 +34,25 @@ struct Shared {
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
-    /// Where the server's own messages go.
-    ears: Arc<Ears>,
-    /// For a pool whose processes stand in lines.
-    calls: Option<Calls>,
+    hearing: Hearing,
     line: Mutex<Line>,
+}
+
+/// What the server may say without being asked.
+pub(super) struct Hearing {
+    /// Where its messages go, those that are meant.
+    pub(super) ears: Arc<Ears>,
+    pub(super) home: Home,
+    /// For a pool whose processes stand in lines.
+    pub(super) calls: Option<Calls>,
 }
 
 /// How a process is called that stands in the line of a lock.
 pub(super) struct Calls {
+    /// The channel on which this pool can be told.
     pub(super) channel: Channel,
-    /// Finds out whether this user may do what a line needs.
-    pub(super) probe: Cmd,
+    /// Finds out whether this user may do what the line of a lock needs, with a key of this slot.
+    pub(super) probe: Box<dyn Fn(u16) -> Cmd + Send + Sync>,
 }
 
 enum Line {
@@ -81,6 +88,16 @@ pub(super) struct Hears {
     pub(super) calls: bool,
 }
 
+/// What goes to the server in front of each command. It forgets one for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ahead {
+    Nothing,
+    /// Arms a push for the keys that the command reads.
+    Caching,
+    /// Has it served by the server that the keys' slot is on the way to.
+    Asking,
+}
+
 /// Requests that were given up since the connection last answered one.
 #[derive(Default)]
 struct Silence {
@@ -94,10 +111,9 @@ impl Node {
         dialer: Dialer,
         clock: Clock,
         patience: Duration,
-        ears: Arc<Ears>,
-        calls: Option<Calls>,
+        hearing: Hearing,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(dialer, clock, patience, ears, calls).await;
+        let (node, opened) = Self::begin(dialer, clock, patience, hearing).await;
         opened.map(|()| node)
     }
 
@@ -106,12 +122,11 @@ impl Node {
         dialer: Dialer,
         clock: Clock,
         patience: Duration,
-        ears: Arc<Ears>,
-        calls: Option<Calls>,
+        hearing: Hearing,
     ) -> (Self, Result<(), BackendError>) {
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
-        let shared = Arc::new(Shared { dialer, clock, patience, ears, calls, line });
+        let shared = Arc::new(Shared { dialer, clock, patience, hearing, line });
         let (mover, opened) = match shared.open().await {
             Ok((connection, mover)) => {
                 *shared.line() = Line::Up(connection);
@@ -162,27 +177,33 @@ impl Node {
     }
 
     /// Sends `count` commands in one write: scripts by their hash, and once more by their text those that the
-    /// server does not know. Those that `is_tracked` picks arm a push for the keys they read.
+    /// server does not know.
     pub(super) async fn run(
         &self,
         count: usize,
-        is_tracked: bool,
+        ahead: Ahead,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
+        let every = 1 + usize::from(ahead != Ahead::Nothing);
         let build = |by: By, places: &[usize]| {
-            let mut all = Pipeline::with_capacity(places.len() * (1 + usize::from(is_tracked)));
+            let mut all = Pipeline::with_capacity(places.len() * every);
             for &at in places {
-                if is_tracked {
-                    let mut caching = redis::cmd("CLIENT");
-                    caching.arg("CACHING").arg("YES");
-                    all.add_command(caching);
+                match ahead {
+                    Ahead::Nothing => {}
+                    Ahead::Caching => {
+                        let mut caching = redis::cmd("CLIENT");
+                        caching.arg("CACHING").arg("YES");
+                        all.add_command(caching);
+                    }
+                    Ahead::Asking => {
+                        all.add_command(redis::cmd("ASKING"));
+                    }
                 }
                 all.add_command(command(at, by));
             }
             all
         };
         let places: Vec<_> = (0..count).collect();
-        let every = 1 + usize::from(is_tracked);
         let sent = self.send_all(&build(By::Hash, &places)).await;
         let mut answers: Vec<_> = match sent {
             Ok(answers) => answers.into_iter().skip(every - 1).step_by(every).collect(),
@@ -219,6 +240,10 @@ impl Node {
     /// The failure that a script tells of as a value.
     pub(super) fn refusal(&self, text: &str) -> BackendError {
         reply::told(&self.shared.dialer.endpoint().to_string(), text)
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(&*self.shared.line(), Line::Up(_))
     }
 
     async fn ask<T>(
@@ -325,7 +350,7 @@ impl Shared {
             match self.open().await {
                 Ok((connection, mover)) => {
                     *self.line() = Line::Up(connection);
-                    self.ears.has_missed_something();
+                    self.hearing.ears.has_missed_something();
                     return mover;
                 }
                 Err(error) => *self.line() = Line::Down(error),
@@ -335,13 +360,8 @@ impl Shared {
     }
 
     async fn open(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
-        let silence = || {
-            let (endpoint, patience) = (self.dialer.endpoint(), self.patience);
-            let message = format!("Redis at {endpoint} did not answer within {patience:?}");
-            BackendError::new(Failure::NotNow, message)
-                .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
-        };
-        timeout(self.patience, self.log_in()).await.unwrap_or_else(|_| Err(silence()))
+        let opened = timeout(self.patience, self.log_in()).await;
+        opened.unwrap_or_else(|_| Err(no_answer(&self.dialer, self.patience)))
     }
 
     async fn log_in(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
@@ -370,13 +390,14 @@ impl Shared {
         track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
         let changes: Result<Value, _> = track.query_async(connection).await;
         let changes = changes.is_ok();
-        let Some(Calls { channel, probe }) = &self.calls else {
+        let Hearing { home, calls, .. } = &self.hearing;
+        let Some(Calls { channel, probe }) = calls else {
             return Hears { changes, calls: false };
         };
         let subscribed = connection.subscribe(channel.name()).await;
         let subscribed_to = subscribed.is_ok();
         let heard: Result<u64, _> = match subscribed {
-            Ok(()) => probe.query_async(connection).await,
+            Ok(()) => probe(home.some_slot()).query_async(connection).await,
             Err(error) => Err(error),
         };
         let calls = match heard {
@@ -400,9 +421,9 @@ impl Shared {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024);
         if with_pushes {
-            let ears = self.ears.clone();
+            let (ears, home) = (self.hearing.ears.clone(), self.hearing.home.clone());
             config = config.set_push_sender(move |push: PushInfo| {
-                ears.hear(&push);
+                ears.hear(&push, &home);
                 Ok::<(), &'static str>(())
             });
         }
@@ -434,6 +455,32 @@ impl Silence {
         self.unanswered > MAX_UNANSWERED
             || self.since.is_some_and(|since| now.since(since) >= patience)
     }
+}
+
+/// Asks `command` on a connection that is for it alone.
+pub(super) async fn ask_once(
+    dialer: &Dialer,
+    patience: Duration,
+    command: &Cmd,
+) -> Result<Value, BackendError> {
+    let asking = async {
+        let stream = dialer.dial().await?;
+        // No pushes are expected, and this is understood by all.
+        let login = dialer.endpoint().login.clone().set_protocol(ProtocolVersion::RESP2);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let (mut connection, mover) = opened.map_err(|error| refused(dialer, error))?;
+        let _mover = AbortOnDrop(tokio::spawn(mover));
+        let answer = connection.req_packed_command(command).await;
+        answer.and_then(Value::extract_error).map_err(|error| refused(dialer, error))
+    };
+    timeout(patience, asking).await.unwrap_or_else(|_| Err(no_answer(dialer, patience)))
+}
+
+fn no_answer(dialer: &Dialer, patience: Duration) -> BackendError {
+    let message = format!("Redis at {} did not answer within {patience:?}", dialer.endpoint());
+    BackendError::new(Failure::NotNow, message)
+        .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
 }
 
 struct AbortOnDrop(JoinHandle<()>);

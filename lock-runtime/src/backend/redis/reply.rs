@@ -1,6 +1,6 @@
 //! What a server says instead of what it was asked, sorted by what a caller can do about it.
 
-use redis::{ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::backend::{BackendError, Failure};
 
@@ -9,12 +9,49 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
+/// Where a key is that the server does not have.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Redirect<'a> {
+    /// Its slot is at this address now.
+    Moved(&'a str),
+    /// Its slot is on the way to this address, and this key was moved or is new.
+    Ask(&'a str),
+}
+
+/// Where the server says that it has to be asked.
+pub(super) fn redirect(error: &BackendError) -> Option<Redirect<'_>> {
+    let error = error.cause::<RedisError>()?;
+    let (to, _) = error.redirect_node()?;
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::Moved) => Some(Redirect::Moved(to)),
+        ErrorKind::Server(ServerErrorKind::Ask) => Some(Redirect::Ask(to)),
+        _ => None,
+    }
+}
+
+/// Whether the keys of one command are at two servers for the moment.
+pub(super) fn is_divided(error: &BackendError) -> bool {
+    error.cause::<RedisError>().is_some_and(|error| error.code() == Some("TRYAGAIN"))
+}
+
 /// Whether the server refuses for a reason that has nothing to do with what this user may do.
 pub(super) fn passes(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(
         code,
-        Some("OOM" | "LOADING" | "READONLY" | "MISCONF" | "NOREPLICAS" | "BUSY" | "MASTERDOWN")
+        Some(
+            "OOM"
+                | "LOADING"
+                | "READONLY"
+                | "MISCONF"
+                | "NOREPLICAS"
+                | "BUSY"
+                | "MASTERDOWN"
+                | "CLUSTERDOWN"
+                | "TRYAGAIN"
+                | "MOVED"
+                | "ASK"
+        )
     )
 }
 
@@ -72,7 +109,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "NOPERM" => (
             Failure::Refused,
             said,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and those keys with a number in braces in front, `~{*}*`",
         ),
         "WRONGTYPE" => (
             Failure::Refused,
@@ -105,7 +142,18 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "MOVED" | "ASK" | "CROSSSLOT" => (
             Failure::Refused,
             said,
-            "the server is part of a Redis Cluster, which `redis://` does not serve",
+            "the server is part of a Redis Cluster: write `redis+cluster://` instead of `redis://`",
+        ),
+        "ERR" if detail.contains("cluster support disabled") => (
+            Failure::Refused,
+            said,
+            "the server is part of no Redis Cluster: write `redis://` instead of `redis+cluster://`",
+        ),
+        // Its slot is on the way to another server, and the script has removed a key that it then wanted to read.
+        "ERR" if detail.contains("attempted to access a non local key") => (
+            Failure::Unknown,
+            said,
+            "the slot is being moved to another server of the cluster; it was asked again until the wait was over",
         ),
         "ERR" if detail.starts_with("max number of clients") => {
             (Failure::NotNow, said, "raise `maxclients` on the server, or close unused connections")

@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Setting;
-use super::ears::{Ears, Stray};
+use super::ears::{Ears, Home, Newcomers, Stray};
 use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
-use super::node::{Calls, Hears, Node};
+use super::node::{Ahead, Calls, Hearing, Hears, Node};
 use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
 use super::stream::Dialer;
 use crate::backend::{
@@ -38,7 +38,44 @@ pub(super) struct Server {
     /// In every token of this pool, if it could hear its channel when it connected.
     channel: Option<Channel>,
     hot: Arc<Hot>,
-    strays: AbortHandle,
+    /// Passes on what is granted to owners that had given up by then, if this server does so itself.
+    strays: Option<AbortHandle>,
+}
+
+/// What all connections of a pool have in common.
+#[derive(Clone)]
+pub(super) struct Household {
+    pub(super) names: Names,
+    pub(super) ears: Arc<Ears>,
+    pub(super) hot: Arc<Hot>,
+    pub(super) channel: Channel,
+    pub(super) clock: Clock,
+    pub(super) patience: Duration,
+}
+
+impl Household {
+    /// And where to learn of strays.
+    pub(super) fn new(
+        names: Names,
+        setting: Setting<'_>,
+    ) -> Result<(Self, mpsc::UnboundedReceiver<Stray>), LockError> {
+        let Setting { clock, patience, .. } = setting;
+        let (found, strays) = mpsc::unbounded_channel();
+        let hot = Arc::<Hot>::default();
+        let ears = Arc::new(Ears::new(found, hot.clone(), clock));
+        let channel = Channel::random()?;
+        Ok((Self { names, ears, hot, channel, clock, patience }, strays))
+    }
+}
+
+/// How requests are put to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Way {
+    Straight,
+    /// One lease per command: a command about keys that are at two servers for the moment fails as a whole.
+    Apart,
+    /// As [`Apart`](Self::Apart), to the server that a slot is on the way to.
+    Asking,
 }
 
 impl Server {
@@ -47,17 +84,31 @@ impl Server {
         names: Names,
         setting: Setting<'_>,
     ) -> Result<Self, LockError> {
-        let Setting { clock, patience, .. } = setting;
-        let (found, strays) = mpsc::unbounded_channel();
-        let hot = Arc::<Hot>::default();
-        let ears = Arc::new(Ears::new(found, hot.clone(), clock));
-        let channel = Channel::random()?;
-        let probe = probe(&names, channel)?;
-        let node =
-            Node::connect(dialer, clock, patience, ears.clone(), Some(Calls { channel, probe }))
-                .await
-                .map_err(LockError::backend)?;
-        let node = Arc::new(node);
+        let (household, strays) = Household::new(names, setting)?;
+        let probe = Owner::random()?;
+        let mut server =
+            Self::of(&household, dialer, Home::Server, probe).await.map_err(LockError::backend)?;
+        let (node, names) = (server.node.clone(), household.names);
+        let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
+        server.strays = Some(passing.abort_handle());
+        Ok(server)
+    }
+
+    /// One of the servers of `household`. What may be done there is probed in the name of `probe`.
+    pub(super) async fn of(
+        household: &Household,
+        dialer: Dialer,
+        home: Home,
+        probe: Owner,
+    ) -> Result<Self, BackendError> {
+        let Household { names, ears, hot, channel, clock, patience } = household.clone();
+        let probe = {
+            let (names, token) = (names.clone(), Token::new(&probe, Some(channel)));
+            Box::new(move |slot| probe_of(&names, slot, &token))
+        };
+        let calls = Some(Calls { channel, probe });
+        let hearing = Hearing { ears: ears.clone(), home, calls };
+        let node = Arc::new(Node::connect(dialer, clock, patience, hearing).await?);
         // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
         // release does nothing.
         let nothing = Freeing {
@@ -68,11 +119,9 @@ impl Server {
             successor: None,
             leave_open: Duration::ZERO,
         };
-        node.send(&nothing.command(&names, By::Text)).await.map_err(LockError::backend)?;
+        node.send(&nothing.command(&names, By::Text)).await?;
         let channel = node.hears().calls.then_some(channel);
-        let strays = tokio::spawn(pass_strays_on(node.clone(), names.clone(), strays, channel))
-            .abort_handle();
-        Ok(Self { node, ears, clock, names, channel, hot, strays })
+        Ok(Self { node, ears, clock, names, channel, hot, strays: None })
     }
 
     /// How `claim` is put to the server.
@@ -236,12 +285,74 @@ impl Backend for Server {
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
-        let mut forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
+        let forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
         let is_new = |(claim, form): &(&Claim, &Form)| claim.attempt == 0 && **form == Form::Line;
         let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
         let newcomers = self.ears.expect(new);
+        let mut attempts = self.acquire_in(forms, Way::Straight, claims).await;
+        note_calls(&newcomers, claims, &mut attempts);
+        attempts
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        self.renew_by(Way::Straight, leases).await
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+        self.release_by(Way::Straight, releases).await
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        let lease = std::slice::from_ref(lease);
+        let mut held = self.holds_by(Way::Straight, lease).await;
+        held.pop().unwrap_or(Ok(Held::No))
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        self.node.send(&redis::cmd("PING")).await?;
+        Ok(Vec::new())
+    }
+
+    async fn close(&self) {
+        self.node.close();
+    }
+}
+
+/// Whoever was called while its first claim was on its way asks again at once.
+pub(super) fn note_calls(
+    newcomers: &Newcomers<'_>,
+    claims: &[Claim],
+    attempts: &mut [Result<Attempt, BackendError>],
+) {
+    for (claim, attempt) in claims.iter().zip(attempts) {
+        if let Ok(Attempt::Busy { standing: Standing::InLine { ask_again }, .. }) = attempt
+            && newcomers.was_called(&claim.owner)
+        {
+            *ask_again = Duration::ZERO;
+        }
+    }
+}
+
+impl Server {
+    /// Whoever calls this has to expect the owners that are new.
+    pub(super) async fn acquire_by(
+        &self,
+        way: Way,
+        claims: &[Claim],
+    ) -> Vec<Result<Attempt, BackendError>> {
+        let forms = claims.iter().map(|claim| self.form(claim)).collect();
+        self.acquire_in(forms, way, claims).await
+    }
+
+    async fn acquire_in(
+        &self,
+        mut forms: Vec<Form>,
+        way: Way,
+        claims: &[Claim],
+    ) -> Vec<Result<Attempt, BackendError>> {
         let command = |at: usize, by| self.command(&claims[at], forms[at], by);
-        let mut answers = self.node.run(claims.len(), false, command).await;
+        let ahead = self.ahead(way, false);
+        let mut answers = self.node.run(claims.len(), ahead, command).await;
         let mut again = Vec::new();
         for (at, answer) in answers.iter().enumerate() {
             if let Ok(answer) = answer
@@ -252,31 +363,37 @@ impl Backend for Server {
         }
         if !again.is_empty() {
             let command = |n: usize, by| self.command(&claims[again[n].0], again[n].1, by);
-            let tracked = self.node.hears().changes;
-            let more = self.node.run(again.len(), tracked, command).await;
+            let ahead = self.ahead(way, true);
+            let more = self.node.run(again.len(), ahead, command).await;
             for ((at, form), answer) in again.into_iter().zip(more) {
                 forms[at] = form;
                 answers[at] = answer;
             }
         }
         let attempts = claims.iter().zip(forms).zip(answers);
-        let attempt = |((claim, form), answer): ((&Claim, Form), _)| {
-            let mut attempt = self.attempt(claim, form, &answer?)?;
-            if let Attempt::Busy { standing: Standing::InLine { ask_again }, .. } = &mut attempt
-                && newcomers.was_called(&claim.owner)
-            {
-                *ask_again = Duration::ZERO;
-            }
-            Ok(attempt)
-        };
-        attempts.map(attempt).collect()
+        attempts.map(|((claim, form), answer)| self.attempt(claim, form, &answer?)).collect()
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    pub(super) async fn renew_by(
+        &self,
+        way: Way,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<Held, BackendError>> {
         // Reads the locks too, and so is told if one is taken away.
-        let tracked = self.node.hears().changes;
-        let together = if tracked { TRACKED_TOGETHER } else { RENEWED_TOGETHER };
-        let alike = |a: &LeaseRef, b: &LeaseRef| a.ttl == b.ttl && a.keys.len() == b.keys.len();
+        let ahead = self.ahead(way, true);
+        let together = match (way, ahead) {
+            (Way::Apart | Way::Asking, _) => 1,
+            (Way::Straight, Ahead::Caching) => TRACKED_TOGETHER,
+            (Way::Straight, _) => RENEWED_TOGETHER,
+        };
+        let alike = |a: &LeaseRef, b: &LeaseRef| {
+            a.ttl == b.ttl
+                && a.keys.len() == b.keys.len()
+                && match (a.keys.first(), b.keys.first()) {
+                    (Some(a), Some(b)) => self.names.may_share_a_script(a, b),
+                    _ => true,
+                }
+        };
         let chunks: Vec<_> =
             leases.chunk_by(alike).flat_map(|alike| alike.chunks(together)).collect();
         let command = |at: usize, by| {
@@ -292,7 +409,7 @@ impl Backend for Server {
             }
             call
         };
-        let answers = self.node.run(chunks.len(), tracked, command).await;
+        let answers = self.node.run(chunks.len(), ahead, command).await;
         let mut outcomes = Vec::with_capacity(leases.len());
         for (chunk, answer) in chunks.iter().zip(answers) {
             match answer {
@@ -308,7 +425,11 @@ impl Backend for Server {
         outcomes
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    pub(super) async fn release_by(
+        &self,
+        way: Way,
+        releases: &[Release],
+    ) -> Vec<Result<Released, BackendError>> {
         let now = self.clock.now();
         // One key that nobody is known to wait for.
         let is_plain = |release: &Release| match &*release.lease.keys {
@@ -325,13 +446,14 @@ impl Backend for Server {
                 self.release_in_line(&releases[at], by)
             }
         };
-        let mut answers = self.node.run(releases.len(), false, command).await;
+        let ahead = self.ahead(way, false);
+        let mut answers = self.node.run(releases.len(), ahead, command).await;
         let again: Vec<_> = (0..answers.len())
             .filter(|&at| plain[at] && matches!(answers[at], Ok(Value::Int(0))))
             .collect();
         if !again.is_empty() {
             let command = |n: usize, by| self.release_in_line(&releases[again[n]], by);
-            let more = self.node.run(again.len(), false, command).await;
+            let more = self.node.run(again.len(), ahead, command).await;
             for (at, answer) in again.into_iter().zip(more) {
                 answers[at] = answer;
             }
@@ -343,29 +465,46 @@ impl Backend for Server {
             .collect()
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
-        let mut get = redis::cmd("MGET");
-        for key in lease.keys.iter() {
-            get.arg(key.as_str());
-        }
-        let Value::Array(holders) = self.node.send(&get).await? else {
-            return Ok(Held::No);
+    pub(super) async fn holds_by(
+        &self,
+        way: Way,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<Held, BackendError>> {
+        let command = |at: usize, _| {
+            let mut get = redis::cmd("MGET");
+            for key in leases[at].keys.iter() {
+                get.arg(key.as_str());
+            }
+            get
         };
-        let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, &lease.owner));
-        Ok(if holders.iter().all(ours) { Held::Yes } else { Held::No })
+        let answers = self.node.run(leases.len(), self.ahead(way, false), command).await;
+        let held = |(lease, answer): (&LeaseRef, _)| {
+            let Value::Array(holders) = answer? else {
+                return Ok(Held::No);
+            };
+            let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, &lease.owner));
+            Ok(if holders.iter().all(ours) { Held::Yes } else { Held::No })
+        };
+        leases.iter().zip(answers).map(held).collect()
     }
 
-    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.node.send(&redis::cmd("PING")).await?;
-        Ok(Vec::new())
+    /// What goes ahead of commands that better arm a push, or need not.
+    fn ahead(&self, way: Way, is_tracked: bool) -> Ahead {
+        match way {
+            Way::Asking => Ahead::Asking,
+            _ if is_tracked && self.node.hears().changes => Ahead::Caching,
+            _ => Ahead::Nothing,
+        }
     }
 
-    async fn close(&self) {
-        self.node.close();
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, BackendError> {
+        self.node.send(command).await
     }
-}
 
-impl Server {
+    pub(super) fn is_up(&self) -> bool {
+        self.node.is_up()
+    }
+
     fn plain_release(&self, release: &Release, by: By) -> Cmd {
         let mut call = RELEASE.call(by, 1, 1);
         for key in release.lease.keys.iter() {
@@ -419,7 +558,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.strays.abort();
+        if let Some(strays) = &self.strays {
+            strays.abort();
+        }
     }
 }
 
@@ -454,12 +595,11 @@ impl Freeing<'_> {
 }
 
 /// Finds out whether a user may do what a line needs, and hears its own channel.
-fn probe(names: &Names, channel: Channel) -> Result<Cmd, LockError> {
-    let token = Token::new(&Owner::random()?, Some(channel));
+fn probe_of(names: &Names, slot: u16, token: &Token) -> Cmd {
     let mut call = LINE.call(By::Text, 2, 2);
-    let lock = names.probe();
-    call.arg(lock.as_str()).arg(names.line(lock)).arg("probe").arg(token.as_bytes());
-    Ok(call)
+    let lock = names.probe(slot);
+    call.arg(lock.as_str()).arg(names.line(&lock)).arg("probe").arg(token.as_bytes());
+    call
 }
 
 /// Passes on what was granted to owners that had given up by then.

@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 
 use super::request::Request;
 use super::tally::Tally;
-use crate::backend::redis::ears::Ears;
+use crate::backend::redis::ears::{Ears, Home};
 use crate::backend::redis::line::Hot;
 use crate::backend::redis::names::Names;
-use crate::backend::redis::node::Node;
+use crate::backend::redis::node::{Ahead, Hearing, Node};
 use crate::backend::redis::stream::Dialer;
 use crate::backend::{BackendError, Bell, Owner};
 use crate::bell::Ear;
@@ -38,7 +38,8 @@ impl Member {
         let (strays, _) = mpsc::unbounded_channel();
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
         ears.attach(Bell::new(MemberEar { place, changes: changes.clone() }));
-        let (node, opened) = Node::begin(dialer, clock, patience, ears, None).await;
+        let hearing = Hearing { ears, home: Home::Server, calls: None };
+        let (node, opened) = Node::begin(dialer, clock, patience, hearing).await;
         (Self { name, node }, opened)
     }
 
@@ -50,7 +51,8 @@ impl Member {
         is_tracked: bool,
     ) -> Vec<Result<Value, BackendError>> {
         let command = |at: usize, by| requests[at].command(names, by);
-        self.node.run(requests.len(), is_tracked, command).await
+        let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
+        self.node.run(requests.len(), ahead, command).await
     }
 
     pub(super) async fn info(&self, section: &str) -> Result<String, BackendError> {

@@ -107,7 +107,7 @@ impl Request {
             for key in self.keys.iter() {
                 call.arg(names.register(key));
             }
-            call.arg(names.book());
+            call.arg(&*names.book(&self.keys));
         }
         let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
         let ttl = if self.what == What::Withdraw && self.ttl.is_zero() { 0 } else { ttl };

@@ -1,0 +1,672 @@
+//! Locks in a Redis Cluster: each at the server that has its slot, while slots move and masters die.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lock_runtime::backend::{Attempt, Backend, Claim, Failure, Held, LeaseRef, Owner};
+use lock_runtime::testing::open;
+use lock_runtime::{ErrorKind, Fence, Key, LockPool, Wait};
+use lock_tests::history::{History, Recorder, now_ns};
+use lock_tests::monitor::{Caller, Ran};
+use lock_tests::{Monitor, RedisCluster, RedisServer, eventually_async};
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{sleep, timeout};
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Nothing here waits as long as this, so that no ttl hides a lock that was not handed on.
+const TTL: Duration = ms(20_000);
+const PATIENCE: Duration = ms(10_000);
+/// The end of keys that are no locks.
+const FILLER: &str = ":filler";
+
+async fn connect(url: &str) -> LockPool {
+    LockPool::builder(url).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
+}
+
+async fn two_pools(cluster: &RedisCluster) -> [LockPool; 2] {
+    [connect(&cluster.url()).await, connect(&cluster.url()).await]
+}
+
+/// How often the servers have answered with errors of this code.
+fn answered(cluster: &RedisCluster, code: &str) -> usize {
+    let count = |node: &RedisServer| {
+        let stats = node.cli(&["INFO", "errorstats"]);
+        let line = stats.lines().find_map(|line| {
+            line.strip_prefix(&format!("errorstat_{code}:count="))?.trim().parse::<usize>().ok()
+        });
+        line.unwrap_or(0)
+    };
+    cluster.nodes().iter().filter(|node| node.is_running()).map(count).sum()
+}
+
+async fn cycle(pool: &LockPool, key: &str) -> Option<Fence> {
+    let guard = pool.lock(key).acquire().await.unwrap();
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    fence
+}
+
+/// Neither locks nor lines, long before a line would be forgotten by itself.
+async fn until_nothing_is_left(cluster: &RedisCluster) {
+    let may_stay = |key: &str| key.ends_with("}lock_runtime:fence") || key.ends_with(FILLER);
+    eventually_async(ms(6_000), "nothing is left in the store", async || {
+        cluster
+            .masters()
+            .iter()
+            .all(|node| node.cli(&["KEYS", "*"]).lines().all(|key| key.is_empty() || may_stay(key)))
+    })
+    .await;
+}
+
+mod served {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_server_of_the_url_that_lives_is_enough() {
+        let cluster = RedisCluster::start();
+        let dead: Vec<_> = (0..2).map(|_| RedisServer::start()).collect();
+        let [one, other] = [dead[0].port(), dead[1].port()];
+        drop(dead);
+        for node in cluster.nodes() {
+            let url = format!(
+                "redis+cluster://127.0.0.1:{one},127.0.0.1:{other},127.0.0.1:{}",
+                node.port()
+            );
+            let pool = connect(&url).await;
+            pool.health().await.unwrap();
+            for n in 0..10 {
+                cycle(&pool, &format!("k{n}")).await;
+            }
+        }
+        let url = format!("redis+cluster://:s3cret@127.0.0.1:{one},127.0.0.1:{other}");
+        let error = LockPool::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend);
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("not reachable") && !text.contains("s3cret"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn the_wrong_scheme_is_an_error_that_names_the_right_one() {
+        let single = RedisServer::start();
+        let url = single.url().replace("redis://", "redis+cluster://");
+        let error = LockPool::connect(&url).await.unwrap_err().to_string();
+        assert!(error.contains("`redis://`"), "{error}");
+
+        let cluster = RedisCluster::start();
+        let masters = cluster.masters();
+        let elsewhere = cluster.key_at("k", masters[1]);
+        let pool = LockPool::connect(&masters[0].url()).await.unwrap();
+        let error = pool.lock(elsewhere).acquire().await.unwrap_err().to_string();
+        assert!(error.contains("`redis+cluster://`"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn locks_in_all_slots_exclude_and_are_the_plain_keys() {
+        const KEYS: usize = 300;
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        let keys: Vec<_> = (0..KEYS).map(|n| format!("order:{n}")).collect();
+        // Together, so that one call goes to all servers.
+        let all = async |pool: &LockPool| {
+            let mut tasks = JoinSet::new();
+            for key in &keys {
+                let acquiring = pool.lock(key.as_str()).try_acquire();
+                tasks.spawn(async move { acquiring.await.unwrap() });
+            }
+            tasks.join_all().await.into_iter().flatten().collect::<Vec<_>>()
+        };
+        let guards = all(&ours).await;
+        assert_eq!(guards.len(), KEYS);
+        assert_eq!(all(&theirs).await.len(), 0);
+        let mut per_master = Vec::new();
+        for node in cluster.masters() {
+            let stored: HashSet<_> = node.cli(&["KEYS", "*"]).lines().map(str::to_owned).collect();
+            per_master.push(keys.iter().filter(|key| stored.contains(*key)).count());
+        }
+        assert_eq!(per_master.iter().sum::<usize>(), KEYS);
+        assert!(per_master.iter().all(|count| *count > KEYS / 6), "{per_master:?}");
+        for guard in &guards {
+            guard.verify().await.unwrap();
+        }
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        assert_eq!(all(&theirs).await.len(), KEYS);
+        until_nothing_is_left(&cluster).await;
+        // The map was right all the time.
+        assert_eq!(answered(&cluster, "MOVED"), 0);
+        assert_eq!(answered(&cluster, "CROSSSLOT"), 0);
+    }
+
+    #[tokio::test]
+    async fn many_leases_are_renewed_wherever_they_are() {
+        const KEYS: usize = 200;
+        let cluster = RedisCluster::start();
+        let pool = LockPool::builder(cluster.url()).ttl(ms(1_200)).connect().await.unwrap();
+        let mut guards = Vec::new();
+        for n in 0..KEYS {
+            // Every second one shares its slot with others.
+            let key = if n % 2 == 0 { format!("order:{n}") } else { format!("{{stock}}:{n}") };
+            guards.push(pool.lock(key).acquire().await.unwrap());
+        }
+        let end = Instant::now() + ms(3_000);
+        while Instant::now() < end {
+            sleep(ms(50)).await;
+            assert!(guards.iter().all(|guard| guard.is_held()), "a lease was not renewed");
+        }
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        assert_eq!(answered(&cluster, "CROSSSLOT"), 0);
+    }
+
+    #[tokio::test]
+    async fn keys_of_one_slot_are_locked_together_and_others_are_refused() {
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        let pair = ours.lock_all(["order:{7}", "stock:{7}"]).acquire().await.unwrap();
+        assert!(pair.fence().is_some());
+        for key in ["order:{7}", "stock:{7}"] {
+            assert!(theirs.lock(key).try_acquire().await.unwrap().is_none());
+        }
+        let waiting = theirs.lock_all(["stock:{7}", "bill:{7}"]).acquire();
+        let waiting = tokio::spawn(waiting);
+        sleep(ms(50)).await;
+        pair.release().await.unwrap();
+        let pair = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        pair.release().await.unwrap();
+
+        let error = ours.lock_all(["order:7", "stock:7"]).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend);
+        let text = error.to_string();
+        for part in ["order:7", "stock:7", "different slots", "`order:{<id>}`"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        until_nothing_is_left(&cluster).await;
+    }
+
+    #[tokio::test]
+    async fn a_closed_pool_listens_nowhere() {
+        let cluster = RedisCluster::start();
+        let pool = connect(&cluster.url()).await;
+        cycle(&pool, "k").await;
+        let listening = || {
+            let channels = |node: &RedisServer| node.query(&["PUBSUB", "CHANNELS", "lock_*"]);
+            cluster.masters().iter().filter(|node| !channels(node).items().is_empty()).count()
+        };
+        assert_eq!(listening(), 3);
+        pool.shutdown(ms(100)).await;
+        eventually_async(PATIENCE, "all connections are closed", async || listening() == 0).await;
+        let error = pool.lock("k").acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Shutdown);
+    }
+}
+
+mod handed_on {
+    use super::*;
+
+    fn by_clients(lines: Vec<Ran>) -> Vec<Ran> {
+        lines.into_iter().filter(|ran| ran.by != Caller::Script).collect()
+    }
+
+    /// Each call comes over three connections, and only one of them counts.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn two_pools_take_turns_for_three_commands_a_section() {
+        const EACH: usize = 400;
+        const KEY: &str = "k";
+        let cluster = RedisCluster::start();
+        let pools = two_pools(&cluster).await;
+        let owner = cluster.owner(cluster.slot(KEY));
+        let monitor = Monitor::start(owner);
+        let turns = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = JoinSet::new();
+        for (n, pool) in pools.into_iter().enumerate() {
+            let turns = turns.clone();
+            tasks.spawn(async move {
+                for _ in 0..EACH {
+                    let guard = pool.lock(KEY).fencing(false).acquire().await.unwrap();
+                    turns.lock().unwrap().push(n);
+                    guard.release().await.unwrap();
+                }
+            });
+        }
+        tasks.join_all().await;
+        let sections = 2 * EACH;
+        let ours = |ran: &Ran| ["SET", "EVAL", "EVALSHA"].contains(&ran.name().as_str());
+        let lines: Vec<_> = by_clients(monitor.settled()).into_iter().filter(ours).collect();
+        let commands = lines.len();
+        let by_text = lines.iter().filter(|ran| ran.name() == "EVAL").count();
+        let turns = turns.lock().unwrap().clone();
+        let changes = turns.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        println!("{commands} commands, {by_text} by text, {changes} changes, {sections} sections");
+        assert!(changes > sections * 3 / 4, "{changes} changes in {sections} sections");
+        // Some may have to teach the servers a script. More are those who pass on what they did not expect.
+        assert!(by_text <= 6, "{by_text} scripts by their text");
+        assert!(commands < sections * 7 / 2, "{commands} commands for {sections} sections");
+        until_nothing_is_left(&cluster).await;
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_is_called_wherever_the_lock_is() {
+        const ROUNDS: usize = 10;
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        for node in cluster.masters() {
+            let key = cluster.key_at("k", node);
+            let mut took = Vec::new();
+            for _ in 0..ROUNDS {
+                let guard = ours.lock(key.as_str()).acquire().await.unwrap();
+                let acquiring = theirs.lock(key.as_str()).acquire();
+                let next = tokio::spawn(async move {
+                    let guard = acquiring.await.unwrap();
+                    (Instant::now(), guard)
+                });
+                eventually_async(PATIENCE, "it stands in line", async || {
+                    let keys = node.cli(&["KEYS", &format!("*}}{key}:lock_runtime:line")]);
+                    !keys.is_empty()
+                })
+                .await;
+                let freed = Instant::now();
+                guard.release().await.unwrap();
+                let (got, guard) = timeout(PATIENCE, next).await.unwrap().unwrap();
+                took.push(got - freed);
+                guard.release().await.unwrap();
+            }
+            took.sort();
+            println!(
+                "from release to entry: {:?}, at most {:?}",
+                took[ROUNDS / 2],
+                took[ROUNDS - 1]
+            );
+            // Whoever asks by itself does so every 300 ms.
+            assert!(took[ROUNDS / 2] < ms(60), "{took:?}");
+        }
+        until_nothing_is_left(&cluster).await;
+    }
+
+    /// The copy of a call that another server passes on comes when the called one has been and gone.
+    #[tokio::test]
+    async fn a_late_copy_of_a_call_frees_nothing() {
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        let masters = cluster.masters();
+        let (home, other) = (masters[0], masters[1]);
+        let key = cluster.key_at("k", home);
+        let guard = ours.lock(key.as_str()).acquire().await.unwrap();
+        let waiting = theirs.lock(key.as_str()).min_hold(ms(8_000)).acquire();
+        let waiting = tokio::spawn(waiting);
+        eventually_async(PATIENCE, "it stands in line", async || {
+            !home.cli(&["KEYS", &format!("*}}{key}:lock_runtime:line")]).is_empty()
+        })
+        .await;
+        // Shorter than what the others take for its end.
+        other.pause();
+        guard.release().await.unwrap();
+        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        guard.release().await.unwrap();
+        assert_eq!(home.cli(&["EXISTS", &key]), "1", "min_hold keeps the key");
+        let monitor = Monitor::start(home);
+        other.resume();
+        // Who hears this has heard the copy.
+        eventually_async(PATIENCE, "the other one serves again", async || {
+            theirs.health().await.is_ok()
+        })
+        .await;
+        let last = cluster.key_at("last", other);
+        cycle(&theirs, &last).await;
+        sleep(ms(100)).await;
+        let asked: Vec<_> = by_clients(monitor.settled())
+            .into_iter()
+            .filter(|ran| ran.args.contains(&key) && ran.name().starts_with("EVAL"))
+            .collect();
+        assert_eq!(asked, [], "somebody released the lock");
+        assert_eq!(home.cli(&["EXISTS", &key]), "1");
+    }
+}
+
+mod moved {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lock_is_where_its_slot_is_at_every_step_of_a_move() {
+        const KEY: &str = "{7}:a";
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        let slot = cluster.slot(KEY);
+        let from = cluster.owner(slot);
+        let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
+        let is_busy = async |pool: &LockPool, key: &str| {
+            pool.lock(key).fencing(false).try_acquire().await.unwrap().is_none()
+        };
+        let plain = async |pool: &LockPool, key: &str| {
+            pool.lock(key).fencing(false).acquire().await.unwrap()
+        };
+
+        let stays = plain(&ours, KEY).await;
+        let fenced = cycle(&ours, "{7}:fenced").await;
+        let step = cluster.begin_move(slot, to);
+        // Still there.
+        assert!(is_busy(&theirs, KEY).await);
+        stays.verify().await.unwrap();
+        // What is new is on the other side.
+        let new = plain(&ours, "{7}:new").await;
+        assert!(from.cli(&["KEYS", "{7}:new"]).is_empty());
+        assert_eq!(to.cli(&["KEYS", "{7}:new"]), "{7}:new");
+        assert!(is_busy(&theirs, "{7}:new").await);
+        new.verify().await.unwrap();
+        assert!(answered(&cluster, "ASK") > 0);
+        // The lock moves while it is held.
+        step.migrate(KEY);
+        assert!(is_busy(&theirs, KEY).await);
+        stays.verify().await.unwrap();
+        stays.release().await.unwrap();
+        let next = plain(&theirs, KEY).await;
+        assert!(is_busy(&ours, KEY).await);
+        // Keys that belong together are on both sides: this waits for the end of the move.
+        let acquiring = ours.lock("{7}:fenced").acquire();
+        let waiting = tokio::spawn(acquiring);
+        eventually_async(PATIENCE, "it was asked for in vain", async || {
+            answered(&cluster, "TRYAGAIN") > 1
+        })
+        .await;
+        assert!(!waiting.is_finished());
+
+        step.finish();
+        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        assert!(guard.fence() > fenced, "{:?} after {fenced:?}", guard.fence());
+        assert!(is_busy(&theirs, "{7}:fenced").await);
+        guard.release().await.unwrap();
+        next.verify().await.unwrap();
+        next.release().await.unwrap();
+        new.release().await.unwrap();
+        let before = answered(&cluster, "MOVED");
+        for n in 0..5 {
+            cycle(&ours, &format!("{{7}}:{n}")).await;
+        }
+        assert_eq!(answered(&cluster, "MOVED"), before, "the move was learned");
+        until_nothing_is_left(&cluster).await;
+    }
+
+    /// Leases that are renewed by one script are at two servers for a while.
+    #[tokio::test]
+    async fn leases_are_renewed_while_their_slot_is_divided() {
+        const KEYS: usize = 12;
+        let cluster = RedisCluster::start();
+        let pool = LockPool::builder(cluster.url()).ttl(ms(900)).connect().await.unwrap();
+        let keys: Vec<_> = (0..KEYS).map(|n| format!("{{7}}:{n}")).collect();
+        let mut guards = Vec::new();
+        for key in &keys {
+            guards.push(pool.lock(key.as_str()).fencing(false).acquire().await.unwrap());
+        }
+        let slot = cluster.slot(&keys[0]);
+        let from = cluster.owner(slot);
+        let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
+        let step = cluster.begin_move(slot, to);
+        keys.iter().step_by(2).for_each(|key| step.migrate(key));
+        let end = Instant::now() + ms(3_000);
+        while Instant::now() < end {
+            sleep(ms(50)).await;
+            assert!(guards.iter().all(|guard| guard.is_held()), "a lease was not renewed");
+        }
+        step.finish();
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        until_nothing_is_left(&cluster).await;
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_served_where_the_slot_has_gone() {
+        const KEY: &str = "k";
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        let guard = ours.lock(KEY).acquire().await.unwrap();
+        let acquiring = theirs.lock(KEY).acquire();
+        let waiting = tokio::spawn(acquiring);
+        let slot = cluster.slot(KEY);
+        let from = cluster.owner(slot);
+        eventually_async(PATIENCE, "it stands in line", async || {
+            !from.cli(&["KEYS", "*:line"]).is_empty()
+        })
+        .await;
+        let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
+        cluster.begin_move(slot, to).finish();
+        assert!(!waiting.is_finished());
+        let before = guard.fence();
+        guard.release().await.unwrap();
+        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        assert!(guard.fence() > before);
+        guard.release().await.unwrap();
+        until_nothing_is_left(&cluster).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_thousand_slots_move_under_load_without_an_error_or_two_holders() {
+        const SLOTS: u16 = 1_000;
+        let cluster = RedisCluster::start();
+        let masters = cluster.masters();
+        let (from, to) = (cluster.owner(0), masters[masters.len() - 1]);
+        assert_ne!(from.port(), to.port());
+        let load = Load::start(&cluster, |slot| slot < SLOTS).await;
+        // A slot with more keys takes longer to move.
+        for key in &load.keys {
+            for n in 0..300 {
+                from.cli(&["SET", &format!("{{{key}}}:{n}{FILLER}"), "x"]);
+            }
+        }
+        load.until_busy().await;
+        block_in_place(|| cluster.reshard(SLOTS, from, to));
+        assert_eq!(cluster.owner(0).port(), to.port());
+        load.until_busy().await;
+        let Outcome { history, errors, .. } = load.end().await;
+        let counts: Vec<_> =
+            ["MOVED", "ASK", "TRYAGAIN"].map(|code| (code, answered(&cluster, code))).into();
+        println!("{} grants, {counts:?}", history.grants().len());
+        assert_eq!(errors, Vec::<String>::new());
+        history.assert_safe();
+        assert!(counts.iter().all(|(_, count)| *count > 0), "{counts:?}");
+        until_nothing_is_left(&cluster).await;
+    }
+}
+
+mod killed {
+    use super::*;
+
+    fn failovers() -> usize {
+        let asked = std::env::var("LOCK_FAILOVERS").ok();
+        asked.map_or(2, |text| text.parse().expect("a number"))
+    }
+
+    /// What a master grants in its last moment may not reach its replica: Redis Cluster itself loses such a lock,
+    /// and the fence is what tells the two holders apart.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_master_dies_and_its_locks_are_served_by_its_replica() {
+        let cluster = RedisCluster::start();
+        let load = Load::start(&cluster, |_| true).await;
+        let pool = connect(&cluster.url()).await;
+        let mut fences = Vec::new();
+        for round in 0..failovers() {
+            load.until_busy().await;
+            let master = cluster.masters()[round % 3];
+            let key = cluster.key_at("only", master);
+            fences.push((key.clone(), cycle(&pool, &key).await));
+            block_in_place(|| cluster.kill(master));
+            let serves = Instant::now();
+            let fence = timeout(PATIENCE, cycle(&pool, &key)).await.unwrap();
+            let took = serves.elapsed();
+            println!("failover {round}: served {took:?} after the cluster serves again");
+            assert!(took < ms(5_000), "{took:?}");
+            for (_, before) in fences.iter().filter(|(it, _)| *it == key) {
+                assert!(fence > *before, "{fence:?} after {before:?}");
+            }
+            fences.push((key, fence));
+            load.until_busy().await;
+            pool.health().await.unwrap();
+            block_in_place(|| {
+                master.restart();
+                cluster.until_whole();
+            });
+        }
+        let Outcome { history, errors, per_key } = load.end().await;
+        println!(
+            "{} grants, {} errors, {} overlaps",
+            history.grants().len(),
+            errors.len(),
+            history.overlaps().len()
+        );
+        assert_eq!(history.fence_faults().len(), 0);
+        assert!(per_key.iter().all(|count| *count > 0), "{per_key:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_pool_says_that_a_master_is_down_until_it_is_replaced() {
+        let cluster = RedisCluster::start();
+        let pool = connect(&cluster.url()).await;
+        pool.health().await.unwrap();
+        let master = cluster.masters()[0];
+        master.kill();
+        let error = pool.health().await.unwrap_err();
+        assert!(error.to_string().contains(&master.port().to_string()), "{error}");
+        eventually_async(ms(20_000), "the replica has taken over", async || {
+            pool.health().await.is_ok()
+        })
+        .await;
+    }
+
+    /// What is asked for together with its locks is answered all the same.
+    #[tokio::test]
+    async fn a_frozen_master_holds_nobody_up_who_wants_locks_elsewhere() {
+        let cluster = RedisCluster::start();
+        let store = open(&cluster.url()).await.unwrap();
+        let masters = cluster.masters();
+        let (frozen, lively) = (masters[0], masters[1]);
+        let keys = [cluster.key_at("k", frozen), cluster.key_at("k", lively)];
+        let lease = |key: &String| LeaseRef {
+            keys: Arc::from([Key::from(key)]),
+            owner: Owner::random().unwrap(),
+            ttl: TTL,
+        };
+        let leases = keys.each_ref().map(lease);
+        let claims = leases.clone().map(|LeaseRef { keys, owner, ttl }| Claim {
+            keys,
+            owner,
+            ttl,
+            fencing: true,
+            spare_fences: 0,
+            attempt: 0,
+            in_line: false,
+        });
+        frozen.pause();
+        // As long as a pool gives a request; whoever has not answered by then has answered nothing.
+        let answers = timeout(ms(1_000), store.acquire(&claims)).await.unwrap();
+        assert!(matches!(answers[0], Err(ref error) if error.failure() == Failure::Unknown));
+        assert!(matches!(answers[1], Ok(Attempt::Granted { .. })), "{answers:?}");
+        let answers = timeout(ms(1_000), store.renew(&leases)).await.unwrap();
+        assert!(answers[0].is_err());
+        assert!(matches!(answers[1], Ok(Held::Yes)), "{answers:?}");
+        frozen.resume();
+    }
+}
+
+/// Tasks of two pools that take and free a few locks, and record what they believe.
+struct Load {
+    keys: Vec<String>,
+    dir: tempfile::TempDir,
+    over: Arc<AtomicBool>,
+    /// How often each of `keys` was locked.
+    done: Arc<Vec<AtomicUsize>>,
+    errors: Arc<Mutex<Vec<String>>>,
+    tasks: JoinSet<()>,
+}
+
+struct Outcome {
+    history: History,
+    errors: Vec<String>,
+    per_key: Vec<usize>,
+}
+
+impl Load {
+    const KEYS: usize = 24;
+    const TASKS: u64 = 16;
+
+    /// On keys of slots that `fit`.
+    async fn start(cluster: &RedisCluster, fit: impl Fn(u16) -> bool) -> Self {
+        let keys: Vec<_> = (0..)
+            .map(|n| format!("hot:{n}"))
+            .filter(|key| fit(cluster.slot(key)))
+            .take(Self::KEYS)
+            .collect();
+        let mut load = Self {
+            done: Arc::new(keys.iter().map(|_| AtomicUsize::new(0)).collect()),
+            keys,
+            dir: tempfile::tempdir().unwrap(),
+            over: Arc::default(),
+            errors: Arc::default(),
+            tasks: JoinSet::new(),
+        };
+        for name in ["p0", "p1"] {
+            let pool = LockPool::builder(cluster.url()).ttl(ms(1_500)).wait(ms(30_000));
+            let pool = pool.connect().await.unwrap();
+            let recorder = Arc::new(Recorder::create(load.dir.path(), name).unwrap());
+            for task in 0..Self::TASKS / 2 {
+                let (pool, recorder) = (pool.clone(), recorder.clone());
+                let (keys, done) = (load.keys.clone(), load.done.clone());
+                let (over, errors) = (load.over.clone(), load.errors.clone());
+                load.tasks.spawn(async move {
+                    while !over.load(Ordering::SeqCst) {
+                        let at = fastrand::usize(..keys.len());
+                        let key = keys[at].as_str();
+                        let asked = now_ns();
+                        let guard = match pool.lock(key).acquire().await {
+                            Ok(guard) => guard,
+                            Err(error) => {
+                                errors.lock().unwrap().push(format!("acquire of {key}: {error}"));
+                                continue;
+                            }
+                        };
+                        let fence = guard.fence().map(Fence::get);
+                        let grant = recorder.granted(key, task, asked, || guard.valid_for(), fence);
+                        done[at].fetch_add(1, Ordering::SeqCst);
+                        sleep(ms(fastrand::u64(..20))).await;
+                        recorder.renewed(grant, || guard.valid_for());
+                        if !guard.is_held() {
+                            recorder.lost(grant);
+                        }
+                        recorder.release(grant);
+                        if let Err(error) = guard.release().await {
+                            errors.lock().unwrap().push(format!("release of {key}: {error}"));
+                        }
+                    }
+                });
+            }
+        }
+        load
+    }
+
+    /// Waits until every key has been locked again.
+    async fn until_busy(&self) {
+        let count = |at: usize| self.done[at].load(Ordering::SeqCst);
+        let before: Vec<_> = (0..self.done.len()).map(count).collect();
+        eventually_async(ms(30_000), "every key is locked again", async || {
+            before.iter().enumerate().all(|(at, before)| count(at) > *before)
+        })
+        .await;
+    }
+
+    async fn end(self) -> Outcome {
+        self.over.store(true, Ordering::SeqCst);
+        timeout(ms(60_000), self.tasks.join_all()).await.expect("all tasks end");
+        Outcome {
+            history: History::read(self.dir.path()).unwrap(),
+            errors: std::mem::take(&mut *self.errors.lock().unwrap()),
+            per_key: self.done.iter().map(|count| count.load(Ordering::SeqCst)).collect(),
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! A private Redis Cluster per test.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::eventually::{eventually, eventually_some};
+use crate::process::Process;
+use crate::resp::Value;
+use crate::server::{Config, RedisServer, free_port};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const SLOTS: u16 = 16_384;
+
+/// Three masters with a third of the slots each, and a replica of each: six child processes. A master that is
+/// gone for a second is replaced.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+}
+
+/// A slot on its way from one master to another.
+#[derive(Debug)]
+pub struct Move<'a> {
+    cluster: &'a RedisCluster,
+    slot: u16,
+    from: &'a RedisServer,
+    to: &'a RedisServer,
+}
+
+impl RedisCluster {
+    /// Starts the servers, and waits until they serve all slots and each master has its replica.
+    ///
+    /// # Panics
+    ///
+    /// With what `redis-cli` says, when it cannot make a cluster of them.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::start_with(|config| config)
+    }
+
+    /// [`start`](Self::start) with something special about each server.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start).
+    #[track_caller]
+    pub fn start_with(special: impl Fn(Config) -> Config) -> Self {
+        let start = || {
+            special(RedisServer::builder())
+                .arg("cluster-enabled", "yes")
+                // By default 10,000 above the port, where outgoing connections are.
+                .arg("cluster-port", &free_port().to_string())
+                .arg("cluster-node-timeout", "1000")
+                // However long a replica has heard nothing.
+                .arg("cluster-replica-validity-factor", "0")
+                .arg("cluster-allow-replica-migration", "no")
+                .arg("repl-diskless-sync-delay", "0")
+                .start()
+        };
+        let cluster = Self { nodes: (0..6).map(|_| start()).collect() };
+        let addresses: Vec<_> = cluster.nodes.iter().map(address).collect();
+        let mut args = vec!["--cluster", "create"];
+        args.extend(addresses.iter().map(String::as_str));
+        args.extend(["--cluster-replicas", "1", "--cluster-yes"]);
+        redis_cli(&args);
+        cluster.until_whole();
+        cluster
+    }
+
+    /// `redis+cluster://` with all six servers, without TLS.
+    pub fn url(&self) -> String {
+        self.url_of("")
+    }
+
+    /// [`url`](Self::url) with this user and password.
+    pub fn url_of(&self, login: &str) -> String {
+        let at = if login.is_empty() { "" } else { "@" };
+        let addresses: Vec<_> = self.nodes.iter().map(address).collect();
+        format!("redis+cluster://{login}{at}{}", addresses.join(","))
+    }
+
+    /// All servers, dead ones too.
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// The servers that have slots.
+    ///
+    /// # Panics
+    ///
+    /// When no server tells within 30 s.
+    #[track_caller]
+    pub fn masters(&self) -> Vec<&RedisServer> {
+        let slots = self.slots();
+        let has_slots = |node: &&RedisServer| slots.iter().any(|(_, _, port)| *port == node.port());
+        self.nodes.iter().filter(has_slots).collect()
+    }
+
+    /// The slot of `key`, as a server says.
+    #[track_caller]
+    pub fn slot(&self, key: &str) -> u16 {
+        let node = self.nodes.iter().find(|node| node.is_running()).expect("a server runs");
+        node.cli(&["CLUSTER", "KEYSLOT", key]).parse().expect("a slot is a number")
+    }
+
+    /// The master that has `slot`.
+    #[track_caller]
+    pub fn owner(&self, slot: u16) -> &RedisServer {
+        let slots = self.slots();
+        let range = slots.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+        let (_, _, port) = range.expect("somebody has the slot");
+        self.nodes.iter().find(|node| node.port() == *port).expect("it is one of ours")
+    }
+
+    /// A key that begins with `name` and is in a slot of `node`, in no other key's.
+    #[track_caller]
+    pub fn key_at(&self, name: &str, node: &RedisServer) -> String {
+        let port = node.port();
+        let slots = self.slots();
+        (0..)
+            .map(|n| format!("{name}{n}"))
+            .find(|key| {
+                let slot = self.slot(key);
+                slots
+                    .iter()
+                    .any(|(first, last, it)| *it == port && (*first..=*last).contains(&slot))
+            })
+            .expect("numbers do not end")
+    }
+
+    /// Waits until all servers that run agree that all slots are served by servers that run.
+    ///
+    /// # Panics
+    ///
+    /// After 30 s.
+    #[track_caller]
+    pub fn until_serving(&self) {
+        eventually(PATIENCE, "the cluster serves all slots", || {
+            let running: Vec<_> = self.nodes.iter().filter(|node| node.is_running()).collect();
+            running.iter().all(|node| {
+                let is_ok = node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok");
+                let slots = ranges(&node.query(&["CLUSTER", "SLOTS"]));
+                let served: u32 = slots
+                    .iter()
+                    .filter(|(_, _, port)| running.iter().any(|node| node.port() == *port))
+                    .map(|(first, last, _)| u32::from(last - first) + 1)
+                    .sum();
+                is_ok && served == u32::from(SLOTS)
+            })
+        });
+    }
+
+    /// Waits until all slots are served and every server that runs and has no slots is the replica of one that
+    /// does, with all of its data.
+    ///
+    /// # Panics
+    ///
+    /// After 30 s.
+    #[track_caller]
+    pub fn until_whole(&self) {
+        self.until_serving();
+        eventually(PATIENCE, "each master has its replica", || {
+            let running = self.nodes.iter().filter(|node| node.is_running());
+            let (mut masters, mut replicas) = (0, 0);
+            for node in running {
+                let info = node.cli(&["INFO", "replication"]);
+                masters += usize::from(info.contains("role:master"));
+                replicas += usize::from(info.contains("master_link_status:up"));
+            }
+            masters == 3 && replicas == 3
+        });
+    }
+
+    /// SIGKILL for `master`, and waits until a replica has taken its place. Bring it back with
+    /// [`RedisServer::restart`].
+    ///
+    /// # Panics
+    ///
+    /// After 30 s.
+    #[track_caller]
+    pub fn kill(&self, master: &RedisServer) {
+        master.kill();
+        self.until_serving();
+    }
+
+    /// Moves `count` slots of `from` to `to`, as an operator does: one after the other.
+    ///
+    /// # Panics
+    ///
+    /// With what `redis-cli` says, when it fails.
+    #[track_caller]
+    pub fn reshard(&self, count: u16, from: &RedisServer, to: &RedisServer) {
+        let (from_id, to_id) = (id(from), id(to));
+        redis_cli(&[
+            "--cluster",
+            "reshard",
+            &address(from),
+            "--cluster-from",
+            &from_id,
+            "--cluster-to",
+            &to_id,
+            "--cluster-slots",
+            &count.to_string(),
+            "--cluster-yes",
+        ]);
+    }
+
+    /// Begins to move `slot` to `to`; its keys stay where they are.
+    ///
+    /// # Panics
+    ///
+    /// When a server refuses.
+    #[track_caller]
+    pub fn begin_move<'a>(&'a self, slot: u16, to: &'a RedisServer) -> Move<'a> {
+        let from = self.owner(slot);
+        let number = slot.to_string();
+        must(to, &["CLUSTER", "SETSLOT", &number, "IMPORTING", &id(from)]);
+        must(from, &["CLUSTER", "SETSLOT", &number, "MIGRATING", &id(to)]);
+        Move { cluster: self, slot, from, to }
+    }
+
+    #[track_caller]
+    fn slots(&self) -> Vec<(u16, u16, u16)> {
+        eventually_some(PATIENCE, "a server tells who has the slots", || {
+            let node = self.nodes.iter().find(|node| node.is_running())?;
+            Some(ranges(&node.query(&["CLUSTER", "SLOTS"])))
+        })
+    }
+}
+
+impl Move<'_> {
+    /// Moves one key.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses.
+    #[track_caller]
+    pub fn migrate(&self, key: &str) {
+        let port = self.to.port().to_string();
+        must(self.from, &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+    }
+
+    /// Moves all keys that are left, and the slot.
+    ///
+    /// # Panics
+    ///
+    /// When a server refuses.
+    #[track_caller]
+    pub fn finish(self) {
+        let slot = self.slot.to_string();
+        loop {
+            let keys = self.from.query(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            if keys.items().is_empty() {
+                break;
+            }
+            keys.items().iter().for_each(|key| self.migrate(&key.to_string()));
+        }
+        let to = id(self.to);
+        // The new owner first, so that no moment is without one.
+        must(self.to, &["CLUSTER", "SETSLOT", &slot, "NODE", &to]);
+        must(self.from, &["CLUSTER", "SETSLOT", &slot, "NODE", &to]);
+        eventually(PATIENCE, "all know of the move", || {
+            self.cluster.nodes.iter().filter(|node| node.is_running()).all(|node| {
+                let slots = ranges(&node.query(&["CLUSTER", "SLOTS"]));
+                slots.iter().any(|(first, last, port)| {
+                    *port == self.to.port() && (*first..=*last).contains(&self.slot)
+                })
+            })
+        });
+    }
+}
+
+fn address(node: &RedisServer) -> String {
+    format!("127.0.0.1:{}", node.port())
+}
+
+fn id(node: &RedisServer) -> String {
+    node.cli(&["CLUSTER", "MYID"])
+}
+
+/// First and last slot, and the port of the master that has them.
+fn ranges(slots: &Value) -> Vec<(u16, u16, u16)> {
+    let number = |value: &Value| value.as_int().and_then(|n| u16::try_from(n).ok());
+    let range = |entry: &Value| match entry.items() {
+        [first, last, master, ..] => {
+            Some((number(first)?, number(last)?, number(master.items().get(1)?)?))
+        }
+        _ => None,
+    };
+    slots.items().iter().filter_map(range).collect()
+}
+
+#[track_caller]
+fn must(node: &RedisServer, args: &[&str]) {
+    let answer = node.cli(args);
+    assert!(answer == "OK" || answer == "NOKEY", "{args:?}: {answer}");
+}
+
+#[track_caller]
+fn redis_cli(args: &[&str]) {
+    let mut command = Process::command("redis-cli");
+    command.args(args).stdin(Stdio::null());
+    let done = command.output().expect("redis-cli can be started");
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "redis-cli {args:?}:\n{out}\n{err}");
+}
