@@ -4,6 +4,7 @@
 //! | module | gives a test |
 //! |---|---|
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
+//! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -27,6 +28,7 @@ pub mod poll;
 pub mod process;
 pub mod proxy;
 pub mod resp;
+pub mod sentinel;
 pub mod server;
 pub mod sizes;
 pub mod tls;
@@ -36,4 +38,5 @@ pub use examples::example;
 pub use monitor::Monitor;
 pub use process::Worker;
 pub use proxy::FaultProxy;
+pub use sentinel::Watched;
 pub use server::RedisServer;

@@ -25,7 +25,7 @@ pub(crate) async fn connect(
     match scheme {
         "memory" => Ok(Arc::new(Memory::open(rest, clock))),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" => {
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
             super::redis::open(url, super::redis::Setting { prefix, clock, patience }).await
         }
         _ => {
@@ -39,11 +39,15 @@ pub(crate) async fn connect(
 fn unknown(scheme: &str) -> LockError {
     let cause = format!("`{scheme}://` is not a store that this build knows");
     let remedy = match scheme {
-        "redis" | "rediss" => "enable the feature `redis` (or `rediss` for TLS) of lock-runtime",
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
+            "enable the feature `redis` (or `rediss` for TLS) of lock-runtime"
+        }
         "http" | "https" => {
             "the store is spoken to in its own protocol; write for example `redis://host:6379`"
         }
-        _ => "known are `redis://host:6379`, `rediss://host:6379` (TLS) and `memory://`",
+        _ => {
+            "known are `redis://host:6379`, `rediss://host:6379` (TLS), `redis+sentinel://host:26379/service` and `memory://`"
+        }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)
 }

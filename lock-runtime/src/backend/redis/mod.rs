@@ -8,9 +8,10 @@
 //! From the URL to the wire:
 //!
 //! ```text
-//! redis://     server    the locks of one server
-//!                └─ node    one connection, kept up ── stream, tls: its bytes
-//!                     └─ ears    what the server says without being asked
+//! redis://                      server    the locks of one server
+//! redis+sentinel:// service ─────┘  └─ resolver, sentinel: which server that is
+//!                                 └─ node    one connection, kept up ── stream, tls: its bytes
+//!                                      └─ ears    what the server says without being asked
 //! ```
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
@@ -21,8 +22,11 @@ mod line;
 mod names;
 mod node;
 mod reply;
+mod resolver;
 mod script;
+mod sentinel;
 mod server;
+mod service;
 mod stream;
 #[cfg(feature = "rediss")]
 mod tls;
@@ -32,7 +36,9 @@ use std::time::Duration;
 
 use self::endpoint::Endpoint;
 use self::names::Names;
+use self::sentinel::Sentinels;
 use self::server::Server;
+use self::service::Service;
 use self::stream::Dialer;
 use super::Store;
 use crate::clock::Clock;
@@ -50,6 +56,11 @@ pub(super) struct Setting<'a> {
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
 pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
+    let names = Names::of_server(setting.prefix);
+    if Service::is_named_by(url) {
+        let sentinels = Sentinels::new(Service::parse(url)?, setting).await?;
+        return Ok(Arc::new(Server::connect(sentinels, names, setting).await?));
+    }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
-    Ok(Arc::new(Server::connect(dialer, Names::of_server(setting.prefix), setting).await?))
+    Ok(Arc::new(Server::connect(dialer, names, setting).await?))
 }

@@ -13,8 +13,8 @@ use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
 use super::node::{Hears, Node};
 use super::reply;
+use super::resolver::Resolver;
 use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
-use super::stream::Dialer;
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Standing, Warning,
@@ -44,7 +44,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) async fn connect(
-        dialer: Dialer,
+        resolver: impl Into<Resolver>,
         names: Names,
         setting: Setting<'_>,
     ) -> Result<Self, LockError> {
@@ -54,7 +54,7 @@ impl Server {
         let ears = Arc::new(Ears::new(found, hot.clone(), clock));
         let channel = Channel::random()?;
         let probe = probe(&names, channel)?;
-        let node = Node::connect(dialer, clock, patience, ears.clone(), channel, probe)
+        let node = Node::connect(resolver, clock, patience, ears.clone(), channel, probe)
             .await
             .map_err(LockError::backend)?;
         let node = Arc::new(node);
