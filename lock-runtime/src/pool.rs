@@ -33,6 +33,7 @@ impl LockPool {
     /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
+    /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be

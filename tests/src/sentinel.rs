@@ -1,16 +1,17 @@
 //! A master, two replicas, and three sentinels that watch them.
 
 use std::fs::{self, File};
-use std::io;
-use std::net::{Ipv4Addr, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::eventually::eventually;
 use crate::process::Process;
-use crate::resp::Value;
+use crate::resp::{self, Value};
 use crate::server::{Config, RedisServer, exchange, free_port};
 
 /// What the sentinels call the master.
@@ -283,4 +284,95 @@ fn is_followed(master: &RedisServer, replicas: usize) -> bool {
 fn field_of(reply: &Value, name: &str) -> String {
     let field = reply.items().chunks_exact(2).find(|field| field[0].to_string() == name);
     field.map_or_else(String::new, |field| field[1].to_string())
+}
+
+/// Something that answers like a sentinel, and says what the test wants it to. It knows RESP2 only.
+#[derive(Debug)]
+pub struct FakeSentinel {
+    port: u16,
+    says: Arc<Mutex<Says>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Says {
+    master: Option<u16>,
+    epoch: u64,
+    asked: u64,
+}
+
+impl FakeSentinel {
+    /// Names the server at this port as the master.
+    ///
+    /// # Panics
+    ///
+    /// When there is no port to listen at.
+    #[track_caller]
+    pub fn start(master: &RedisServer) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+        let port = listener.local_addr().expect("it listens").port();
+        let says = Says { master: Some(master.port()), epoch: 0, asked: 0 };
+        let says = Arc::new(Mutex::new(says));
+        let shared = says.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let says = shared.clone();
+                std::thread::spawn(move || answer_all(stream, &says));
+            }
+        });
+        Self { port, says }
+    }
+
+    /// Names another master from now on, as of this configuration epoch.
+    pub fn say(&self, master: &RedisServer, epoch: u64) {
+        let mut says = self.says.lock().unwrap_or_else(PoisonError::into_inner);
+        (says.master, says.epoch) = (Some(master.port()), epoch);
+    }
+
+    /// How often it was asked.
+    pub fn asked(&self) -> u64 {
+        self.says.lock().unwrap_or_else(PoisonError::into_inner).asked
+    }
+
+    /// `redis+sentinel://` of these.
+    pub fn url(all: &[&Self]) -> String {
+        let hosts: Vec<_> = all.iter().map(|fake| format!("127.0.0.1:{}", fake.port)).collect();
+        format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
+    }
+}
+
+fn answer_all(mut stream: TcpStream, says: &Mutex<Says>) {
+    let mut received = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        while let Ok(Some((request, len))) = Value::parse(&received) {
+            received.drain(..len);
+            let mut says = says.lock().unwrap_or_else(PoisonError::into_inner);
+            if stream.write_all(&answer(&request, &mut says)).is_err() {
+                return;
+            }
+        }
+        match stream.read(&mut chunk) {
+            Ok(len) if len > 0 => received.extend_from_slice(&chunk[..len]),
+            _ => return,
+        }
+    }
+}
+
+fn answer(request: &Value, says: &mut Says) -> Vec<u8> {
+    let word = |at: usize| request.items().get(at).map_or_else(String::new, Value::to_string);
+    match (word(0).as_str(), word(1).as_str()) {
+        ("SENTINEL", "MASTER") => {
+            resp::command(&["name", SERVICE, "config-epoch", &says.epoch.to_string()])
+        }
+        ("SENTINEL", _) => {
+            says.asked += 1;
+            match says.master {
+                Some(port) if word(2) == SERVICE => {
+                    resp::command(&["127.0.0.1", &port.to_string()])
+                }
+                _ => b"*-1\r\n".to_vec(),
+            }
+        }
+        _ => format!("-ERR unknown command '{}'\r\n", word(0)).into_bytes(),
+    }
 }
