@@ -14,8 +14,10 @@
 //!                                      └─ ears    what the server says without being asked
 //! ```
 //!
-//! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
+//! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
+//! lose locks.
 
+mod check;
 mod ears;
 mod endpoint;
 mod line;

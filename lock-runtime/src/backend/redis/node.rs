@@ -148,6 +148,11 @@ impl Node {
         failure
     }
 
+    /// Where it is connected to, or was, for messages.
+    pub(super) fn server(&self) -> String {
+        self.shared.server()
+    }
+
     /// The failure that a script tells of as a value.
     pub(super) fn refusal(&self, text: &str) -> BackendError {
         let failure = reply::told(&self.shared.server(), text);

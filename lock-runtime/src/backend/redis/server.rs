@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Setting;
+use super::check;
 use super::ears::{Ears, Stray};
 use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
@@ -24,6 +25,7 @@ use crate::error::LockError;
 use crate::fence::Fence;
 use crate::jitter;
 use crate::key::Key;
+use crate::observe;
 
 /// The server runs one script at a time: so many leases cost it about a millisecond.
 const RENEWED_TOGETHER: usize = 256;
@@ -68,7 +70,18 @@ impl Server {
             successor: None,
             leave_open: Duration::ZERO,
         };
-        node.send(&nothing.command(&names, By::Text)).await.map_err(LockError::backend)?;
+        let mut questions = Pipeline::with_capacity(2);
+        questions.add_command(nothing.command(&names, By::Text)).add_command(check::question());
+        let answers = node.send_all(&questions).await.map_err(LockError::backend)?;
+        if let [may, info] = answers.as_slice() {
+            if let Err(error) = may {
+                return Err(LockError::backend(node.failure(error.clone())));
+            }
+            let server = node.server();
+            for warning in check::warnings(&server, info, &[]) {
+                observe::weak_store(&server, &warning);
+            }
+        }
         let channel = node.hears().calls.then_some(channel);
         let strays = tokio::spawn(pass_strays_on(node.clone(), names.clone(), strays, channel))
             .abort_handle();
@@ -407,8 +420,18 @@ impl Backend for Server {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.node.send(&redis::cmd("PING")).await?;
-        Ok(Vec::new())
+        let mut questions = Pipeline::with_capacity(4);
+        questions.add_command(redis::cmd("PING")).add_command(check::question());
+        for question in check::more_questions() {
+            questions.add_command(question);
+        }
+        let mut answers = self.node.send_all(&questions).await?.into_iter();
+        // The one that anybody may ask.
+        if let Some(Err(error)) = answers.next() {
+            return Err(self.node.failure(error));
+        }
+        let Some(info) = answers.next() else { return Ok(Vec::new()) };
+        Ok(check::warnings(&self.node.server(), &info, &answers.collect::<Vec<_>>()))
     }
 
     async fn close(&self) {
