@@ -35,7 +35,8 @@ async fn urls_that_cannot_be_right() {
         ("reds://:PW@127.0.0.1", "`reds://`"),
         (" redis://:PW@127.0.0.1", "redis://"),
         ("http://:PW@127.0.0.1:6379", "`http://`"),
-        ("redis+sentinel://:PW@127.0.0.1/mymaster", "`redis+sentinel://`"),
+        ("redis+sentinel://:PW@127.0.0.1", "no service"),
+        ("redis+sentinel://:PW@a,/mymaster", "no host"),
         // The scheme forgotten, and this in the password.
         ("worker:PW://@127.0.0.1:6379", "no scheme"),
         ("redis://", "no host"),

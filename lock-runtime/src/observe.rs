@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{debug, trace, warn};
 
 use crate::acquire::Ask;
-use crate::backend::{BackendError, Released};
+use crate::backend::{BackendError, Released, Warning};
 use crate::engine::Engine;
 use crate::lease::{Lease, Loss};
 
@@ -58,6 +58,12 @@ pub(crate) fn released(lease: &Lease, outcome: Released) {
 
 pub(crate) fn not_released(lease: &Lease, error: &BackendError) {
     tell!(warn, lease.ask.subject, lease.pool, %error, "not released yet");
+}
+
+/// About a store that was just connected to.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+pub(crate) fn weak_store(server: &str, warning: &Warning) {
+    warn!(target: "lock_runtime", server, %warning, "the store may lose locks");
 }
 
 fn millis(span: Duration) -> u64 {

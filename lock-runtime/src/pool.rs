@@ -35,6 +35,7 @@ impl LockPool {
     /// | `redis+cluster://[user:password@]host[:6379],host...` | a Redis Cluster; some of its servers are enough |
     /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis://c` |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
+    /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be

@@ -6,6 +6,7 @@
 //! | [`quorum`] | several of them that vote |
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`cluster`] | a private Redis Cluster whose masters can be killed and whose slots can be moved |
+//! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -31,6 +32,7 @@ pub mod process;
 pub mod proxy;
 pub mod quorum;
 pub mod resp;
+pub mod sentinel;
 pub mod server;
 pub mod sizes;
 pub mod tls;
@@ -42,4 +44,5 @@ pub use monitor::Monitor;
 pub use process::Worker;
 pub use proxy::FaultProxy;
 pub use quorum::Quorum;
+pub use sentinel::Watched;
 pub use server::RedisServer;

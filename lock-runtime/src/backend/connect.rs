@@ -33,9 +33,8 @@ pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn S
     match scheme {
         "memory" => Ok(Arc::new(Memory::open(rest, setting.clock))),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "redis+cluster" | "rediss+cluster" | "redlock" => {
-            super::redis::open(url, setting).await
-        }
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" | "redlock" => super::redis::open(url, setting).await,
         _ => Err(unknown(scheme)),
     }
 }
@@ -44,14 +43,15 @@ pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn S
 fn unknown(scheme: &str) -> LockError {
     let cause = format!("`{scheme}://` is not a store that this build knows");
     let remedy = match scheme {
-        "redis" | "rediss" | "redis+cluster" | "rediss+cluster" | "redlock" => {
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" | "redlock" => {
             "enable the feature `redis` (or `rediss` for TLS) of lock-runtime"
         }
         "http" | "https" => {
             "the store is spoken to in its own protocol; write for example `redis://host:6379`"
         }
         _ => {
-            "known are `redis://host:6379`, `redis+cluster://host1,host2`, both with `rediss` for TLS, `redlock://host1,host2,host3` (a quorum) and `memory://`"
+            "known are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS, `redlock://host1,host2,host3` (a quorum) and `memory://`"
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)

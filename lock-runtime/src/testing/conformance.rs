@@ -15,7 +15,7 @@ use crate::fence::Fence;
 use crate::key::Key;
 
 const LONG: Duration = Duration::from_secs(30);
-const SHORT: Duration = Duration::from_millis(150);
+const SHORT: Duration = Duration::from_millis(300);
 
 /// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes a second or two.
 ///

@@ -94,7 +94,7 @@ fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
     Ok(encrypted.then_some(files))
 }
 
-fn decoded(part: &str) -> Result<String, LockError> {
+pub(super) fn decoded(part: &str) -> Result<String, LockError> {
     let text = percent_decode_str(part).decode_utf8();
     text.map(Into::into)
         .map_err(|_| wrong("user or password in the URL is not percent-encoded UTF-8"))
@@ -102,13 +102,13 @@ fn decoded(part: &str) -> Result<String, LockError> {
 
 /// What follows is perhaps the rest of a password, and not to be shown.
 #[cold]
-fn broken_password(character: &str, encoded: &str) -> LockError {
+pub(super) fn broken_password(character: &str, encoded: &str) -> LockError {
     wrong(format!("there is an `@` behind the first `{character}` of the URL"))
         .remedy(format!("percent-encode a `{character}` in the password as `{encoded}`"))
 }
 
 #[cold]
-fn wrong(cause: impl Into<String>) -> LockError {
+pub(super) fn wrong(cause: impl Into<String>) -> LockError {
     LockError::new(ErrorKind::Config, cause.into())
         .remedy("write `redis://user:password@host:6379/0`; user, password, port and database may be left out")
 }

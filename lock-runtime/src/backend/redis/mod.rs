@@ -8,17 +8,18 @@
 //! From the URL to the wire:
 //!
 //! ```text
-//! redis+cluster://  cluster  each lock at the server that has its slot
-//!                 │            └─ slots    which one that is
-//! redis://     server    the locks of one server
-//!                └─ node    one connection, kept up ── stream, tls: its bytes
-//!                     └─ ears    what the server says without being asked
-//! redlock://   quorum    a majority of independent servers
-//!                └─ node
+//! redis://                      server    the locks of one server
+//! redis+sentinel:// service ─────┤  └─ resolver, sentinel: which server that is
+//! redis+cluster://  cluster ─────┘  └─ node    one connection, kept up ── stream, tls: its bytes
+//!                    └─ slots            └─ ears    what the server says without being asked
+//! redlock://        quorum    a majority of independent servers
+//!                    └─ node
 //! ```
 //!
-//! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
+//! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
+//! lose locks.
 
+mod check;
 mod cluster;
 mod ears;
 mod endpoint;
@@ -27,8 +28,11 @@ mod names;
 mod node;
 mod quorum;
 mod reply;
+mod resolver;
 mod script;
+mod sentinel;
 mod server;
+mod service;
 mod slots;
 mod stream;
 #[cfg(feature = "rediss")]
@@ -40,7 +44,9 @@ use self::cluster::Cluster;
 use self::endpoint::Endpoint;
 use self::names::Names;
 use self::quorum::Quorum;
+use self::sentinel::Sentinels;
 use self::server::Server;
+use self::service::Service;
 use self::stream::Dialer;
 use super::{Setting, Store};
 use crate::error::LockError;
@@ -54,6 +60,11 @@ pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Stor
     if scheme.ends_with("+cluster") {
         return Ok(Arc::new(Cluster::connect(url, setting).await?));
     }
+    let names = Names::of_server(setting.prefix);
+    if Service::is_named_by(url) {
+        let sentinels = Sentinels::new(Service::parse(url)?, setting).await?;
+        return Ok(Arc::new(Server::connect(sentinels, names, setting).await?));
+    }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
-    Ok(Arc::new(Server::connect(dialer, Names::of_server(setting.prefix), setting).await?))
+    Ok(Arc::new(Server::connect(dialer, names, setting).await?))
 }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::ears::{Ears, Home};
 use super::line::Channel;
 use super::reply;
+use super::resolver::Resolver;
 use super::script::By;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
@@ -30,7 +31,8 @@ pub(super) struct Node {
 }
 
 struct Shared {
-    dialer: Dialer,
+    resolver: Resolver,
+    dialled: Mutex<Option<Dialer>>,
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
@@ -108,36 +110,35 @@ struct Silence {
 impl Node {
     /// Connects. A connection that comes up is kept up from then on.
     pub(super) async fn connect(
-        dialer: Dialer,
+        resolver: impl Into<Resolver>,
         clock: Clock,
         patience: Duration,
         hearing: Hearing,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(dialer, clock, patience, hearing).await;
+        let (node, opened) = Self::begin(resolver, clock, patience, hearing).await;
         opened.map(|()| node)
     }
 
     /// Connects, and goes on trying if that fails. The second is how the first try went.
     pub(super) async fn begin(
-        dialer: Dialer,
+        resolver: impl Into<Resolver>,
         clock: Clock,
         patience: Duration,
         hearing: Hearing,
     ) -> (Self, Result<(), BackendError>) {
+        let resolver = resolver.into();
+        let dialled = Mutex::new(None);
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
-        let shared = Arc::new(Shared { dialer, clock, patience, hearing, line });
-        let (mover, opened) = match shared.open().await {
-            Ok((connection, mover)) => {
-                *shared.line() = Line::Up(connection);
-                (Some(mover), Ok(()))
-            }
+        let shared = Arc::new(Shared { resolver, dialled, clock, patience, hearing, line });
+        let (link, opened) = match shared.open().await {
+            Ok(opened) => (Some(shared.put_up(opened)), Ok(())),
             Err(error) => {
                 *shared.line() = Line::Down(error.clone());
                 (None, Err(error))
             }
         };
-        let keeper = tokio::spawn(shared.clone().keep(mover)).abort_handle();
+        let keeper = tokio::spawn(shared.clone().keep(link)).abort_handle();
         (Self { shared, keeper }, opened)
     }
 
@@ -234,12 +235,26 @@ impl Node {
     }
 
     pub(super) fn failure(&self, error: RedisError) -> BackendError {
-        reply::failure(&self.shared.dialer.endpoint().to_string(), error)
+        let is_replica = reply::is_of_a_replica(&error);
+        let failure = reply::failure(&self.shared.server(), error);
+        if is_replica {
+            self.shared.give_up_a_replica(&failure);
+        }
+        failure
+    }
+
+    /// Where it is connected to, or was, for messages.
+    pub(super) fn server(&self) -> String {
+        self.shared.server()
     }
 
     /// The failure that a script tells of as a value.
     pub(super) fn refusal(&self, text: &str) -> BackendError {
-        reply::told(&self.shared.dialer.endpoint().to_string(), text)
+        let failure = reply::told(&self.shared.server(), text);
+        if reply::tells_of_a_replica(text) {
+            self.shared.give_up_a_replica(&failure);
+        }
+        failure
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -260,8 +275,8 @@ impl Node {
 
     pub(super) fn close(&self) {
         self.keeper.abort();
-        let message =
-            format!("the connection to Redis at {} is closed", self.shared.dialer.endpoint());
+        self.shared.resolver.close();
+        let message = format!("the connection to Redis at {} is closed", self.shared.server());
         *self.shared.line() = Line::Down(BackendError::new(Failure::Refused, message));
     }
 }
@@ -329,29 +344,50 @@ impl Shared {
         }
     }
 
-    /// Keeps the connection up for the life of the node, beginning with the one that `mover` moves.
-    async fn keep(self: Arc<Self>, mut mover: Option<AbortOnDrop>) {
-        loop {
-            if let Some(mut mover) = mover.take() {
-                let _ = (&mut mover.0).await;
-                let mut line = self.line();
-                if let Line::Up(_) = &*line {
-                    *line = Line::Down(self.lost());
-                }
-            }
-            mover = Some(self.reconnect().await);
+    /// Ends the connection to a server that is not the master any more, where there is a way to find the
+    /// one that is.
+    fn give_up_a_replica(&self, failure: &BackendError) {
+        let mut line = self.line();
+        if let Line::Up(Connection { mover, .. }) = &*line
+            && self.resolver.finds_masters()
+        {
+            mover.abort();
+            *line = Line::Down(failure.clone());
         }
     }
 
-    async fn reconnect(&self) -> AbortOnDrop {
+    /// Keeps the connection up for the life of the node, beginning with `link`.
+    async fn keep(self: Arc<Self>, mut link: Option<Link>) {
+        loop {
+            if let Some(mut link) = link.take() {
+                let why = tokio::select! {
+                    biased;
+                    // A master that has been put down in good order goes on saying OK for seconds.
+                    () = self.resolver.moved(link.dialer.endpoint()) => self.moved(),
+                    _ = &mut link.mover.0 => self.lost(),
+                };
+                link.mover.0.abort();
+                let mut line = self.line();
+                if let Line::Up(_) = &*line {
+                    *line = Line::Down(why);
+                }
+            }
+            link = Some(self.reconnect().await);
+        }
+    }
+
+    async fn reconnect(&self) -> Link {
         let mut pause = Duration::from_millis(5);
         loop {
-            tokio::time::sleep(jitter::below(pause)).await;
+            tokio::select! {
+                () = tokio::time::sleep(jitter::below(pause)) => {}
+                () = self.moved_on() => {}
+            }
             match self.open().await {
-                Ok((connection, mover)) => {
-                    *self.line() = Line::Up(connection);
+                Ok(opened) => {
+                    let link = self.put_up(opened);
                     self.hearing.ears.has_missed_something();
-                    return mover;
+                    return link;
                 }
                 Err(error) => *self.line() = Line::Down(error),
             }
@@ -359,26 +395,52 @@ impl Shared {
         }
     }
 
-    async fn open(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
-        let opened = timeout(self.patience, self.log_in()).await;
-        opened.unwrap_or_else(|_| Err(no_answer(&self.dialer, self.patience)))
+    /// Returns when it is of no use any more to dial the same server again.
+    async fn moved_on(&self) {
+        match self.dialled() {
+            Some(dialer) => self.resolver.moved(dialer.endpoint()).await,
+            None => std::future::pending().await,
+        }
     }
 
-    async fn log_in(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
-        let login = self.dialer.endpoint().login.clone();
-        let (mut requests, mover) = match self.speak(&login, true).await? {
+    fn put_up(&self, (connection, link): (Connection, Link)) -> Link {
+        *self.line() = Line::Up(connection);
+        link
+    }
+
+    async fn open(&self) -> Result<(Connection, Link), BackendError> {
+        let opened = async {
+            let last = self.dialled();
+            let dialer = self.resolver.resolve(last.as_ref().map(Dialer::endpoint)).await?;
+            *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) = Some(dialer.clone());
+            let (connection, mover) = tokio::select! {
+                connected = self.log_in(&dialer) => connected?,
+                () = self.resolver.moved(dialer.endpoint()) => return Err(self.moved()),
+            };
+            Ok((connection, Link { mover, dialer }))
+        };
+        let opened = timeout(self.patience, opened).await;
+        opened.unwrap_or_else(|_| Err(no_answer(&self.server(), self.patience)))
+    }
+
+    async fn log_in(&self, dialer: &Dialer) -> Result<(Connection, AbortOnDrop), BackendError> {
+        let login = dialer.endpoint().login.clone();
+        let (ears, home) = (self.hearing.ears.clone(), self.hearing.home.clone());
+        let hear = move |push: PushInfo| ears.hear(&push, &home);
+        let (mut requests, mover) = match speak(dialer, &login, Some(hear.clone())).await? {
             Ok(connected) => connected,
             // Older servers and some proxies know RESP2 only, which serves as well.
             Err(error) if knows_no_hello(&error) => {
                 let login = login.set_protocol(ProtocolVersion::RESP2);
-                let (requests, mover) = self
-                    .speak(&login, false)
+                let (mut requests, mover) = speak(dialer, &login, None::<fn(PushInfo)>)
                     .await?
-                    .map_err(|error| refused(&self.dialer, error))?;
+                    .map_err(|error| refused(dialer, error))?;
+                self.resolver.confirm(dialer, &mut requests).await?;
                 return Ok(Connection::new(requests, mover, Hears::default()));
             }
-            Err(error) => return Err(refused(&self.dialer, error)),
+            Err(error) => return Err(refused(dialer, error)),
         };
+        self.resolver.confirm(dialer, &mut requests).await?;
         let hears = self.listen(&mut requests).await;
         Ok(Connection::new(requests, mover, hears))
     }
@@ -409,40 +471,36 @@ impl Shared {
         Hears { changes, calls }
     }
 
-    async fn speak(
-        &self,
-        login: &redis::RedisConnectionInfo,
-        with_pushes: bool,
-    ) -> Result<Result<(MultiplexedConnection, AbortOnDrop), RedisError>, BackendError> {
-        let stream = self.dialer.dial().await?;
-        // Time limits are those of the requests' makers; the library's own would only add timers.
-        let mut config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(1024);
-        if with_pushes {
-            let (ears, home) = (self.hearing.ears.clone(), self.hearing.home.clone());
-            config = config.set_push_sender(move |push: PushInfo| {
-                ears.hear(&push, &home);
-                Ok::<(), &'static str>(())
-            });
-        }
-        let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-        Ok(opened.map(|(connection, mover)| (connection, AbortOnDrop(tokio::spawn(mover)))))
-    }
-
     fn lost(&self) -> BackendError {
-        let message = format!("the connection to Redis at {} is lost", self.dialer.endpoint());
+        let message = format!("the connection to Redis at {} is lost", self.server());
         BackendError::new(Failure::NotNow, message).remedy(
             "check that the server is up and reachable; the connection comes back by itself",
         )
     }
 
     fn silent(&self) -> BackendError {
-        let message = format!("Redis at {} does not answer any more", self.dialer.endpoint());
+        let message = format!("Redis at {} does not answer any more", self.server());
         BackendError::new(Failure::NotNow, message).remedy(
             "check that the server is up and reachable; the connection is replaced by itself",
         )
+    }
+
+    fn moved(&self) -> BackendError {
+        let message = format!("Redis at {} is not the master any more", self.server());
+        BackendError::new(Failure::NotNow, message)
+            .remedy("nothing has to be done: the connection goes to the new master by itself")
+    }
+
+    /// What is or was dialled, for messages.
+    fn server(&self) -> String {
+        match self.dialled() {
+            Some(dialer) => dialer.endpoint().to_string(),
+            None => self.resolver.to_string(),
+        }
+    }
+
+    fn dialled(&self) -> Option<Dialer> {
+        self.dialled.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -474,16 +532,46 @@ pub(super) async fn ask_once(
         let answer = connection.req_packed_command(command).await;
         answer.and_then(Value::extract_error).map_err(|error| refused(dialer, error))
     };
-    timeout(patience, asking).await.unwrap_or_else(|_| Err(no_answer(dialer, patience)))
+    timeout(patience, asking)
+        .await
+        .unwrap_or_else(|_| Err(no_answer(&dialer.endpoint().to_string(), patience)))
 }
 
-fn no_answer(dialer: &Dialer, patience: Duration) -> BackendError {
-    let message = format!("Redis at {} did not answer within {patience:?}", dialer.endpoint());
+fn no_answer(server: &str, patience: Duration) -> BackendError {
+    let message = format!("Redis at {server} did not answer within {patience:?}");
     BackendError::new(Failure::NotNow, message)
         .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
 }
 
-struct AbortOnDrop(JoinHandle<()>);
+/// The bytes of one connection, and where they go.
+struct Link {
+    mover: AbortOnDrop,
+    dialer: Dialer,
+}
+
+/// Dials and greets. The inner error is the server's answer to the greeting; pushes need RESP3.
+pub(super) async fn speak(
+    dialer: &Dialer,
+    login: &redis::RedisConnectionInfo,
+    hear: Option<impl Fn(PushInfo) + Send + Sync + 'static>,
+) -> Result<Result<(MultiplexedConnection, AbortOnDrop), RedisError>, BackendError> {
+    let stream = dialer.dial().await?;
+    // Time limits are those of the requests' makers; the library's own would only add timers.
+    let mut config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024);
+    if let Some(hear) = hear {
+        config = config.set_push_sender(move |push: PushInfo| {
+            hear(push);
+            Ok::<(), &'static str>(())
+        });
+    }
+    let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
+    Ok(opened.map(|(connection, mover)| (connection, AbortOnDrop(tokio::spawn(mover)))))
+}
+
+pub(super) struct AbortOnDrop(pub(super) JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -491,7 +579,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-fn knows_no_hello(error: &RedisError) -> bool {
+pub(super) fn knows_no_hello(error: &RedisError) -> bool {
     let unknown = |detail: &str| detail.contains("unknown command");
     error.kind() == redis::ErrorKind::RESP3NotSupported || error.detail().is_some_and(unknown)
 }

@@ -55,6 +55,18 @@ pub(super) fn passes(error: &RedisError) -> bool {
     )
 }
 
+/// Whether only a replica says so: the server is not the master any more.
+pub(super) fn is_of_a_replica(error: &RedisError) -> bool {
+    let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
+    matches!(code, Some("READONLY" | "MASTERDOWN"))
+}
+
+/// The same of the text of an error that a script has answered as a value.
+pub(super) fn tells_of_a_replica(text: &str) -> bool {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    matches!(unscripted(code, detail).0, "READONLY" | "MASTERDOWN")
+}
+
 /// Sorts `error`, which came from the server at `server` after a request was sent.
 pub(super) fn failure(server: &str, error: RedisError) -> BackendError {
     let (failure, what, remedy) = match error.code() {

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, Pipeline, Value};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Setting;
+use super::check;
 use super::ears::{Ears, Home, Newcomers, Stray};
 use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
 use super::node::{Ahead, Calls, Hearing, Hears, Node};
+use super::resolver::Resolver;
 use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
-use super::stream::Dialer;
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Standing, Warning,
@@ -23,6 +24,7 @@ use crate::error::LockError;
 use crate::fence::Fence;
 use crate::jitter;
 use crate::key::Key;
+use crate::observe;
 
 /// The server runs one script at a time: so many leases cost it about a millisecond.
 const RENEWED_TOGETHER: usize = 256;
@@ -80,14 +82,15 @@ pub(super) enum Way {
 
 impl Server {
     pub(super) async fn connect(
-        dialer: Dialer,
+        resolver: impl Into<Resolver>,
         names: Names,
         setting: Setting<'_>,
     ) -> Result<Self, LockError> {
         let (household, strays) = Household::new(names, setting)?;
         let probe = Owner::random()?;
-        let mut server =
-            Self::of(&household, dialer, Home::Server, probe).await.map_err(LockError::backend)?;
+        let mut server = Self::of(&household, resolver, Home::Server, probe)
+            .await
+            .map_err(LockError::backend)?;
         let (node, names) = (server.node.clone(), household.names);
         let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
         server.strays = Some(passing.abort_handle());
@@ -97,7 +100,7 @@ impl Server {
     /// One of the servers of `household`. What may be done there is probed in the name of `probe`.
     pub(super) async fn of(
         household: &Household,
-        dialer: Dialer,
+        resolver: impl Into<Resolver>,
         home: Home,
         probe: Owner,
     ) -> Result<Self, BackendError> {
@@ -108,7 +111,7 @@ impl Server {
         };
         let calls = Some(Calls { channel, probe });
         let hearing = Hearing { ears: ears.clone(), home, calls };
-        let node = Arc::new(Node::connect(dialer, clock, patience, hearing).await?);
+        let node = Arc::new(Node::connect(resolver, clock, patience, hearing).await?);
         // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
         // release does nothing.
         let nothing = Freeing {
@@ -119,7 +122,18 @@ impl Server {
             successor: None,
             leave_open: Duration::ZERO,
         };
-        node.send(&nothing.command(&names, By::Text)).await?;
+        let mut questions = Pipeline::with_capacity(2);
+        questions.add_command(nothing.command(&names, By::Text)).add_command(check::question());
+        let answers = node.send_all(&questions).await?;
+        if let [may, info] = answers.as_slice() {
+            if let Err(error) = may {
+                return Err(node.failure(error.clone()));
+            }
+            let server = node.server();
+            for warning in check::warnings(&server, info, &[]) {
+                observe::weak_store(&server, &warning);
+            }
+        }
         let channel = node.hears().calls.then_some(channel);
         Ok(Self { node, ears, clock, names, channel, hot, strays: None })
     }
@@ -309,8 +323,18 @@ impl Backend for Server {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.node.send(&redis::cmd("PING")).await?;
-        Ok(Vec::new())
+        let mut questions = Pipeline::with_capacity(4);
+        questions.add_command(redis::cmd("PING")).add_command(check::question());
+        for question in check::more_questions() {
+            questions.add_command(question);
+        }
+        let mut answers = self.node.send_all(&questions).await?.into_iter();
+        // The one that anybody may ask.
+        if let Some(Err(error)) = answers.next() {
+            return Err(self.node.failure(error));
+        }
+        let Some(info) = answers.next() else { return Ok(Vec::new()) };
+        Ok(check::warnings(&self.node.server(), &info, &answers.collect::<Vec<_>>()))
     }
 
     async fn close(&self) {

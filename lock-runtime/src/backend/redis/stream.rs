@@ -49,6 +49,15 @@ impl Dialer {
         }
     }
 
+    /// The same for another server, with what was read once.
+    pub(super) fn to(&self, endpoint: Endpoint) -> Result<Self, LockError> {
+        Ok(Self {
+            #[cfg(feature = "rediss")]
+            tls: self.tls.as_ref().map(|tls| tls.to(&endpoint.host)).transpose()?,
+            endpoint,
+        })
+    }
+
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }

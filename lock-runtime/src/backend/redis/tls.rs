@@ -21,8 +21,7 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) async fn new(host: &str, files: TlsFiles) -> Result<Self, LockError> {
-        let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| wrong(format!("`{host}` is not a name that a certificate can have")))?;
+        let name = name(host)?;
         // Reading the system's roots takes milliseconds, which the driver has not.
         let config = tokio::task::spawn_blocking(move || config(&files))
             .await
@@ -30,9 +29,19 @@ impl Connector {
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
     }
 
+    /// The same for another server.
+    pub(super) fn to(&self, host: &str) -> Result<Self, LockError> {
+        Ok(Self { connector: self.connector.clone(), name: name(host)? })
+    }
+
     pub(super) async fn connect(&self, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         self.connector.connect(self.name.clone(), tcp).await
     }
+}
+
+fn name(host: &str) -> Result<ServerName<'static>, LockError> {
+    ServerName::try_from(host.to_owned())
+        .map_err(|_| wrong(format!("`{host}` is not a name that a certificate can have")))
 }
 
 fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
