@@ -177,6 +177,27 @@ impl RedisCluster {
         });
     }
 
+    /// Waits until the replica of `master` has what the master has by now.
+    ///
+    /// # Panics
+    ///
+    /// After 30 s.
+    #[track_caller]
+    pub fn until_replicated(&self, master: &RedisServer) {
+        let number = |info: &str, name: &str| -> Option<u64> {
+            info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        };
+        let info = master.cli(&["INFO", "replication"]);
+        let written = number(&info, "master_repl_offset:").expect("a server counts what it writes");
+        eventually(PATIENCE, "the replica has it too", || {
+            self.nodes.iter().filter(|node| node.is_running()).any(|node| {
+                let info = node.cli(&["INFO", "replication"]);
+                number(&info, "master_port:") == Some(master.port().into())
+                    && number(&info, "slave_repl_offset:").is_some_and(|offset| offset >= written)
+            })
+        });
+    }
+
     /// SIGKILL for `master`, and waits until a replica has taken its place. Bring it back with
     /// [`RedisServer::restart`].
     ///
