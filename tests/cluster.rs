@@ -298,7 +298,7 @@ mod handed_on {
         let [ours, theirs] = two_pools(&cluster).await;
         let masters = cluster.masters();
         let (home, other) = (masters[0], masters[1]);
-        let key = cluster.key_at("k", home);
+        let [key, last] = [cluster.key_at("k", home), cluster.key_at("last", other)];
         let guard = ours.lock(key.as_str()).acquire().await.unwrap();
         let waiting = theirs.lock(key.as_str()).min_hold(ms(8_000)).acquire();
         let waiting = tokio::spawn(waiting);
@@ -319,7 +319,6 @@ mod handed_on {
             theirs.health().await.is_ok()
         })
         .await;
-        let last = cluster.key_at("last", other);
         cycle(&theirs, &last).await;
         sleep(ms(100)).await;
         let asked: Vec<_> = by_clients(monitor.settled())
@@ -328,6 +327,82 @@ mod handed_on {
             .collect();
         assert_eq!(asked, [], "somebody released the lock");
         assert_eq!(home.cli(&["EXISTS", &key]), "1");
+    }
+
+    /// Its first claim is answered, and the answer waits for that of another server when the call comes.
+    #[tokio::test]
+    async fn whoever_is_called_while_its_call_to_the_store_lasts_keeps_its_name() {
+        let cluster = RedisCluster::start();
+        let ours = connect(&cluster.url()).await;
+        // On this very thread, so that what is asked for together leaves together. Others are waited for for 0.3 s.
+        let theirs = LockPool::builder(cluster.url()).ttl(TTL).wait(Wait::Forever);
+        let theirs = theirs.patience(ms(2_400)).on_current_runtime().connect().await.unwrap();
+        let masters = cluster.masters();
+        let (home, other) = (masters[0], masters[1]);
+        let [key, elsewhere] = [cluster.key_at("k", home), cluster.key_at("k", other)];
+        let in_line = async || {
+            eventually_async(PATIENCE, "it stands in line", async || {
+                !home.cli(&["KEYS", &format!("*}}{key}:lock_runtime:line")]).is_empty()
+            })
+            .await;
+        };
+        // From now on both know that the lock is wanted by others, and go to its line at once.
+        let guard = ours.lock(key.as_str()).acquire().await.unwrap();
+        let waiting = tokio::spawn(theirs.lock(key.as_str()).acquire());
+        in_line().await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+
+        let guard = ours.lock(key.as_str()).acquire().await.unwrap();
+        let monitor = Monitor::start(home);
+        other.pause();
+        let both = [theirs.lock(key.as_str()).acquire(), theirs.lock(elsewhere).acquire()];
+        let [first, second] = both;
+        let waiting = tokio::spawn(first);
+        let stuck = tokio::spawn(second);
+        in_line().await;
+        guard.release().await.unwrap();
+        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        other.resume();
+        let about_it = |ran: &Ran| ran.name().starts_with("EVAL") && ran.args.contains(&key);
+        let ran: Vec<_> = by_clients(monitor.settled()).into_iter().filter(about_it).collect();
+        let is_claim = |ran: &Ran| ran.args.iter().any(|arg| arg == "claim");
+        let claims: Vec<_> = ran.iter().filter(|ran| is_claim(ran)).collect();
+        assert!(
+            claims.len() > 1 && claims.iter().all(|claim| claim.by == claims[0].by),
+            "{ran:#?}"
+        );
+        let others = ran.iter().filter(|ran| ran.by == claims[0].by && !is_claim(ran));
+        assert_eq!(others.count(), 0, "it gave up what it was called for: {ran:#?}");
+        guard.release().await.unwrap();
+        timeout(PATIENCE, stuck).await.unwrap().unwrap().unwrap().release().await.unwrap();
+    }
+
+    /// A claim that came to the server after its pool had given it up.
+    #[tokio::test]
+    async fn a_place_that_its_pool_has_forgotten_is_passed_on() {
+        const KEY: &str = "k";
+        let cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        let home = cluster.owner(cluster.slot(KEY));
+        let guard = ours.lock(KEY).acquire().await.unwrap();
+        let ghost = "0".repeat(32) + &home.cli(&["GET", KEY])[32..];
+        let waiting = tokio::spawn(theirs.lock(KEY).acquire());
+        let mut line = String::new();
+        eventually_async(PATIENCE, "it stands in line", async || {
+            line = home.cli(&["KEYS", "*:lock_runtime:line"]);
+            !line.is_empty()
+        })
+        .await;
+        home.cli(&["ZADD", &line, "1", &ghost]);
+        let freed = Instant::now();
+        guard.release().await.unwrap();
+        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        println!("behind a forgotten place: {:?}", freed.elapsed());
+        // The grant of a ttl like this is a second.
+        assert!(freed.elapsed() < ms(700), "{:?}", freed.elapsed());
+        guard.release().await.unwrap();
+        until_nothing_is_left(&cluster).await;
     }
 }
 
@@ -447,6 +522,38 @@ mod moved {
         until_nothing_is_left(&cluster).await;
     }
 
+    /// A server that nobody knew of when the pools connected.
+    #[tokio::test]
+    async fn a_new_server_is_found_and_its_waiters_are_called() {
+        let mut cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        cluster.join();
+        let new = &cluster.nodes()[6];
+        let slot = cluster.slot("{7}");
+        let step = cluster.begin_move(slot, new);
+        // Sent on by the old owner, and on the way to the new one by itself.
+        let guard = ours.lock("{7}:a").fencing(false).acquire().await.unwrap();
+        assert_eq!(new.cli(&["KEYS", "{7}:a"]), "{7}:a");
+        guard.release().await.unwrap();
+        step.finish();
+        for round in 0..5 {
+            let guard = ours.lock("{7}:b").acquire().await.unwrap();
+            let waiting = theirs.lock("{7}:b").acquire();
+            let waiting = tokio::spawn(waiting);
+            eventually_async(PATIENCE, "it stands in line", async || {
+                !new.cli(&["KEYS", "*:lock_runtime:line"]).is_empty()
+            })
+            .await;
+            let monitor = Monitor::start(new);
+            guard.release().await.unwrap();
+            let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+            let calls = monitor.settled().iter().filter(|ran| ran.name() == "PUBLISH").count();
+            assert!(calls > 0, "nobody was called in round {round}");
+            guard.release().await.unwrap();
+        }
+        until_nothing_is_left(&cluster).await;
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_thousand_slots_move_under_load_without_an_error_or_two_holders() {
         const SLOTS: u16 = 1_000;
@@ -497,6 +604,8 @@ mod killed {
             let master = cluster.masters()[round % 3];
             let key = cluster.key_at("only", master);
             fences.push((key.clone(), cycle(&pool, &key).await));
+            // A release that does not reach the replica leaves the lock taken to the end of its ttl.
+            block_in_place(|| cluster.until_replicated(master));
             block_in_place(|| cluster.kill(master));
             let serves = Instant::now();
             let fence = timeout(PATIENCE, cycle(&pool, &key)).await.unwrap();

@@ -45,19 +45,8 @@ impl RedisCluster {
     /// Like [`start`](Self::start).
     #[track_caller]
     pub fn start_with(special: impl Fn(Config) -> Config) -> Self {
-        let start = || {
-            special(RedisServer::builder())
-                .arg("cluster-enabled", "yes")
-                // By default 10,000 above the port, where outgoing connections are.
-                .arg("cluster-port", &free_port().to_string())
-                .arg("cluster-node-timeout", "1000")
-                // However long a replica has heard nothing.
-                .arg("cluster-replica-validity-factor", "0")
-                .arg("cluster-allow-replica-migration", "no")
-                .arg("repl-diskless-sync-delay", "0")
-                .start()
-        };
-        let cluster = Self { nodes: (0..6).map(|_| start()).collect() };
+        let start = |_| node(special(RedisServer::builder()));
+        let cluster = Self { nodes: (0..6).map(start).collect() };
         let addresses: Vec<_> = cluster.nodes.iter().map(address).collect();
         let mut args = vec!["--cluster", "create"];
         args.extend(addresses.iter().map(String::as_str));
@@ -65,6 +54,23 @@ impl RedisCluster {
         redis_cli(&args);
         cluster.until_whole();
         cluster
+    }
+
+    /// Starts one more server and has it join, as a master without slots; the last of [`nodes`](Self::nodes).
+    ///
+    /// # Panics
+    ///
+    /// With what `redis-cli` says, when it fails.
+    #[track_caller]
+    pub fn join(&mut self) {
+        let new = node(RedisServer::builder());
+        redis_cli(&["--cluster", "add-node", &address(&new), &address(&self.nodes[0])]);
+        let id = id(&new);
+        self.nodes.push(new);
+        eventually(PATIENCE, "all know the new server", || {
+            self.nodes.iter().all(|node| node.cli(&["CLUSTER", "NODES"]).contains(&id))
+        });
+        self.until_serving();
     }
 
     /// `redis+cluster://` with all six servers, without TLS.
@@ -117,7 +123,7 @@ impl RedisCluster {
     pub fn key_at(&self, name: &str, node: &RedisServer) -> String {
         let port = node.port();
         let slots = self.slots();
-        (0..)
+        (0..10_000)
             .map(|n| format!("{name}{n}"))
             .find(|key| {
                 let slot = self.slot(key);
@@ -125,7 +131,7 @@ impl RedisCluster {
                     .iter()
                     .any(|(first, last, it)| *it == port && (*first..=*last).contains(&slot))
             })
-            .expect("numbers do not end")
+            .expect("the server has slots")
     }
 
     /// Waits until all servers that run agree that all slots are served by servers that run.
@@ -168,6 +174,27 @@ impl RedisCluster {
                 replicas += usize::from(info.contains("master_link_status:up"));
             }
             masters == 3 && replicas == 3
+        });
+    }
+
+    /// Waits until the replica of `master` has what the master has by now.
+    ///
+    /// # Panics
+    ///
+    /// After 30 s.
+    #[track_caller]
+    pub fn until_replicated(&self, master: &RedisServer) {
+        let number = |info: &str, name: &str| -> Option<u64> {
+            info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        };
+        let info = master.cli(&["INFO", "replication"]);
+        let written = number(&info, "master_repl_offset:").expect("a server counts what it writes");
+        eventually(PATIENCE, "the replica has it too", || {
+            self.nodes.iter().filter(|node| node.is_running()).any(|node| {
+                let info = node.cli(&["INFO", "replication"]);
+                number(&info, "master_port:") == Some(master.port().into())
+                    && number(&info, "slave_repl_offset:").is_some_and(|offset| offset >= written)
+            })
         });
     }
 
@@ -268,6 +295,20 @@ impl Move<'_> {
             })
         });
     }
+}
+
+#[track_caller]
+fn node(config: Config) -> RedisServer {
+    config
+        .arg("cluster-enabled", "yes")
+        // By default 10,000 above the port, where outgoing connections are.
+        .arg("cluster-port", &free_port().to_string())
+        .arg("cluster-node-timeout", "1000")
+        // However long a replica has heard nothing.
+        .arg("cluster-replica-validity-factor", "0")
+        .arg("cluster-allow-replica-migration", "no")
+        .arg("repl-diskless-sync-delay", "0")
+        .start()
 }
 
 fn address(node: &RedisServer) -> String {

@@ -13,7 +13,9 @@
 //!    the same lock, whatever we believe. Redis Cluster itself may lose a lock when a master dies before its
 //!    replica has it; the fence is for that.
 //! 3. **All keys of a lock are in one slot**, also its line and its fences, by a tag in front; see `names`.
-//! 4. **One channel on all servers.** A script that calls somebody counts the listeners of its own server, so each
+//! 4. **A divided slot.** While a slot moves some of its keys are at either server, and what needs keys of both is
+//!    refused until it is over (`TRYAGAIN`): a claim with a fence or in line, not a plain one, a renewal or a release.
+//! 5. **One channel on all servers.** A script that calls somebody counts the listeners of its own server, so each
 //!    connection listens. A message comes over every one of them, and counts where the slot is.
 
 use std::collections::HashMap;
@@ -328,7 +330,8 @@ impl Shared {
             let calls = groups.iter().map(|group| self.ask(entries, group)).collect();
             // One that does not answer must not take the others' answers along when the caller gives up.
             let lag = self.household.patience / 8 + EACH * count;
-            let answers = together(calls, Some(lag)).await;
+            let others_wait = outcomes.iter().any(Option::is_some);
+            let answers = together(calls, Some(Lag { lag, others_wait })).await;
             let mut sent_on = Vec::new();
             for (group, answer) in groups.into_iter().zip(answers) {
                 let mut answer = answer.unwrap_or_default().into_iter();
@@ -446,16 +449,20 @@ impl Shared {
     fn open(&self, address: Address) -> Member {
         let endpoint = self.endpoint(&address);
         let (household, probe) = (self.household.clone(), self.probe);
-        let home = Home::Node { slots: self.slots.clone(), address };
+        let home = Home::Node { slots: self.slots.clone(), address: address.clone() };
         let (tell, state) = watch::channel(State::Opening);
         let opening = async move {
             let mut pause = Duration::from_millis(5);
             loop {
-                let opened = match Dialer::new(endpoint.clone()).await {
-                    Ok(dialer) => Server::of(&household, dialer, home.clone(), probe).await,
-                    Err(error) => Err(BackendError::new(Failure::Refused, error.to_string())),
+                let opened = async {
+                    let dialer = Dialer::new(endpoint.clone()).await;
+                    let dialer = dialer
+                        .map_err(|error| BackendError::new(Failure::Refused, error.to_string()))?;
+                    Server::of(&household, dialer, home.clone(), probe).await
                 };
-                match opened {
+                // The connection itself gets one patience; a server may freeze right behind it.
+                let opened = timeout(household.patience.saturating_mul(2), opened).await;
+                match opened.unwrap_or_else(|_| Err(slow(&address).before_sending())) {
                     Ok(server) => {
                         tell.send_replace(State::Open(Arc::new(server)));
                         return;
@@ -613,8 +620,16 @@ impl Member {
     }
 }
 
-/// Runs `calls` side by side. Those that are not done `lag` after the first are given up.
-async fn together<T>(calls: Vec<Boxed<'_, T>>, lag: Option<Duration>) -> Vec<Option<T>> {
+/// How long calls may last that others wait for.
+#[derive(Clone, Copy)]
+struct Lag {
+    lag: Duration,
+    /// Whether somebody waits from the beginning, or only when the first call is done.
+    others_wait: bool,
+}
+
+/// Runs `calls` side by side. Those that lag behind the first too much are given up.
+async fn together<T>(calls: Vec<Boxed<'_, T>>, lag: Option<Lag>) -> Vec<Option<T>> {
     let mut done: Vec<_> = calls.iter().map(|_| None).collect();
     let mut calls: Vec<_> = calls.into_iter().map(Some).collect();
     let mut limit: Option<Pin<Box<tokio::time::Sleep>>> = None;
@@ -634,7 +649,7 @@ async fn together<T>(calls: Vec<Boxed<'_, T>>, lag: Option<Duration>) -> Vec<Opt
             return Poll::Ready(());
         }
         match lag {
-            Some(lag) if open < calls.len() => {
+            Some(Lag { lag, others_wait }) if others_wait || open < calls.len() => {
                 limit.get_or_insert_with(|| Box::pin(sleep(lag))).as_mut().poll(cx)
             }
             _ => Poll::Pending,
@@ -693,7 +708,8 @@ fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
     };
     let mut seeds = Vec::new();
     for host in hosts.split(',') {
-        let seed = Endpoint::parse(&format!("{scheme}://{login}{host}{tail}"))?;
+        let seed = Endpoint::parse(&format!("{scheme}://{login}{host}{tail}"))
+            .map_err(|error| error.remedy("write `redis+cluster://user:password@host1:6379,host2,host3`, or `rediss+cluster://` for TLS; user, password and ports may be left out, special characters in them are percent-encoded"))?;
         if seed.login.db() != 0 {
             return Err(LockError::new(ErrorKind::Config, "a Redis Cluster has no databases")
                 .remedy("leave the database number out of the URL; a prefix on the pool keeps keys apart"));
@@ -763,6 +779,7 @@ mod tests {
             let error = seeds(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
             assert!(!format!("{error} {error:?}").contains("c4n4ry"), "{error}");
+            assert!(!error.to_string().contains("`redis://"), "{error}");
         }
     }
 
@@ -774,8 +791,11 @@ mod tests {
             2
         });
         let never: Boxed<'_, _> = Box::pin(std::future::pending());
-        let lag = Some(Duration::from_secs(3));
+        let lag = Some(Lag { lag: Duration::from_secs(3), others_wait: false });
         assert_eq!(together(vec![never, quick, slow], lag).await, [None, Some(1), Some(2)]);
+        let never: Boxed<'_, _> = Box::pin(std::future::pending::<()>());
+        let lag = Some(Lag { lag: Duration::from_secs(3), others_wait: true });
+        assert_eq!(together(vec![never], lag).await, [None]);
         assert_eq!(together(Vec::<Boxed<'_, ()>>::new(), lag).await, []);
     }
 }
