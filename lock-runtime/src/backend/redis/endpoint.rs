@@ -29,8 +29,10 @@ pub(super) struct TlsFiles {
 
 impl Endpoint {
     pub(super) fn parse(text: &str) -> Result<Self, LockError> {
-        let url =
-            Url::parse(text).map_err(|error| wrong(format!("the URL is not valid: {error}")))?;
+        let url = Url::parse(text).map_err(|error| match error {
+            url::ParseError::EmptyHost => wrong("the URL names no host"),
+            error => wrong(format!("the URL is not valid: {error}")),
+        })?;
         let host = match url.host() {
             Some(Host::Domain(name)) if !name.is_empty() => name.to_owned(),
             Some(Host::Ipv4(address)) => address.to_string(),

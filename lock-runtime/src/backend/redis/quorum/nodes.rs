@@ -106,7 +106,7 @@ mod tests {
             ("redlock://:c4n4ry@a,b,c,d", "4 nodes tolerate no more"),
             ("redlock://:c4n4ry@a,b,a:6379", "a:6379 is named twice"),
             ("redlock://redis://:c4n4ry@a/1,redis://a/2,redis://b", "is named twice"),
-            ("redlock://:c4n4ry@a,b,", "empty host"),
+            ("redlock://:c4n4ry@a,b,", "names no host"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
         ] {
             let error = endpoints(url).unwrap_err();
