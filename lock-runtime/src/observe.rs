@@ -60,6 +60,12 @@ pub(crate) fn not_released(lease: &Lease, error: &BackendError) {
     tell!(warn, lease.ask.subject, lease.pool, %error, "not released yet");
 }
 
+/// How a store keeps its locks, if not in the usual way.
+#[cfg(feature = "redis")]
+pub(crate) fn without_scripts(server: &str, reason: &str) {
+    warn!(target: "lock_runtime", server, reason, "locks are kept without scripts");
+}
+
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -11,18 +11,23 @@
 //! redis://     server    the locks of one server
 //!                └─ node    one connection, kept up ── stream, tls: its bytes
 //!                     └─ ears    what the server says without being asked
+//! without      plain     the same locks by plain commands
+//! scripts        └─ desk    read, compare, write on a connection of its own ── spare
 //! ```
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors.
 
+mod desk;
 mod ears;
 mod endpoint;
 mod line;
 mod names;
 mod node;
+mod plain;
 mod reply;
 mod script;
 mod server;
+mod spare;
 mod stream;
 #[cfg(feature = "rediss")]
 mod tls;
@@ -30,8 +35,9 @@ mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::endpoint::Endpoint;
+use self::endpoint::{Endpoint, Scripts};
 use self::names::Names;
+use self::plain::{Cause, Plain};
 use self::server::Server;
 use self::stream::Dialer;
 use super::Store;
@@ -51,5 +57,16 @@ pub(super) struct Setting<'a> {
 /// Opens the store at `url`, whose scheme is one of this folder's.
 pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
-    Ok(Arc::new(Server::connect(dialer, Names::of_server(setting.prefix), setting).await?))
+    let names = Names::of_server(setting.prefix);
+    let scripts = dialer.endpoint().scripts;
+    let cause = if scripts == Scripts::Off {
+        Cause::Wish
+    } else {
+        match Server::connect(dialer.clone(), names.clone(), setting).await? {
+            Ok(server) => return Ok(Arc::new(server)),
+            Err(refusal) if scripts == Scripts::On => return Err(LockError::backend(refusal)),
+            Err(refusal) => Cause::Refusal(refusal),
+        }
+    };
+    Ok(Arc::new(Plain::connect(dialer, &names, setting, cause).await?))
 }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::ears::Ears;
 use super::line::Channel;
 use super::reply;
+use super::spare::Spare;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
 use crate::clock::{Clock, Instant};
@@ -36,8 +37,8 @@ struct Shared {
     /// Where the server's own messages go, and the channel on which this pool can be told.
     ears: Arc<Ears>,
     channel: Channel,
-    /// Finds out whether this user may do what the line of a lock needs.
-    probe: Cmd,
+    /// Finds out whether this user may do what the line of a lock needs. Without it nobody is called.
+    probe: Option<Cmd>,
     line: Mutex<Line>,
 }
 
@@ -52,6 +53,17 @@ struct Connection {
     mover: AbortHandle,
     silence: Silence,
     hears: Hears,
+    dialect: Dialect,
+}
+
+/// How much of the protocol the other end speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dialect {
+    Full,
+    /// RESP2 without pushes.
+    Plain,
+    /// As plain, and it hangs up on a command that it does not know.
+    Touchy,
 }
 
 impl Connection {
@@ -59,9 +71,10 @@ impl Connection {
         requests: MultiplexedConnection,
         mover: AbortOnDrop,
         hears: Hears,
+        dialect: Dialect,
     ) -> (Self, AbortOnDrop) {
         let handle = mover.0.abort_handle();
-        (Self { requests, mover: handle, silence: Silence::default(), hears }, mover)
+        (Self { requests, mover: handle, silence: Silence::default(), hears, dialect }, mover)
     }
 }
 
@@ -88,7 +101,7 @@ impl Node {
         patience: Duration,
         ears: Arc<Ears>,
         channel: Channel,
-        probe: Cmd,
+        probe: Option<Cmd>,
     ) -> Result<Self, BackendError> {
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
@@ -104,6 +117,21 @@ impl Node {
             Line::Up(connection) => connection.hears,
             Line::Down(_) => Hears::default(),
         }
+    }
+
+    /// Whether this is a proxy that hangs up on what it does not know.
+    pub(super) fn is_touchy(&self) -> bool {
+        matches!(&*self.shared.line(), Line::Up(connection) if connection.dialect == Dialect::Touchy)
+    }
+
+    /// Another connection to the same server, for what cannot share one.
+    pub(super) async fn another(&self) -> Result<Spare, BackendError> {
+        let (requests, mover) = self.shared.within_patience(self.shared.log_in_plainly()).await?;
+        Ok(Spare::new(requests, mover))
+    }
+
+    pub(super) fn server(&self) -> &impl std::fmt::Display {
+        self.shared.dialer.endpoint()
     }
 
     /// Sends one command.
@@ -257,53 +285,93 @@ impl Shared {
     }
 
     async fn open(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
+        self.within_patience(self.log_in()).await
+    }
+
+    async fn within_patience<T>(
+        &self,
+        login: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
         let silence = || {
             let (endpoint, patience) = (self.dialer.endpoint(), self.patience);
             let message = format!("Redis at {endpoint} did not answer within {patience:?}");
             BackendError::new(Failure::NotNow, message)
                 .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
         };
-        timeout(self.patience, self.log_in()).await.unwrap_or_else(|_| Err(silence()))
+        timeout(self.patience, login).await.unwrap_or_else(|_| Err(silence()))
     }
 
     async fn log_in(&self) -> Result<(Connection, AbortOnDrop), BackendError> {
+        if let Login::Done(connection, mover) = self.log_in_fully().await? {
+            return Ok((connection, mover));
+        }
+        // Some proxies hang up on what they do not know. But so does a server that is going down, and one that
+        // comes back is not to be spoken to plainly ever after.
+        let (requests, plain) = self.log_in_plainly().await?;
+        Ok(match self.log_in_fully().await? {
+            Login::Done(connection, mover) => (connection, mover),
+            Login::HungUp => Connection::new(requests, plain, Hears::default(), Dialect::Touchy),
+        })
+    }
+
+    async fn log_in_fully(&self) -> Result<Login, BackendError> {
         let login = self.dialer.endpoint().login.clone();
         let (mut requests, mover) = match self.speak(&login, true).await? {
             Ok(connected) => connected,
+            Err(error) if reply::is_hang_up(&error) => return Ok(Login::HungUp),
             // Older servers and some proxies know RESP2 only, which serves as well.
             Err(error) if knows_no_hello(&error) => {
-                let login = login.set_protocol(ProtocolVersion::RESP2);
-                let (requests, mover) = self
-                    .speak(&login, false)
-                    .await?
-                    .map_err(|error| refused(&self.dialer, error))?;
-                return Ok(Connection::new(requests, mover, Hears::default()));
+                let (requests, mover) = self.log_in_plainly().await?;
+                let (hears, dialect) = (Hears::default(), Dialect::Plain);
+                let (connection, mover) = Connection::new(requests, mover, hears, dialect);
+                return Ok(Login::Done(connection, mover));
             }
             Err(error) => return Err(refused(&self.dialer, error)),
         };
-        let hears = self.listen(&mut requests).await;
-        Ok(Connection::new(requests, mover, hears))
+        let Some(hears) = self.listen(&mut requests).await else { return Ok(Login::HungUp) };
+        let (connection, mover) = Connection::new(requests, mover, hears, Dialect::Full);
+        Ok(Login::Done(connection, mover))
     }
 
-    /// Asks to be told of changes and calls. A user who may not, waits by asking.
-    async fn listen(&self, connection: &mut MultiplexedConnection) -> Hears {
+    /// With nothing that a proxy could stumble over.
+    async fn log_in_plainly(&self) -> Result<(MultiplexedConnection, AbortOnDrop), BackendError> {
+        let login = self.dialer.endpoint().login.clone();
+        let login = login.set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+        let refused = |error| refused(&self.dialer, error);
+        let (mut requests, mover) = self.speak(&login, false).await?.map_err(refused)?;
+        // Without a password nothing has been said yet.
+        match requests.req_packed_command(&redis::cmd("PING")).await {
+            Err(error) if error.code().is_none() => Err(refused(error)),
+            Ok(_) | Err(_) => Ok((requests, mover)),
+        }
+    }
+
+    /// Asks to be told of changes and calls. A user who may not, waits by asking. `None` if the other end has
+    /// hung up over it.
+    async fn listen(&self, connection: &mut MultiplexedConnection) -> Option<Hears> {
         let mut track = redis::cmd("CLIENT");
         // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
         track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
         let changes: Result<Value, _> = track.query_async(connection).await;
+        if changes.as_ref().is_err_and(reply::is_hang_up) {
+            return None;
+        }
+        let changes = changes.is_ok();
+        let Some(probe) = &self.probe else { return Some(Hears { changes, calls: false }) };
         let subscribed = connection.subscribe(self.channel.name()).await;
         let subscribed_to = subscribed.is_ok();
         let heard: Result<u64, _> = match subscribed {
-            Ok(()) => self.probe.query_async(connection).await,
+            Ok(()) => probe.query_async(connection).await,
             Err(error) => Err(error),
         };
         let calls = match heard {
             // More than one: the server may not have noticed yet that an earlier connection is gone.
             Ok(ears) => ears >= 1,
+            Err(error) if reply::is_hang_up(&error) => return None,
             // Passes by itself; the claims will tell.
             Err(error) => subscribed_to && reply::passes(&error),
         };
-        Hears { changes: changes.is_ok(), calls }
+        Some(Hears { changes, calls })
     }
 
     async fn speak(
@@ -354,7 +422,14 @@ impl Silence {
     }
 }
 
-struct AbortOnDrop(JoinHandle<()>);
+/// What came of the full greeting.
+enum Login {
+    Done(Connection, AbortOnDrop),
+    HungUp,
+}
+
+#[derive(Debug)]
+pub(super) struct AbortOnDrop(JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {

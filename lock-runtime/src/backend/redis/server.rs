@@ -13,7 +13,7 @@ use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
 use super::node::{Hears, Node};
 use super::reply;
-use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
+use super::script::{self, ACQUIRE, By, LINE, RELEASE, RENEW};
 use super::stream::Dialer;
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
@@ -43,36 +43,32 @@ pub(super) struct Server {
 }
 
 impl Server {
+    /// The inner error is why this server runs no scripts.
     pub(super) async fn connect(
         dialer: Dialer,
         names: Names,
         setting: Setting<'_>,
-    ) -> Result<Self, LockError> {
+    ) -> Result<Result<Self, BackendError>, LockError> {
         let Setting { clock, patience, .. } = setting;
         let (found, strays) = mpsc::unbounded_channel();
         let hot = Arc::<Hot>::default();
         let ears = Arc::new(Ears::new(found, hot.clone(), clock));
         let channel = Channel::random()?;
         let probe = probe(&names, channel)?;
-        let node = Node::connect(dialer, clock, patience, ears.clone(), channel, probe)
+        let node = Node::connect(dialer, clock, patience, ears.clone(), channel, Some(probe))
             .await
             .map_err(LockError::backend)?;
         let node = Arc::new(node);
-        // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
-        // release does nothing.
-        let nothing = Freeing {
-            keys: &[],
-            token: &[],
-            keep_for: Duration::ZERO,
-            ttl: Duration::ZERO,
-            successor: None,
-            leave_open: Duration::ZERO,
-        };
-        node.send(&nothing.command(&names, By::Text)).await.map_err(LockError::backend)?;
+        // Whoever may not run scripts could take a lock by plain `SET` and never free it.
+        if let Some(refusal) =
+            script::refusal(&node, names.probe()).await.map_err(LockError::backend)?
+        {
+            return Ok(Err(refusal));
+        }
         let channel = node.hears().calls.then_some(channel);
         let strays = tokio::spawn(pass_strays_on(node.clone(), names.clone(), strays, channel))
             .abort_handle();
-        Ok(Self { node, ears, clock, names, channel, hot, strays })
+        Ok(Ok(Self { node, ears, clock, names, channel, hot, strays }))
     }
 
     /// How `claim` is put to the server.
@@ -279,7 +275,7 @@ enum Form {
 }
 
 /// Redis rounds an expiry to a millisecond.
-const ROUNDING: Duration = Duration::from_millis(1);
+pub(super) const ROUNDING: Duration = Duration::from_millis(1);
 
 impl Backend for Server {
     fn attach(&self, bell: Bell) {
@@ -395,20 +391,22 @@ impl Backend for Server {
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
-        let mut get = redis::cmd("MGET");
-        for key in lease.keys.iter() {
-            get.arg(key.as_str());
-        }
-        let Value::Array(holders) = self.node.send(&get).await? else {
-            return Ok(Held::No);
-        };
-        let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, &lease.owner));
-        Ok(if holders.iter().all(ours) { Held::Yes } else { Held::No })
+        holds(&self.node, lease).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.node.send(&redis::cmd("PING")).await?;
-        Ok(Vec::new())
+        if !self.node.is_touchy() {
+            return Ok(Vec::new());
+        }
+        let text = format!(
+            "Redis at {} is behind a proxy that knows few commands, so waiting locks are polled for",
+            self.node.server()
+        );
+        Ok(vec![Warning::new(
+            text,
+            "if it spreads keys over several servers, give the keys of one `lock_all` a common hash tag",
+        )])
     }
 
     async fn close(&self) {
@@ -539,6 +537,19 @@ async fn pass_strays_on(
     }
 }
 
+/// A key of another type is somebody else's.
+pub(super) async fn holds(node: &Node, lease: &LeaseRef) -> Result<Held, BackendError> {
+    let mut get = redis::cmd("MGET");
+    for key in lease.keys.iter() {
+        get.arg(key.as_str());
+    }
+    let Value::Array(holders) = node.send(&get).await? else {
+        return Ok(Held::No);
+    };
+    let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, &lease.owner));
+    Ok(if holders.iter().all(ours) { Held::Yes } else { Held::No })
+}
+
 /// `first:count`.
 fn fences(answer: &[u8]) -> Option<(Fence, u32)> {
     let (first, count) = std::str::from_utf8(answer).ok()?.split_once(':')?;
@@ -546,12 +557,12 @@ fn fences(answer: &[u8]) -> Option<(Fence, u32)> {
 }
 
 /// Rounded up: `PEXPIRE` with zero deletes the key.
-fn millis(span: Duration) -> u64 {
+pub(super) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 #[cold]
-fn unexpected(answer: &Value) -> BackendError {
+pub(super) fn unexpected(answer: &Value) -> BackendError {
     BackendError::new(
         Failure::Unknown,
         format!("Redis gave an answer that does not fit: {answer:?}"),
