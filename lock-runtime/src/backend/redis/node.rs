@@ -335,12 +335,25 @@ impl Shared {
 
     /// With nothing that a proxy could stumble over.
     async fn log_in_plainly(&self) -> Result<(MultiplexedConnection, AbortOnDrop), BackendError> {
-        let login = self.dialer.endpoint().login.clone();
-        let login = login.set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+        let login = &self.dialer.endpoint().login;
         let refused = |error| refused(&self.dialer, error);
-        let (mut requests, mover) = self.speak(&login, false).await?.map_err(refused)?;
-        // Without a password nothing has been said yet.
-        match requests.req_packed_command(&redis::cmd("PING")).await {
+        let nobody = redis::RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP2)
+            .set_skip_set_lib_name();
+        let (mut requests, mover) = self.speak(&nobody, false).await?.map_err(refused)?;
+        // By hand, as the library does not tell why a password is refused.
+        let mut ask =
+            async |command: &Cmd| requests.req_packed_command(command).await?.extract_error();
+        if let Some(password) = login.password() {
+            let mut auth = redis::cmd("AUTH");
+            auth.arg(login.username()).arg(password);
+            ask(&auth).await.map_err(refused)?;
+        }
+        if login.db() != 0 {
+            ask(redis::cmd("SELECT").arg(login.db())).await.map_err(refused)?;
+        }
+        // Without a password nothing has been said yet. A refusal is an answer too.
+        match ask(&redis::cmd("PING")).await {
             Err(error) if error.code().is_none() => Err(refused(error)),
             Ok(_) | Err(_) => Ok((requests, mover)),
         }

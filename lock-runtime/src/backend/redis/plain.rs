@@ -556,10 +556,14 @@ async fn knows(node: &Node, commands: &Pipeline) -> Result<bool, BackendError> {
     match node.another().await?.send_all(commands).await {
         Ok(answers) => {
             for error in answers.into_iter().filter_map(Result::err) {
-                if reply::is_beyond_this_user(&error) || error.code() == Some("EXECABORT") {
+                // `EXEC` says by its own code that it is refused, and that something before it was.
+                let aborted = error.code() == Some("EXECABORT");
+                let refused =
+                    aborted && error.detail().is_some_and(|it| it.contains("because of:"));
+                if reply::is_beyond_this_user(&error) || (aborted && !refused) {
                     continue;
                 }
-                if reply::is_unknown_command(&error) || is_syntax(&error) {
+                if refused || reply::is_unknown_command(&error) || is_syntax(&error) {
                     return Ok(false);
                 }
                 return Err(node.failure(error).before_sending());
