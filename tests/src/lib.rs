@@ -4,6 +4,7 @@
 //! | module | gives a test |
 //! |---|---|
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
+//! | [`versions`] | the servers of other versions that are installed |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -30,6 +31,7 @@ pub mod resp;
 pub mod server;
 pub mod sizes;
 pub mod tls;
+pub mod versions;
 
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;

@@ -469,6 +469,7 @@ async fn read_commands(
                 if !known {
                     wire.hang_ups.fetch_add(1, Ordering::SeqCst);
                     send(Parcel::HangUp);
+                    return Ok(());
                 }
                 let mut on_reply = None;
                 if let Some(Rule { action, trap, .. }) = wire.rule_for(&command) {
