@@ -172,7 +172,7 @@ async fn a_user_without_scripts_takes_no_lock_that_it_cannot_release() {
     for may in ["~* +@all -@scripting", "~* +@all -eval -evalsha"] {
         let line = format!("user worker on >{CANARY} &* {may}");
         let server = RedisServer::builder().config_line(&line).start();
-        let url = format!("redis://worker:{CANARY}@127.0.0.1:{}", server.port());
+        let url = format!("redis://worker:{CANARY}@127.0.0.1:{}?scripts=on", server.port());
         let error = within(PATIENCE, LockPool::connect(&url)).await.unwrap_err();
         Told::of(ErrorKind::Backend).check(may, &error, &["NOPERM", "eval"]);
     }
@@ -185,7 +185,8 @@ async fn the_recommended_user_may_do_all_that_is_needed() {
         .config_line(&format!("user worker on >{CANARY} ~* &* +@all -@scripting"))
         .start();
     let url = |server: &RedisServer| format!("redis://worker:{CANARY}@127.0.0.1:{}", server.port());
-    let text = LockPool::connect(&url(&refused)).await.unwrap_err().to_string();
+    let with_scripts = format!("{}?scripts=on", url(&refused));
+    let text = LockPool::connect(&with_scripts).await.unwrap_err().to_string();
     let commands = text.split('`').find(|part| part.starts_with('+')).expect("commands are listed");
     let line =
         format!("user worker on >{CANARY} resetchannels ~order:* ~lock_runtime:* {commands}");

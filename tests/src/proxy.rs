@@ -176,6 +176,17 @@ impl FaultProxy {
         self.on_next(nth(n), Action::CutBeforeReply)
     }
 
+    /// From now on it knows no other commands than these, and hangs up on whoever sends one, as
+    /// twemproxy does. See [`nutcracker`].
+    pub fn know_only(&self, known: impl Fn(&Command) -> bool + Send + 'static) {
+        *self.wire.known.lock().unwrap() = Some(Box::new(known));
+    }
+
+    /// How often it has hung up on a command that it does not know.
+    pub fn hang_ups(&self) -> usize {
+        self.wire.hang_ups.load(Ordering::SeqCst)
+    }
+
     /// How many connections it has taken.
     pub fn connections(&self) -> usize {
         self.wire.connections.load(Ordering::SeqCst)
@@ -218,6 +229,14 @@ impl Trap {
 /// Matches a command by its name, in any case.
 pub fn named(name: &'static str) -> impl FnMut(&Command) -> bool + Send + 'static {
     move |command| command.is(name)
+}
+
+/// What twemproxy knows of the commands that locks could use: those on keys, of scripts those that name a key.
+pub fn nutcracker(command: &Command) -> bool {
+    const KNOWN: [&str; 10] =
+        ["AUTH", "PING", "GET", "MGET", "SET", "DEL", "PEXPIRE", "PTTL", "EXISTS", "QUIT"];
+    let is_script = command.is("EVAL") || command.is("EVALSHA");
+    KNOWN.iter().any(|name| command.is(name)) || (is_script && command.arg(2) != "0")
 }
 
 fn nth(n: usize) -> impl FnMut(&Command) -> bool + Send + 'static {
@@ -265,6 +284,8 @@ struct Wire {
     gates: watch::Sender<Gates>,
     delays: Mutex<Delays>,
     rules: Mutex<Vec<Rule>>,
+    known: Mutex<Option<Known>>,
+    hang_ups: AtomicUsize,
     refuse: AtomicBool,
     connections: AtomicUsize,
     open: AtomicUsize,
@@ -328,6 +349,8 @@ struct Delays {
     to_client: Duration,
 }
 
+type Known = Box<dyn Fn(&Command) -> bool + Send>;
+
 struct Rule {
     matches: Box<dyn FnMut(&Command) -> bool + Send>,
     action: Action,
@@ -345,6 +368,7 @@ enum Parcel {
         releases: u64,
     },
     Cut,
+    HangUp,
 }
 
 /// What the next reply of a connection belongs to.
@@ -441,6 +465,12 @@ async fn read_commands(
     while frames.fill(&mut client).await.is_ok_and(|len| len > 0) {
         for (value, bytes) in frames.by_ref() {
             if let Some(command) = value.as_ref().and_then(Command::of) {
+                let known = wire.known.lock().unwrap().as_ref().is_none_or(|known| known(&command));
+                if !known {
+                    wire.hang_ups.fetch_add(1, Ordering::SeqCst);
+                    send(Parcel::HangUp);
+                    return Ok(());
+                }
                 let mut on_reply = None;
                 if let Some(Rule { action, trap, .. }) = wire.rule_for(&command) {
                     match action {
@@ -506,6 +536,7 @@ async fn write(
     while let Some(parcel) = parcels.recv().await {
         match parcel {
             Parcel::Cut => return Err(End::Reset),
+            Parcel::HangUp => return Err(End::Close),
             Parcel::Hold { releases } => {
                 let _ = gates.wait_for(|gates| gates.releases > releases).await;
             }

@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,12 +34,19 @@ pub struct RedisServer {
 /// What a [`RedisServer`] is started with.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
+    program: Option<PathBuf>,
     lines: Vec<String>,
     password: Option<String>,
     tls: Option<Tls>,
 }
 
 impl Config {
+    /// Another server than the `redis-server` of this machine; see [`versions`](crate::versions).
+    pub fn program(mut self, program: &Path) -> Self {
+        self.program = Some(program.into());
+        self
+    }
+
     /// A directive, e.g. `.arg("appendonly", "yes")`.
     pub fn arg(self, name: &str, value: &str) -> Self {
         let value = if value.is_empty() { "\"\"" } else { value };
@@ -198,7 +205,7 @@ impl RedisServer {
     #[track_caller]
     pub fn restart(&self) {
         self.kill();
-        *self.process() = spawn(&self.dir);
+        *self.process() = spawn(&self.dir, &self.config);
         if let Err(log) = self.wait_until_ready() {
             panic!("redis-server did not start again:\n{log}");
         }
@@ -258,7 +265,7 @@ impl RedisServer {
         let tls_files = config.tls.as_ref().map(|tls| tls.write(dir.path()));
         config.write(&dir, port, tls_port, tls_files.as_ref());
         let server = Self {
-            process: Mutex::new(spawn(&dir)),
+            process: Mutex::new(spawn(&dir, config)),
             admin: Mutex::new(None),
             config: config.clone(),
             port,
@@ -348,16 +355,18 @@ pub(crate) fn exchange<A: AsRef<[u8]>>(stream: &mut TcpStream, args: &[A]) -> io
     }
 }
 
-fn spawn(dir: &TempDir) -> Process {
+fn spawn(dir: &TempDir, config: &Config) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(log_path(dir));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
-    let mut command = Process::command("redis-server");
+    let program = config.program.as_deref().unwrap_or(Path::new("redis-server"));
+    let mut command = Process::command(program);
     command.arg(dir.path().join("redis.conf"));
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
-    Process::spawn(command)
-        .unwrap_or_else(|error| panic!("cannot start redis-server, run tests/run.sh: {error}"))
+    Process::spawn(command).unwrap_or_else(|error| {
+        panic!("cannot start {}, run tests/run.sh: {error}", program.display())
+    })
 }
 
 fn log_path(dir: &TempDir) -> PathBuf {

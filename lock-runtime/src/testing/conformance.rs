@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::backend::{
-    Attempt, Backend, Bell, Claim, Held, LeaseRef, Owner, Release, Released, Standing,
+    Attempt, Backend, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released, Standing,
 };
 use crate::bell::Ear;
 use crate::clock::Clock;
@@ -22,23 +22,19 @@ const SHORT: Duration = Duration::from_millis(300);
 /// # Panics
 /// With the rule that is broken.
 pub async fn conformance<B: Backend>(one: B, other: B) {
-    let rung = Arc::new(Rung::default());
-    one.attach(Bell::new(rung.clone()));
-    other.attach(Bell::new(rung.clone()));
-    let suite = Suite { one, other, clock: Clock::runtime(), rung };
-    suite.one_owner_at_a_time().await;
-    suite.a_retry_by_the_owner_succeeds_again().await;
-    suite.a_late_retry_for_less_time_shortens_nothing().await;
-    suite.only_the_owner_renews_and_releases().await;
-    suite.a_grant_ends_with_its_ttl().await;
-    suite.a_renewal_counts_from_now().await;
-    suite.a_kept_key_stays_taken_for_a_while().await;
-    suite.several_keys_are_taken_together_or_not_at_all().await;
-    suite.batches_answer_in_order().await;
+    let suite = Suite::new(one, other);
+    suite.all_but_fences().await;
     suite.fences_grow().await;
-    suite.a_change_is_told_if_the_store_can_tell().await;
-    suite.odd_keys_are_keys().await;
-    suite.a_hundred_owners_take_turns().await;
+}
+
+/// As [`conformance`], for a store that has no fences: one that is asked for must be refused.
+///
+/// # Panics
+/// With the rule that is broken.
+pub async fn conformance_without_fences<B: Backend>(one: B, other: B) {
+    let suite = Suite::new(one, other);
+    suite.all_but_fences().await;
+    suite.fences_are_refused().await;
 }
 
 struct Suite<B> {
@@ -70,6 +66,28 @@ impl Ear for Arc<Rung> {
 }
 
 impl<B: Backend> Suite<B> {
+    fn new(one: B, other: B) -> Self {
+        let rung = Arc::new(Rung::default());
+        one.attach(Bell::new(rung.clone()));
+        other.attach(Bell::new(rung.clone()));
+        Self { one, other, clock: Clock::runtime(), rung }
+    }
+
+    async fn all_but_fences(&self) {
+        self.one_owner_at_a_time().await;
+        self.a_retry_by_the_owner_succeeds_again().await;
+        self.a_late_retry_for_less_time_shortens_nothing().await;
+        self.only_the_owner_renews_and_releases().await;
+        self.a_grant_ends_with_its_ttl().await;
+        self.a_renewal_counts_from_now().await;
+        self.a_kept_key_stays_taken_for_a_while().await;
+        self.several_keys_are_taken_together_or_not_at_all().await;
+        self.batches_answer_in_order().await;
+        self.a_change_is_told_if_the_store_can_tell().await;
+        self.odd_keys_are_keys().await;
+        self.a_hundred_owners_take_turns().await;
+    }
+
     async fn one_owner_at_a_time(&self) {
         let mine = claim(["exclusive"], LONG);
         let theirs = claim(["exclusive"], LONG);
@@ -260,6 +278,15 @@ impl<B: Backend> Suite<B> {
             "a fence is given only when asked for"
         );
         release(&self.one, &unfenced).await;
+    }
+
+    async fn fences_are_refused(&self) {
+        let fenced = Claim { fencing: true, ..claim(["fence"], LONG) };
+        let mut answers = self.one.acquire(std::slice::from_ref(&fenced)).await;
+        let answer = answers.pop();
+        let is_refused = matches!(&answer, Some(Err(error)) if error.failure() == Failure::Refused);
+        assert!(is_refused, "a fence that cannot be given is refused: {answer:?}");
+        assert_eq!(holds(&self.other, &fenced).await, Held::No, "what is refused takes nothing");
     }
 
     async fn a_change_is_told_if_the_store_can_tell(&self) {

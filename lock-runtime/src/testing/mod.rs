@@ -10,6 +10,6 @@ mod conformance;
 mod faulty;
 mod opened;
 
-pub use conformance::conformance;
+pub use conformance::{conformance, conformance_without_fences};
 pub use faulty::{Fault, Faults, Faulty, Operation};
 pub use opened::{Opened, open};

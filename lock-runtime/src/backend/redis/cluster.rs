@@ -34,10 +34,10 @@ use tokio::time::{sleep, timeout};
 use super::Setting;
 use super::ears::{Home, Stray};
 use super::endpoint::Endpoint;
+use super::login::ask_once;
 use super::names::Names;
-use super::node::ask_once;
 use super::reply::{self, Redirect};
-use super::server::{Household, Server, Way, note_calls};
+use super::server::{Household, Server, Unfit, Way, note_calls};
 use super::slots::{self, Address, Map, Slots};
 use super::stream::Dialer;
 use crate::backend::{
@@ -458,7 +458,8 @@ impl Shared {
                     let dialer = Dialer::new(endpoint.clone()).await;
                     let dialer = dialer
                         .map_err(|error| BackendError::new(Failure::Refused, error.to_string()))?;
-                    Server::of(&household, dialer, home.clone(), probe).await
+                    let opened = Server::of(&household, dialer, home.clone(), probe).await;
+                    opened.map_err(Unfit::into_error)
                 };
                 // The connection itself gets one patience; a server may freeze right behind it.
                 let opened = timeout(household.patience.saturating_mul(2), opened).await;

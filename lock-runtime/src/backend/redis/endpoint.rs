@@ -17,6 +17,19 @@ pub(super) struct Endpoint {
     pub(super) port: u16,
     pub(super) tls: Option<TlsFiles>,
     pub(super) login: RedisConnectionInfo,
+    pub(super) scripts: Scripts,
+}
+
+/// Whether locks are kept by Lua scripts: `?scripts=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scripts {
+    /// If the server runs them.
+    #[default]
+    Auto,
+    /// A server that does not is an error.
+    On,
+    /// By plain commands, and no script is ever sent.
+    Off,
 }
 
 /// PEM files for a TLS connection; without `ca` the system's root certificates hold.
@@ -62,14 +75,15 @@ impl Endpoint {
                 login = login.set_db(i64::from(database));
             }
         }
-        let tls = tls_files(&url)?;
-        Ok(Self { host, port: url.port().unwrap_or(DEFAULT_PORT), tls, login })
+        let (tls, scripts) = query(&url)?;
+        Ok(Self { host, port: url.port().unwrap_or(DEFAULT_PORT), tls, login, scripts })
     }
 }
 
-fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
+/// What stands behind the `?`.
+fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
     let encrypted = url.scheme() == "rediss";
-    let mut files = TlsFiles::default();
+    let (mut files, mut scripts) = (TlsFiles::default(), Scripts::default());
     if url.query().is_some_and(|query| query.contains('@')) {
         return Err(broken_password("?", "%3F"));
     }
@@ -78,9 +92,21 @@ fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
             "ca" => &mut files.ca,
             "cert" => &mut files.cert,
             "key" => &mut files.key,
+            "scripts" => {
+                scripts = match &*value {
+                    "auto" => Scripts::Auto,
+                    "on" => Scripts::On,
+                    "off" => Scripts::Off,
+                    _ => {
+                        return Err(wrong("`?scripts=` in the URL has no such value")
+                            .remedy("write `?scripts=auto`, `?scripts=on` or `?scripts=off`"));
+                    }
+                };
+                continue;
+            }
             _ => {
                 return Err(wrong(format!("`?{name}=` in the URL is not known"))
-                    .remedy("known are `ca`, `cert` and `key`, for `rediss://`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+                    .remedy("known are `scripts`, and `ca`, `cert` and `key` for `rediss://`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
             }
         };
         if !encrypted {
@@ -93,7 +119,7 @@ fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
         return Err(wrong("a client certificate needs both `?cert=` and `&key=`")
             .remedy("write `rediss://host:6379?cert=/path.pem&key=/path.key`"));
     }
-    Ok(encrypted.then_some(files))
+    Ok((encrypted.then_some(files), scripts))
 }
 
 pub(super) fn decoded(part: &str) -> Result<String, LockError> {
@@ -139,6 +165,12 @@ mod tests {
         assert_eq!(endpoint.login.db(), 3);
         assert_eq!(endpoint.to_string(), "[::1]:7000");
         assert_eq!(Endpoint::parse("redis://host").unwrap().port, 6379);
+        for (query, scripts) in
+            [("", Scripts::Auto), ("?scripts=on", Scripts::On), ("?scripts=off", Scripts::Off)]
+        {
+            let endpoint = Endpoint::parse(&format!("redis://host{query}")).unwrap();
+            assert_eq!(endpoint.scripts, scripts);
+        }
     }
 
     #[test]
@@ -150,6 +182,7 @@ mod tests {
             "redis://:c4n4ry@host:99999",
             "redis://:c4n4ry@host?ttl=5s",
             "redis://:c4n4ry@host?ca=/x.pem",
+            "redis://:c4n4ry@host?scripts=c4n4ry",
             "redis://:c4n4ry@host#insecure",
             "rediss://:c4n4ry@host?cert=/x.pem",
             "redis://:c4n4ry%ff@host",

@@ -11,9 +11,11 @@
 //! redis://                      server    the locks of one server
 //! redis+sentinel:// service ─────┤  └─ resolver, sentinel: which server that is
 //! redis+cluster://  cluster ─────┘  └─ node    one connection, kept up ── stream, tls: its bytes
-//!                    └─ slots            └─ ears    what the server says without being asked
-//! redlock://        quorum    a majority of independent servers
+//!                    └─ slots            ├─ login   its greeting
+//! redlock://        quorum               └─ ears    what the server says without being asked
 //!                    └─ node
+//! without scripts   plain     the same locks by plain commands
+//!                    └─ desk    read, compare, write on a connection of its own ── spare
 //! ```
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
@@ -21,11 +23,14 @@
 
 mod check;
 mod cluster;
+mod desk;
 mod ears;
 mod endpoint;
 mod line;
+mod login;
 mod names;
 mod node;
+mod plain;
 mod quorum;
 mod reply;
 mod resolver;
@@ -34,6 +39,7 @@ mod sentinel;
 mod server;
 mod service;
 mod slots;
+mod spare;
 mod stream;
 #[cfg(feature = "rediss")]
 mod tls;
@@ -41,11 +47,12 @@ mod tls;
 use std::sync::Arc;
 
 use self::cluster::Cluster;
-use self::endpoint::Endpoint;
+use self::endpoint::{Endpoint, Scripts};
 use self::names::Names;
+use self::plain::{Cause, Plain};
 use self::quorum::Quorum;
 use self::sentinel::Sentinels;
-use self::server::Server;
+use self::server::{Server, Unfit};
 use self::service::Service;
 use self::stream::Dialer;
 use super::{Setting, Store};
@@ -63,8 +70,19 @@ pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Stor
     let names = Names::of_server(setting.prefix);
     if Service::is_named_by(url) {
         let sentinels = Sentinels::new(Service::parse(url)?, setting).await?;
-        return Ok(Arc::new(Server::connect(sentinels, names, setting).await?));
+        let server = Server::connect(sentinels, names, setting).await?;
+        return Ok(Arc::new(server.map_err(|unfit| LockError::backend(unfit.into_error()))?));
     }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
-    Ok(Arc::new(Server::connect(dialer, names, setting).await?))
+    let scripts = dialer.endpoint().scripts;
+    let cause = if scripts == Scripts::Off {
+        Cause::Wish
+    } else {
+        match Server::connect(dialer.clone(), names.clone(), setting).await? {
+            Ok(server) => return Ok(Arc::new(server)),
+            Err(Unfit::NoScripts(refusal)) if scripts != Scripts::On => Cause::Refusal(refusal),
+            Err(unfit) => return Err(LockError::backend(unfit.into_error())),
+        }
+    };
+    Ok(Arc::new(Plain::connect(dialer, &names, setting, cause).await?))
 }

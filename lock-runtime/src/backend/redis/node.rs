@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, RedisError, Value};
-use tokio::task::{AbortHandle, JoinHandle};
+use redis::{Cmd, Pipeline, RedisError, Value};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::ears::{Ears, Home};
-use super::line::Channel;
+use super::login::{
+    AbortOnDrop, Dialect, Greeted, Hearing, Hears, log_in, log_in_plainly, no_answer,
+};
 use super::reply;
 use super::resolver::Resolver;
 use super::script::By;
+use super::spare::Spare;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
 use crate::clock::{Clock, Instant};
@@ -40,23 +42,6 @@ struct Shared {
     line: Mutex<Line>,
 }
 
-/// What the server may say without being asked.
-pub(super) struct Hearing {
-    /// Where its messages go, those that are meant.
-    pub(super) ears: Arc<Ears>,
-    pub(super) home: Home,
-    /// For a pool whose processes stand in lines.
-    pub(super) calls: Option<Calls>,
-}
-
-/// How a process is called that stands in the line of a lock.
-pub(super) struct Calls {
-    /// The channel on which this pool can be told.
-    pub(super) channel: Channel,
-    /// Finds out whether this user may do what the line of a lock needs, with a key of this slot.
-    pub(super) probe: Box<dyn Fn(u16) -> Cmd + Send + Sync>,
-}
-
 enum Line {
     Up(Connection),
     Down(BackendError),
@@ -68,26 +53,15 @@ struct Connection {
     mover: AbortHandle,
     silence: Silence,
     hears: Hears,
+    dialect: Dialect,
 }
 
 impl Connection {
-    fn new(
-        requests: MultiplexedConnection,
-        mover: AbortOnDrop,
-        hears: Hears,
-    ) -> (Self, AbortOnDrop) {
+    fn new(greeted: Greeted) -> (Self, AbortOnDrop) {
+        let Greeted { requests, mover, hears, dialect } = greeted;
         let handle = mover.0.abort_handle();
-        (Self { requests, mover: handle, silence: Silence::default(), hears }, mover)
+        (Self { requests, mover: handle, silence: Silence::default(), hears, dialect }, mover)
     }
-}
-
-/// What this user is told on this connection without asking.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Hears {
-    /// Changes of the keys that were read behind `CLIENT CACHING YES`.
-    pub(super) changes: bool,
-    /// Its own channel; and all commands of the line are allowed.
-    pub(super) calls: bool,
 }
 
 /// What goes to the server in front of each command. It forgets one for the other.
@@ -147,6 +121,23 @@ impl Node {
             Line::Up(connection) => connection.hears,
             Line::Down(_) => Hears::default(),
         }
+    }
+
+    /// Whether this is a proxy that hangs up on what it does not know.
+    pub(super) fn is_touchy(&self) -> bool {
+        matches!(&*self.shared.line(), Line::Up(connection) if connection.dialect == Dialect::Touchy)
+    }
+
+    /// Another connection to the same server, for what cannot share one.
+    pub(super) async fn another(&self) -> Result<Spare, BackendError> {
+        let shared = &self.shared;
+        let Some(dialer) = shared.dialled() else {
+            return Err(BackendError::new(Failure::NotNow, "not connected yet"));
+        };
+        let opened = timeout(shared.patience, log_in_plainly(&dialer)).await;
+        let (requests, mover) =
+            opened.unwrap_or_else(|_| Err(no_answer(&shared.server(), shared.patience)))?;
+        Ok(Spare::new(requests, mover))
     }
 
     /// Sends one command.
@@ -414,61 +405,13 @@ impl Shared {
             let dialer = self.resolver.resolve(last.as_ref().map(Dialer::endpoint)).await?;
             *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) = Some(dialer.clone());
             let (connection, mover) = tokio::select! {
-                connected = self.log_in(&dialer) => connected?,
+                greeted = log_in(&dialer, &self.resolver, &self.hearing) => Connection::new(greeted?),
                 () = self.resolver.moved(dialer.endpoint()) => return Err(self.moved()),
             };
             Ok((connection, Link { mover, dialer }))
         };
         let opened = timeout(self.patience, opened).await;
         opened.unwrap_or_else(|_| Err(no_answer(&self.server(), self.patience)))
-    }
-
-    async fn log_in(&self, dialer: &Dialer) -> Result<(Connection, AbortOnDrop), BackendError> {
-        let login = dialer.endpoint().login.clone();
-        let (ears, home) = (self.hearing.ears.clone(), self.hearing.home.clone());
-        let hear = move |push: PushInfo| ears.hear(&push, &home);
-        let (mut requests, mover) = match speak(dialer, &login, Some(hear.clone())).await? {
-            Ok(connected) => connected,
-            // Older servers and some proxies know RESP2 only, which serves as well.
-            Err(error) if knows_no_hello(&error) => {
-                let login = login.set_protocol(ProtocolVersion::RESP2);
-                let (mut requests, mover) = speak(dialer, &login, None::<fn(PushInfo)>)
-                    .await?
-                    .map_err(|error| refused(dialer, error))?;
-                self.resolver.confirm(dialer, &mut requests).await?;
-                return Ok(Connection::new(requests, mover, Hears::default()));
-            }
-            Err(error) => return Err(refused(dialer, error)),
-        };
-        self.resolver.confirm(dialer, &mut requests).await?;
-        let hears = self.listen(&mut requests).await;
-        Ok(Connection::new(requests, mover, hears))
-    }
-
-    /// Asks to be told of changes and calls. A user who may not, waits by asking.
-    async fn listen(&self, connection: &mut MultiplexedConnection) -> Hears {
-        let mut track = redis::cmd("CLIENT");
-        // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
-        track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
-        let changes: Result<Value, _> = track.query_async(connection).await;
-        let changes = changes.is_ok();
-        let Hearing { home, calls, .. } = &self.hearing;
-        let Some(Calls { channel, probe }) = calls else {
-            return Hears { changes, calls: false };
-        };
-        let subscribed = connection.subscribe(channel.name()).await;
-        let subscribed_to = subscribed.is_ok();
-        let heard: Result<u64, _> = match subscribed {
-            Ok(()) => probe(home.some_slot()).query_async(connection).await,
-            Err(error) => Err(error),
-        };
-        let calls = match heard {
-            // More than one: the server may not have noticed yet that an earlier connection is gone.
-            Ok(ears) => ears >= 1,
-            // Passes by itself; the claims will tell.
-            Err(error) => subscribed_to && reply::passes(&error),
-        };
-        Hears { changes, calls }
     }
 
     fn lost(&self) -> BackendError {
@@ -515,77 +458,8 @@ impl Silence {
     }
 }
 
-/// Asks `command` on a connection that is for it alone.
-pub(super) async fn ask_once(
-    dialer: &Dialer,
-    patience: Duration,
-    command: &Cmd,
-) -> Result<Value, BackendError> {
-    let asking = async {
-        let stream = dialer.dial().await?;
-        // No pushes are expected, and this is understood by all.
-        let login = dialer.endpoint().login.clone().set_protocol(ProtocolVersion::RESP2);
-        let config = AsyncConnectionConfig::new().set_response_timeout(None);
-        let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
-        let (mut connection, mover) = opened.map_err(|error| refused(dialer, error))?;
-        let _mover = AbortOnDrop(tokio::spawn(mover));
-        let answer = connection.req_packed_command(command).await;
-        answer.and_then(Value::extract_error).map_err(|error| refused(dialer, error))
-    };
-    timeout(patience, asking)
-        .await
-        .unwrap_or_else(|_| Err(no_answer(&dialer.endpoint().to_string(), patience)))
-}
-
-fn no_answer(server: &str, patience: Duration) -> BackendError {
-    let message = format!("Redis at {server} did not answer within {patience:?}");
-    BackendError::new(Failure::NotNow, message)
-        .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
-}
-
 /// The bytes of one connection, and where they go.
 struct Link {
     mover: AbortOnDrop,
     dialer: Dialer,
-}
-
-/// Dials and greets. The inner error is the server's answer to the greeting; pushes need RESP3.
-pub(super) async fn speak(
-    dialer: &Dialer,
-    login: &redis::RedisConnectionInfo,
-    hear: Option<impl Fn(PushInfo) + Send + Sync + 'static>,
-) -> Result<Result<(MultiplexedConnection, AbortOnDrop), RedisError>, BackendError> {
-    let stream = dialer.dial().await?;
-    // Time limits are those of the requests' makers; the library's own would only add timers.
-    let mut config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024);
-    if let Some(hear) = hear {
-        config = config.set_push_sender(move |push: PushInfo| {
-            hear(push);
-            Ok::<(), &'static str>(())
-        });
-    }
-    let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-    Ok(opened.map(|(connection, mover)| (connection, AbortOnDrop(tokio::spawn(mover)))))
-}
-
-pub(super) struct AbortOnDrop(pub(super) JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-pub(super) fn knows_no_hello(error: &RedisError) -> bool {
-    let unknown = |detail: &str| detail.contains("unknown command");
-    error.kind() == redis::ErrorKind::RESP3NotSupported || error.detail().is_some_and(unknown)
-}
-
-fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
-    let failure = reply::failure(&dialer.endpoint().to_string(), error);
-    // Nothing but the greeting has been sent yet.
-    failure.before_sending()
 }

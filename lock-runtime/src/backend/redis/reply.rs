@@ -34,6 +34,40 @@ pub(super) fn is_divided(error: &BackendError) -> bool {
     error.cause::<RedisError>().is_some_and(|error| error.code() == Some("TRYAGAIN"))
 }
 
+/// Whether a server of a cluster says that the keys are not here, or not now.
+pub(super) fn is_about_slots(error: &RedisError) -> bool {
+    matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT"))
+}
+
+/// Whether the connection ended instead of an answer.
+pub(super) fn is_hang_up(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Io
+}
+
+/// Whether the command itself is not known here or not allowed to this user, so that it has done nothing.
+pub(super) fn is_unknown_command(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    let says = |texts: &[&str]| texts.iter().any(|text| detail.contains(text));
+    match error.code() {
+        Some("NOPERM") => says(&["to run the"]),
+        // Servers, servers without Lua, and proxies of several makes.
+        Some("ERR") => {
+            says(&["unknown command", "unsupported command", "not allowed", "scripting engine"])
+        }
+        _ => false,
+    }
+}
+
+/// Whether the command is allowed, but not this key of ours.
+pub(super) fn is_beyond_this_user(error: &RedisError) -> bool {
+    error.code() == Some("NOPERM") && !is_unknown_command(error)
+}
+
+/// Whether the key holds something that is no lock of this kind.
+pub(super) fn is_wrong_type(error: &RedisError) -> bool {
+    error.code() == Some("WRONGTYPE")
+}
+
 /// Whether the server refuses for a reason that has nothing to do with what this user may do.
 pub(super) fn passes(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);

@@ -5,6 +5,11 @@ use std::borrow::Cow;
 use once_cell::sync::Lazy;
 use redis::Cmd;
 
+use super::node::Node;
+use super::reply;
+use crate::backend::BackendError;
+use crate::key::Key;
+
 /// A script that the server may or may not know yet.
 #[derive(Debug)]
 pub(super) struct Script {
@@ -53,4 +58,31 @@ impl Script {
         call.arg(command).arg(script).arg(keys);
         call
     }
+}
+
+/// Why the server runs no scripts for this user, if it does not. `probe` is a lock that nobody takes; without
+/// any key a proxy would not know which server to ask.
+pub(super) async fn refusal(
+    node: &Node,
+    probe: &Key,
+) -> Result<Option<BackendError>, BackendError> {
+    let mut call = RELEASE.call(By::Text, 1, 1);
+    call.arg(probe.as_str()).arg("");
+    let Err(error) = node.try_send(&call).await? else { return Ok(None) };
+    // The script was looked at, and it is only the key that is not for us, or not here.
+    if reply::is_beyond_this_user(&error) || reply::is_about_slots(&error) {
+        return Ok(None);
+    }
+    if reply::is_unknown_command(&error) {
+        return Ok(Some(node.failure(error)));
+    }
+    if reply::is_hang_up(&error) {
+        // An accident, or a proxy's way to say no. On a connection of its own, as that ends with it.
+        match node.another().await?.send(&call).await {
+            Err(again) if reply::is_hang_up(&again) => return Ok(Some(node.failure(error))),
+            Err(again) if !reply::is_beyond_this_user(&again) => return Err(node.failure(again)),
+            Ok(_) | Err(_) => return Ok(None),
+        }
+    }
+    Err(node.failure(error))
 }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::Setting;
 use super::endpoint::Endpoint;
-use super::node::{AbortOnDrop, knows_no_hello, speak};
+use super::login::{AbortOnDrop, knows_no_hello, speak};
 use super::reply;
 use super::service::Service;
 use super::stream::Dialer;

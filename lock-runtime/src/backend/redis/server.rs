@@ -11,10 +11,11 @@ use super::Setting;
 use super::check;
 use super::ears::{Ears, Home, Newcomers, Stray};
 use super::line::{self, Channel, Hot, Token};
+use super::login::{Calls, Hearing, Hears};
 use super::names::Names;
-use super::node::{Ahead, Calls, Hearing, Hears, Node};
+use super::node::{Ahead, Node};
 use super::resolver::Resolver;
-use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
+use super::script::{self, ACQUIRE, By, LINE, RELEASE, RENEW};
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Standing, Warning,
@@ -80,21 +81,44 @@ pub(super) enum Way {
     Asking,
 }
 
+/// Why a server cannot be used like this.
+#[derive(Debug)]
+pub(super) enum Unfit {
+    /// It cannot be reached, or refuses altogether.
+    Fails(BackendError),
+    /// It runs no scripts for us.
+    NoScripts(BackendError),
+}
+
+impl Unfit {
+    pub(super) fn into_error(self) -> BackendError {
+        match self {
+            Self::Fails(error) | Self::NoScripts(error) => error,
+        }
+    }
+}
+
+impl From<BackendError> for Unfit {
+    fn from(error: BackendError) -> Self {
+        Self::Fails(error)
+    }
+}
+
 impl Server {
     pub(super) async fn connect(
         resolver: impl Into<Resolver>,
         names: Names,
         setting: Setting<'_>,
-    ) -> Result<Self, LockError> {
+    ) -> Result<Result<Self, Unfit>, LockError> {
         let (household, strays) = Household::new(names, setting)?;
         let probe = Owner::random()?;
-        let mut server = Self::of(&household, resolver, Home::Server, probe)
-            .await
-            .map_err(LockError::backend)?;
-        let (node, names) = (server.node.clone(), household.names);
-        let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
-        server.strays = Some(passing.abort_handle());
-        Ok(server)
+        let opened = Self::of(&household, resolver, Home::Server, probe).await;
+        Ok(opened.map(|mut server| {
+            let (node, names) = (server.node.clone(), household.names);
+            let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
+            server.strays = Some(passing.abort_handle());
+            server
+        }))
     }
 
     /// One of the servers of `household`. What may be done there is probed in the name of `probe`.
@@ -103,8 +127,9 @@ impl Server {
         resolver: impl Into<Resolver>,
         home: Home,
         probe: Owner,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<Self, Unfit> {
         let Household { names, ears, hot, channel, clock, patience } = household.clone();
+        let slot = home.some_slot();
         let probe = {
             let (names, token) = (names.clone(), Token::new(&probe, Some(channel)));
             Box::new(move |slot| probe_of(&names, slot, &token))
@@ -112,25 +137,14 @@ impl Server {
         let calls = Some(Calls { channel, probe });
         let hearing = Hearing { ears: ears.clone(), home, calls };
         let node = Arc::new(Node::connect(resolver, clock, patience, hearing).await?);
-        // Whoever may not run scripts could take a lock by plain `SET` and never free it. With no keys the
-        // release does nothing.
-        let nothing = Freeing {
-            keys: &[],
-            token: &[],
-            keep_for: Duration::ZERO,
-            ttl: Duration::ZERO,
-            successor: None,
-            leave_open: Duration::ZERO,
-        };
-        let mut questions = Pipeline::with_capacity(2);
-        questions.add_command(nothing.command(&names, By::Text)).add_command(check::question());
-        let answers = node.send_all(&questions).await?;
-        if let [may, info] = answers.as_slice() {
-            if let Err(error) = may {
-                return Err(node.failure(error.clone()));
-            }
+        // Whoever may not run scripts could take a lock by plain `SET` and never free it.
+        if let Some(refusal) = script::refusal(&node, &names.probe(slot)).await? {
+            return Err(Unfit::NoScripts(refusal));
+        }
+        if !node.is_touchy() {
+            let info = node.try_send(&check::question()).await?;
             let server = node.server();
-            for warning in check::warnings(&server, info, &[]) {
+            for warning in check::warnings(&server, &info, &[]) {
                 observe::weak_store(&server, &warning);
             }
         }
@@ -291,7 +305,7 @@ enum Form {
 }
 
 /// Redis rounds an expiry to a millisecond.
-const ROUNDING: Duration = Duration::from_millis(1);
+pub(super) const ROUNDING: Duration = Duration::from_millis(1);
 
 impl Backend for Server {
     fn attach(&self, bell: Bell) {
@@ -323,6 +337,15 @@ impl Backend for Server {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        if self.node.is_touchy() {
+            self.node.send(&redis::cmd("PING")).await?;
+            let text = format!(
+                "Redis at {} is behind a proxy that knows few commands, so waiting locks are polled for",
+                self.node.server()
+            );
+            let remedy = "if it spreads keys over several servers, give the keys of one `lock_all` a common hash tag";
+            return Ok(vec![Warning::new(text, remedy)]);
+        }
         let mut questions = Pipeline::with_capacity(4);
         questions.add_command(redis::cmd("PING")).add_command(check::question());
         for question in check::more_questions() {
@@ -502,12 +525,8 @@ impl Server {
             get
         };
         let answers = self.node.run(leases.len(), self.ahead(way, false), command).await;
-        let held = |(lease, answer): (&LeaseRef, _)| {
-            let Value::Array(holders) = answer? else {
-                return Ok(Held::No);
-            };
-            let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, &lease.owner));
-            Ok(if holders.iter().all(ours) { Held::Yes } else { Held::No })
+        let held = |(lease, answer): (&LeaseRef, Result<Value, _>)| {
+            answer.map(|holders| held_by(&lease.owner, &holders))
         };
         leases.iter().zip(answers).map(held).collect()
     }
@@ -649,6 +668,25 @@ async fn pass_strays_on(
         };
         // Should it fail, the grant runs out by itself.
         let _ = node.send(&freeing.command(&names, By::Text)).await;
+    }
+}
+
+/// A key of another type is somebody else's.
+pub(super) async fn holds(node: &Node, lease: &LeaseRef) -> Result<Held, BackendError> {
+    let mut get = redis::cmd("MGET");
+    for key in lease.keys.iter() {
+        get.arg(key.as_str());
+    }
+    node.send(&get).await.map(|holders| held_by(&lease.owner, &holders))
+}
+
+/// Whether all of the answer to an `MGET` are tokens of `owner`.
+fn held_by(owner: &Owner, holders: &Value) -> Held {
+    let ours =
+        |holder: &Value| matches!(holder, Value::BulkString(holder) if line::is_of(holder, owner));
+    match holders {
+        Value::Array(holders) if holders.iter().all(ours) => Held::Yes,
+        _ => Held::No,
     }
 }
 

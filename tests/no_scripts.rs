@@ -1,0 +1,470 @@
+//! Redis for users, and behind proxies, that may not run scripts: the same locks by plain commands.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::time::Duration;
+
+use lock_runtime::testing::{conformance_without_fences, open};
+use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::logs::Logs;
+use lock_tests::proxy::{Action, Trap, named};
+use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
+
+const KEY: &str = "order:42";
+const SOON: Duration = Duration::from_secs(10);
+/// Far longer than a test takes: what is gone before has been cleaned up.
+const LONG: Duration = Duration::from_secs(60);
+/// How long one request may take.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// By hand, as it was never a token of ours.
+const STRANGER: &str = "somebody else";
+
+fn off(url: &str) -> String {
+    format!("{url}?scripts=off")
+}
+
+/// A server whose user `worker` may do what `rules` say, and the URL for it.
+fn server_for(rules: &str) -> (RedisServer, String) {
+    let server =
+        RedisServer::builder().config_line(&format!("user worker on >pw ~* &* {rules}")).start();
+    let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    (server, url)
+}
+
+/// A client behind a faulty wire, and one beside it.
+struct Bench {
+    server: RedisServer,
+    proxy: FaultProxy,
+    pool: LockPool,
+    other: LockPool,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::start(&server);
+        let builder = |url: &str| LockPool::builder(off(url)).ttl(LONG);
+        let pool = builder(proxy.url()).patience(PATIENCE).connect().await.unwrap();
+        let other = builder(&server.url()).connect().await.unwrap();
+        Self { server, proxy, pool, other }
+    }
+
+    fn holder(&self) -> String {
+        self.server.cli(&["GET", KEY])
+    }
+
+    async fn until_free(&self) {
+        eventually_async(SOON, "the key is free", async || self.holder() == "(nil)").await;
+    }
+
+    async fn until_sprung(&self, trap: &Trap) {
+        eventually_async(SOON, "the proxy meets the command", async || trap.sprung()).await;
+    }
+
+    fn is_stolen(&self) {
+        self.server.cli(&["DEL", KEY]);
+        self.server.cli(&["SET", KEY, STRANGER, "PX", "60000"]);
+    }
+
+    /// Nobody has touched what the stranger holds.
+    fn is_still_the_strangers(&self) {
+        assert_eq!(self.holder(), STRANGER);
+        let left: u64 = self.server.cli(&["PTTL", KEY]).parse().unwrap();
+        assert!(left > 30_000, "{left} ms left");
+    }
+}
+
+#[tokio::test]
+async fn the_suite_passes_where_the_url_switches_scripts_off() {
+    let server = RedisServer::start();
+    let monitor = Monitor::start(&server);
+    let open = async || open(&off(&server.url())).await.unwrap();
+    conformance_without_fences(open().await, open().await).await;
+    let scripts = monitor.settled().into_iter().filter(|ran| ran.name().starts_with("EVAL"));
+    assert_eq!(scripts.count(), 0, "no script is sent");
+}
+
+#[tokio::test]
+async fn the_suite_passes_where_the_server_refuses_scripts() {
+    for rules in ["+@all -@scripting", "+@all -eval -evalsha"] {
+        let (_server, url) = server_for(rules);
+        let open = async || open(&url).await.unwrap();
+        conformance_without_fences(open().await, open().await).await;
+    }
+}
+
+#[tokio::test]
+async fn the_suite_passes_with_nothing_but_the_needed_commands_and_without_pushes() {
+    let (_server, url) = server_for(
+        "-@all +set +get +mget +del +pexpire +pttl +ping +hello +select +watch +unwatch +multi +exec",
+    );
+    let open = async || open(&url).await.unwrap();
+    conformance_without_fences(open().await, open().await).await;
+}
+
+#[tokio::test]
+async fn the_mode_is_told_once_and_stays_visible() {
+    let logs = Logs::global();
+    let (server, url) = server_for("+@all -@scripting");
+    let pool = LockPool::connect(&url).await.unwrap();
+    let at = format!("127.0.0.1:{}", server.port());
+    let told = logs.lines_with("without scripts");
+    let told: Vec<_> = told.iter().filter(|line| line.contains(&at)).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("WARN") && told[0].contains("NOPERM"), "{told:?}");
+    let warnings = pool.health().await.unwrap().warnings;
+    let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    for says in [&*at, "no scripts", "no fences", "NOPERM", "`EVAL`"] {
+        assert!(warnings[0].contains(says), "{warnings:?}");
+    }
+    // A server that runs scripts has nothing to warn of.
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let warnings = pool.health().await.unwrap().warnings;
+    assert!(
+        warnings.iter().all(|warning| !warning.to_string().contains("scripts")),
+        "{warnings:?}"
+    );
+    let pool = LockPool::connect(&off(&server.url())).await.unwrap();
+    let warnings = pool.health().await.unwrap().warnings;
+    assert!(warnings[0].to_string().contains("`?scripts=off`"), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn scripts_that_are_asked_for_are_needed() {
+    let (_server, url) = server_for("+@all -@scripting");
+    let error = LockPool::connect(&format!("{url}?scripts=on")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(error.to_string().contains("NOPERM") && error.to_string().contains("+eval"), "{error}");
+}
+
+#[tokio::test]
+async fn a_lock_that_could_not_be_freed_safely_is_not_taken() {
+    for (rules, scripts) in [
+        ("+@all -@scripting -watch", ""),
+        ("+@all -watch", "?scripts=off"),
+        ("+@all -multi", "?scripts=off"),
+        ("+@all -exec", "?scripts=off"),
+        ("+@all -del", "?scripts=off"),
+    ] {
+        let (_server, url) = server_for(rules);
+        let Err(error) = LockPool::connect(&format!("{url}{scripts}")).await else {
+            panic!("connected with {rules}");
+        };
+        assert_eq!(error.kind(), ErrorKind::Backend, "{rules}");
+        let text = error.to_string();
+        for says in ["no other way to free a lock safely", "`WATCH`", "`EVAL`"] {
+            assert!(text.contains(says), "{rules}: {text}");
+        }
+        assert!(!text.contains(":pw@"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_fence_is_refused_and_the_error_says_what_to_write() {
+    let bench = Bench::new().await;
+    let error = bench.pool.lock(KEY).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    for says in ["fences need scripts", "`.fencing(false)`", "`guard`", "`EVAL`"] {
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    assert_eq!(bench.holder(), "(nil)");
+    let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+    assert_eq!(guard.fence(), None);
+    guard.release().await.unwrap();
+    assert_eq!(bench.holder(), "(nil)");
+}
+
+#[tokio::test]
+async fn processes_with_and_without_scripts_exclude_each_other_and_take_turns() {
+    let server = RedisServer::start();
+    let with = LockPool::builder(server.url()).wait(LONG).connect().await.unwrap();
+    let without = LockPool::builder(off(&server.url())).wait(LONG).connect().await.unwrap();
+    for (holder, waiter) in [(&with, &without), (&without, &with)].repeat(3) {
+        let held = holder.lock(KEY).fencing(false).acquire().await.unwrap();
+        assert!(waiter.lock(KEY).fencing(false).try_acquire().await.unwrap().is_none());
+        let request = waiter.lock(KEY).fencing(false).acquire();
+        let waiting = tokio::spawn(async move { request.await.unwrap() });
+        let asked = || server.cli(&["INFO", "commandstats"]).contains("cmdstat_client|caching:");
+        eventually_async(SOON, "the waiter has the key watched", async || asked()).await;
+        assert!(held.is_held() && !waiting.is_finished());
+        held.release().await.unwrap();
+        waiting.await.unwrap().release().await.unwrap();
+        server.cli(&["CONFIG", "RESETSTAT"]);
+    }
+    assert_eq!(server.cli(&["EXISTS", KEY]), "0");
+}
+
+#[tokio::test]
+async fn a_release_wakes_who_waits() {
+    let bench = Bench::new().await;
+    let held = bench.other.lock(KEY).fencing(false).acquire().await.unwrap();
+    // Polling would ask more often than a test can wait for.
+    let request = bench.pool.lock(KEY).fencing(false).wait(LONG).acquire();
+    let waiting = tokio::spawn(async move { request.await.unwrap() });
+    let asked = || bench.server.cli(&["INFO", "commandstats"]).contains("cmdstat_client|caching:");
+    eventually_async(SOON, "the waiter has the key watched", async || asked()).await;
+    held.release().await.unwrap();
+    waiting.await.unwrap().release().await.unwrap();
+    bench.until_free().await;
+}
+
+#[tokio::test]
+async fn a_held_lock_is_renewed_and_a_stolen_one_is_lost() {
+    let bench = Bench::new().await;
+    let ttl = Duration::from_millis(400);
+    let guard = bench.pool.lock(KEY).fencing(false).ttl(ttl).acquire().await.unwrap();
+    tokio::time::sleep(ttl * 3).await;
+    assert!(guard.is_held());
+    guard.verify().await.unwrap();
+    bench.is_stolen();
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
+    assert_eq!(lost.kind(), ErrorKind::Lost);
+    assert!(guard.release().await.unwrap_err().is_lost());
+    bench.is_still_the_strangers();
+}
+
+#[tokio::test]
+async fn a_key_is_kept_for_its_min_hold() {
+    let bench = Bench::new().await;
+    let hold = Duration::from_secs(30);
+    let guard = bench.pool.lock(KEY).fencing(false).min_hold(hold).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let left: u64 = bench.server.cli(&["PTTL", KEY]).parse().unwrap();
+    assert!((20_000..=30_000).contains(&left), "{left} ms left");
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_told_and_left_alone() {
+    let bench = Bench::new().await;
+    bench.server.cli(&["HSET", KEY, "uuid:1", "1"]);
+    for keys in [vec![KEY], vec![KEY, "order:43"]] {
+        let error = bench.pool.lock_all(keys).fencing(false).acquire().await.unwrap_err();
+        assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+    }
+    assert_eq!(bench.server.cli(&["HGET", KEY, "uuid:1"]), "1");
+    assert_eq!(bench.server.cli(&["EXISTS", "order:43"]), "0");
+}
+
+/// The server has granted; the client does not know.
+#[tokio::test]
+async fn a_grant_whose_reply_is_lost_is_found_again() {
+    for action in [Action::DropReply, Action::CutBeforeReply, Action::CutBeforeForward] {
+        let bench = Bench::new().await;
+        let monitor = Monitor::start(&bench.server);
+        let trap = bench.proxy.on_next(|command| command.is("SET"), action);
+        let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+        assert!(trap.sprung(), "{action:?}");
+        guard.verify().await.unwrap();
+        let left: u64 = bench.server.cli(&["PTTL", KEY]).parse().unwrap();
+        assert!(left > 30_000, "{action:?}: {left} ms left");
+        let token = bench.holder();
+        for ran in monitor.settled().into_iter().filter(|ran| ran.is("SET", KEY)) {
+            assert_eq!(ran.args[2], token, "one token for all tries");
+        }
+        assert!(bench.other.lock(KEY).fencing(false).try_acquire().await.unwrap().is_none());
+        guard.release().await.unwrap();
+        bench.until_free().await;
+    }
+}
+
+#[tokio::test]
+async fn a_single_try_whose_reply_is_lost_leaves_nothing_behind() {
+    for action in [Action::DropReply, Action::CutBeforeReply] {
+        let bench = Bench::new().await;
+        let trap = bench.proxy.on_next(named("SET"), action);
+        let error = bench.pool.lock(KEY).fencing(false).try_acquire().await.unwrap_err();
+        assert!(trap.sprung() && error.is_backend(), "{error}");
+        bench.until_free().await;
+        let guard = bench.other.lock(KEY).fencing(false).acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_after_its_caller_is_gone_is_taken_back() {
+    let bench = Bench::new().await;
+    let trap = bench.proxy.on_next(named("SET"), Action::HoldRequest);
+    let request = bench.pool.lock(KEY).fencing(false).wait(LONG).acquire();
+    let waiting = tokio::spawn(async move { request.await.map(drop) });
+    bench.until_sprung(&trap).await;
+    waiting.abort();
+    bench.proxy.release_held();
+    eventually_async(SOON, "the request arrives", async || {
+        bench.server.cli(&["INFO", "commandstats"]).contains("cmdstat_set:")
+    })
+    .await;
+    bench.until_free().await;
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_is_lost_is_repeated() {
+    for (command, action) in [
+        ("WATCH", Action::DropReply),
+        ("WATCH", Action::CutBeforeReply),
+        ("WATCH", Action::CutBeforeForward),
+        ("EXEC", Action::DropReply),
+        ("EXEC", Action::CutBeforeReply),
+        ("EXEC", Action::CutBeforeForward),
+        ("MULTI", Action::CutBeforeForward),
+    ] {
+        let bench = Bench::new().await;
+        let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+        let trap = bench.proxy.on_next(named(command), action);
+        guard.release().await.unwrap_or_else(|error| panic!("{command} {action:?}: {error}"));
+        assert!(trap.sprung(), "{command} {action:?}");
+        bench.until_free().await;
+        let again = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+        again.release().await.unwrap();
+    }
+}
+
+/// Between what a release reads and what it writes the lock is over, and somebody else has it.
+#[tokio::test]
+async fn a_lock_that_changes_hands_while_it_is_released_is_not_freed() {
+    let bench = Bench::new().await;
+    let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+    let trap = bench.proxy.on_next(named("MULTI"), Action::HoldRequest);
+    let releasing = tokio::spawn(guard.release());
+    bench.until_sprung(&trap).await;
+    bench.is_stolen();
+    bench.proxy.release_held();
+    // After a try without an answer "not there" may be that try's doing, and is no error.
+    let _ = releasing.await.unwrap();
+    bench.is_still_the_strangers();
+}
+
+/// The same, and the transaction arrives when its sender has given it up.
+#[tokio::test]
+async fn a_late_release_does_not_free_what_is_somebody_elses_by_then() {
+    let bench = Bench::new().await;
+    let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+    let trap = bench.proxy.on_next(named("MULTI"), Action::HoldRequest);
+    guard.release().await.unwrap();
+    assert!(trap.sprung());
+    bench.until_free().await;
+    let other = bench.other.lock(KEY).fencing(false).acquire().await.unwrap();
+    let held = bench.holder();
+    bench.proxy.release_held();
+    let exec = |count: &str| {
+        bench.server.cli(&["INFO", "commandstats"]).contains(&format!("cmdstat_exec:calls={count}"))
+    };
+    // Two probes, the release, and the late one.
+    eventually_async(SOON, "the late transaction", async || exec("4")).await;
+    assert_eq!(bench.holder(), held);
+    other.verify().await.unwrap();
+    other.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_that_changes_hands_while_it_is_renewed_is_not_extended() {
+    let bench = Bench::new().await;
+    let ttl = Duration::from_secs(2);
+    let guard = bench.pool.lock(KEY).fencing(false).ttl(ttl).acquire().await.unwrap();
+    let trap = bench.proxy.on_next(named("MULTI"), Action::HoldRequest);
+    bench.until_sprung(&trap).await;
+    bench.server.cli(&["DEL", KEY]);
+    bench.server.cli(&["SET", KEY, STRANGER]);
+    bench.proxy.release_held();
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
+    assert_eq!(lost.kind(), ErrorKind::Lost);
+    drop(guard);
+    assert_eq!(bench.server.cli(&["PTTL", KEY]), "-1");
+    assert_eq!(bench.holder(), STRANGER);
+}
+
+#[tokio::test]
+async fn several_keys_are_taken_in_one_transaction_or_not_at_all() {
+    let bench = Bench::new().await;
+    let keys = ["order:1", "order:2", KEY];
+    // One of them is taken after they were read.
+    let trap = bench.proxy.on_next(named("MULTI"), Action::HoldRequest);
+    let request = bench.pool.lock_all(keys).fencing(false).wait(Duration::ZERO).acquire();
+    let asking = tokio::spawn(request);
+    bench.until_sprung(&trap).await;
+    bench.is_stolen();
+    bench.proxy.release_held();
+    let error = asking.await.unwrap().unwrap_err();
+    assert!(error.is_conflict(), "{error}");
+    assert_eq!(bench.server.cli(&["EXISTS", "order:1", "order:2"]), "0");
+    bench.is_still_the_strangers();
+    bench.server.cli(&["DEL", KEY]);
+    // All of them were taken, and the answer is lost.
+    for action in [Action::DropReply, Action::CutBeforeReply] {
+        let trap = bench.proxy.on_next(named("EXEC"), action);
+        let guard = bench.pool.lock_all(keys).fencing(false).acquire().await.unwrap();
+        assert!(trap.sprung());
+        guard.verify().await.unwrap();
+        let busy = bench.other.lock("order:2").fencing(false).try_acquire().await.unwrap();
+        assert!(busy.is_none());
+        guard.release().await.unwrap();
+        assert_eq!(bench.server.cli(&["EXISTS", "order:1", "order:2", KEY]), "0");
+    }
+}
+
+/// Two exchanges on one connection would write over each other's watch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_counts_right() {
+    let server = RedisServer::start();
+    let pools = [
+        LockPool::builder(off(&server.url())).wait(LONG).connect().await.unwrap(),
+        LockPool::builder(off(&server.url())).wait(LONG).connect().await.unwrap(),
+        LockPool::builder(server.url()).wait(LONG).connect().await.unwrap(),
+    ];
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..60 {
+        let (pool, key) = (pools[n % 3].clone(), format!("count:{}", n % 2));
+        let mut redis = redis::Client::open(server.url())
+            .unwrap()
+            .get_multiplexed_async_connection()
+            .await
+            .unwrap();
+        tasks.spawn(async move {
+            for _ in 0..5 {
+                let guard = pool.lock(&*key).fencing(false).acquire().await.unwrap();
+                let counter = format!("{key}:value");
+                let get = redis::cmd("GET").arg(&counter).query_async(&mut redis).await;
+                let count: Option<u64> = get.unwrap();
+                let mut set = redis::cmd("SET");
+                set.arg(&counter).arg(count.unwrap_or(0) + 1);
+                set.exec_async(&mut redis).await.unwrap();
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+    assert_eq!(server.cli(&["MGET", "count:0:value", "count:1:value"]), "150\n150");
+    assert_eq!(server.cli(&["EXISTS", "count:0", "count:1"]), "0");
+}
+
+#[tokio::test]
+async fn it_goes_on_when_the_server_is_back() {
+    let bench = Bench::new().await;
+    let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    for round in 0..3 {
+        match round {
+            0 => bench.server.kill_clients(),
+            1 => bench.server.restart(),
+            _ => bench.proxy.cut(),
+        }
+        let guard = bench.pool.lock(KEY).fencing(false).wait(SOON).acquire().await.unwrap();
+        guard.release().await.unwrap();
+        bench.until_free().await;
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_frees_everything() {
+    let bench = Bench::new().await;
+    let mut guards = Vec::new();
+    for n in 0..20 {
+        guards.push(bench.pool.lock(format!("order:{n}")).fencing(false).acquire().await.unwrap());
+    }
+    let report = bench.pool.shutdown(Duration::ZERO).await;
+    assert_eq!((report.released, report.abandoned), (20, 0));
+    assert_eq!(bench.server.cli(&["DBSIZE"]), "0");
+}

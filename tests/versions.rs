@@ -1,0 +1,273 @@
+//! Every version of Redis and Valkey that is installed, in each of the ways that it can be set up.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use lock_runtime::testing::{conformance, conformance_without_fences, open};
+use lock_runtime::{LockError, LockPool};
+use lock_tests::proxy::{Action, Trap, named, nutcracker};
+use lock_tests::server::Config;
+use lock_tests::tls::{Authority, Tls};
+use lock_tests::versions::{self, Version};
+use lock_tests::{FaultProxy, RedisServer, eventually_async};
+
+const KEY: &str = "app:order:42";
+const SOON: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
+
+fn server_of(version: &Version) -> Config {
+    // What fails next failed on this one.
+    println!("{version}, {}", version.program.display());
+    RedisServer::builder().program(&version.program)
+}
+
+async fn conforms(url: &str) {
+    conformance(open(url).await.unwrap(), open(url).await.unwrap()).await;
+}
+
+async fn conforms_without_fences(url: &str) {
+    conformance_without_fences(open(url).await.unwrap(), open(url).await.unwrap()).await;
+}
+
+/// How often the server has run `command`.
+fn calls(server: &RedisServer, command: &str) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = format!("cmdstat_{command}:calls=");
+    let calls = stats.split_once(&line).and_then(|(_, rest)| rest.split_once(','));
+    calls.map_or(0, |(calls, _)| calls.parse().unwrap())
+}
+
+/// Two pools pass a lock to each other by the line, and a stranger's release is pushed.
+async fn takes_turns(server: &RedisServer, url: &str) {
+    let connect = async || LockPool::builder(url).wait(LONG).connect().await.unwrap();
+    let (one, other) = (connect().await, connect().await);
+    let published = calls(server, "publish");
+    let mut last = None;
+    for (holder, waiter) in [(&one, &other), (&other, &one)] {
+        let held = holder.lock(KEY).acquire().await.unwrap();
+        assert!(held.fence() > last, "fences grow");
+        last = held.fence();
+        let waiting = tokio::spawn(waiter.lock(KEY).acquire());
+        let line = format!("{KEY}:lock_runtime:line");
+        eventually_async(SOON, "the waiter stands in line", async || {
+            server.cli(&["ZCARD", &line]) == "1"
+        })
+        .await;
+        held.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert!(calls(server, "publish") >= published + 4, "the holder is told, and who is next");
+    is_pushed_to(server, &one).await;
+}
+
+/// A key that somebody else deletes wakes who waits for it.
+async fn is_pushed_to(server: &RedisServer, pool: &LockPool) {
+    let armed = calls(server, "client|caching") + calls(server, "client");
+    server.cli(&["SET", KEY, "somebody else"]);
+    let waiting = tokio::spawn(pool.lock(KEY).fencing(false).acquire());
+    eventually_async(SOON, "the waiter has the key watched", async || {
+        calls(server, "client|caching") + calls(server, "client") > armed
+    })
+    .await;
+    server.cli(&["DEL", KEY]);
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(server.cli(&["EXISTS", KEY]), "0");
+}
+
+/// The user that the README recommends, for keys of `keys`.
+fn documented_user(keys: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let (_, rest) = readme.split_once("ACL SETUSER locks on >password ~app:* ").unwrap();
+    let (rules, _) = rest.split_once("```").unwrap();
+    let rules: Vec<_> = rules.split_whitespace().collect();
+    format!("user locks on >password {keys} resetchannels -@all {}", rules.join(" "))
+}
+
+/// The commands that the error for a missing permission recommends.
+async fn recommended_commands(version: &Version) -> String {
+    let server = server_of(version).config_line("user locks on >password ~* &* -@all +hello +ping");
+    let error = refused(&server.start(), "?scripts=on").await.to_string();
+    error.split('`').find(|part| part.starts_with("+set ")).unwrap().to_owned()
+}
+
+fn url_of_user(server: &RedisServer) -> String {
+    format!("redis://locks:password@127.0.0.1:{}", server.port())
+}
+
+async fn refused(server: &RedisServer, query: &str) -> LockError {
+    match LockPool::connect(&format!("{}{query}", url_of_user(server))).await {
+        Ok(_) => panic!("it connects"),
+        Err(error) => error,
+    }
+}
+
+#[tokio::test]
+async fn every_version_passes_the_suite_and_hands_over() {
+    for version in versions::installed() {
+        let server = server_of(&version).start();
+        conforms(&server.url()).await;
+        takes_turns(&server, &server.url()).await;
+    }
+}
+
+#[tokio::test]
+async fn every_version_serves_over_tls_with_a_client_certificate() {
+    let authority = Authority::new();
+    let mut served = 0;
+    for version in versions::installed().into_iter().filter(|version| version.tls) {
+        let tls = Tls::new(&authority).require_client_certificate();
+        let server = server_of(&version).tls(tls).start();
+        let files = server.tls_files();
+        let url = format!(
+            "rediss://localhost:{}?ca={}&cert={}&key={}",
+            server.tls_port().unwrap(),
+            files.authority.display(),
+            files.client_certificate.display(),
+            files.client_key.display()
+        );
+        conforms(&url).await;
+        takes_turns(&server, &url).await;
+        conforms_without_fences(&format!("{url}&scripts=off")).await;
+        served += 1;
+    }
+    assert!(served > 0, "no server here was built with TLS");
+}
+
+#[tokio::test]
+async fn every_version_serves_the_user_that_is_documented() {
+    for version in versions::installed() {
+        let server = server_of(&version)
+            .config_line(&documented_user("~app:*"))
+            .config_line(&documented_user("~*").replacen("locks", "suite", 1))
+            .start();
+        conforms(&url_of_user(&server).replacen("locks", "suite", 1)).await;
+        let connect = async || {
+            let pool = LockPool::builder(url_of_user(&server)).prefix("app:").wait(LONG);
+            pool.connect().await.unwrap()
+        };
+        let (one, other) = (connect().await, connect().await);
+        let held = one.lock("order:7").acquire().await.unwrap();
+        let waiting = tokio::spawn(other.lock("order:7").acquire());
+        eventually_async(SOON, "the waiter stands in line", async || {
+            server.cli(&["ZCARD", "app:order:7:lock_runtime:line"]) == "1"
+        })
+        .await;
+        held.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(one.health().await.unwrap().warnings, []);
+    }
+}
+
+#[tokio::test]
+async fn every_version_serves_the_user_that_the_error_recommends() {
+    for version in versions::installed() {
+        let commands = recommended_commands(&version).await;
+        let user =
+            format!("user locks on >password ~* resetchannels &lock_runtime:* -@all {commands}");
+        let server = server_of(&version).config_line(&user).start();
+        conforms(&url_of_user(&server)).await;
+        takes_turns(&server, &url_of_user(&server)).await;
+    }
+}
+
+#[tokio::test]
+async fn every_version_serves_without_scripts() {
+    for version in versions::installed() {
+        let server = server_of(&version).start();
+        let url = format!("{}?scripts=off", server.url());
+        conforms_without_fences(&url).await;
+        let pool = LockPool::builder(&url).wait(LONG).connect().await.unwrap();
+        is_pushed_to(&server, &pool).await;
+        assert_eq!(calls(&server, "eval") + calls(&server, "evalsha"), 0, "no script is sent");
+        let compared = calls(&server, "delex") + calls(&server, "delifeq");
+        if version.compares() {
+            assert!(compared > 100, "{compared} releases by comparing");
+        } else {
+            assert!(calls(&server, "exec") > 100, "releases by transactions");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_version_is_found_to_refuse_scripts() {
+    for version in versions::installed() {
+        for rules in ["+@all -@scripting", "+@all -eval -evalsha"] {
+            let user = format!("user locks on >password ~* &* {rules}");
+            let server = server_of(&version).config_line(&user).start();
+            conforms_without_fences(&url_of_user(&server)).await;
+            let error = refused(&server, "?scripts=on").await.to_string();
+            assert!(error.contains("NOPERM"), "{error}");
+        }
+        let user = "user locks on >password ~* &* +@all -@scripting -watch";
+        let server = server_of(&version).config_line(user).start();
+        if version.compares() {
+            LockPool::connect(&url_of_user(&server)).await.unwrap();
+        } else {
+            let error = refused(&server, "").await.to_string();
+            assert!(error.contains("no other way to free a lock safely"), "{error}");
+        }
+    }
+}
+
+/// Nothing but commands that compare: behind a proxy without scripts and without transactions.
+#[tokio::test]
+async fn a_server_that_compares_needs_no_transactions() {
+    for version in versions::installed().into_iter().filter(Version::compares) {
+        let server = server_of(&version).start();
+        let proxy = FaultProxy::start(&server);
+        proxy.know_only(|command| {
+            let compares = command.is("DELEX") || command.is("DELIFEQ");
+            compares || (nutcracker(command) && !command.is("EVAL") && !command.is("EVALSHA"))
+        });
+        let pool = LockPool::builder(proxy.url())
+            .ttl(Duration::from_secs(3))
+            .patience(Duration::from_millis(300))
+            .wait(LONG);
+        let pool = pool.connect().await.unwrap();
+        let before = proxy.hang_ups();
+        let lock = || pool.lock(KEY).fencing(false);
+        let holder = || server.cli(&["GET", KEY]);
+
+        let guard = lock().ttl(Duration::from_secs(1)).acquire().await.unwrap();
+        let sets = calls(&server, "set");
+        eventually_async(SOON, "renewals", async || calls(&server, "set") >= sets + 3).await;
+        guard.verify().await.unwrap();
+        assert!(lock().try_acquire().await.unwrap().is_none());
+        guard.release().await.unwrap();
+        assert_eq!(holder(), "(nil)");
+
+        let stolen = lock().acquire().await.unwrap();
+        server.cli(&["SET", KEY, "somebody else"]);
+        assert!(stolen.release().await.unwrap_err().is_lost());
+        assert_eq!(holder(), "somebody else");
+        server.cli(&["DEL", KEY]);
+
+        let kept = lock().min_hold(Duration::from_secs(30)).acquire().await.unwrap();
+        kept.release().await.unwrap();
+        assert_ne!(holder(), "(nil)");
+        server.cli(&["DEL", KEY]);
+
+        let error = pool.lock_all([KEY, "other"]).fencing(false).acquire().await.unwrap_err();
+        assert!(error.to_string().contains("several keys"), "{error}");
+        assert_eq!(server.cli(&["DBSIZE"]), "0");
+
+        assert_eq!(proxy.hang_ups(), before);
+        // What was granted without an answer is free again, and then ours, when its time is over.
+        for action in [Action::DropReply, Action::CutBeforeReply] {
+            let trap: Trap = proxy.on_next(named("SET"), action);
+            let guard = lock().acquire().await.unwrap();
+            assert!(trap.sprung());
+            guard.verify().await.unwrap();
+            let compared = proxy.on_next(|it| it.is("DELEX") || it.is("DELIFEQ"), action);
+            guard.release().await.unwrap();
+            assert!(compared.sprung());
+            assert_eq!(holder(), "(nil)");
+        }
+        // Each new connection is greeted in full, twice; nothing else goes wrong.
+        assert!(proxy.hang_ups() <= before + 8, "{} hang-ups", proxy.hang_ups() - before);
+    }
+}
