@@ -34,6 +34,10 @@ impl LockPool {
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
     ///
+    /// Locks in Redis are kept by scripts. A server or proxy that refuses them is found out, and then they are kept by
+    /// plain commands, without fences; [`health`](Self::health) warns of it. `?scripts=off` begins with that,
+    /// `?scripts=on` makes it an error.
+    ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be
     /// reached or refuses.

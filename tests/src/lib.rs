@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`versions`] | the servers of other versions that are installed |
+//! | [`tls`], [`tunnel`] | a private authority; TLS in front of a server that has none |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -31,6 +32,7 @@ pub mod resp;
 pub mod server;
 pub mod sizes;
 pub mod tls;
+pub mod tunnel;
 pub mod versions;
 
 pub use eventually::{eventually, eventually_async, eventually_some};
