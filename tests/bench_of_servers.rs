@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lock_tests::monitor::Caller;
-use lock_tests::proxy::{Action, Direction, named};
+use lock_tests::proxy::{Action, Direction, named, nutcracker};
 use lock_tests::tls::{Authority, Tls};
+use lock_tests::versions::{self, Make};
 use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisError, Value};
@@ -410,4 +411,34 @@ async fn pushes_are_no_replies() {
     let error = run(&redis, "INCR k").await.unwrap_err();
     assert!(error.is_connection_dropped(), "{error:?}");
     assert_eq!(server.cli(&["GET", "k"]), "3");
+}
+
+#[tokio::test]
+async fn a_proxy_hangs_up_on_what_it_does_not_know() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let mut redis = connect(proxy.url()).await.unwrap();
+    proxy.know_only(nutcracker);
+    assert_eq!(set(&mut redis, "k").await.unwrap(), "OK");
+    assert_eq!(proxy.hang_ups(), 0);
+    let script = |keys| redis::cmd("EVAL").arg("return 1").arg(keys).arg("k").clone();
+    assert_eq!(script(1).query_async::<u64>(&mut redis).await.unwrap(), 1);
+    let error = script(0).query_async::<u64>(&mut redis).await.unwrap_err();
+    assert!(error.is_connection_dropped(), "{error}");
+    assert_eq!(proxy.hang_ups(), 1);
+    assert_eq!(server.cli(&["INFO", "commandstats"]).matches("cmdstat_eval:calls=1,").count(), 1);
+}
+
+#[test]
+fn every_installed_version_starts_by_its_path() {
+    for version in versions::installed() {
+        let server = RedisServer::builder().program(&version.program).start();
+        let info = server.cli(&["INFO", "server"]);
+        let (major, minor) = version.number;
+        let name = match version.make {
+            Make::Redis => "redis_version",
+            Make::Valkey => "valkey_version",
+        };
+        assert!(info.contains(&format!("{name}:{major}.{minor}.")), "{version}: {info}");
+    }
 }

@@ -94,6 +94,16 @@ async fn the_suite_passes_where_the_server_refuses_scripts() {
 }
 
 #[tokio::test]
+async fn the_suite_passes_where_the_commands_of_scripts_have_other_names() {
+    let server = RedisServer::builder()
+        .arg("rename-command", "EVAL \"\"")
+        .arg("rename-command", "EVALSHA \"\"")
+        .start();
+    let open = async || open(&server.url()).await.unwrap();
+    conformance_without_fences(open().await, open().await).await;
+}
+
+#[tokio::test]
 async fn the_suite_passes_with_nothing_but_the_needed_commands_and_without_pushes() {
     let (_server, url) = server_for(
         "-@all +set +get +mget +del +pexpire +pttl +ping +hello +select +watch +unwatch +multi +exec",

@@ -37,6 +37,10 @@ impl LockPool {
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
     /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
     ///
+    /// Locks in Redis are kept by scripts. A server or proxy that refuses them is found out, and then they are kept by
+    /// plain commands, without fences; [`health`](Self::health) warns of it. `?scripts=off` begins with that,
+    /// `?scripts=on` makes it an error.
+    ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be
     /// reached or refuses.

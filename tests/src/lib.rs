@@ -8,6 +8,7 @@
 //! | [`cluster`] | a private Redis Cluster whose masters can be killed and whose slots can be moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`versions`] | the servers of other versions that are installed |
+//! | [`tls`], [`tunnel`] | a private authority; TLS in front of a server that has none |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -37,6 +38,7 @@ pub mod sentinel;
 pub mod server;
 pub mod sizes;
 pub mod tls;
+pub mod tunnel;
 pub mod versions;
 
 pub use cluster::RedisCluster;

@@ -78,10 +78,9 @@ pub(super) async fn refusal(
     }
     if reply::is_hang_up(&error) {
         // An accident, or a proxy's way to say no. On a connection of its own, as that ends with it.
-        match node.another().await?.send(&call).await {
-            Err(again) if reply::is_hang_up(&again) => return Ok(Some(node.failure(error))),
-            Err(again) if !reply::is_beyond_this_user(&again) => return Err(node.failure(again)),
-            Ok(_) | Err(_) => return Ok(None),
+        let again = node.another().await?.send(&call).await;
+        if again.is_err_and(|again| reply::is_hang_up(&again)) {
+            return Ok(Some(node.failure(error)));
         }
     }
     Err(node.failure(error))
