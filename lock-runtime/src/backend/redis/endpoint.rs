@@ -10,6 +10,8 @@ use crate::error::{ErrorKind, LockError};
 
 const DEFAULT_PORT: u16 = 6379;
 
+const REPLICAS: &str = "replicas";
+
 /// One server, and how to log in. Displays without user and password.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
@@ -17,6 +19,8 @@ pub(super) struct Endpoint {
     pub(super) port: u16,
     pub(super) tls: Option<TlsFiles>,
     pub(super) login: RedisConnectionInfo,
+    /// How many replicas have to have a lock before it is believed in.
+    pub(super) replicas: u16,
 }
 
 /// PEM files for a TLS connection; without `ca` the system's root certificates hold.
@@ -61,8 +65,20 @@ impl Endpoint {
             }
         }
         let tls = tls_files(&url)?;
-        Ok(Self { host, port: url.port().unwrap_or(DEFAULT_PORT), tls, login })
+        let replicas = replicas(&url)?;
+        Ok(Self { host, port: url.port().unwrap_or(DEFAULT_PORT), tls, login, replicas })
     }
+}
+
+fn replicas(url: &Url) -> Result<u16, LockError> {
+    let wanted = url.query_pairs().find(|(name, _)| name == REPLICAS);
+    wanted.map_or(Ok(0), |(_, count)| {
+        count.parse().map_err(|_| {
+            wrong("`?replicas=` in the URL is not a number").remedy(
+                "write for example `?replicas=1`: a lock is granted when one replica has it",
+            )
+        })
+    })
 }
 
 fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
@@ -76,9 +92,10 @@ fn tls_files(url: &Url) -> Result<Option<TlsFiles>, LockError> {
             "ca" => &mut files.ca,
             "cert" => &mut files.cert,
             "key" => &mut files.key,
+            REPLICAS => continue,
             _ => {
                 return Err(wrong(format!("`?{name}=` in the URL is not known"))
-                    .remedy("known are `ca`, `cert` and `key`, for `rediss://`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+                    .remedy("known are `replicas`, and for `rediss://` `ca`, `cert` and `key`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
             }
         };
         if !encrypted {
@@ -136,7 +153,9 @@ mod tests {
         assert_eq!(endpoint.login.password(), Some("p@ss"));
         assert_eq!(endpoint.login.db(), 3);
         assert_eq!(endpoint.to_string(), "[::1]:7000");
-        assert_eq!(Endpoint::parse("redis://host").unwrap().port, 6379);
+        let plain = Endpoint::parse("redis://host").unwrap();
+        assert_eq!((plain.port, plain.replicas), (6379, 0));
+        assert_eq!(Endpoint::parse("redis://host?replicas=2").unwrap().replicas, 2);
     }
 
     #[test]
@@ -148,6 +167,8 @@ mod tests {
             "redis://:c4n4ry@host:99999",
             "redis://:c4n4ry@host?ttl=5s",
             "redis://:c4n4ry@host?ca=/x.pem",
+            "redis://:c4n4ry@host?replicas=-1",
+            "redis://:c4n4ry@host?replicas=",
             "redis://:c4n4ry@host#insecure",
             "rediss://:c4n4ry@host?cert=/x.pem",
             "redis://:c4n4ry%ff@host",

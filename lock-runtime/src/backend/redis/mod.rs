@@ -12,6 +12,7 @@
 //! redis+sentinel:// service ─────┘  └─ resolver, sentinel: which server that is
 //!                                 └─ node    one connection, kept up ── stream, tls: its bytes
 //!                                      └─ ears    what the server says without being asked
+//!                               └─ replicas    whether they have what was granted
 //! ```
 //!
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
@@ -23,6 +24,7 @@ mod endpoint;
 mod line;
 mod names;
 mod node;
+mod replicas;
 mod reply;
 mod resolver;
 mod script;

@@ -35,12 +35,17 @@ struct Shared {
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
+    /// Not there on a connection that is told nothing.
+    listener: Option<Listener>,
+    line: Mutex<Line>,
+}
+
+struct Listener {
     /// Where the server's own messages go, and the channel on which this pool can be told.
     ears: Arc<Ears>,
     channel: Channel,
     /// Finds out whether this user may do what the line of a lock needs.
     probe: Cmd,
-    line: Mutex<Line>,
 }
 
 enum Line {
@@ -92,12 +97,29 @@ impl Node {
         channel: Channel,
         probe: Cmd,
     ) -> Result<Self, BackendError> {
-        let resolver = resolver.into();
+        let listener = Some(Listener { ears, channel, probe });
+        Self::start(resolver.into(), clock, patience, listener).await
+    }
+
+    /// A connection for requests alone.
+    pub(super) async fn connect_deaf(
+        resolver: impl Into<Resolver>,
+        clock: Clock,
+        patience: Duration,
+    ) -> Result<Self, BackendError> {
+        Self::start(resolver.into(), clock, patience, None).await
+    }
+
+    async fn start(
+        resolver: Resolver,
+        clock: Clock,
+        patience: Duration,
+        listener: Option<Listener>,
+    ) -> Result<Self, BackendError> {
         let dialled = Mutex::new(None);
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
-        let shared =
-            Arc::new(Shared { resolver, dialled, clock, patience, ears, channel, probe, line });
+        let shared = Arc::new(Shared { resolver, dialled, clock, patience, listener, line });
         let opened = shared.open().await?;
         let link = shared.put_up(opened);
         let keeper = tokio::spawn(shared.clone().keep(link)).abort_handle();
@@ -287,7 +309,9 @@ impl Shared {
             match self.open().await {
                 Ok(opened) => {
                     let link = self.put_up(opened);
-                    self.ears.has_missed_something();
+                    if let Some(Listener { ears, .. }) = &self.listener {
+                        ears.has_missed_something();
+                    }
                     return link;
                 }
                 Err(error) => *self.line() = Line::Down(error),
@@ -331,9 +355,11 @@ impl Shared {
 
     async fn log_in(&self, dialer: &Dialer) -> Result<(Connection, AbortOnDrop), BackendError> {
         let login = dialer.endpoint().login.clone();
-        let ears = self.ears.clone();
-        let hear = move |push: PushInfo| ears.hear(&push);
-        let (mut requests, mover) = match speak(dialer, &login, Some(hear.clone())).await? {
+        let hear = self.listener.as_ref().map(|Listener { ears, .. }| {
+            let ears = ears.clone();
+            move |push: PushInfo| ears.hear(&push)
+        });
+        let (mut requests, mover) = match speak(dialer, &login, hear).await? {
             Ok(connected) => connected,
             // Older servers and some proxies know RESP2 only, which serves as well.
             Err(error) if knows_no_hello(&error) => {
@@ -347,29 +373,11 @@ impl Shared {
             Err(error) => return Err(refused(dialer, error)),
         };
         self.resolver.confirm(dialer, &mut requests).await?;
-        let hears = self.listen(&mut requests).await;
+        let hears = match &self.listener {
+            Some(listener) => listener.listen(&mut requests).await,
+            None => Hears::default(),
+        };
         Ok(Connection::new(requests, mover, hears))
-    }
-
-    /// Asks to be told of changes and calls. A user who may not, waits by asking.
-    async fn listen(&self, connection: &mut MultiplexedConnection) -> Hears {
-        let mut track = redis::cmd("CLIENT");
-        // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
-        track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
-        let changes: Result<Value, _> = track.query_async(connection).await;
-        let subscribed = connection.subscribe(self.channel.name()).await;
-        let subscribed_to = subscribed.is_ok();
-        let heard: Result<u64, _> = match subscribed {
-            Ok(()) => self.probe.query_async(connection).await,
-            Err(error) => Err(error),
-        };
-        let calls = match heard {
-            // More than one: the server may not have noticed yet that an earlier connection is gone.
-            Ok(ears) => ears >= 1,
-            // Passes by itself; the claims will tell.
-            Err(error) => subscribed_to && reply::passes(&error),
-        };
-        Hears { changes: changes.is_ok(), calls }
     }
 
     fn lost(&self) -> BackendError {
@@ -406,6 +414,29 @@ impl Shared {
 
     fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Listener {
+    /// Asks to be told of changes and calls. A user who may not, waits by asking.
+    async fn listen(&self, connection: &mut MultiplexedConnection) -> Hears {
+        let mut track = redis::cmd("CLIENT");
+        // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
+        track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
+        let changes: Result<Value, _> = track.query_async(connection).await;
+        let subscribed = connection.subscribe(self.channel.name()).await;
+        let subscribed_to = subscribed.is_ok();
+        let heard: Result<u64, _> = match subscribed {
+            Ok(()) => self.probe.query_async(connection).await,
+            Err(error) => Err(error),
+        };
+        let calls = match heard {
+            // More than one: the server may not have noticed yet that an earlier connection is gone.
+            Ok(ears) => ears >= 1,
+            // Passes by itself; the claims will tell.
+            Err(error) => subscribed_to && reply::passes(&error),
+        };
+        Hears { changes: changes.is_ok(), calls }
     }
 }
 

@@ -13,6 +13,7 @@ use super::ears::{Ears, Stray};
 use super::line::{self, Channel, Hot, Token};
 use super::names::Names;
 use super::node::{Hears, Node};
+use super::replicas::Replicas;
 use super::reply;
 use super::resolver::Resolver;
 use super::script::{ACQUIRE, By, LINE, RELEASE, RENEW};
@@ -41,6 +42,7 @@ pub(super) struct Server {
     /// In every token of this pool, if it could hear its channel when it connected.
     channel: Option<Channel>,
     hot: Arc<Hot>,
+    replicas: Option<Replicas>,
     strays: AbortHandle,
 }
 
@@ -51,6 +53,8 @@ impl Server {
         setting: Setting<'_>,
     ) -> Result<Self, LockError> {
         let Setting { clock, patience, .. } = setting;
+        let resolver = resolver.into();
+        let for_replicas = resolver.clone();
         let (found, strays) = mpsc::unbounded_channel();
         let hot = Arc::<Hot>::default();
         let ears = Arc::new(Ears::new(found, hot.clone(), clock));
@@ -82,10 +86,11 @@ impl Server {
                 observe::weak_store(&server, &warning);
             }
         }
+        let replicas = Replicas::connect(for_replicas, setting).await?;
         let channel = node.hears().calls.then_some(channel);
         let strays = tokio::spawn(pass_strays_on(node.clone(), names.clone(), strays, channel))
             .abort_handle();
-        Ok(Self { node, ears, clock, names, channel, hot, strays })
+        Ok(Self { node, ears, clock, names, channel, hot, replicas, strays })
     }
 
     /// How `claim` is put to the server.
@@ -300,6 +305,7 @@ impl Backend for Server {
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        let sent = self.clock.now();
         let mut forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
         let is_new = |(claim, form): &(&Claim, &Form)| claim.attempt == 0 && **form == Form::Line;
         let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
@@ -333,7 +339,11 @@ impl Backend for Server {
             }
             Ok(attempt)
         };
-        attempts.map(attempt).collect()
+        let mut attempts: Vec<_> = attempts.map(attempt).collect();
+        if let Some(replicas) = &self.replicas {
+            replicas.confirm(claims, &mut attempts, sent).await;
+        }
+        attempts
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -436,6 +446,9 @@ impl Backend for Server {
 
     async fn close(&self) {
         self.node.close();
+        if let Some(replicas) = &self.replicas {
+            replicas.close();
+        }
     }
 }
 
@@ -569,7 +582,7 @@ fn fences(answer: &[u8]) -> Option<(Fence, u32)> {
 }
 
 /// Rounded up: `PEXPIRE` with zero deletes the key.
-fn millis(span: Duration) -> u64 {
+pub(super) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
