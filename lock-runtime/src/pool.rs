@@ -34,6 +34,7 @@ impl LockPool {
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
     /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
+    /// | any of Redis with `?replicas=n` | the same, where a lock is granted when `n` replicas have it |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be

@@ -7,6 +7,9 @@
 //! became the master meanwhile and knows nothing of it. It takes no lock, so it does no harm whenever it
 //! arrives: late, twice, or for a caller who has given up.
 //!
+//! `WAIT` has one gap: a master that never had a replica counts no writes, and says of one that is just loading
+//! its first copy that it has them. The lock is in that copy.
+//!
 //! All grants that come while one `WAIT` is on its way share the next one. A grant that too few replicas have is
 //! like one whose reply got lost: the pool asks again as long as the caller waits, and then frees the lock.
 
