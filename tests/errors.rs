@@ -36,7 +36,7 @@ async fn urls_that_cannot_be_right() {
         (" redis://:PW@127.0.0.1", "redis://"),
         ("http://:PW@127.0.0.1:6379", "`http://`"),
         ("redis+sentinel://:PW@127.0.0.1", "no service"),
-        ("redis+sentinel://:PW@a,/mymaster", "no host"),
+        ("redis+sentinel://:PW@a,/mymaster", "empty host"),
         // The scheme forgotten, and this in the password.
         ("worker:PW://@127.0.0.1:6379", "no scheme"),
         ("redis://", "no host"),

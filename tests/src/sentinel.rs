@@ -297,7 +297,6 @@ pub struct FakeSentinel {
 struct Says {
     master: Option<u16>,
     epoch: u64,
-    asked: u64,
 }
 
 impl FakeSentinel {
@@ -310,7 +309,7 @@ impl FakeSentinel {
     pub fn start(master: &RedisServer) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let port = listener.local_addr().expect("it listens").port();
-        let says = Says { master: Some(master.port()), epoch: 0, asked: 0 };
+        let says = Says { master: Some(master.port()), epoch: 0 };
         let says = Arc::new(Mutex::new(says));
         let shared = says.clone();
         std::thread::spawn(move || {
@@ -328,11 +327,6 @@ impl FakeSentinel {
         (says.master, says.epoch) = (Some(master.port()), epoch);
     }
 
-    /// How often it was asked.
-    pub fn asked(&self) -> u64 {
-        self.says.lock().unwrap_or_else(PoisonError::into_inner).asked
-    }
-
     /// `redis+sentinel://` of these.
     pub fn url(all: &[&Self]) -> String {
         let hosts: Vec<_> = all.iter().map(|fake| format!("127.0.0.1:{}", fake.port)).collect();
@@ -346,8 +340,8 @@ fn answer_all(mut stream: TcpStream, says: &Mutex<Says>) {
     loop {
         while let Ok(Some((request, len))) = Value::parse(&received) {
             received.drain(..len);
-            let mut says = says.lock().unwrap_or_else(PoisonError::into_inner);
-            if stream.write_all(&answer(&request, &mut says)).is_err() {
+            let says = *says.lock().unwrap_or_else(PoisonError::into_inner);
+            if stream.write_all(&answer(&request, says)).is_err() {
                 return;
             }
         }
@@ -358,21 +352,16 @@ fn answer_all(mut stream: TcpStream, says: &Mutex<Says>) {
     }
 }
 
-fn answer(request: &Value, says: &mut Says) -> Vec<u8> {
+fn answer(request: &Value, says: Says) -> Vec<u8> {
     let word = |at: usize| request.items().get(at).map_or_else(String::new, Value::to_string);
     match (word(0).as_str(), word(1).as_str()) {
         ("SENTINEL", "MASTER") => {
             resp::command(&["name", SERVICE, "config-epoch", &says.epoch.to_string()])
         }
-        ("SENTINEL", _) => {
-            says.asked += 1;
-            match says.master {
-                Some(port) if word(2) == SERVICE => {
-                    resp::command(&["127.0.0.1", &port.to_string()])
-                }
-                _ => b"*-1\r\n".to_vec(),
-            }
-        }
+        ("SENTINEL", _) => match says.master {
+            Some(port) if word(2) == SERVICE => resp::command(&["127.0.0.1", &port.to_string()]),
+            _ => b"*-1\r\n".to_vec(),
+        },
         _ => format!("-ERR unknown command '{}'\r\n", word(0)).into_bytes(),
     }
 }

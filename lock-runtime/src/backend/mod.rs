@@ -288,6 +288,13 @@ impl BackendError {
         self.source.as_deref()?.downcast_ref()
     }
 
+    /// The same error, where a grant had been made by then.
+    #[cfg(feature = "redis")]
+    pub(crate) fn after_a_grant(mut self) -> Self {
+        self.failure = Failure::Unknown;
+        self
+    }
+
     /// How sure one can be about the request.
     #[must_use]
     pub fn failure(&self) -> Failure {

@@ -711,6 +711,7 @@ fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
     for host in hosts.split(',') {
         let seed = Endpoint::parse(&format!("{scheme}://{login}{host}{tail}"))
             .map_err(|error| error.remedy("write `redis+cluster://user:password@host1:6379,host2,host3`, or `rediss+cluster://` for TLS; user, password and ports may be left out, special characters in them are percent-encoded"))?;
+        seed.wants_no_replicas("a Redis Cluster")?;
         if seed.login.db() != 0 {
             return Err(LockError::new(ErrorKind::Config, "a Redis Cluster has no databases")
                 .remedy("leave the database number out of the URL; a prefix on the pool keeps keys apart"));

@@ -10,6 +10,8 @@ use crate::error::{ErrorKind, LockError};
 
 const DEFAULT_PORT: u16 = 6379;
 
+const REPLICAS: &str = "replicas";
+
 /// One server, and how to log in. Displays without user and password.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
@@ -18,6 +20,8 @@ pub(super) struct Endpoint {
     pub(super) tls: Option<TlsFiles>,
     pub(super) login: RedisConnectionInfo,
     pub(super) scripts: Scripts,
+    /// How many replicas have to have a lock before it is believed in.
+    pub(super) replicas: u16,
 }
 
 /// Whether locks are kept by Lua scripts: `?scripts=`.
@@ -76,11 +80,35 @@ impl Endpoint {
             }
         }
         let (tls, scripts) = query(&url)?;
-        Ok(Self { host, port: url.port().unwrap_or(DEFAULT_PORT), tls, login, scripts })
+        let replicas = replicas(&url)?;
+        let port = url.port().unwrap_or(DEFAULT_PORT);
+        Ok(Self { host, port, tls, login, scripts, replicas })
     }
 }
 
-/// What stands behind the `?`.
+impl Endpoint {
+    /// An error if the URL asks for replicas where nobody would wait for them.
+    pub(super) fn wants_no_replicas(&self, kind: &str) -> Result<(), LockError> {
+        if self.replicas == 0 {
+            return Ok(());
+        }
+        Err(wrong(format!("`?replicas=` has no meaning for {kind}"))
+            .remedy("it is for `redis://` and `redis+sentinel://`; leave it out"))
+    }
+}
+
+fn replicas(url: &Url) -> Result<u16, LockError> {
+    let wanted = url.query_pairs().find(|(name, _)| name == REPLICAS);
+    wanted.map_or(Ok(0), |(_, count)| {
+        count.parse().map_err(|_| {
+            wrong("`?replicas=` in the URL is not a number").remedy(
+                "write for example `?replicas=1`: a lock is granted when one replica has it",
+            )
+        })
+    })
+}
+
+/// What else stands behind the `?`.
 fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
     let encrypted = url.scheme() == "rediss";
     let (mut files, mut scripts) = (TlsFiles::default(), Scripts::default());
@@ -104,9 +132,10 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
                 };
                 continue;
             }
+            REPLICAS => continue,
             _ => {
                 return Err(wrong(format!("`?{name}=` in the URL is not known"))
-                    .remedy("known are `scripts`, and `ca`, `cert` and `key` for `rediss://`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+                    .remedy("known are `scripts` and `replicas`, and for `rediss://` `ca`, `cert` and `key`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
             }
         };
         if !encrypted {
@@ -164,7 +193,9 @@ mod tests {
         assert_eq!(endpoint.login.password(), Some("p@ss"));
         assert_eq!(endpoint.login.db(), 3);
         assert_eq!(endpoint.to_string(), "[::1]:7000");
-        assert_eq!(Endpoint::parse("redis://host").unwrap().port, 6379);
+        let plain = Endpoint::parse("redis://host").unwrap();
+        assert_eq!((plain.port, plain.replicas), (6379, 0));
+        assert_eq!(Endpoint::parse("redis://host?replicas=2").unwrap().replicas, 2);
         for (query, scripts) in
             [("", Scripts::Auto), ("?scripts=on", Scripts::On), ("?scripts=off", Scripts::Off)]
         {
@@ -183,6 +214,8 @@ mod tests {
             "redis://:c4n4ry@host?ttl=5s",
             "redis://:c4n4ry@host?ca=/x.pem",
             "redis://:c4n4ry@host?scripts=c4n4ry",
+            "redis://:c4n4ry@host?replicas=-1",
+            "redis://:c4n4ry@host?replicas=",
             "redis://:c4n4ry@host#insecure",
             "rediss://:c4n4ry@host?cert=/x.pem",
             "redis://:c4n4ry%ff@host",

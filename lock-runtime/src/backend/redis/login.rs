@@ -64,7 +64,7 @@ pub(super) struct Greeted {
 pub(super) async fn log_in(
     dialer: &Dialer,
     resolver: &Resolver,
-    hearing: &Hearing,
+    hearing: Option<&Hearing>,
 ) -> Result<Greeted, BackendError> {
     if let Some(greeted) = log_in_fully(dialer, resolver, hearing).await? {
         return Ok(greeted);
@@ -83,11 +83,13 @@ pub(super) async fn log_in(
 async fn log_in_fully(
     dialer: &Dialer,
     resolver: &Resolver,
-    hearing: &Hearing,
+    hearing: Option<&Hearing>,
 ) -> Result<Option<Greeted>, BackendError> {
-    let (ears, home) = (hearing.ears.clone(), hearing.home.clone());
-    let hear = move |push: PushInfo| ears.hear(&push, &home);
-    let (mut requests, mover) = match speak(dialer, &dialer.endpoint().login, Some(hear)).await? {
+    let hear = hearing.map(|Hearing { ears, home, .. }| {
+        let (ears, home) = (ears.clone(), home.clone());
+        move |push: PushInfo| ears.hear(&push, &home)
+    });
+    let (mut requests, mover) = match speak(dialer, &dialer.endpoint().login, hear).await? {
         Ok(connected) => connected,
         Err(error) if reply::is_hang_up(&error) => return Ok(None),
         // Older servers and some proxies know RESP2 only, which serves as well.
@@ -100,7 +102,10 @@ async fn log_in_fully(
         Err(error) => return Err(refused(dialer, error)),
     };
     resolver.confirm(dialer, &mut requests).await?;
-    let hears = listen(&mut requests, hearing).await;
+    let hears = match hearing {
+        Some(hearing) => listen(&mut requests, hearing).await,
+        None => Some(Hears::default()),
+    };
     Ok(hears.map(|hears| Greeted { requests, mover, hears, dialect: Dialect::Full }))
 }
 

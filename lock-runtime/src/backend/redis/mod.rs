@@ -9,11 +9,11 @@
 //!
 //! ```text
 //! redis://                      server    the locks of one server
-//! redis+sentinel:// service ─────┤  └─ resolver, sentinel: which server that is
-//! redis+cluster://  cluster ─────┘  └─ node    one connection, kept up ── stream, tls: its bytes
-//!                    └─ slots            ├─ login   its greeting
-//! redlock://        quorum               └─ ears    what the server says without being asked
-//!                    └─ node
+//! redis+sentinel:// service ─────┤  ├─ resolver, sentinel: which server that is
+//! redis+cluster://  cluster ─────┘  ├─ replicas    whether they have what was granted
+//!                    └─ slots       └─ node    one connection, kept up ── stream, tls: its bytes
+//! redlock://        quorum               ├─ login   its greeting
+//!                    └─ node             └─ ears    what the server says without being asked
 //! without scripts   plain     the same locks by plain commands
 //!                    └─ desk    read, compare, write on a connection of its own ── spare
 //! ```
@@ -32,6 +32,7 @@ mod names;
 mod node;
 mod plain;
 mod quorum;
+mod replicas;
 mod reply;
 mod resolver;
 mod script;
@@ -84,5 +85,6 @@ pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Stor
             Err(unfit) => return Err(LockError::backend(unfit.into_error())),
         }
     };
+    dialer.endpoint().wants_no_replicas("Redis without scripts")?;
     Ok(Arc::new(Plain::connect(dialer, &names, setting, cause).await?))
 }

@@ -38,7 +38,8 @@ struct Shared {
     clock: Clock,
     /// How long a connection may take to come up, and how long it may be silent.
     patience: Duration,
-    hearing: Hearing,
+    /// Not there on a connection that is told nothing.
+    hearing: Option<Hearing>,
     line: Mutex<Line>,
 }
 
@@ -89,7 +90,17 @@ impl Node {
         patience: Duration,
         hearing: Hearing,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(resolver, clock, patience, hearing).await;
+        let (node, opened) = Self::begin(resolver, clock, patience, Some(hearing)).await;
+        opened.map(|()| node)
+    }
+
+    /// A connection for requests alone.
+    pub(super) async fn connect_deaf(
+        resolver: impl Into<Resolver>,
+        clock: Clock,
+        patience: Duration,
+    ) -> Result<Self, BackendError> {
+        let (node, opened) = Self::begin(resolver, clock, patience, None).await;
         opened.map(|()| node)
     }
 
@@ -98,7 +109,7 @@ impl Node {
         resolver: impl Into<Resolver>,
         clock: Clock,
         patience: Duration,
-        hearing: Hearing,
+        hearing: Option<Hearing>,
     ) -> (Self, Result<(), BackendError>) {
         let resolver = resolver.into();
         let dialled = Mutex::new(None);
@@ -377,7 +388,9 @@ impl Shared {
             match self.open().await {
                 Ok(opened) => {
                     let link = self.put_up(opened);
-                    self.hearing.ears.has_missed_something();
+                    if let Some(Hearing { ears, .. }) = &self.hearing {
+                        ears.has_missed_something();
+                    }
                     return link;
                 }
                 Err(error) => *self.line() = Line::Down(error),
@@ -405,7 +418,7 @@ impl Shared {
             let dialer = self.resolver.resolve(last.as_ref().map(Dialer::endpoint)).await?;
             *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) = Some(dialer.clone());
             let (connection, mover) = tokio::select! {
-                greeted = log_in(&dialer, &self.resolver, &self.hearing) => Connection::new(greeted?),
+                greeted = log_in(&dialer, &self.resolver, self.hearing.as_ref()) => Connection::new(greeted?),
                 () = self.resolver.moved(dialer.endpoint()) => return Err(self.moved()),
             };
             Ok((connection, Link { mover, dialer }))

@@ -1,6 +1,7 @@
 //! Where a connection goes next: always to the same server, or to whichever is the master.
 
 use std::fmt;
+use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
@@ -11,9 +12,10 @@ use super::sentinel::Sentinels;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
 
+#[derive(Clone)]
 pub(super) enum Resolver {
     Fixed(Dialer),
-    Sentinels(Sentinels),
+    Sentinels(Arc<Sentinels>),
 }
 
 impl Resolver {
@@ -56,6 +58,14 @@ impl Resolver {
         }
     }
 
+    /// How many replicas have to have a lock before it is believed in.
+    pub(super) fn replicas(&self) -> u16 {
+        match self {
+            Self::Fixed(dialer) => dialer.endpoint().replicas,
+            Self::Sentinels(sentinels) => sentinels.replicas(),
+        }
+    }
+
     /// Gives up connections of its own.
     pub(super) fn close(&self) {
         if let Self::Sentinels(sentinels) = self {
@@ -72,7 +82,7 @@ impl From<Dialer> for Resolver {
 
 impl From<Sentinels> for Resolver {
     fn from(sentinels: Sentinels) -> Self {
-        Self::Sentinels(sentinels)
+        Self::Sentinels(Arc::new(sentinels))
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) static ACQUIRE: Lazy<Script> =
 pub(super) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
 /// Frees a lock that nobody waits for.
 pub(super) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
+/// Writes locks that somebody has once more.
+pub(super) static CONFIRM: Lazy<Script> = Lazy::new(|| Script::new(include_str!("confirm.lua")));
 /// Claims a lock or a place in its line, and releases both.
 pub(super) static LINE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("line.lua")].concat()));

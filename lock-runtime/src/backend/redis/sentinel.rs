@@ -120,6 +120,10 @@ impl Sentinels {
         }
     }
 
+    pub(super) fn replicas(&self) -> u16 {
+        self.master.endpoint().replicas
+    }
+
     pub(super) fn close(&self) {
         self.watchers.iter().for_each(AbortHandle::abort);
     }

@@ -14,6 +14,7 @@ use super::line::{self, Channel, Hot, Token};
 use super::login::{Calls, Hearing, Hears};
 use super::names::Names;
 use super::node::{Ahead, Node};
+use super::replicas::Replicas;
 use super::resolver::Resolver;
 use super::script::{self, ACQUIRE, By, LINE, RELEASE, RENEW};
 use crate::backend::{
@@ -41,6 +42,8 @@ pub(super) struct Server {
     /// In every token of this pool, if it could hear its channel when it connected.
     channel: Option<Channel>,
     hot: Arc<Hot>,
+    /// If replicas have to have a grant too.
+    replicas: Option<Replicas>,
     /// Passes on what is granted to owners that had given up by then, if this server does so itself.
     strays: Option<AbortHandle>,
 }
@@ -110,15 +113,19 @@ impl Server {
         names: Names,
         setting: Setting<'_>,
     ) -> Result<Result<Self, Unfit>, LockError> {
+        let resolver = resolver.into();
+        let for_replicas = resolver.clone();
         let (household, strays) = Household::new(names, setting)?;
         let probe = Owner::random()?;
-        let opened = Self::of(&household, resolver, Home::Server, probe).await;
-        Ok(opened.map(|mut server| {
-            let (node, names) = (server.node.clone(), household.names);
-            let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
-            server.strays = Some(passing.abort_handle());
-            server
-        }))
+        let mut server = match Self::of(&household, resolver, Home::Server, probe).await {
+            Ok(server) => server,
+            Err(unfit) => return Ok(Err(unfit)),
+        };
+        server.replicas = Replicas::connect(for_replicas, setting).await?;
+        let (node, names) = (server.node.clone(), household.names);
+        let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
+        server.strays = Some(passing.abort_handle());
+        Ok(Ok(server))
     }
 
     /// One of the servers of `household`. What may be done there is probed in the name of `probe`.
@@ -149,7 +156,8 @@ impl Server {
             }
         }
         let channel = node.hears().calls.then_some(channel);
-        Ok(Self { node, ears, clock, names, channel, hot, strays: None })
+        let (replicas, strays) = (None, None);
+        Ok(Self { node, ears, clock, names, channel, hot, replicas, strays })
     }
 
     /// How `claim` is put to the server.
@@ -313,12 +321,16 @@ impl Backend for Server {
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        let sent = self.clock.now();
         let forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
         let is_new = |(claim, form): &(&Claim, &Form)| claim.attempt == 0 && **form == Form::Line;
         let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
         let newcomers = self.ears.expect(new);
         let mut attempts = self.acquire_in(forms, Way::Straight, claims).await;
         note_calls(&newcomers, claims, &mut attempts);
+        if let Some(replicas) = &self.replicas {
+            replicas.confirm(claims, &mut attempts, sent).await;
+        }
         attempts
     }
 
@@ -362,6 +374,9 @@ impl Backend for Server {
 
     async fn close(&self) {
         self.node.close();
+        if let Some(replicas) = &self.replicas {
+            replicas.close();
+        }
     }
 }
 

@@ -40,7 +40,7 @@ impl Member {
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
         ears.attach(Bell::new(MemberEar { place, changes: changes.clone() }));
         let hearing = Hearing { ears, home: Home::Server, calls: None };
-        let (node, opened) = Node::begin(dialer, clock, patience, hearing).await;
+        let (node, opened) = Node::begin(dialer, clock, patience, Some(hearing)).await;
         (Self { name, node }, opened)
     }
 

@@ -27,6 +27,9 @@ pub(super) fn endpoints(url: &str) -> Result<Vec<Endpoint>, LockError> {
         ErrorKind::Config => error.remedy(REMEDY),
         _ => error,
     })?;
+    for endpoint in &endpoints {
+        endpoint.wants_no_replicas("a node of a quorum, which is independent of the others")?;
+    }
     match endpoints.len() {
         0..=2 => Err(wrong(format!(
             "a quorum of {} nodes outlives no failure",
@@ -107,6 +110,7 @@ mod tests {
             ("redlock://:c4n4ry@a,b,a:6379", "a:6379 is named twice"),
             ("redlock://redis://:c4n4ry@a/1,redis://a/2,redis://b", "is named twice"),
             ("redlock://:c4n4ry@a,b,", "names no host"),
+            ("redlock://:c4n4ry@a,b,c?replicas=1", "has no meaning"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
         ] {
             let error = endpoints(url).unwrap_err();

@@ -1,0 +1,186 @@
+//! `?replicas=n`: no grant is believed in that n replicas do not have.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::time::{Duration, Instant};
+
+use lock_runtime::testing::{conformance, open};
+use lock_runtime::{ErrorKind, LockError, LockPool};
+use lock_tests::sentinel::FakeSentinel;
+use lock_tests::{Monitor, RedisServer, eventually_async};
+
+const KEY: &str = "order:7";
+const NOISE: Duration = Duration::from_secs(5);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A master and its replicas, in step.
+async fn servers(replicas: usize) -> (RedisServer, Vec<RedisServer>) {
+    let master = RedisServer::builder().arg("repl-diskless-sync-delay", "0").start();
+    let follow = format!("replicaof 127.0.0.1 {}", master.port());
+    let replicas: Vec<_> =
+        (0..replicas).map(|_| RedisServer::builder().config_line(&follow).start()).collect();
+    // A master that never had a replica counts no writes, and then takes one that is still loading for one that
+    // is in step.
+    eventually_async(ms(30_000), "the replicas are in step", async || {
+        let info = master.cli(&["INFO", "replication"]);
+        if info.matches("state=online").count() < replicas.len() {
+            return false;
+        }
+        master.cli(&["SET", "nothing", "x", "PX", "1"]);
+        master.cli(&["WAIT", &replicas.len().to_string(), "100"]) == replicas.len().to_string()
+    })
+    .await;
+    (master, replicas)
+}
+
+async fn pool(server: &RedisServer, replicas: usize) -> LockPool {
+    LockPool::connect(&format!("{}?replicas={replicas}", server.url())).await.unwrap()
+}
+
+async fn refused(pool: &LockPool) -> LockError {
+    let error = pool.lock(KEY).wait(ms(600)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    error
+}
+
+async fn is_free(server: &RedisServer) {
+    let free = async || server.cli(&["EXISTS", KEY, &format!("{KEY}:lock_runtime:line")]) == "0";
+    eventually_async(NOISE, "the key is free", free).await;
+}
+
+#[tokio::test]
+async fn a_replica_has_what_is_granted() {
+    let (master, replicas) = servers(1).await;
+    let pool = pool(&master, 1).await;
+    for fencing in [true, false] {
+        for _ in 0..50 {
+            let request = pool.lock(KEY).fencing(fencing);
+            let guard = request.acquire().await.unwrap();
+            // At once, without a look at the master.
+            assert_eq!(replicas[0].cli(&["EXISTS", KEY]), "1");
+            guard.release().await.unwrap();
+        }
+    }
+    let all = pool.lock_all(["a", "b"]).acquire().await.unwrap();
+    assert_eq!(replicas[0].cli(&["EXISTS", "a", "b"]), "2");
+    all.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn it_conforms() {
+    let (master, _replicas) = servers(1).await;
+    let url = format!("{}?replicas=1", master.url());
+    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_hangs() {
+    let (master, replicas) = servers(1).await;
+    let pool = pool(&master, 1).await;
+    replicas[0].pause();
+    let text = refused(&pool).await.to_string();
+    assert!(text.contains("0 of the 1 replicas"), "{text}");
+    assert!(text.contains("INFO replication"), "{text}");
+    is_free(&master).await;
+    // Who holds it already goes on: renewals do not wait.
+    replicas[0].resume();
+    let guard = pool.lock(KEY).ttl(ms(400)).wait(NOISE).acquire().await.unwrap();
+    replicas[0].pause();
+    tokio::time::timeout(ms(1_200), guard.lost()).await.unwrap_err();
+    guard.release().await.unwrap();
+    // Back again while one waits.
+    let waiting = tokio::spawn(pool.lock(KEY).wait(ms(20_000)).acquire());
+    eventually_async(NOISE, "it asks", async || master.cli(&["EXISTS", KEY]) == "1").await;
+    replicas[0].resume();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    is_free(&master).await;
+}
+
+#[tokio::test]
+async fn fewer_than_wanted() {
+    let (master, _replicas) = servers(1).await;
+    let text = refused(&pool(&master, 2).await).await.to_string();
+    assert!(text.contains("1 of the 2 replicas"), "{text}");
+    is_free(&master).await;
+    let alone = RedisServer::start();
+    let text = refused(&pool(&alone, 1).await).await.to_string();
+    assert!(text.contains("0 of the 1 replicas"), "{text}");
+    is_free(&alone).await;
+}
+
+/// The caller is gone at any moment: nothing is left behind.
+#[tokio::test]
+async fn a_caller_that_gives_up() {
+    let (master, replicas) = servers(1).await;
+    let pool = pool(&master, 1).await;
+    replicas[0].pause();
+    for limit in [0, 1, 2, 5, 20, 100, 300] {
+        let request = pool.lock(KEY).wait(ms(5_000));
+        tokio::time::timeout(ms(limit), request.acquire()).await.unwrap_err();
+    }
+    is_free(&master).await;
+    replicas[0].resume();
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    assert_eq!(replicas[0].cli(&["EXISTS", KEY]), "1");
+    guard.release().await.unwrap();
+    is_free(&master).await;
+}
+
+/// One `WAIT` speaks for all that have come meanwhile, and holds up nothing else.
+#[tokio::test]
+async fn many_at_once_share_the_wait() {
+    const MANY: usize = 200;
+    let (master, replicas) = servers(1).await;
+    let pool = pool(&master, 1).await;
+    pool.lock(KEY).acquire().await.unwrap().release().await.unwrap();
+    let monitor = Monitor::start(&master);
+    replicas[0].pause();
+    let request = |n: usize| pool.lock(format!("key:{n}")).wait(ms(20_000)).acquire();
+    let asked: Vec<_> = (0..MANY).map(|n| tokio::spawn(request(n))).collect();
+    eventually_async(NOISE, "all have asked", async || {
+        master.cli(&["DBSIZE"]).parse::<usize>().unwrap() >= MANY
+    })
+    .await;
+    let began = Instant::now();
+    pool.health().await.unwrap();
+    assert!(began.elapsed() < ms(400), "the other connection is free: {:?}", began.elapsed());
+    replicas[0].resume();
+    for asked in asked {
+        asked.await.unwrap().unwrap().release().await.unwrap();
+    }
+    let waits = monitor.settled().iter().filter(|ran| ran.name() == "WAIT").count();
+    assert!((1..MANY / 4).contains(&waits), "{waits}");
+}
+
+/// The two connections may be to two servers for a moment: a master, and the one that was it.
+#[tokio::test]
+async fn what_another_server_has_does_not_count() {
+    let (old, _old_replicas) = servers(1).await;
+    let (new, new_replicas) = servers(1).await;
+    let fake = FakeSentinel::start(&old);
+    let url = format!("{}?replicas=1", FakeSentinel::url(&[&fake]));
+    let pool = LockPool::connect(&url).await.unwrap();
+    pool.lock(KEY).acquire().await.unwrap().release().await.unwrap();
+    fake.say(&new, 1);
+    eventually_async(NOISE, "locks are in the new one and its replica", async || {
+        let Ok(guard) = pool.lock(KEY).wait(ms(200)).acquire().await else { return false };
+        let there = new_replicas[0].cli(&["EXISTS", KEY]) == "1";
+        assert!(there || old.cli(&["EXISTS", KEY]) == "1", "a grant that is nowhere");
+        let _ = guard.release().await;
+        there
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_wait_learns_it_at_the_connect() {
+    let user = "user worker on >secret ~* &* +@all -wait";
+    let server = RedisServer::builder().config_line(user).start();
+    let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());
+    LockPool::connect(&url).await.unwrap();
+    let error = LockPool::connect(&format!("{url}?replicas=1")).await.unwrap_err();
+    assert!(error.to_string().contains("+wait"), "{error}");
+}
