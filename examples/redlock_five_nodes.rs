@@ -6,6 +6,9 @@
 //! cargo run --example redlock_five_nodes      # starts its own servers; needs `redis-server`
 //! ```
 
+// It measures, from outside.
+#![allow(clippy::disallowed_methods)]
+
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,12 +40,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("a node came back empty, and the lock is held: {}", guard.verify().await.is_ok());
     guard.release().await?;
 
-    for gone in 1..=2 {
-        nodes[gone].stop();
-        println!("{gone} of five gone: {}", outcome(settle(&pool, 1).await));
+    for (gone, node) in nodes.iter_mut().take(3).enumerate() {
+        node.stop();
+        println!("{} of five gone: {}", gone + 1, outcome(settle(&pool, 1).await));
     }
-    nodes[3].stop();
-    println!("3 of five gone: {}", outcome(settle(&pool, 1).await));
     Ok(())
 }
 
