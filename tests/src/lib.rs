@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`quorum`] | several of them that vote |
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
+//! | [`skew`] | one whose clock is stepped, or runs fast |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -31,6 +32,7 @@ pub mod quorum;
 pub mod resp;
 pub mod server;
 pub mod sizes;
+pub mod skew;
 pub mod tls;
 
 pub use eventually::{eventually, eventually_async, eventually_some};
@@ -40,3 +42,4 @@ pub use process::Worker;
 pub use proxy::FaultProxy;
 pub use quorum::Quorum;
 pub use server::RedisServer;
+pub use skew::Skew;

@@ -1,5 +1,6 @@
 //! A private Redis server per test.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -37,6 +38,7 @@ pub struct Config {
     lines: Vec<String>,
     password: Option<String>,
     tls: Option<Tls>,
+    env: Vec<(String, OsString)>,
 }
 
 impl Config {
@@ -61,6 +63,12 @@ impl Config {
     /// Serves TLS too; [`RedisServer::url`] is then `rediss://`.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
+        self
+    }
+
+    /// Sets an environment variable of the server process.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.into(), value.as_ref().into()));
         self
     }
 
@@ -198,7 +206,7 @@ impl RedisServer {
     #[track_caller]
     pub fn restart(&self) {
         self.kill();
-        *self.process() = spawn(&self.dir);
+        *self.process() = spawn(&self.dir, &self.config);
         if let Err(log) = self.wait_until_ready() {
             panic!("redis-server did not start again:\n{log}");
         }
@@ -258,7 +266,7 @@ impl RedisServer {
         let tls_files = config.tls.as_ref().map(|tls| tls.write(dir.path()));
         config.write(&dir, port, tls_port, tls_files.as_ref());
         let server = Self {
-            process: Mutex::new(spawn(&dir)),
+            process: Mutex::new(spawn(&dir, config)),
             admin: Mutex::new(None),
             config: config.clone(),
             port,
@@ -348,7 +356,7 @@ pub(crate) fn exchange<A: AsRef<[u8]>>(stream: &mut TcpStream, args: &[A]) -> io
     }
 }
 
-fn spawn(dir: &TempDir) -> Process {
+fn spawn(dir: &TempDir, config: &Config) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(log_path(dir));
         Stdio::from(log.expect("the temporary directory takes files"))
@@ -356,6 +364,7 @@ fn spawn(dir: &TempDir) -> Process {
     let mut command = Process::command("redis-server");
     command.arg(dir.path().join("redis.conf"));
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
+    command.envs(config.env.iter().map(|(name, value)| (name, value)));
     Process::spawn(command)
         .unwrap_or_else(|error| panic!("cannot start redis-server, run tests/run.sh: {error}"))
 }
