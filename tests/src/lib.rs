@@ -9,6 +9,7 @@
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`versions`] | the servers of other versions that are installed |
 //! | [`tls`], [`tunnel`] | a private authority; TLS in front of a server that has none |
+//! | [`skew`] | one whose clock is stepped, or runs fast |
 //! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
 //! | [`monitor`] | every command the server ran, in its order |
 //! | [`process`] | worker processes that can be paused and killed |
@@ -37,6 +38,7 @@ pub mod resp;
 pub mod sentinel;
 pub mod server;
 pub mod sizes;
+pub mod skew;
 pub mod tls;
 pub mod tunnel;
 pub mod versions;
@@ -50,3 +52,4 @@ pub use proxy::FaultProxy;
 pub use quorum::Quorum;
 pub use sentinel::Watched;
 pub use server::RedisServer;
+pub use skew::Skew;

@@ -19,6 +19,11 @@ impl Quorum {
         Self((0..count).map(|_| config.clone().start()).collect())
     }
 
+    /// Of servers that are not all alike.
+    pub fn of_nodes(nodes: Vec<RedisServer>) -> Self {
+        Self(nodes)
+    }
+
     /// The nodes.
     pub fn nodes(&self) -> &[RedisServer] {
         &self.0

@@ -1,5 +1,6 @@
 //! A private Redis server per test.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -38,6 +39,7 @@ pub struct Config {
     lines: Vec<String>,
     password: Option<String>,
     tls: Option<Tls>,
+    env: Vec<(String, OsString)>,
 }
 
 impl Config {
@@ -68,6 +70,12 @@ impl Config {
     /// Serves TLS too; [`RedisServer::url`] is then `rediss://`.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
+        self
+    }
+
+    /// Sets an environment variable of the server process.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.into(), value.as_ref().into()));
         self
     }
 
@@ -364,6 +372,7 @@ fn spawn(dir: &TempDir, config: &Config) -> Process {
     let mut command = Process::command(program);
     command.arg(dir.path().join("redis.conf"));
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
+    command.envs(config.env.iter().map(|(name, value)| (name, value)));
     Process::spawn(command).unwrap_or_else(|error| {
         panic!("cannot start {}, run tests/run.sh: {error}", program.display())
     })

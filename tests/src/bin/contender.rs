@@ -1,5 +1,5 @@
-//! `contender <url> <key>` tries for a lock all the time and prints what came of each try: `busy`, or
-//! `in` and the moment, or the error.
+//! `contender <url> <key> [<ttl in ms> <patience in ms>]` tries for a lock all the time and prints what came
+//! of each try: `busy`, or `in` and the moment, or the error.
 
 use std::error::Error;
 use std::time::Duration;
@@ -11,9 +11,15 @@ use lock_tests::history::now_ns;
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let (url, key) = (args.next().ok_or("no url")?, args.next().ok_or("no key")?);
-    let pool = LockPool::connect(&url).await?;
+    let mut pool = LockPool::builder(&url).ttl(Duration::from_secs(1));
+    if let (Some(ttl), Some(patience)) = (args.next(), args.next()) {
+        let patience = Duration::from_millis(patience.parse()?);
+        pool = pool.ttl(Duration::from_millis(ttl.parse()?));
+        pool = pool.patience(patience).node_patience(patience);
+    }
+    let pool = pool.connect().await?;
     loop {
-        match pool.lock(key.as_str()).ttl(Duration::from_secs(1)).try_acquire().await {
+        match pool.lock(key.as_str()).try_acquire().await {
             Ok(None) => println!("busy"),
             Ok(Some(guard)) => {
                 println!("in {}", now_ns());

@@ -1,5 +1,6 @@
 //! `frozen-holder <url> <history> <ttl in ms>` holds the lock `guard` and, around a body, the lock
-//! `body`, and prints `holding`. Frozen for longer than the ttl, it prints what it finds when it thaws.
+//! `body`, and prints `holding`. Frozen for longer than the ttl, it prints what it finds when it thaws, and
+//! what a careless one would write with: its fence.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -39,6 +40,7 @@ fn watch(guard: &LockGuard, ttl: Duration, asked: u64, recorder: &Recorder) {
         let held = guard.is_held();
         if !held || now - last > nanos(ttl) {
             println!("first check: {held}");
+            println!("writes with {}", guard.fence().map_or(0, Fence::get));
             recorder.lost(grant);
             recorder.release(grant);
             return;

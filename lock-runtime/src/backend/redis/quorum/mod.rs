@@ -309,6 +309,18 @@ impl Nodes {
         telling >= Tally::majority_of(self.members.len())
     }
 
+    /// The grant was over before its owner could believe in it. From now on the owner asks like anybody else,
+    /// with another token and a greater number: the old one is refused wherever somebody was granted since.
+    fn disown(self: &Arc<Self>, claim: &Claim) {
+        let Some(Holding { token, ttl, block, .. }) = self.holdings.get(&claim.owner) else {
+            return;
+        };
+        self.holdings.forget(&claim.owner);
+        let request = withdrawal(&claim.keys, token, block);
+        // Nobody waits for the answers.
+        drop(self.withdraw(vec![request], self.clock.now() + ttl));
+    }
+
     /// Asks all nodes about leases.
     async fn ask_about(
         self: &Arc<Self>,
@@ -439,7 +451,10 @@ impl Quorum {
                 let block = self.0.holdings.get(&claim.owner).and_then(|holding| holding.block);
                 Ok(granted(block))
             }
-            Held::No => Ok(Attempt::busy(None)),
+            Held::No => {
+                self.0.disown(claim);
+                Ok(Attempt::busy(None))
+            }
         };
         claims.iter().zip(outcomes).map(attempt).collect()
     }

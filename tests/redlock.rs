@@ -1,0 +1,734 @@
+//! The scenarios of the Redlock debate, each on real servers: what a quorum keeps to, and what it does not.
+//!
+//! | | scenario | result |
+//! |---|---|---|
+//! | R1 | a holder is frozen for longer than its ttl | its first check says lost; a store that checks fences refuses its writes |
+//! | R2 | a client is frozen while the votes are on their way to it | an error, never a lease that is over; it is served when its turn comes |
+//! | R3 | the clock of one node steps forward, and a bare majority had granted | **a second holder**; its fence is the greater one |
+//! | R4 | the clock of one node steps forward, and all had granted | one holder |
+//! | R5 | clocks step back | one holder; a dead holder's lock is free that much later, if a majority stepped |
+//! | R6 | a node restarts at once, and empty | one holder if all had granted, or by the next renewal; **a second one** before it, of a bare majority |
+//! | R7 | it restarts after the ttl | one holder |
+//! | R8 | it restarts at once, and has synced every write | one holder, fences grow |
+//! | R9 | requests arrive, answers do not | an error; the votes are taken back long before the ttl |
+//! | R10 | requests arrive after the client has given up, or died | one holder; votes of the dead end with the ttl |
+//! | R11 | the nodes have voted, then the connections are reset; a request arrives twice | granted, not blocked by itself; the same fence |
+//! | R12 | the clock of one node runs fast | one holder at 1 %, or if all had granted; **a second one** at 10 % of a bare majority |
+//!
+//! "A second one" is a test, too: that it happens as documented, and that fences tell the two apart. I1 to
+//! I7 are invariants: I1 no two believe in one lock at once, I2 fences grow, I3 a store that checks fences
+//! takes no stale write, I4 whoever has lost a lock learns it in time, I7 everybody is served in the end.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lock_runtime::backend::{Attempt, Backend, Claim, LeaseRef, Owner, Release};
+use lock_runtime::testing::open;
+use lock_runtime::{Fence, LockError, LockGuard, LockPool, PoolBuilder};
+use lock_tests::history::{History, Recorder, now_ns};
+use lock_tests::proxy::{Action, Direction};
+use lock_tests::skew::Step;
+use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Worker, eventually, eventually_async};
+use tempfile::TempDir;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const PATIENCE: Duration = ms(15_000);
+/// Of leases that do not end by themselves while a test runs.
+const LONG: Duration = ms(60_000);
+const MINUTE: Duration = ms(60_000);
+
+/// The node whose clock or memory fails: C of A to E.
+const C: usize = 2;
+
+/// Servers with clocks of their own.
+fn skewed(count: usize) -> (Quorum, Vec<Skew>) {
+    let (nodes, skews) = (0..count).map(|_| Skew::start(RedisServer::builder())).unzip();
+    (Quorum::of_nodes(nodes), skews)
+}
+
+/// A way to five nodes of which only the first three can be reached.
+struct BareMajority {
+    url: String,
+    cut: Vec<FaultProxy>,
+}
+
+impl BareMajority {
+    fn of(quorum: &Quorum) -> Self {
+        assert_eq!(quorum.nodes().len(), 5);
+        let cut: Vec<_> = quorum.nodes()[3..].iter().map(FaultProxy::start).collect();
+        cut.iter().for_each(|proxy| proxy.refuse(true));
+        let reached = quorum.nodes()[..3].iter().map(RedisServer::url);
+        let url = Quorum::url_of(reached.chain(cut.iter().map(|proxy| proxy.url().to_owned())));
+        Self { url, cut }
+    }
+
+    fn heal(&self) {
+        self.cut.iter().for_each(|proxy| proxy.refuse(false));
+    }
+}
+
+/// A wire to each node.
+fn wires(quorum: &Quorum) -> (String, Vec<FaultProxy>) {
+    let wires: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
+    (Quorum::url_of(wires.iter().map(|wire| wire.url().to_owned())), wires)
+}
+
+/// Those who took part in a test and wrote down what they believed.
+struct Record(TempDir);
+
+impl Record {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    async fn client(&self, name: &str, pool: PoolBuilder) -> Client {
+        let pool = pool.wait(PATIENCE).connect().await.unwrap();
+        Client { pool, recorder: Recorder::create(self.0.path(), name).unwrap() }
+    }
+
+    fn read(&self) -> History {
+        History::read(self.0.path()).unwrap()
+    }
+
+    /// I1 and I2.
+    #[track_caller]
+    fn assert_safe(&self, grants: usize) {
+        let history = self.read();
+        assert_eq!(history.grants().len(), grants);
+        history.assert_safe();
+    }
+
+    /// Not I1, but I2: what a quorum does not keep to, and what is left of it.
+    #[track_caller]
+    fn assert_two_believed_and_fences_grew(&self) {
+        let history = self.read();
+        assert_eq!(history.grants().len(), 2);
+        assert_eq!(history.overlaps().len(), 1, "{history:#?}");
+        assert!(history.fence_faults().is_empty(), "{history:#?}");
+    }
+}
+
+struct Client {
+    pool: LockPool,
+    recorder: Recorder,
+}
+
+impl Client {
+    /// Waits for the lock `k`.
+    async fn lock(&self, renews: bool) -> Hold<'_> {
+        let asked = now_ns();
+        let guard = self.pool.lock("k").renew(renews).acquire().await.unwrap();
+        self.hold(asked, guard)
+    }
+
+    async fn try_lock(&self) -> Result<Option<Hold<'_>>, LockError> {
+        let asked = now_ns();
+        let guard = self.pool.lock("k").renew(false).try_acquire().await?;
+        Ok(guard.map(|guard| self.hold(asked, guard)))
+    }
+
+    /// Tries until it succeeds, or `while_` is over.
+    async fn try_while(&self, while_: impl Fn() -> bool) -> Option<Hold<'_>> {
+        while while_() {
+            // A node that has just come back is not known to be back yet.
+            if let Ok(Some(hold)) = self.try_lock().await {
+                return Some(hold);
+            }
+            tokio::time::sleep(ms(2)).await;
+        }
+        None
+    }
+
+    /// All nodes answer it, and it does not get the lock.
+    async fn assert_busy(&self) {
+        eventually_async(PATIENCE, "all nodes answer", async || {
+            self.pool.health().await.is_ok_and(|health| health.warnings.is_empty())
+        })
+        .await;
+        let busy = async || match self.try_lock().await {
+            Ok(hold) => {
+                assert!(hold.is_none(), "a second holder");
+                true
+            }
+            // On a busy machine a node may be late.
+            Err(error) => {
+                assert!(error.is_backend(), "{error}");
+                false
+            }
+        };
+        for _ in 0..3 {
+            eventually_async(PATIENCE, "it is told that the lock is held", busy).await;
+        }
+    }
+
+    fn hold(&self, asked: u64, guard: LockGuard) -> Hold<'_> {
+        let fence = guard.fence().map(Fence::get);
+        let grant = self.recorder.granted("k", 0, asked, || guard.valid_for(), fence);
+        Hold { client: self, guard, grant }
+    }
+}
+
+/// A guard, and that it is believed in.
+struct Hold<'a> {
+    client: &'a Client,
+    guard: LockGuard,
+    grant: u64,
+}
+
+impl Hold<'_> {
+    fn fence(&self) -> u64 {
+        self.guard.fence().unwrap().get()
+    }
+
+    /// Whether the lock is held as far as it knows. To be asked after whatever may not happen meanwhile.
+    fn believes(&self) -> bool {
+        self.client.recorder.renewed(self.grant, || self.guard.valid_for());
+        self.guard.is_held()
+    }
+
+    async fn free(self) {
+        self.client.recorder.release(self.grant);
+        self.guard.release().await.unwrap();
+    }
+}
+
+/// A resource that refuses whoever comes with a smaller fence than one that it has seen.
+#[derive(Default)]
+struct Store(Cell<u64>);
+
+impl Store {
+    fn takes(&self, fence: u64) -> bool {
+        let is_new = fence >= self.0.get();
+        if is_new {
+            self.0.set(fence);
+        }
+        is_new
+    }
+}
+
+/// What is left of I1: I3.
+#[track_caller]
+fn assert_told_apart(first: &Hold<'_>, second: &Hold<'_>) {
+    let store = Store::default();
+    assert!(store.takes(first.fence()));
+    assert!(store.takes(second.fence()));
+    assert!(!store.takes(first.fence()), "the fences do not tell the two apart");
+    assert!(store.takes(second.fence()));
+}
+
+/// Whoever asks first sends the scripts along; so that a request is one request, somebody has.
+async fn load_scripts(quorum: &Quorum) {
+    let pool = LockPool::builder(quorum.url()).wait(PATIENCE).connect().await.unwrap();
+    pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+    until_free(quorum).await;
+    eventually_async(PATIENCE, "all nodes have voted", async || {
+        quorum.nodes().iter().all(|node| node.cli(&["EXISTS", "lock_runtime:ballots"]) == "1")
+    })
+    .await;
+}
+
+async fn until_free(quorum: &Quorum) {
+    eventually_async(PATIENCE, "all votes are taken back", async || quorum.holders("k").is_empty())
+        .await;
+}
+
+async fn until_held_by_all(quorum: &Quorum) {
+    eventually_async(PATIENCE, "all nodes have the lock", async || {
+        quorum.holders("k").len() == quorum.nodes().len()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn r1_a_frozen_holder_believes_nothing_and_its_writes_are_refused() {
+    let quorum = Quorum::start(3);
+    let record = Record::new();
+    let program = env!("CARGO_BIN_EXE_frozen-holder");
+    let holder =
+        Worker::start(program, &[&quorum.url(), record.0.path().to_str().unwrap(), "1000"]);
+    holder.wait_for_line(PATIENCE, |line| line == "holding");
+    let (store, frozen_at) = (Store::default(), now_ns());
+    holder.pause();
+
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let asked = now_ns();
+    let guard = rival.pool.lock("guard").acquire().await.unwrap();
+    let fence = guard.fence().map(Fence::get);
+    let grant = rival.recorder.granted("guard", 0, asked, || guard.valid_for(), fence);
+    assert!(store.takes(fence.unwrap()));
+    eventually_async(PATIENCE, "twice the ttl is over", async || {
+        Duration::from_nanos(now_ns() - frozen_at) > ms(2_000)
+    })
+    .await;
+    holder.resume();
+
+    let first = holder.wait_for_line(PATIENCE, |line| line.starts_with("first check"));
+    assert_eq!(first, "first check: false", "I4");
+    let write = holder.wait_for_line(PATIENCE, |line| line.starts_with("writes with "));
+    let stale: u64 = write.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(stale > 0 && !store.takes(stale), "I3: {stale} after {fence:?}");
+    let ended = holder.wait_for_line(PATIENCE, |line| line.starts_with("body: "));
+    assert_eq!(ended, "body: Lost");
+    guard.verify().await.unwrap();
+    rival.recorder.release(grant);
+    guard.release().await.unwrap();
+    record.assert_safe(3);
+    let naive = record.read().naive_overlaps().len();
+    assert_eq!(naive, 1, "belief until release would have been shared");
+}
+
+#[tokio::test]
+async fn r2_votes_that_wait_for_a_frozen_client_are_no_lease() {
+    let quorum = Quorum::start(3);
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let holds = |wire: &FaultProxy| wire.on_next(|it| it.mentions("k"), Action::HoldReply);
+    let traps: Vec<_> = wires.iter().map(holds).collect();
+    let program = env!("CARGO_BIN_EXE_contender");
+    let client = Worker::start(program, &[&url, "k", "3000", "2500"]);
+    for trap in &traps {
+        trap.wait(PATIENCE);
+    }
+    client.pause();
+    assert_eq!(client.stdout(), [""; 0], "frozen before it had an answer");
+    assert_eq!(quorum.holders("k"), [0, 1, 2], "all nodes have voted for it");
+    // The votes are on their way to it, and will have been there for long.
+    wires.iter().for_each(FaultProxy::release_held);
+    until_free(&quorum).await;
+
+    let record = Record::new();
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let hold = rival.lock(true).await;
+    client.resume();
+    client.wait_for_line(PATIENCE, |line| line == "busy");
+    let said = client.stdout();
+    assert!(said[0].contains("need") || said[0].contains("within"), "an error first: {said:?}");
+    assert!(!said.iter().any(|line| line.starts_with("in ")), "{said:?}");
+    hold.guard.verify().await.unwrap();
+    let freed_at = now_ns();
+    hold.free().await;
+    // I7, and I1: not before.
+    let entered = client.wait_for_line(PATIENCE, |line| line.starts_with("in "));
+    assert!(entered[3..].parse::<u64>().unwrap() > freed_at);
+}
+
+/// What a grant that came too late is to the store: its owner asks again.
+#[tokio::test]
+async fn r2_who_was_granted_too_late_is_served_after_others_were() {
+    let quorum = Quorum::start(3);
+    let [late, other] = [open(&quorum.url()).await.unwrap(), open(&quorum.url()).await.unwrap()];
+    for fencing in [true, false] {
+        let mut mine = claim(ms(400), fencing);
+        let first = served(&late, &mut mine).await;
+        until_free(&quorum).await;
+        let mut theirs = claim(LONG, fencing);
+        let between = served(&other, &mut theirs).await;
+        assert!(fence_of(&late, &mine).await.is_none(), "it is another's now");
+        end(&other, theirs).await;
+        let fences = [first, between, served(&late, &mut mine).await];
+        assert!(!fencing || fences.is_sorted_by(|a, b| a < b), "{fences:?}");
+        end(&late, mine).await;
+        until_free(&quorum).await;
+    }
+}
+
+/// What a new owner asks the backend for.
+fn claim(ttl: Duration, fencing: bool) -> Claim {
+    Claim {
+        keys: Arc::new(["k".into()]),
+        owner: Owner::random().unwrap(),
+        ttl,
+        fencing,
+        spare_fences: 0,
+        attempt: 0,
+        in_line: true,
+    }
+}
+
+async fn end(backend: &impl Backend, claim: Claim) {
+    let Claim { keys, owner, ttl, .. } = claim;
+    let lease = LeaseRef { keys, owner, ttl };
+    let (keep_for, leave_open) = (Duration::ZERO, Duration::ZERO);
+    let release = Release { lease, keep_for, successor: None, leave_open };
+    backend.release(&[release]).await.remove(0).unwrap();
+}
+
+/// `None` if it is not granted, or nodes were late; zero for a grant without a fence.
+async fn fence_of(backend: &impl Backend, claim: &Claim) -> Option<u64> {
+    match backend.acquire(std::slice::from_ref(claim)).await.remove(0) {
+        Ok(Attempt::Granted { fence, .. }) => Some(fence.map_or(0, Fence::get)),
+        Ok(Attempt::Busy { .. }) | Err(_) => None,
+    }
+}
+
+/// Asks until it is granted, as an acquire that waits does.
+async fn served(backend: &impl Backend, claim: &mut Claim) -> u64 {
+    let mut fence = None;
+    eventually_async(PATIENCE, "it is served (I7)", async || {
+        fence = fence_of(backend, claim).await;
+        claim.attempt += 1;
+        fence.is_some()
+    })
+    .await;
+    fence.unwrap()
+}
+
+#[tokio::test]
+async fn r3_a_forward_step_lets_a_second_one_in_where_a_bare_majority_had_granted() {
+    let (quorum, skews) = skewed(5);
+    let (record, way) = (Record::new(), BareMajority::of(&quorum));
+    let holder = record.client("holder", LockPool::builder(&way.url).ttl(ms(30_000))).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(ms(30_000))).await;
+    let first = holder.lock(false).await;
+    assert_eq!(quorum.holders("k"), [0, 1, 2]);
+    rival.assert_busy().await;
+    skews[C].step(MINUTE, Step::Forward);
+
+    let second = rival.try_while(|| first.believes()).await.expect("the second one gets in");
+    assert!(first.believes() && second.believes());
+    assert_told_apart(&first, &second);
+    // Whoever asks instead of believing learns of it.
+    assert!(first.guard.verify().await.is_err());
+    record.assert_two_believed_and_fences_grew();
+}
+
+#[tokio::test]
+async fn r4_a_forward_step_lets_nobody_in_where_all_had_granted() {
+    let (quorum, skews) = skewed(5);
+    let record = Record::new();
+    let pool = || LockPool::builder(quorum.url()).ttl(ms(30_000));
+    let (holder, rival) =
+        (record.client("holder", pool()).await, record.client("rival", pool()).await);
+    let first = holder.lock(false).await;
+    until_held_by_all(&quorum).await;
+    skews[C].step(MINUTE, Step::Forward);
+    assert_eq!(quorum.holders("k"), [0, 1, 3, 4], "C has forgotten it");
+    rival.assert_busy().await;
+    first.guard.verify().await.unwrap();
+    assert!(first.believes());
+    first.free().await;
+    rival.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+#[tokio::test]
+async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
+    let (quorum, skews) = skewed(5);
+    let record = Record::new();
+    let holder = record.client("holder", LockPool::builder(quorum.url()).ttl(ms(1_000))).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    // Nobody renews or releases it: as if its holder had died.
+    let dead = holder.lock(false).await;
+    until_held_by_all(&quorum).await;
+    skews[C].step(MINUTE, Step::Back);
+    let vote = quorum[C].cli(&["GET", "k"]);
+    // One node's clock matters to nobody.
+    let next = rival.lock(true).await;
+    assert_eq!(quorum[C].cli(&["GET", "k"]), vote, "C is of another opinion");
+    let left: u64 = quorum[C].cli(&["PTTL", "k"]).parse().unwrap();
+    assert!(left > 40_000, "for {left} ms");
+    assert!(!dead.believes());
+    next.free().await;
+    quorum[C].cli(&["DEL", "k"]);
+    until_free(&quorum).await;
+
+    // A majority's clocks: so much longer, and no longer.
+    let back = ms(3_000);
+    let granted_at = now_ns();
+    let dead = holder.lock(false).await;
+    until_held_by_all(&quorum).await;
+    for at in [0, 1, 3] {
+        skews[at].step(back, Step::Back);
+    }
+    let next = rival.lock(true).await;
+    let waited = Duration::from_nanos(now_ns() - granted_at);
+    assert!(waited > back, "{waited:?}");
+    assert!(!dead.believes());
+    next.free().await;
+    record.assert_safe(4);
+}
+
+#[tokio::test]
+async fn r6_an_empty_restart_lets_nobody_in_where_all_had_granted() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    let pool = || LockPool::builder(quorum.url()).ttl(LONG);
+    let (holder, rival) =
+        (record.client("holder", pool()).await, record.client("rival", pool()).await);
+    let first = holder.lock(false).await;
+    until_held_by_all(&quorum).await;
+    quorum[C].restart();
+    assert_eq!(quorum.holders("k"), [0, 1, 3, 4], "C has forgotten it");
+    rival.assert_busy().await;
+    first.guard.verify().await.unwrap();
+    assert!(first.believes());
+    first.free().await;
+    rival.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+#[tokio::test]
+async fn r6_an_empty_restart_lets_a_second_one_in_before_the_renewal_of_a_bare_majority() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    let way = BareMajority::of(&quorum);
+    let holder = record.client("holder", LockPool::builder(&way.url).ttl(LONG)).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let first = holder.lock(false).await;
+    rival.assert_busy().await;
+    quorum[C].restart();
+    let second = rival.try_while(|| first.believes()).await.expect("the second one gets in");
+    assert!(first.believes() && second.believes());
+    assert_told_apart(&first, &second);
+    record.assert_two_believed_and_fences_grew();
+}
+
+#[tokio::test]
+async fn r6_a_renewal_makes_up_for_what_a_bare_majority_lacks() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    let way = BareMajority::of(&quorum);
+    let holder = record.client("holder", LockPool::builder(&way.url).ttl(ms(3_000))).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let first = holder.lock(true).await;
+    assert_eq!(quorum.holders("k"), [0, 1, 2]);
+    way.heal();
+    until_held_by_all(&quorum).await;
+    quorum[C].restart();
+    rival.assert_busy().await;
+    until_held_by_all(&quorum).await;
+    // And so one node after the other may restart.
+    quorum[0].restart();
+    rival.assert_busy().await;
+    assert!(first.believes());
+    first.free().await;
+    rival.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+#[tokio::test]
+async fn r7_a_node_that_stays_away_for_the_ttl_lets_nobody_in() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    let way = BareMajority::of(&quorum);
+    let ttl = ms(2_000);
+    let holder = record.client("holder", LockPool::builder(&way.url).ttl(ttl)).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let first = holder.lock(false).await;
+    quorum[C].kill();
+    let killed_at = now_ns();
+    let is_away = || Duration::from_nanos(now_ns() - killed_at) < ttl;
+    // A and B have other opinions than D and E for as long as that; afterwards four nodes are enough.
+    if let Some(second) = rival.try_while(is_away).await {
+        assert!(!first.believes(), "a second holder");
+        second.free().await;
+    }
+    quorum[C].restart();
+    rival.lock(false).await.free().await;
+    assert!(!first.believes());
+    record.read().assert_safe();
+}
+
+#[tokio::test]
+async fn r8_a_node_that_syncs_every_write_may_restart_at_once() {
+    let config = RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always");
+    let (quorum, record) = (Quorum::of(5, &config), Record::new());
+    let way = BareMajority::of(&quorum);
+    let holder = record.client("holder", LockPool::builder(&way.url).ttl(LONG)).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let first = holder.lock(false).await;
+    quorum[C].restart();
+    assert_eq!(quorum.holders("k"), [0, 1, 2], "C has forgotten nothing");
+    rival.assert_busy().await;
+    // Nor has anybody else.
+    for node in quorum.nodes() {
+        node.restart();
+    }
+    assert_eq!(quorum.holders("k"), [0, 1, 2]);
+    rival.assert_busy().await;
+    assert!(first.believes());
+    first.free().await;
+    rival.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+#[tokio::test]
+async fn r9_votes_whose_answers_are_lost_are_an_error_and_are_taken_back() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let deaf = LockPool::builder(url).ttl(LONG).node_patience(ms(900));
+    let deaf = record.client("deaf", deaf).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    for wire in &wires[..3] {
+        wire.hold(Direction::ToClient);
+    }
+    let trying = async { deaf.try_lock().await.map(|hold| hold.is_some()) };
+    let (tried, ()) = tokio::join!(trying, until_held_by_all(&quorum));
+    let error = tried.unwrap_err();
+    assert!(error.is_backend(), "{error}");
+    assert!(error.to_string().contains("did not answer within"), "{error}");
+    // That, too, arrives; and its ttl is a minute.
+    until_free(&quorum).await;
+    rival.lock(false).await.free().await;
+    wires.iter().for_each(FaultProxy::release_held);
+    deaf.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+/// How many scripts a node has run.
+fn scripts(node: &RedisServer) -> u64 {
+    let info = node.cli(&["INFO", "commandstats"]);
+    let calls = |line: &str| {
+        let stats = line.strip_prefix("cmdstat_eval:").or(line.strip_prefix("cmdstat_evalsha:"))?;
+        stats.strip_prefix("calls=")?.split(',').next()?.parse::<u64>().ok()
+    };
+    info.lines().filter_map(calls).sum()
+}
+
+#[tokio::test]
+async fn r10_requests_that_come_late_take_nothing_from_the_holder() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let late = record.client("late", LockPool::builder(url).ttl(LONG)).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    for wire in &wires[..3] {
+        wire.hold(Direction::ToServer);
+    }
+    let error = late.try_lock().await.map(|hold| hold.is_some()).unwrap_err();
+    assert!(error.is_backend(), "{error}");
+    let hold = rival.lock(true).await;
+    let before: Vec<_> = quorum.nodes().iter().map(scripts).collect();
+    wires.iter().for_each(FaultProxy::release_held);
+    eventually_async(PATIENCE, "the late requests are there", async || {
+        (0..3).all(|at| scripts(&quorum[at]) > before[at])
+    })
+    .await;
+    late.assert_busy().await;
+    hold.guard.verify().await.unwrap();
+    assert!(hold.believes());
+    hold.free().await;
+    // I7: nothing of the late ones is left either.
+    until_free(&quorum).await;
+    late.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+#[tokio::test]
+async fn r10_requests_of_a_dead_client_that_come_late_end_with_their_ttl() {
+    let quorum = Quorum::start(5);
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let holds = |wire: &FaultProxy| wire.on_next(|it| it.mentions("k"), Action::HoldRequest);
+    let traps: Vec<_> = wires.iter().map(holds).collect();
+    let client = Worker::start(env!("CARGO_BIN_EXE_contender"), &[&url, "k", "3000", "2500"]);
+    for trap in &traps {
+        trap.wait(PATIENCE);
+    }
+    client.kill();
+    assert_eq!(client.stdout(), [""; 0], "it died before it had an answer");
+    wires.iter().for_each(FaultProxy::release_held);
+    eventually(PATIENCE, "the late votes are there", || quorum.holders("k").len() == 5);
+    let rival = LockPool::builder(quorum.url()).ttl(LONG).wait(PATIENCE).connect().await.unwrap();
+    rival.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn r11_who_asks_again_is_not_blocked_by_what_it_was_granted() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let client = record.client("client", LockPool::builder(url).ttl(LONG)).await;
+    let cuts = |wire: &FaultProxy| wire.on_next(|it| it.mentions("k"), Action::CutBeforeReply);
+    let traps: Vec<_> = wires[..3].iter().map(cuts).collect();
+    // Well within the ttl of what the three nodes have granted.
+    let hold = client.lock(false).await;
+    assert!(traps.iter().all(|trap| trap.sprung()));
+    hold.guard.verify().await.unwrap();
+    hold.free().await;
+    until_free(&quorum).await;
+    record.assert_safe(1);
+}
+
+#[tokio::test]
+async fn r11_a_request_that_arrives_twice_counts_once() {
+    let quorum = Quorum::start(3);
+    let (url, wires) = wires(&quorum);
+    let store = open(&url).await.unwrap();
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let seen = sent.clone();
+    wires[0].on_next(
+        move |command| {
+            if command.mentions("propose") {
+                seen.lock().unwrap().push(command.args().to_vec());
+            }
+            false
+        },
+        Action::DropReply,
+    );
+    let mut claim = claim(LONG, true);
+    let fence = served(&store, &mut claim).await;
+    assert_eq!(served(&store, &mut claim).await, fence, "the same fence to the same owner");
+    let proposal = sent.lock().unwrap().last().unwrap().clone();
+    let register = quorum[0].cli(&["GET", "k:lock_runtime:ballot"]);
+    until_held_by_all(&quorum).await;
+    let vote = quorum[0].cli(&["GET", "k"]);
+    assert_eq!(quorum[0].cli(&proposal), "1", "granted again");
+    assert_eq!(quorum[0].cli(&["GET", "k"]), vote);
+    assert_eq!(quorum[0].cli(&["GET", "k:lock_runtime:ballot"]), register);
+    end(&store, claim).await;
+    until_free(&quorum).await;
+    // And a third time, after it was released: it is over.
+    let answer = quorum[0].cli(&proposal);
+    assert_eq!(answer.lines().next(), Some("2"), "{answer}");
+    until_free(&quorum).await;
+}
+
+/// A lease of five seconds of the nodes A, B and C, of which C's clock is too fast. How many believed at once?
+async fn overlaps_with_a_fast_clock(percent: f64, drift_factor: f64) -> usize {
+    let (quorum, skews) = skewed(5);
+    let (record, way) = (Record::new(), BareMajority::of(&quorum));
+    skews[C].rate(percent);
+    let ttl = ms(5_000);
+    let holder = LockPool::builder(&way.url).ttl(ttl).drift_factor(drift_factor);
+    let holder = record.client("holder", holder).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let first = holder.lock(false).await;
+    let second = rival.try_while(|| true).await.expect("it is served");
+    assert!(second.fence() > first.fence(), "I2");
+    let history = record.read();
+    assert!(history.fence_faults().is_empty(), "{history:#?}");
+    history.overlaps().len()
+}
+
+#[tokio::test]
+async fn r12_a_fast_clock_is_covered_by_the_drift() {
+    let (quorum, skews) = skewed(5);
+    let record = Record::new();
+    skews[C].rate(10.0);
+    let pool = || LockPool::builder(quorum.url()).ttl(ms(1_500));
+    let (holder, rival) =
+        (record.client("holder", pool()).await, record.client("rival", pool()).await);
+    // Of all nodes it matters to nobody.
+    let first = holder.lock(true).await;
+    until_held_by_all(&quorum).await;
+    let began = now_ns();
+    let is_soon = || first.believes() && Duration::from_nanos(now_ns() - began) < ms(5_000);
+    assert!(rival.try_while(is_soon).await.is_none(), "a second holder");
+    assert!(first.believes());
+    first.free().await;
+    record.assert_safe(1);
+
+    // Of a bare majority, as much as is allowed for.
+    let overlaps =
+        tokio::join!(overlaps_with_a_fast_clock(1.0, 0.01), overlaps_with_a_fast_clock(10.0, 0.1));
+    assert_eq!(overlaps, (0, 0));
+}
+
+#[tokio::test]
+async fn r12_a_clock_that_is_faster_than_the_drift_lets_a_second_one_in() {
+    assert_eq!(overlaps_with_a_fast_clock(10.0, 0.01).await, 1);
+}
