@@ -5,7 +5,7 @@
 //! | R1 | a holder is frozen for longer than its ttl | its first check says lost; a store that checks fences refuses its writes |
 //! | R2 | a client is frozen while the votes are on their way to it | an error, never a lease that is over; it is served when its turn comes |
 //! | R3 | the clock of one node steps forward, and a bare majority had granted | **a second holder**; its fence is the greater one |
-//! | R4 | the clock of one node steps forward, and all had granted | one holder |
+//! | R4 | the clock of one node steps forward, and all had granted | one holder; its next renewal takes the node again |
 //! | R5 | clocks step back | one holder; a dead holder's lock is free that much later, if a majority stepped |
 //! | R6 | a node restarts at once, and empty | one holder if all had granted, or by the next renewal; **a second one** before it, of a bare majority |
 //! | R7 | it restarts after the ttl | one holder |
@@ -417,6 +417,67 @@ async fn r4_a_forward_step_lets_nobody_in_where_all_had_granted() {
     record.assert_safe(2);
 }
 
+/// Else one step after the other would in the end leave no majority.
+#[tokio::test]
+async fn r4_a_renewal_takes_the_lock_again_where_a_node_has_forgotten_it() {
+    for fencing in [true, false] {
+        let (quorum, skews) = skewed(5);
+        let pool = || LockPool::builder(quorum.url()).ttl(ms(2_000)).wait(PATIENCE);
+        let (holder, rival) = (pool().connect().await.unwrap(), pool().connect().await.unwrap());
+        let guard = holder.lock("k").fencing(fencing).acquire().await.unwrap();
+        until_held_by_all(&quorum).await;
+        for skew in &skews {
+            skew.step(MINUTE, Step::Forward);
+            until_held_by_all(&quorum).await;
+            guard.verify().await.unwrap();
+        }
+        let fence = guard.fence();
+        guard.release().await.unwrap();
+        let next = rival.lock("k").fencing(fencing).acquire().await.unwrap();
+        assert!(!fencing || next.fence() > fence);
+        next.release().await.unwrap();
+        until_free(&quorum).await;
+    }
+}
+
+/// A renewal that comes after the release of its lease, by another connection.
+#[tokio::test]
+async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
+    let quorum = Quorum::start(3);
+    let (url, wires) = wires(&quorum);
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let seen = sent.clone();
+    wires[0].on_next(
+        move |command| {
+            if command.mentions("extend") {
+                seen.lock().unwrap().push(command.args().to_vec());
+            }
+            false
+        },
+        Action::DropReply,
+    );
+    let pool = LockPool::builder(url).ttl(ms(600)).wait(PATIENCE).connect().await.unwrap();
+    let guard = pool.lock("k").acquire().await.unwrap();
+    eventually_async(PATIENCE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
+    let extension = sent.lock().unwrap().last().unwrap().clone();
+    assert_eq!(quorum[0].cli(&extension), "1", "in time it counts");
+    quorum[0].cli(&["DEL", "k"]);
+    assert_eq!(quorum[0].cli(&extension), "2", "and takes what the node has forgotten");
+    guard.release().await.unwrap();
+    until_free(&quorum).await;
+    assert_eq!(quorum[0].cli(&extension), "0");
+    // Nor where the node had lost everything before the release.
+    let guard = pool.lock("k").acquire().await.unwrap();
+    sent.lock().unwrap().clear();
+    eventually_async(PATIENCE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
+    let extension = sent.lock().unwrap().last().unwrap().clone();
+    quorum[0].cli(&["DEL", "k", "k:lock_runtime:ballot", "lock_runtime:ballots"]);
+    guard.release().await.unwrap();
+    until_free(&quorum).await;
+    assert_eq!(quorum[0].cli(&extension), "0");
+    assert!(quorum.holders("k").is_empty());
+}
+
 #[tokio::test]
 async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     let (quorum, skews) = skewed(5);
@@ -730,5 +791,11 @@ async fn r12_a_fast_clock_is_covered_by_the_drift() {
 
 #[tokio::test]
 async fn r12_a_clock_that_is_faster_than_the_drift_lets_a_second_one_in() {
-    assert_eq!(overlaps_with_a_fast_clock(10.0, 0.01).await, 1);
+    // The two believe for less than half a second, which the second one may miss on a busy machine.
+    for _ in 0..3 {
+        if overlaps_with_a_fast_clock(10.0, 0.01).await == 1 {
+            return;
+        }
+    }
+    panic!("never two at once: the clock is not fast");
 }

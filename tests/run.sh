@@ -24,6 +24,7 @@ step() {
 install_missing() {
     local packages=()
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
+    # Also for the tests that step a server's clock: they compile a small library.
     command -v cc >/dev/null || packages+=(build-essential)
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     [[ ${#packages[@]} -eq 0 ]] && return

@@ -7,6 +7,8 @@
 -- A register that nobody has used for so long (beyond its lock's ttl) is forgotten. Then the book stands in:
 -- its floor is the greatest number that the node had accepted before the present span of this length began.
 local REMEMBERED = 3600000
+-- Behind a register's number: it was withdrawn.
+local WITHDRAWN = '.'
 
 local token, ttl, locks = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local first, last = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -34,9 +36,13 @@ local function accepted(i)
   return floor
 end
 
-local function accept(i)
+local function note(i, mark)
+  redis.call('SET', register(i), whole(last) .. mark, 'PX', REMEMBERED + ttl)
+end
+
+local function accept(i, mark)
   open_book()
-  redis.call('SET', register(i), whole(last), 'PX', REMEMBERED + ttl)
+  note(i, mark or '')
   greatest = math.max(greatest, last)
   redis.call('HSET', book, 'span', whole(span), 'greatest', whole(greatest), 'floor', whole(floor))
 end
@@ -84,8 +90,12 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
     if held and not is_of(held) then return 0 end
     if not held then
       if ARGV[1] == 'keep' then return 0 end
-      -- Somebody may have been granted the lock here meanwhile, and be gone again.
-      if first > 0 and last <= accepted(i) then return 0 end
+      -- Somebody may have been granted the lock here meanwhile, and be gone again; or we have let it go. But if
+      -- our own number is the last one, the node has merely forgotten it: its clock was stepped, or its
+      -- memory was full.
+      if first > 0 and last <= accepted(i) and redis.call('GET', register(i)) ~= whole(last) then
+        return 0
+      end
       missing = true
     end
   end
@@ -103,7 +113,8 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
 end
 
 -- withdraw: ARGV[3] is how long the locks stay taken still, or 0
--- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused.
+-- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused, and
+-- an extension takes nothing.
 local outcome = 1
 for i = 1, locks do
   local held = redis.pcall('GET', KEYS[i])
@@ -116,6 +127,12 @@ for i = 1, locks do
     redis.call('DEL', KEYS[i])
   end
   -- The lock is freed also where no memory is left for the number.
-  if first > 0 and accepted(i) < last then pcall(accept, i) end
+  if first > 0 then
+    if redis.call('GET', register(i)) == whole(last) then
+      pcall(note, i, WITHDRAWN)
+    elseif accepted(i) < last then
+      pcall(accept, i, WITHDRAWN)
+    end
+  end
 end
 return outcome
