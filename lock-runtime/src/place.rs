@@ -88,11 +88,16 @@ impl Place {
             self.unanswered += 1;
             self.haunted_until = self.haunted_until.max(until);
         }
-        self.poll().min(Duration::from_millis(160))
+        // Below the limit too they are not to go in step.
+        jitter::below(self.doubling().min(Duration::from_millis(160)))
     }
 
     /// Doubles with every attempt, from 20 ms to 640 ms.
+    fn doubling(&self) -> Duration {
+        Duration::from_millis(20 << self.attempt.saturating_sub(1).min(5))
+    }
+
     fn poll(&self) -> Duration {
-        jitter::below(Duration::from_millis(20 << self.attempt.saturating_sub(1).min(5)))
+        jitter::below(self.doubling())
     }
 }

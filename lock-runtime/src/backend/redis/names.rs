@@ -12,10 +12,8 @@ const LINE: &str = ":lock_runtime:line";
 /// keeps the store's memory bounded.
 const FENCE_COUNTER: &str = "lock_runtime:fence";
 
-/// Of a node of a quorum: the greatest number it has accepted for a lock, in the lock's key and this.
-const REGISTER: &str = ":lock_runtime:ballot";
-
-/// Of a node of a quorum: what it knows of registers that it has forgotten.
+/// The book of a node of a quorum: the greatest number it has accepted for each lock. One for all pools, as
+/// their prefixes do not tell locks apart that have the same key.
 const BOOK: &str = "lock_runtime:ballots";
 
 /// A lock that nobody takes, to find out what this user may do.
@@ -25,7 +23,6 @@ const PROBE: &str = "lock_runtime:probe";
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     fence_counter: String,
-    book: String,
     probe: String,
     space: Space,
 }
@@ -52,19 +49,14 @@ impl Names {
 
     fn new(prefix: &str, space: Space) -> Self {
         let fence_counter = [prefix, FENCE_COUNTER].concat();
-        let (book, probe) = ([prefix, BOOK].concat(), [prefix, PROBE].concat());
-        Self { fence_counter, book, probe, space }
+        Self { fence_counter, probe: [prefix, PROBE].concat(), space }
     }
 
     pub(super) fn line(&self, lock: &Key) -> String {
-        self.beside(lock, LINE)
-    }
-
-    fn beside(&self, lock: &Key, what: &str) -> String {
         let lock = lock.as_str();
         match self.space {
-            Space::Server => [lock, what].concat(),
-            Space::Cluster => format!("{{{}}}{lock}{what}", tag(slot(lock))),
+            Space::Server => [lock, LINE].concat(),
+            Space::Cluster => format!("{{{}}}{lock}{LINE}", tag(slot(lock))),
         }
     }
 
@@ -76,14 +68,11 @@ impl Names {
         }
     }
 
-    pub(super) fn register(&self, lock: &Key) -> String {
-        self.beside(lock, REGISTER)
-    }
-
-    pub(super) fn book(&self, locks: &[Key]) -> Cow<'_, str> {
+    /// Where a node of a quorum keeps the numbers of `locks`.
+    pub(super) fn book(&self, locks: &[Key]) -> Cow<'static, str> {
         match (self.space, locks) {
-            (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), &self.book),
-            _ => (&self.book).into(),
+            (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), BOOK),
+            _ => BOOK.into(),
         }
     }
 
@@ -104,7 +93,7 @@ impl Names {
     }
 }
 
-fn in_slot(slot: u16, name: &str) -> Cow<'_, str> {
+fn in_slot(slot: u16, name: &str) -> Cow<'static, str> {
     format!("{{{}}}{name}", tag(slot)).into()
 }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::Value;
+
 use super::holdings::Holding;
 use super::numbers::Block;
 use super::request::{Request, Token, What};
@@ -14,6 +16,9 @@ use crate::jitter;
 
 /// Numbers that turn out too low are proposed anew so often, in one attempt.
 const MOST_ROUNDS: u32 = 4;
+
+/// A single try that meets others at a free lock backs off so often before it gives up.
+const MOST_TRIES: u32 = 3;
 
 /// The claims of one call. Dropped before its end it takes all votes back.
 pub(super) struct Election {
@@ -27,6 +32,8 @@ struct Bid {
     token: Token,
     block: Option<Block>,
     rounds: u32,
+    /// How often it has backed off.
+    tries: u32,
     tally: Tally,
     /// When the votes of the present round are counted.
     until: Instant,
@@ -40,6 +47,8 @@ enum Stage {
     Open,
     /// Proposed; votes are coming in.
     Voting,
+    /// To be proposed again then, under another token: several compete, and none has won.
+    BackingOff(Instant),
     Granted,
     Refused(Result<Attempt, BackendError>),
     /// The caller has been told.
@@ -53,12 +62,41 @@ impl Election {
     }
 
     pub(super) async fn run(mut self) -> Vec<Result<Attempt, BackendError>> {
-        while self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
+        loop {
+            self.come_back().await;
+            if !self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
+                break;
+            }
             self.round().await;
         }
-        self.withdraw_refused();
+        self.withdraw_if(|bid| !matches!(bid.stage, Stage::Granted));
         let nodes = &self.nodes;
         self.bids.iter_mut().map(|bid| bid.conclude(nodes)).collect()
+    }
+
+    /// Opens those again that have backed off for long enough, under other tokens.
+    async fn come_back(&mut self) {
+        let backing_off = |bid: &Bid| match bid.stage {
+            Stage::BackingOff(until) => Some(until),
+            _ => None,
+        };
+        let Some(first) = self.bids.iter().filter_map(backing_off).min() else { return };
+        self.withdraw_if(|bid| matches!(bid.stage, Stage::BackingOff(_)));
+        if !self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
+            self.nodes.clock.sleep_until(first).await;
+        }
+        let now = self.nodes.clock.now();
+        for bid in &mut self.bids {
+            if let Stage::BackingOff(until) = bid.stage {
+                // What stood behind the old token is on its way back, also if it is not its turn yet.
+                bid.has_votes = false;
+                if until <= now {
+                    bid.token = self.nodes.new_token(bid.claim.owner);
+                    bid.stage = Stage::Open;
+                    bid.choose_number(0);
+                }
+            }
+        }
     }
 
     async fn round(&mut self) {
@@ -82,7 +120,7 @@ impl Election {
                 answered = answers.recv() => {
                     // Each node has answered by then.
                     let Some((place, answered)) = answered else { break };
-                    self.count(&requests, place, answered.into_iter().map(Request::vote));
+                    self.count(&requests, place, answered);
                 }
                 () = self.nodes.clock.sleep_until(next) => {}
             }
@@ -92,9 +130,15 @@ impl Election {
     }
 
     /// The votes of one node. Those that come after a decision count for nothing: what was granted is granted.
-    fn count(&mut self, requests: &[Request], place: usize, votes: impl Iterator<Item = Vote>) {
+    fn count(
+        &mut self,
+        requests: &[Request],
+        place: usize,
+        answers: Vec<Result<Value, BackendError>>,
+    ) {
         let mut bids = self.bids.iter_mut();
-        for (request, vote) in requests.iter().zip(votes) {
+        for (request, answer) in requests.iter().zip(answers) {
+            let vote = request.vote(answer);
             // In the same order; bids that were not part of the round are passed by.
             let Some(bid) = bids.find(|bid| bid.token == request.token) else { return };
             if let Stage::Voting = bid.stage {
@@ -104,17 +148,13 @@ impl Election {
         }
     }
 
-    fn withdraw_refused(&self) {
-        let refused = self
-            .bids
-            .iter()
-            .filter(|bid| bid.has_votes && !matches!(bid.stage, Stage::Granted | Stage::Over));
-        let withdraw = |bid: &Bid| withdrawal(&bid.claim.keys, bid.token, bid.block);
-        let requests: Vec<_> = refused.clone().map(withdraw).collect();
-        if let Some(ttl) = refused.map(|bid| bid.claim.ttl).max() {
-            // Nobody waits for the answers.
-            drop(self.nodes.withdraw(requests, self.nodes.clock.now() + ttl));
-        }
+    fn withdraw_if(&self, is_over: impl Fn(&Bid) -> bool) {
+        let now = self.nodes.clock.now();
+        let over = self.bids.iter().filter(|bid| bid.has_votes && is_over(bid));
+        let withdraw =
+            |bid: &Bid| withdrawal(&bid.claim.keys, bid.token, bid.block, now + bid.claim.ttl);
+        // Nobody waits for the answers.
+        drop(self.nodes.withdraw(over.map(withdraw).collect()));
     }
 }
 
@@ -122,12 +162,9 @@ impl Drop for Election {
     fn drop(&mut self) {
         // A grant that nobody was told of is one that nobody will release.
         for bid in &mut self.bids {
-            if !matches!(bid.stage, Stage::Over) && bid.rounds > 0 {
-                bid.stage = Stage::Voting;
-                bid.has_votes = true;
-            }
+            bid.has_votes |= bid.rounds > 0;
         }
-        self.withdraw_refused();
+        self.withdraw_if(|bid| !matches!(bid.stage, Stage::Over));
     }
 }
 
@@ -138,23 +175,23 @@ impl Bid {
             token: nodes.new_token(claim.owner),
             block: None,
             rounds: 0,
+            tries: 0,
             tally: nodes.new_tally(),
             until: Instant::from_nanos(0),
             stage: Stage::Open,
             has_votes: false,
         };
-        bid.choose_number(nodes);
+        bid.choose_number(0);
         bid
     }
 
-    /// The next numbers, if fences are wanted.
-    fn choose_number(&mut self, nodes: &Nodes) {
-        if !self.claim.fencing || !matches!(self.stage, Stage::Open) {
-            return;
-        }
-        match nodes.numbers.propose(self.claim.spare_fences.saturating_add(1)) {
-            Ok(block) => self.block = Some(block),
-            Err(error) => self.stage = Stage::Refused(Err(error)),
+    /// The next numbers above `accepted`, if fences are wanted.
+    fn choose_number(&mut self, accepted: u64) {
+        if self.claim.fencing {
+            match Block::above(accepted, self.claim.spare_fences.saturating_add(1)) {
+                Ok(block) => self.block = Some(block),
+                Err(error) => self.stage = Stage::Refused(Err(error)),
+            }
         }
     }
 
@@ -182,40 +219,47 @@ impl Bid {
             nodes.close(&mut self.tally, self.until.since(sent));
         }
         let Some(verdict) = self.tally.verdict() else { return false };
-        self.stage = match verdict {
-            Verdict::Granted => Stage::Granted,
+        self.has_votes |= self.tally.is_open();
+        match verdict {
+            Verdict::Granted => self.stage = Stage::Granted,
+            // Whoever waits asks again by itself.
+            Verdict::Held { split: true, .. } if !self.waits() && self.tries < MOST_TRIES => {
+                self.tries += 1;
+                let patience = nodes::patience_of_node(self.claim.ttl, nodes.node_patience);
+                self.stage = Stage::BackingOff(now + jitter::below(patience));
+            }
             Verdict::Held { free_in, split } => {
-                self.has_votes |= self.tally.is_open();
-                Stage::Refused(Ok(self.busy(nodes, free_in, split)))
+                self.stage = Stage::Refused(Ok(self.busy(nodes, free_in, split)));
             }
-            Verdict::Low(number) => {
-                self.has_votes |= self.tally.is_open();
-                nodes.numbers.see(number);
-                if self.rounds < MOST_ROUNDS {
-                    Stage::Open
-                } else {
-                    // Others outbid it all the time.
-                    Stage::Refused(Ok(self.busy(nodes, None, true)))
-                }
+            Verdict::Low(number) if self.rounds < MOST_ROUNDS => {
+                self.stage = Stage::Open;
+                self.choose_number(number);
             }
+            // Others outbid it all the time.
+            Verdict::Low(_) => self.stage = Stage::Refused(Ok(self.busy(nodes, None, true))),
             Verdict::Failed => {
                 self.has_votes = true;
-                Stage::Refused(Err(nodes.failure(&self.tally)))
+                self.stage = Stage::Refused(Err(nodes.failure(&self.tally)));
             }
-        };
-        self.choose_number(nodes);
+        }
         true
+    }
+
+    fn waits(&self) -> bool {
+        self.claim.in_line || self.claim.keys.len() > 1
     }
 
     fn busy(&self, nodes: &Nodes, free_in: Option<Duration>, split: bool) -> Attempt {
         // A lost push costs no more than this.
         const LOOK: Duration = Duration::from_millis(800);
         const ROUNDING: Duration = Duration::from_millis(1);
+        /// Long enough for one of those who compete to be done before the next begins.
+        const BACK_OFF: Duration = Duration::from_millis(50);
         if split {
-            // Several compete: after a random time, so that one of them is first.
-            return Attempt::busy(None);
+            let ask_again = jitter::below(BACK_OFF);
+            return Attempt::Busy { free_in: None, standing: Standing::Watching { ask_again } };
         }
-        let waits = self.claim.in_line || self.claim.keys.len() > 1;
+        let waits = self.waits();
         if !nodes.tell() {
             return Attempt::busy(free_in);
         }
@@ -239,7 +283,9 @@ impl Bid {
                 Ok(granted(self.block))
             }
             Stage::Refused(refused) => refused,
-            Stage::Open | Stage::Voting | Stage::Over => Err(nodes.failure(&self.tally)),
+            Stage::Open | Stage::Voting | Stage::BackingOff(_) | Stage::Over => {
+                Err(nodes.failure(&self.tally))
+            }
         }
     }
 }

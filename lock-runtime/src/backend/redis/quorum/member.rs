@@ -1,6 +1,7 @@
 //! One node of a quorum.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::backend::redis::node::{Ahead, Node};
 use crate::backend::redis::stream::Dialer;
 use crate::backend::{BackendError, Bell, Owner};
 use crate::bell::Ear;
-use crate::clock::Clock;
+use crate::clock::{Clock, Instant};
 
 pub(super) struct Member {
     pub(super) name: String,
@@ -38,7 +39,8 @@ impl Member {
         // Nobody stands in a line here, so nobody can be called in vain.
         let (strays, _) = mpsc::unbounded_channel();
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
-        ears.attach(Bell::new(MemberEar { place, changes: changes.clone() }));
+        let ear = MemberEar { place, changes: changes.clone(), clock, last: AtomicU64::new(0) };
+        ears.attach(Bell::new(ear));
         let hearing = Hearing { ears, home: Home::Server, calls: None };
         let (node, opened) = Node::begin(dialer, clock, patience, Some(hearing)).await;
         (Self { name, node }, opened)
@@ -126,7 +128,13 @@ impl Changes {
 struct MemberEar {
     place: usize,
     changes: Arc<Changes>,
+    clock: Clock,
+    /// When all locks were last said to have changed.
+    last: AtomicU64,
 }
+
+/// A node that comes and goes must not have all leases renewed all the time.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 impl Ear for MemberEar {
     fn changed(&self, key: &str) {
@@ -139,6 +147,12 @@ impl Ear for MemberEar {
 
     /// The node was away or has been emptied: whoever holds a lock takes it there again.
     fn all_changed(&self) {
+        let now = self.clock.now();
+        let last = Instant::from_nanos(self.last.load(Ordering::Relaxed));
+        if last > Instant::from_nanos(0) && now.since(last) < AT_MOST_EVERY {
+            return;
+        }
+        self.last.store(now.as_nanos(), Ordering::Relaxed);
         if let Some(bell) = self.changes.bell.get() {
             bell.all_changed();
         }

@@ -7,7 +7,7 @@
 //! acquire   election   rounds of votes: to all nodes at once, decided as soon as a majority is certain
 //!             numbers  what is proposed as fence        tally  the votes, and what they come to
 //! renew, release       one request to all nodes, decided by a majority; a silent node is asked on
-//!             holdings what majorities have granted
+//!             holdings what majorities have granted     leftovers  what is still to be taken back
 //! member    one node   request  what it is asked        nodes  the URL
 //! ```
 //!
@@ -36,6 +36,7 @@
 
 mod election;
 mod holdings;
+mod leftovers;
 mod member;
 mod nodes;
 mod numbers;
@@ -49,13 +50,15 @@ use std::time::Duration;
 use redis::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::election::Election;
 use self::holdings::{Holding, Holdings};
+use self::leftovers::{Leftovers, Withdrawal};
 use self::member::{Changes, Member};
-use self::numbers::{Block, Numbers};
+use self::numbers::Block;
 use self::request::{Request, Token, What};
 use self::tally::{Tally, Verdict, Vote};
 use super::Setting;
@@ -80,11 +83,14 @@ struct Nodes {
     patience: Duration,
     /// How long a vote may take, if not by the ttl.
     node_patience: Option<Duration>,
-    numbers: Numbers,
+    /// By node.
+    leftovers: Vec<Leftovers>,
     attempts: AtomicU32,
     changes: Arc<Changes>,
     holdings: Holdings,
     is_closed: AtomicBool,
+    /// Withdrawals on their way for the first time.
+    withdrawing: watch::Sender<usize>,
     /// Where what outlives a call runs.
     runtime: Handle,
 }
@@ -111,17 +117,19 @@ impl Quorum {
         begun.sort_by_key(|(place, ..)| *place);
         let (members, opened): (Vec<_>, Vec<_>) =
             begun.into_iter().map(|(_, member, opened)| (Arc::new(member), opened)).unzip();
+        let leftovers = members.iter().map(|_| Leftovers::default()).collect();
         let nodes = Nodes {
             members,
             names: Names::of_server(prefix),
             clock,
             patience,
             node_patience,
-            numbers: Numbers::default(),
+            leftovers,
             attempts: AtomicU32::new(0),
             changes,
             holdings: Holdings::default(),
             is_closed: AtomicBool::new(false),
+            withdrawing: watch::Sender::new(0),
             runtime: Handle::current(),
         };
         nodes.enough(&opened).map_err(LockError::backend)?;
@@ -207,43 +215,78 @@ impl Nodes {
         }
     }
 
-    /// Takes votes back at all nodes. A node that fails is asked on until `until`, by when it has forgotten
-    /// them by itself. The answers are those to the first try.
-    fn withdraw(self: &Arc<Self>, requests: Vec<Request>, until: Instant) -> Answers {
+    /// Takes votes back at all nodes. A node that fails is asked on until it has forgotten them by itself. The
+    /// answers are those to the first try.
+    fn withdraw(self: &Arc<Self>, withdrawals: Vec<Withdrawal>) -> Answers {
         let (answers, received) = unbounded_channel();
-        let requests: Arc<[Request]> = requests.into();
-        if requests.is_empty() {
+        if withdrawals.is_empty() {
             return received;
         }
+        let withdrawals: Arc<[Withdrawal]> = withdrawals.into();
         for place in 0..self.members.len() {
-            let (nodes, requests, answers) = (self.clone(), requests.clone(), answers.clone());
-            self.runtime.spawn(nodes.withdraw_at(place, requests, until, answers));
+            let (nodes, withdrawals, answers) =
+                (self.clone(), withdrawals.clone(), answers.clone());
+            // Counted from here, so that whoever closes waits for it.
+            let errand = Errand::begin(self);
+            self.runtime.spawn(async move {
+                nodes.withdraw_at(place, &withdrawals, answers).await;
+                drop(errand);
+            });
         }
         received
     }
 
     async fn withdraw_at(
-        self: Arc<Self>,
+        self: &Arc<Self>,
         place: usize,
-        requests: Arc<[Request]>,
-        until: Instant,
-        first: UnboundedSender<(usize, Vec<Result<Value, BackendError>>)>,
+        withdrawals: &[Withdrawal],
+        answers: UnboundedSender<(usize, Vec<Result<Value, BackendError>>)>,
     ) {
-        let Some(member) = self.members.get(place) else { return };
+        let (Some(member), Some(leftovers)) = (self.members.get(place), self.leftovers.get(place))
+        else {
+            return;
+        };
+        let answered = self.withdraw_once(member, withdrawals).await;
+        let failed = withdrawals.iter().zip(&answered).filter(|(_, answer)| answer.is_err());
+        if leftovers.add(failed.map(|(withdrawal, _)| withdrawal.clone())) {
+            self.runtime.spawn(self.clone().clean_up(place));
+        }
+        let _ = answers.send((place, answered));
+    }
+
+    async fn withdraw_once(
+        &self,
+        member: &Member,
+        withdrawals: &[Withdrawal],
+    ) -> Vec<Result<Value, BackendError>> {
+        let now = self.clock.now();
+        let requests: Vec<_> = withdrawals.iter().map(|withdrawal| withdrawal.at(now)).collect();
+        self.ask_one(member, &requests, false).await
+    }
+
+    /// Takes back at a node what it did not answer to, until nothing is left.
+    async fn clean_up(self: Arc<Self>, place: usize) {
+        const LONGEST: Duration = Duration::from_secs(1);
+        let (Some(member), Some(leftovers)) = (self.members.get(place), self.leftovers.get(place))
+        else {
+            return;
+        };
         let mut pause = Duration::from_millis(10);
-        let mut first = Some(first);
-        loop {
-            let answered = self.ask_one(member, &requests, false).await;
-            let is_done = answered.iter().all(Result::is_ok);
-            if let Some(first) = first.take() {
-                let _ = first.send((place, answered));
-            }
-            let now = self.clock.now();
-            if is_done || now >= until || self.is_closed.load(Ordering::Relaxed) {
+        while !self.is_closed.load(Ordering::Relaxed) {
+            self.clock.sleep_until(self.clock.now() + pause).await;
+            let some = leftovers.take(self.clock.now());
+            if some.is_empty() {
                 return;
             }
-            self.clock.sleep_until(now + pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
+            let answered = self.withdraw_once(member, &some).await;
+            pause = if answered.iter().any(Result::is_ok) {
+                Duration::from_millis(1)
+            } else {
+                (pause * 2).min(LONGEST)
+            };
+            let failed = some.into_iter().zip(answered).filter(|(_, answer)| answer.is_err());
+            // It is the worker itself that adds.
+            let _ = leftovers.add(failed.map(|(withdrawal, _)| withdrawal));
         }
     }
 
@@ -309,16 +352,23 @@ impl Nodes {
         telling >= Tally::majority_of(self.members.len())
     }
 
-    /// The grant was over before its owner could believe in it. From now on the owner asks like anybody else,
+    /// What was granted to `owner` is not what it wants, or over. From now on the owner asks like anybody else,
     /// with another token and a greater number: the old one is refused wherever somebody was granted since.
     fn disown(self: &Arc<Self>, claim: &Claim) {
         let Some(Holding { token, ttl, block, .. }) = self.holdings.get(&claim.owner) else {
             return;
         };
         self.holdings.forget(&claim.owner);
-        let request = withdrawal(&claim.keys, token, block);
+        let until = self.clock.now() + ttl;
         // Nobody waits for the answers.
-        drop(self.withdraw(vec![request], self.clock.now() + ttl));
+        drop(self.withdraw(vec![withdrawal(&claim.keys, token, block, until)]));
+    }
+
+    /// Whether `claim` may be answered by what its owner has been granted before.
+    fn is_granted(&self, claim: &Claim) -> bool {
+        let Some(holding) = self.holdings.get(&claim.owner) else { return false };
+        let fits = !claim.fencing || holding.block.is_some();
+        fits && holding.leaves_until.is_none()
     }
 
     /// Asks all nodes about leases.
@@ -344,21 +394,28 @@ impl Backend for Quorum {
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
-        let (again, new): (Vec<_>, Vec<_>) = claims.iter().partition(|claim| {
-            let holding = self.0.holdings.get(&claim.owner);
-            holding.is_some_and(|holding| holding.leaves_until.is_none())
-        });
-        let mut elected =
-            if new.is_empty() { Vec::new() } else { Election::open(&self.0, &new).run().await }
-                .into_iter();
-        let mut regranted = self.grant_again(&again).await.into_iter();
-        let is_again = |claim: &Claim| again.iter().any(|again| again.owner == claim.owner);
+        let (granted, mut others): (Vec<_>, Vec<_>) =
+            (0..claims.len()).partition(|at| self.0.is_granted(&claims[*at]));
+        let mut results: Vec<Option<_>> = claims.iter().map(|_| None).collect();
+        for (at, again) in granted.iter().zip(self.grant_again(claims, &granted).await) {
+            match again {
+                Some(result) => results[*at] = Some(result),
+                None => others.push(*at),
+            }
+        }
+        others.sort_unstable();
+        for at in &others {
+            self.0.disown(&claims[*at]);
+        }
+        if !others.is_empty() {
+            let elected: Vec<_> = others.iter().map(|at| &claims[*at]).collect();
+            let elected = Election::open(&self.0, &elected).run().await;
+            for (at, result) in others.into_iter().zip(elected) {
+                results[at] = Some(result);
+            }
+        }
         let none = || Err(BackendError::new(Failure::NotNow, "no answer was counted"));
-        let mut result = |claim: &Claim| {
-            let results = if is_again(claim) { &mut regranted } else { &mut elected };
-            results.next().unwrap_or_else(none)
-        };
-        claims.iter().map(&mut result).collect()
+        results.into_iter().map(|result| result.unwrap_or_else(none)).collect()
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
@@ -371,27 +428,31 @@ impl Backend for Quorum {
     async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
         let nodes = &self.0;
         let now = nodes.clock.now();
-        let mut requests = Vec::with_capacity(releases.len());
-        let mut until = now;
+        let mut withdrawals = Vec::with_capacity(releases.len());
         for Release { lease, keep_for, .. } in releases {
             let holding = nodes.holdings.of(lease);
             let request = nodes.request(What::Withdraw, lease, &holding);
-            requests.push(Request { ttl: *keep_for, ..request });
+            let keep_until = (!keep_for.is_zero()).then(|| now + *keep_for);
             // One that goes on asking is enough.
-            if holding.leaves_until.is_none() {
-                until = until.max(now + lease.ttl);
-                let leaving = Holding { leaves_until: Some(now + lease.ttl), ..holding };
-                nodes.holdings.note(lease.owner, leaving, now);
-            }
+            let until = if holding.leaves_until.is_none() { now + lease.ttl } else { now };
+            let leaving = Holding { leaves_until: Some(now + lease.ttl), ..holding };
+            nodes.holdings.note(lease.owner, leaving, now);
+            withdrawals.push(Withdrawal { request, keep_until, until });
         }
-        let answers = nodes.withdraw(requests.clone(), until);
+        let requests: Vec<_> = withdrawals.iter().map(|one| one.request.clone()).collect();
+        let answers = nodes.withdraw(withdrawals);
         let outcomes = nodes.decide(answers, &requests, now + nodes.patience * 3 / 4).await;
         let outcome = |(release, outcome): (&Release, Result<bool, BackendError>)| {
             // Otherwise it will be asked for again.
             if outcome.is_ok() {
                 nodes.holdings.forget(&release.lease.owner);
             }
-            outcome.map(|ours| if ours { Released::Yes } else { Released::No })
+            match outcome {
+                Ok(true) => Ok(Released::Yes),
+                Ok(false) => Ok(Released::No),
+                // Some nodes may have done it.
+                Err(error) => Err(error.after_a_grant()),
+            }
         };
         releases.iter().zip(outcomes).map(outcome).collect()
     }
@@ -426,6 +487,10 @@ impl Backend for Quorum {
     }
 
     async fn close(&self) {
+        // What was not granted is not to be left behind.
+        let mut withdrawing = self.0.withdrawing.subscribe();
+        let none = withdrawing.wait_for(|count| *count == 0);
+        let _ = timeout(self.0.patience / 2, none).await;
         self.0.is_closed.store(true, Ordering::Relaxed);
         for member in &self.0.members {
             member.close();
@@ -434,29 +499,49 @@ impl Backend for Quorum {
 }
 
 impl Quorum {
-    /// For owners that have been granted their locks already, and ask again.
-    async fn grant_again(&self, claims: &[&Claim]) -> Vec<Result<Attempt, BackendError>> {
-        if claims.is_empty() {
+    /// For owners that have been granted their locks already, and ask again. `None` for those whose grant is
+    /// over.
+    async fn grant_again(
+        &self,
+        claims: &[Claim],
+        places: &[usize],
+    ) -> Vec<Option<Result<Attempt, BackendError>>> {
+        if places.is_empty() {
             return Vec::new();
         }
-        let lease = |claim: &&Claim| {
+        let lease = |at: &usize| {
+            let claim = &claims[*at];
             // Never shorter: this may be a late request of one that wanted it for less time.
             let known = self.0.holdings.get(&claim.owner).map_or(claim.ttl, |holding| holding.ttl);
             LeaseRef { keys: claim.keys.clone(), owner: claim.owner, ttl: claim.ttl.max(known) }
         };
-        let leases: Vec<_> = claims.iter().map(lease).collect();
+        let leases: Vec<_> = places.iter().map(lease).collect();
         let outcomes = self.renew(&leases).await;
-        let attempt = |(claim, outcome): (&&Claim, Result<Held, BackendError>)| match outcome? {
-            Held::Yes => {
-                let block = self.0.holdings.get(&claim.owner).and_then(|holding| holding.block);
-                Ok(granted(block))
+        let attempt = |(lease, outcome): (&LeaseRef, Result<Held, BackendError>)| match outcome {
+            Ok(Held::Yes) => {
+                let block = self.0.holdings.get(&lease.owner).and_then(|holding| holding.block);
+                Some(Ok(granted(block)))
             }
-            Held::No => {
-                self.0.disown(claim);
-                Ok(Attempt::busy(None))
-            }
+            Ok(Held::No) => None,
+            Err(error) => Some(Err(error)),
         };
-        claims.iter().zip(outcomes).map(attempt).collect()
+        leases.iter().zip(outcomes).map(attempt).collect()
+    }
+}
+
+/// A withdrawal on its way for the first time.
+struct Errand(Arc<Nodes>);
+
+impl Errand {
+    fn begin(nodes: &Arc<Nodes>) -> Self {
+        nodes.withdrawing.send_modify(|count| *count += 1);
+        Self(nodes.clone())
+    }
+}
+
+impl Drop for Errand {
+    fn drop(&mut self) {
+        self.0.withdrawing.send_modify(|count| *count -= 1);
     }
 }
 
@@ -469,8 +554,10 @@ fn granted(block: Option<Block>) -> Attempt {
     }
 }
 
-fn withdrawal(keys: &Arc<[Key]>, token: Token, block: Option<Block>) -> Request {
-    Request { what: What::Withdraw, keys: keys.clone(), token, ttl: Duration::ZERO, block }
+fn withdrawal(keys: &Arc<[Key]>, token: Token, block: Option<Block>, until: Instant) -> Withdrawal {
+    let ttl = Duration::ZERO;
+    let request = Request { what: What::Withdraw, keys: keys.clone(), token, ttl, block };
+    Withdrawal { request, keep_until: None, until }
 }
 
 fn silence(name: &str, waited: Duration) -> BackendError {

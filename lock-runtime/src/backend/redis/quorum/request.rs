@@ -10,7 +10,7 @@ use super::tally::Vote;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::script::{BALLOT, By, RELEASE};
 use crate::backend::redis::server::{millis, unexpected};
-use crate::backend::{BackendError, Owner};
+use crate::backend::{BackendError, Failure, Owner};
 use crate::key::Key;
 
 /// What stands in a lock for its holder: the owner, and which of its attempts it was.
@@ -98,15 +98,11 @@ impl Request {
             (What::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
-        let beside = if self.block.is_some() { locks + 1 } else { 0 };
-        let mut call = BALLOT.call(by, locks + beside, 6);
+        let mut call = BALLOT.call(by, locks + usize::from(self.block.is_some()), 6);
         for key in self.keys.iter() {
             call.arg(key.as_str());
         }
         if self.block.is_some() {
-            for key in self.keys.iter() {
-                call.arg(names.register(key));
-            }
             call.arg(&*names.book(&self.keys));
         }
         let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
@@ -115,7 +111,7 @@ impl Request {
         call
     }
 
-    pub(super) fn vote(answer: Result<Value, BackendError>) -> Vote {
+    pub(super) fn vote(&self, answer: Result<Value, BackendError>) -> Vote {
         let value = match answer {
             Ok(value) => value,
             Err(error) => return Vote::Failed(error),
@@ -132,8 +128,18 @@ impl Request {
                 free_in: u64::try_from(*free_in).ok().map(Duration::from_millis),
                 by: holder.iter().take(OWNER).copied().collect(),
             },
-            [Value::Int(2), Value::BulkString(number)] => {
-                number_in(number).map_or_else(|| Vote::Failed(unexpected(&value)), Vote::Low)
+            [Value::Int(2), Value::BulkString(number)] => match number_in(number) {
+                Some(number) if number < MOST => Vote::Low(number),
+                _ => Vote::Failed(unexpected(&value)),
+            },
+            [Value::Int(3), Value::BulkString(clock)] => {
+                let last = self.block.map_or(0, |block| block.last);
+                let ahead = last.saturating_sub(number_in(clock).unwrap_or(last));
+                let text = format!(
+                    "a number is {:?} ahead of a node's clock",
+                    Duration::from_micros(ahead)
+                );
+                Vote::Failed(BackendError::new(Failure::Refused, text).remedy(SYNCHRONISE))
             }
             _ => Vote::Failed(unexpected(&value)),
         }
@@ -158,6 +164,11 @@ impl Request {
 }
 
 const OWNER: usize = 32;
+
+/// A double counts exactly up to here; what is above is no number of ours.
+const MOST: u64 = 1 << 53;
+
+pub(super) const SYNCHRONISE: &str = "synchronise the clocks of the nodes and of all machines that take locks; without fences (`fencing(false)`) their difference does not matter";
 
 fn number_in(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
