@@ -12,7 +12,7 @@
 //! | R8 | it restarts at once, and has synced every write | one holder, fences grow |
 //! | R9 | requests arrive, answers do not | an error; the votes are taken back long before the ttl |
 //! | R10 | requests arrive after the client has given up, or died | one holder; votes of the dead end with the ttl |
-//! | R11 | the nodes have voted, then the connections are reset; a request arrives twice | granted, not blocked by itself; the same fence |
+//! | R11 | the nodes have voted, then the connections are reset; a request arrives twice, or after the release | granted, not blocked by itself; the same fence; nothing |
 //! | R12 | the clock of one node runs fast | one holder at 1 %, or if all had granted; **a second one** at 10 % of a bare majority |
 //!
 //! "A second one" is a test, too: that it happens as documented, and that fences tell the two apart. I1 to
@@ -440,44 +440,6 @@ async fn r4_a_renewal_takes_the_lock_again_where_a_node_has_forgotten_it() {
     }
 }
 
-/// A renewal that comes after the release of its lease, by another connection.
-#[tokio::test]
-async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
-    let quorum = Quorum::start(3);
-    let (url, wires) = wires(&quorum);
-    let sent = Arc::new(Mutex::new(Vec::new()));
-    let seen = sent.clone();
-    wires[0].on_next(
-        move |command| {
-            if command.mentions("extend") {
-                seen.lock().unwrap().push(command.args().to_vec());
-            }
-            false
-        },
-        Action::DropReply,
-    );
-    let pool = LockPool::builder(url).ttl(ms(600)).wait(PATIENCE).connect().await.unwrap();
-    let guard = pool.lock("k").acquire().await.unwrap();
-    eventually_async(PATIENCE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
-    let extension = sent.lock().unwrap().last().unwrap().clone();
-    assert_eq!(quorum[0].cli(&extension), "1", "in time it counts");
-    quorum[0].cli(&["DEL", "k"]);
-    assert_eq!(quorum[0].cli(&extension), "2", "and takes what the node has forgotten");
-    guard.release().await.unwrap();
-    until_free(&quorum).await;
-    assert_eq!(quorum[0].cli(&extension), "0");
-    // Nor where the node had lost everything before the release.
-    let guard = pool.lock("k").acquire().await.unwrap();
-    sent.lock().unwrap().clear();
-    eventually_async(PATIENCE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
-    let extension = sent.lock().unwrap().last().unwrap().clone();
-    quorum[0].cli(&["DEL", "k", "k:lock_runtime:ballot", "lock_runtime:ballots"]);
-    guard.release().await.unwrap();
-    until_free(&quorum).await;
-    assert_eq!(quorum[0].cli(&extension), "0");
-    assert!(quorum.holders("k").is_empty());
-}
-
 #[tokio::test]
 async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     let (quorum, skews) = skewed(5);
@@ -746,6 +708,44 @@ async fn r11_a_request_that_arrives_twice_counts_once() {
     let answer = quorum[0].cli(&proposal);
     assert_eq!(answer.lines().next(), Some("2"), "{answer}");
     until_free(&quorum).await;
+}
+
+/// A renewal that comes after the release of its lease, by another connection.
+#[tokio::test]
+async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
+    let quorum = Quorum::start(3);
+    let (url, wires) = wires(&quorum);
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let seen = sent.clone();
+    wires[0].on_next(
+        move |command| {
+            if command.mentions("extend") {
+                seen.lock().unwrap().push(command.args().to_vec());
+            }
+            false
+        },
+        Action::DropReply,
+    );
+    let pool = LockPool::builder(url).ttl(ms(600)).wait(PATIENCE).connect().await.unwrap();
+    let guard = pool.lock("k").acquire().await.unwrap();
+    eventually_async(PATIENCE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
+    let extension = sent.lock().unwrap().last().unwrap().clone();
+    assert_eq!(quorum[0].cli(&extension), "1", "in time it counts");
+    quorum[0].cli(&["DEL", "k"]);
+    assert_eq!(quorum[0].cli(&extension), "2", "and takes what the node has forgotten");
+    guard.release().await.unwrap();
+    until_free(&quorum).await;
+    assert_eq!(quorum[0].cli(&extension), "0");
+    // Nor where the node had lost everything before the release.
+    let guard = pool.lock("k").acquire().await.unwrap();
+    sent.lock().unwrap().clear();
+    eventually_async(PATIENCE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
+    let extension = sent.lock().unwrap().last().unwrap().clone();
+    quorum[0].cli(&["DEL", "k", "k:lock_runtime:ballot", "lock_runtime:ballots"]);
+    guard.release().await.unwrap();
+    until_free(&quorum).await;
+    assert_eq!(quorum[0].cli(&extension), "0");
+    assert!(quorum.holders("k").is_empty());
 }
 
 /// A lease of five seconds of the nodes A, B and C, of which C's clock is too fast. How many believed at once?
