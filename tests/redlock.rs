@@ -696,12 +696,12 @@ async fn r11_a_request_that_arrives_twice_counts_once() {
     let fence = served(&store, &mut claim).await;
     assert_eq!(served(&store, &mut claim).await, fence, "the same fence to the same owner");
     let proposal = sent.lock().unwrap().last().unwrap().clone();
-    let register = quorum[0].cli(&["GET", "k:lock_runtime:ballot"]);
+    let accepted = quorum[0].cli(&["ZSCORE", "lock_runtime:ballots", "k"]);
     until_held_by_all(&quorum).await;
     let vote = quorum[0].cli(&["GET", "k"]);
     assert_eq!(quorum[0].cli(&proposal), "1", "granted again");
     assert_eq!(quorum[0].cli(&["GET", "k"]), vote);
-    assert_eq!(quorum[0].cli(&["GET", "k:lock_runtime:ballot"]), register);
+    assert_eq!(quorum[0].cli(&["ZSCORE", "lock_runtime:ballots", "k"]), accepted);
     end(&store, claim).await;
     until_free(&quorum).await;
     // And a third time, after it was released: it is over.
@@ -741,7 +741,7 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
     sent.lock().unwrap().clear();
     eventually_async(PATIENCE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
-    quorum[0].cli(&["DEL", "k", "k:lock_runtime:ballot", "lock_runtime:ballots"]);
+    quorum[0].cli(&["DEL", "k", "lock_runtime:ballots"]);
     guard.release().await.unwrap();
     until_free(&quorum).await;
     assert_eq!(quorum[0].cli(&extension), "0");
