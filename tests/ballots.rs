@@ -1,0 +1,209 @@
+//! Fences by ballot over a quorum, as a model: every order in which things may happen, within bounds.
+
+#[path = "ballots/mod.rs"]
+mod model;
+
+use model::Claim::{
+    self, Exclusive, HandedOnInOrder, NoRenewalOutlives, Ordered, SomeAllGranted,
+    SomeGrantedAfterFaults, SomeGrantedAfterRelease, SomeHandedOn, SomeRenewed, Unique,
+};
+use model::{
+    Back, Faults, LateRenewal, Low, Registers, Retake, Rules, Token, Ttl, check, counterexample,
+};
+
+const ALL: &[Claim] = &[Exclusive, Ordered, Unique];
+const FENCES: &[Claim] = &[Ordered, Unique];
+const GRANTS: &[Claim] = &[SomeAllGranted, SomeGrantedAfterRelease];
+
+/// Larger bounds, by the minute: `LOCK_MODEL=long`.
+fn is_long() -> bool {
+    std::env::var("LOCK_MODEL").is_ok_and(|length| length == "long")
+}
+
+/// Three attempts with one round each.
+fn three() -> Rules {
+    Rules::ours(3, 1, if is_long() { 3 } else { 2 })
+}
+
+fn renewed() -> Rules {
+    Rules { renewals: 1, ..Rules::ours(2, if is_long() { 2 } else { 1 }, 3) }
+}
+
+mod without_faults {
+    use super::*;
+
+    #[test]
+    fn one_holds_at_a_time_and_fences_grow() {
+        for rules in [Rules::ours(2, 2, 3), Rules::ours(3, 1, 3)] {
+            check("no faults", rules, ALL, &[], GRANTS);
+        }
+        if is_long() {
+            check("no faults, long", Rules::ours(3, 2, 3), ALL, &[], GRANTS);
+        }
+    }
+
+    #[test]
+    fn no_renewal_outlives_a_newer_grant() {
+        let hold = [ALL, &[NoRenewalOutlives]].concat();
+        let happen = [GRANTS, &[SomeRenewed]].concat();
+        check("renewals", renewed(), &hold, &[], &happen);
+    }
+
+    #[test]
+    fn a_renewal_that_is_late_does_no_harm_where_it_is_counted() {
+        let hold = [ALL, &[NoRenewalOutlives]].concat();
+        let rules = Rules { late_renewal: LateRenewal::IsCounted, ..renewed() };
+        check("late renewals counted", rules, &hold, &[], &[SomeRenewed]);
+    }
+
+    #[test]
+    fn blocks_are_disjoint_and_handed_on_in_order() {
+        let hold = [ALL, &[HandedOnInOrder]].concat();
+        let happen = [GRANTS, &[SomeHandedOn]].concat();
+        let greatest = if is_long() { 5 } else { 4 };
+        let rules = Rules { block: 2, ..Rules::ours(2, 2, greatest) };
+        check("blocks of 2", rules, &hold, &[], &happen);
+    }
+
+    #[test]
+    fn registers_may_give_way_to_a_floor() {
+        let registers = Registers::GiveWayToFloor;
+        for rules in [Rules::ours(2, 2, 3), three()] {
+            check("floors", Rules { registers, ..rules }, ALL, &[], &[SomeGrantedAfterRelease]);
+        }
+        let hold = [ALL, &[NoRenewalOutlives]].concat();
+        let happen = [GRANTS, &[SomeRenewed]].concat();
+        check("floors, renewals", Rules { registers, ..renewed() }, &hold, &[], &happen);
+    }
+}
+
+mod a_clock_that_jumps {
+    use super::*;
+
+    #[test]
+    fn lets_two_hold_but_fences_still_grow() {
+        for rules in [Rules::ours(2, 2, 3), three()] {
+            let rules = Rules { faults: Faults::ClockSteps(1), ..rules };
+            check("clock step", rules, FENCES, &[Exclusive], &[SomeGrantedAfterFaults]);
+        }
+        if is_long() {
+            let rules = Rules { faults: Faults::ClockSteps(3), ..Rules::ours(3, 1, 3) };
+            check("three clock steps", rules, FENCES, &[Exclusive], &[SomeAllGranted]);
+        }
+    }
+
+    #[test]
+    fn lets_no_renewal_outlive_a_newer_grant() {
+        let rules = Rules { faults: Faults::ClockSteps(1), ..renewed() };
+        let hold = [FENCES, &[NoRenewalOutlives]].concat();
+        check("clock step, renewals", rules, &hold, &[Exclusive], &[SomeAllGranted, SomeRenewed]);
+        let rules = Rules { registers: Registers::GiveWayToFloor, ..rules };
+        check("the same, floors", rules, &hold, &[Exclusive], &[SomeAllGranted, SomeRenewed]);
+    }
+
+    #[test]
+    fn lets_a_stale_holder_hand_on_what_is_below_the_newer_grant() {
+        let rules = Rules { block: 2, faults: Faults::ClockSteps(1), ..Rules::ours(2, 1, 4) };
+        let fail = [Exclusive, HandedOnInOrder];
+        check("clock step, blocks of 2", rules, FENCES, &fail, &[SomeHandedOn]);
+    }
+}
+
+mod a_node_that_loses_its_data {
+    use super::*;
+
+    fn losses(count: u8, back: Back, rules: Rules) -> Rules {
+        Rules { faults: Faults::Losses(count, back), ..rules }
+    }
+
+    #[test]
+    fn breaks_both_promises_if_it_votes_at_once() {
+        let rules = losses(1, Back::AtOnce, Rules::ours(2, 2, 2));
+        counterexample("quick loss", rules, Exclusive, 9);
+        counterexample("quick loss", rules, Ordered, 9);
+    }
+
+    #[test]
+    fn breaks_the_order_of_fences_if_it_only_waits() {
+        let rules = losses(1, Back::AfterTtl, Rules::ours(2, 2, 2));
+        check("delayed loss", rules, &[Exclusive], FENCES, &[SomeGrantedAfterFaults]);
+    }
+
+    #[test]
+    fn breaks_both_promises_if_it_is_seeded_without_a_wait() {
+        let rules = losses(1, Back::Seeded, Rules::ours(2, 2, 2));
+        counterexample("seeded, no wait", rules, Exclusive, 10);
+        counterexample("seeded, no wait", rules, Unique, 10);
+    }
+
+    #[test]
+    fn keeps_them_if_it_waits_and_is_seeded() {
+        let hold = [ALL, &[NoRenewalOutlives]].concat();
+        let happen = [SomeGrantedAfterFaults, SomeGrantedAfterRelease];
+        for rules in [Rules::ours(2, 2, 3), three()] {
+            let rules = losses(1, Back::AfterTtlSeeded, rules);
+            check("delayed loss, seeded", rules, &hold, &[], &happen);
+        }
+        let rules = losses(1, Back::AfterTtlSeeded, Rules { greatest: 2, ..renewed() });
+        check("delayed loss, seeded, renewals", rules, &hold, &[], &[SomeRenewed]);
+    }
+
+    #[test]
+    fn keeps_them_if_it_waits_until_clocks_have_passed_the_fences() {
+        let hold = [ALL, &[NoRenewalOutlives]].concat();
+        let happen = [SomeGrantedAfterFaults, SomeGrantedAfterRelease];
+        let rules = losses(1, Back::AfterClocksAndTtl, Rules::ours(2, 2, 3));
+        check("delayed loss, clocks", rules, &hold, &[], &happen);
+        if is_long() {
+            let rules = losses(1, Back::AfterClocksAndTtl, three());
+            check("delayed loss, clocks", rules, &hold, &[], &happen);
+        }
+        let rules = losses(1, Back::AfterClocksAndTtl, Rules { greatest: 2, ..renewed() });
+        check("delayed loss, clocks, renewals", rules, &hold, &[], &[SomeRenewed]);
+    }
+}
+
+/// Each with one rule turned to the wrong one, and nothing else.
+mod the_wrong_rule {
+    use super::*;
+
+    #[test]
+    fn a_key_taken_on_a_low_proposal_lets_a_fence_be_granted_twice() {
+        let rules = Rules { low: Low::TakesTheKey, ..Rules::ours(2, 1, 2) };
+        counterexample("key taken on low", rules, Unique, 10);
+        counterexample("key taken on low", rules, Ordered, 10);
+    }
+
+    #[test]
+    fn a_renewal_that_takes_any_free_node_outlives_a_newer_grant() {
+        let rules = Rules {
+            retake: Retake::Always,
+            faults: Faults::ClockSteps(1),
+            renewals: 1,
+            ..Rules::ours(2, 1, 2)
+        };
+        counterexample("re-taken though the number moved on", rules, NoRenewalOutlives, 14);
+        let late = LateRenewal::IsCounted;
+        let rules = Rules { faults: Faults::None, late_renewal: late, ..rules };
+        counterexample("the same, late, no faults", rules, NoRenewalOutlives, 14);
+    }
+
+    #[test]
+    fn a_token_proposed_again_after_its_release_lets_two_hold() {
+        let rules = Rules { token: Token::IsProposedAgain, ..Rules::ours(2, 2, 3) };
+        counterexample("token proposed again", rules, Exclusive, 11);
+    }
+
+    #[test]
+    fn a_grant_that_does_not_set_the_ttl_again_lets_two_hold() {
+        let rules = Rules { ttl: Ttl::StaysAsItIs, ..Rules::ours(2, 2, 3) };
+        counterexample("ttl not set again", rules, Exclusive, 11);
+    }
+
+    #[test]
+    fn a_register_forgotten_without_a_floor_lets_a_fence_be_granted_twice() {
+        let rules = Rules { registers: Registers::AreForgotten, ..Rules::ours(2, 1, 2) };
+        counterexample("forgotten without a floor", rules, Unique, 10);
+        counterexample("forgotten without a floor", rules, Ordered, 10);
+    }
+}
