@@ -10,4 +10,6 @@ mod world;
 
 pub(crate) use checked::{check, counterexample};
 pub(crate) use claims::Claim;
-pub(crate) use rules::{Back, Faults, LateRenewal, Low, Registers, Retake, Rules, Token, Ttl};
+pub(crate) use rules::{
+    Back, Faults, LateRenewal, Low, Registers, Release, Retake, Rules, States, Token, Ttl,
+};

@@ -18,8 +18,18 @@ pub(crate) struct Rules {
     pub(crate) retake: Retake,
     pub(crate) late_renewal: LateRenewal,
     pub(crate) token: Token,
+    pub(crate) release: Release,
     pub(crate) registers: Registers,
     pub(crate) faults: Faults,
+    pub(crate) states: States,
+}
+
+/// States that differ only in what makes no difference to anything that may follow: in the order of nodes, and
+/// in deadlines that nobody asks for any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum States {
+    AreMerged,
+    AreKeptApart,
 }
 
 /// A node that has accepted a number not below the proposed one.
@@ -51,7 +61,7 @@ pub(crate) enum Retake {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LateRenewal {
     CountsForNothing,
-    /// Not ours: the lock is believed again.
+    /// The lock is believed again. Ours in one case: a grant that nobody has taken is asked for again.
     IsCounted,
 }
 
@@ -61,6 +71,15 @@ pub(crate) enum Token {
     IsNotUsedAgain,
     /// Wrong.
     IsProposedAgain,
+}
+
+/// What a release leaves behind on a node, also where it finds no key of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// Proposals of the attempt that come later are refused.
+    IsNoted,
+    /// It frees, and that is all: the node has no memory left for the number.
+    FreesOnly,
 }
 
 /// How long a node keeps the greatest number it has accepted for the key.
@@ -110,8 +129,10 @@ impl Rules {
             retake: Retake::Above,
             late_renewal: LateRenewal::CountsForNothing,
             token: Token::IsNotUsedAgain,
+            release: Release::IsNoted,
             registers: Registers::Stay,
             faults: Faults::None,
+            states: States::AreMerged,
         }
     }
 

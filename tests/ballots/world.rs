@@ -7,7 +7,7 @@ use stateright::{Model, Property};
 use super::attempt::{Attempt, MOST_ATTEMPTS, Sending, Stage};
 use super::claims::Claims;
 use super::node::{Node, Presence, Reply};
-use super::rules::{Back, Faults, LateRenewal, Registers, Rules, Token};
+use super::rules::{Back, Faults, LateRenewal, Registers, Release, Rules, States, Token};
 
 pub(crate) const NODES: usize = 3;
 const MAJORITY: u32 = 2;
@@ -103,10 +103,7 @@ impl Model for World {
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
-        // Nobody believes anything any more, or will.
-        let is_over = |attempt: &Attempt| attempt.stage == Stage::Released;
-        let attempts = &state.attempts[..place(self.rules.attempts)];
-        if self.rules.token == Token::IsNotUsedAgain && attempts.iter().all(is_over) {
+        if self.is_over(state) {
             return;
         }
         for attempt in 0..self.rules.attempts {
@@ -136,7 +133,10 @@ impl Model for World {
                 }
             }
             Step::ReachRelease { attempt, node } => {
-                let greatest = next.attempts[place(attempt)].released;
+                let greatest = match self.rules.release {
+                    Release::IsNoted => next.attempts[place(attempt)].released,
+                    Release::FreesOnly => 0,
+                };
                 next.nodes[place(node)].release(attempt, greatest);
                 if next.nodes[place(node)] == state.nodes[place(node)] {
                     return None;
@@ -156,13 +156,23 @@ impl Model for World {
             Step::PassClocks { node } => Self::pass_clocks(&mut next, node),
             Step::Return { node } => self.come_back(&mut next, node),
         }
-        self.settle(&mut next);
-        next.order_nodes();
+        if self.rules.states == States::AreMerged {
+            self.settle(&mut next);
+            next.order_nodes();
+        }
         Some(next)
     }
 }
 
 impl World {
+    /// Nobody believes anything any more, or will.
+    fn is_over(&self, state: &State) -> bool {
+        let attempts = &state.attempts[..place(self.rules.attempts)];
+        self.rules.token == Token::IsNotUsedAgain
+            && self.rules.states == States::AreMerged
+            && attempts.iter().all(|attempt| attempt.stage == Stage::Released)
+    }
+
     fn steps_of_attempt(&self, state: &State, at: u8, steps: &mut Vec<Step>) {
         let attempt = &state.attempts[place(at)];
         // In the order of their names: before it begins, one attempt is as good as another.
