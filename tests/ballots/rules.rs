@@ -1,0 +1,143 @@
+//! The rules of nodes and clients, each beside the wrong one; the faults; the bounds.
+
+/// What a model is checked with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// How many acquires there are, each with a token of its own.
+    pub(crate) attempts: u8,
+    /// How many rounds of proposals each may send.
+    pub(crate) rounds: u8,
+    /// How many renewals each may send.
+    pub(crate) renewals: u8,
+    /// The greatest number that is proposed as the first of a block.
+    pub(crate) greatest: u8,
+    /// How many numbers a grant has; the holder hands them on to others of its process.
+    pub(crate) block: u8,
+    pub(crate) low: Low,
+    pub(crate) ttl: Ttl,
+    pub(crate) retake: Retake,
+    pub(crate) late_renewal: LateRenewal,
+    pub(crate) token: Token,
+    pub(crate) release: Release,
+    pub(crate) registers: Registers,
+    pub(crate) faults: Faults,
+    pub(crate) states: States,
+}
+
+/// States that differ only in what makes no difference to anything that may follow: in the order of nodes, and
+/// in deadlines that nobody asks for any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum States {
+    AreMerged,
+    AreKeptApart,
+}
+
+/// A node that has accepted a number not below the proposed one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Low {
+    ChangesNothing,
+    /// Wrong: the next round is thought to be cheaper so.
+    TakesTheKey,
+}
+
+/// A node that grants a token once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ttl {
+    IsSetAgain,
+    /// Wrong: the client counts from its newest round.
+    StaysAsItIs,
+}
+
+/// A renewal that finds no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retake {
+    /// Takes the key if its number is above all that the node has accepted.
+    Above,
+    /// Wrong: takes it (`SET NX`).
+    Always,
+}
+
+/// A renewal that gets its majority after the lease has run out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LateRenewal {
+    CountsForNothing,
+    /// The lock is believed again. Ours in one case: a grant that nobody has taken is asked for again.
+    IsCounted,
+}
+
+/// A token whose release has been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    IsNotUsedAgain,
+    /// Wrong.
+    IsProposedAgain,
+}
+
+/// What a release leaves behind on a node, also where it finds no key of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// Proposals of the attempt that come later are refused.
+    IsNoted,
+    /// It frees, and that is all: the node has no memory left for the number.
+    FreesOnly,
+}
+
+/// How long a node keeps the greatest number it has accepted for the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registers {
+    Stay,
+    /// Until some moment. Then a floor stands in for it, which no register that may be gone was above.
+    GiveWayToFloor,
+    /// Wrong: until some moment, and then it is 0.
+    AreForgotten,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Faults {
+    None,
+    /// So many times a node's clock jumps, and the key expires early.
+    ClockSteps(u8),
+    /// So many times a node loses the key and what it has accepted.
+    Losses(u8, Back),
+}
+
+/// When a node that has lost its data votes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Back {
+    AtOnce,
+    /// With the greatest number that the others have accepted, but at any time.
+    Seeded,
+    /// After all that was sent before the loss is past its deadline.
+    AfterTtl,
+    /// Then, and with the greatest number that the others have accepted.
+    AfterTtlSeeded,
+    /// After a time in which all clocks have passed all that was proposed before the loss, and one ttl more.
+    AfterClocksAndTtl,
+}
+
+impl Rules {
+    /// Those that the product keeps to: attempts, rounds each, first numbers up to.
+    pub(crate) const fn ours(attempts: u8, rounds: u8, greatest: u8) -> Self {
+        Self {
+            attempts,
+            rounds,
+            renewals: 0,
+            greatest,
+            block: 1,
+            low: Low::ChangesNothing,
+            ttl: Ttl::IsSetAgain,
+            retake: Retake::Above,
+            late_renewal: LateRenewal::CountsForNothing,
+            token: Token::IsNotUsedAgain,
+            release: Release::IsNoted,
+            registers: Registers::Stay,
+            faults: Faults::None,
+            states: States::AreMerged,
+        }
+    }
+
+    /// The last number of the block that begins with `first`.
+    pub(crate) const fn last(&self, first: u8) -> u8 {
+        first + self.block - 1
+    }
+}
