@@ -81,7 +81,13 @@ impl Node {
             Some(key) if key.owner != owner => return Reply::Held,
             Some(key) => self.key = Some(Key { until: at.max(key.until), ..key }),
             None => {
-                if rules.retake == Retake::Above && rules.last(first) <= self.accepted {
+                let last = rules.last(first);
+                let is_low = match rules.retake {
+                    Retake::UnlessAbove => last < self.accepted,
+                    Retake::Above => last <= self.accepted,
+                    Retake::Always => false,
+                };
+                if is_low {
                     return Reply::Low;
                 }
                 self.key = Some(Key { owner, first, until: at });

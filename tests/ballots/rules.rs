@@ -51,7 +51,11 @@ pub(crate) enum Ttl {
 /// A renewal that finds no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retake {
-    /// Takes the key if its number is above all that the node has accepted.
+    /// Takes the key unless the node has accepted a number above its own: then the node has merely forgotten it.
+    /// A release is noted as above the block, so that it counts as one.
+    UnlessAbove,
+    /// Takes the key if its number is above all that the node has accepted. So a key that a node forgets early
+    /// stays away.
     Above,
     /// Wrong: takes it (`SET NX`).
     Always,
@@ -126,7 +130,7 @@ impl Rules {
             block: 1,
             low: Low::ChangesNothing,
             ttl: Ttl::IsSetAgain,
-            retake: Retake::Above,
+            retake: Retake::UnlessAbove,
             late_renewal: LateRenewal::CountsForNothing,
             token: Token::IsNotUsedAgain,
             release: Release::IsNoted,

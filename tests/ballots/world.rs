@@ -7,7 +7,7 @@ use stateright::{Model, Property};
 use super::attempt::{Attempt, MOST_ATTEMPTS, Sending, Stage};
 use super::claims::Claims;
 use super::node::{Node, Presence, Reply};
-use super::rules::{Back, Faults, LateRenewal, Registers, Release, Rules, States, Token};
+use super::rules::{Back, Faults, LateRenewal, Registers, Release, Retake, Rules, States, Token};
 
 pub(crate) const NODES: usize = 3;
 const MAJORITY: u32 = 2;
@@ -134,7 +134,10 @@ impl Model for World {
             }
             Step::ReachRelease { attempt, node } => {
                 let greatest = match self.rules.release {
-                    Release::IsNoted => next.attempts[place(attempt)].released,
+                    Release::IsNoted => {
+                        let above = u8::from(self.rules.retake == Retake::UnlessAbove);
+                        next.attempts[place(attempt)].released + above
+                    }
                     Release::FreesOnly => 0,
                 };
                 next.nodes[place(node)].release(attempt, greatest);
