@@ -14,7 +14,17 @@ pub(super) fn passes(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(
         code,
-        Some("OOM" | "LOADING" | "READONLY" | "MISCONF" | "NOREPLICAS" | "BUSY" | "MASTERDOWN")
+        Some(
+            "OOM"
+                | "LOADING"
+                | "READONLY"
+                | "MISCONF"
+                | "NOREPLICAS"
+                | "BUSY"
+                | "MASTERDOWN"
+                | "CLUSTERDOWN"
+                | "TRYAGAIN"
+        )
     )
 }
 
@@ -51,9 +61,15 @@ fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
         && !code.is_empty()
         && code.bytes().all(|byte| byte.is_ascii_uppercase())
     {
-        return (code, detail.trim_end());
+        return coded(code, detail.trim_end());
     }
-    (code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
+    coded(code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
+}
+
+/// Up to 7.0 a user's lack of rights has no code of its own inside a script.
+fn coded<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
+    let forbidden = code == "ERR" && detail.starts_with("The user executing the script can't");
+    (if forbidden { "NOPERM" } else { code }, detail)
 }
 
 fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
@@ -77,7 +93,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "WRONGTYPE" => (
             Failure::Refused,
             said,
-            "the lock's key, or `lock_runtime:fence`, holds something that is no lock of ours: rename one of the two. A hash is a lock of Redisson, which uses another format",
+            "the lock's key, its `<key>:lock_runtime:line` or `lock_runtime:fence` holds something that is not ours: rename one of the two. A hash under the lock's key is probably a lock of Redisson, which uses another format",
         ),
         "OOM" => (
             Failure::Refused,
@@ -105,7 +121,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "MOVED" | "ASK" | "CROSSSLOT" => (
             Failure::Refused,
             said,
-            "the server is part of a Redis Cluster, which `redis://` does not serve",
+            "the server is part of a Redis Cluster, which `redis://` does not serve: point the URL at a server without `cluster-enabled`",
         ),
         "ERR" if detail.starts_with("max number of clients") => {
             (Failure::NotNow, said, "raise `maxclients` on the server, or close unused connections")
@@ -163,6 +179,14 @@ mod tests {
             ),
         ] {
             assert_eq!(unscripted(code, detail), plain, "{code} {detail}");
+        }
+        let forbidden = "The user executing the script can't run this command or subcommand";
+        for detail in [
+            format!("{forbidden} script: d524, on @user_script:28."),
+            format!("Error running script (call to f_d524): @user_script:28: ERR {forbidden} "),
+            format!("Error running script (call to f_d524): @user_script:28: -ERR {forbidden}"),
+        ] {
+            assert_eq!(unscripted("ERR", &detail), ("NOPERM", forbidden), "{detail}");
         }
         let odd = "Error running script (call to f_d524): @user_script:2: user_script:2: attempt to call a nil value";
         assert_eq!(unscripted("ERR", odd), ("ERR", odd));
