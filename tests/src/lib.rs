@@ -17,6 +17,7 @@
 //! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
 //! | [`mod@examples`] | the programs of `examples/` |
 //! | [`sizes`] | how large wrapped futures are |
+//! | [`told`] | what an error has to tell |
 //! | [`logs`] | everything that was traced, as text |
 //!
 //! Nothing here sleeps and hopes: a wait names its condition and its deadline, and panics with both.
@@ -40,6 +41,7 @@ pub mod server;
 pub mod sizes;
 pub mod skew;
 pub mod tls;
+pub mod told;
 pub mod tunnel;
 pub mod versions;
 

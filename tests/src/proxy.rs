@@ -51,6 +51,10 @@ pub enum Action {
     HoldReply,
     /// The server runs it, then the connection is reset instead of replying.
     CutBeforeReply,
+    /// The server runs it, and half of its reply arrives; then the connection is closed.
+    CutInsideReply,
+    /// The server runs it, and these bytes arrive in place of its reply.
+    AnswerWith(&'static [u8]),
     /// It waits, with what is behind it on that connection, for [`FaultProxy::release_held`]; also
     /// when the client gives up in the meantime, as a packet would.
     HoldRequest,
@@ -367,8 +371,7 @@ enum Parcel {
     Hold {
         releases: u64,
     },
-    Cut,
-    HangUp,
+    End(End),
 }
 
 /// What the next reply of a connection belongs to.
@@ -468,17 +471,19 @@ async fn read_commands(
                 let known = wire.known.lock().unwrap().as_ref().is_none_or(|known| known(&command));
                 if !known {
                     wire.hang_ups.fetch_add(1, Ordering::SeqCst);
-                    send(Parcel::HangUp);
+                    send(Parcel::End(End::Close));
                     return Ok(());
                 }
                 let mut on_reply = None;
                 if let Some(Rule { action, trap, .. }) = wire.rule_for(&command) {
                     match action {
                         Action::HoldRequest => send(wire.hold_parcel()),
-                        Action::CutBeforeForward => send(Parcel::Cut),
-                        Action::DropReply | Action::HoldReply | Action::CutBeforeReply => {
-                            on_reply = Some((action, trap.clone()));
-                        }
+                        Action::CutBeforeForward => send(Parcel::End(End::Reset)),
+                        Action::DropReply
+                        | Action::HoldReply
+                        | Action::CutBeforeReply
+                        | Action::CutInsideReply
+                        | Action::AnswerWith(_) => on_reply = Some((action, trap.clone())),
                     }
                     if on_reply.is_none() {
                         trap.spring();
@@ -503,19 +508,28 @@ async fn read_replies(
     let mut stream = Stream::Whole;
     let mut frames = Frames::default();
     while frames.fill(&mut server).await.is_ok_and(|len| len > 0) {
-        for (value, bytes) in frames.by_ref() {
+        for (value, mut bytes) in frames.by_ref() {
+            let mut end = None;
             let hit = value.and_then(|value| answered(&value, &mut expected.lock().unwrap()));
             if let Some((action, trap)) = hit {
                 match action {
                     Action::DropReply => stream = Stream::Stalled,
                     Action::HoldReply => send(wire.hold_parcel()),
-                    Action::CutBeforeReply => send(Parcel::Cut),
+                    Action::CutBeforeReply => send(Parcel::End(End::Reset)),
+                    Action::CutInsideReply => {
+                        bytes.truncate(bytes.len() / 2);
+                        end = Some(Parcel::End(End::Close));
+                    }
+                    Action::AnswerWith(other) => bytes = other.to_vec(),
                     Action::HoldRequest | Action::CutBeforeForward => {}
                 }
                 trap.spring();
             }
             if matches!(stream, Stream::Whole) {
                 send(Parcel::Bytes { due: wire.due(Direction::ToClient), bytes });
+            }
+            if let Some(end) = end {
+                send(end);
             }
         }
     }
@@ -535,8 +549,7 @@ async fn write(
     };
     while let Some(parcel) = parcels.recv().await {
         match parcel {
-            Parcel::Cut => return Err(End::Reset),
-            Parcel::HangUp => return Err(End::Close),
+            Parcel::End(end) => return Err(end),
             Parcel::Hold { releases } => {
                 let _ = gates.wait_for(|gates| gates.releases > releases).await;
             }

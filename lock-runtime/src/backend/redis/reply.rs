@@ -134,9 +134,15 @@ fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
         && !code.is_empty()
         && code.bytes().all(|byte| byte.is_ascii_uppercase())
     {
-        return (code, detail.trim_end());
+        return coded(code, detail.trim_end());
     }
-    (code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
+    coded(code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
+}
+
+/// Up to 7.0 a user's lack of rights has no code of its own inside a script.
+fn coded<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
+    let forbidden = code == "ERR" && detail.starts_with("The user executing the script can't");
+    (if forbidden { "NOPERM" } else { code }, detail)
 }
 
 fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
@@ -160,7 +166,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "WRONGTYPE" => (
             Failure::Refused,
             said,
-            "the lock's key, or `lock_runtime:fence`, holds something that is no lock of ours: rename one of the two. A hash is a lock of Redisson, which uses another format",
+            "the lock's key, its `<key>:lock_runtime:line` or `lock_runtime:fence` holds something that is not ours: rename one of the two. A hash under the lock's key is probably a lock of Redisson, which uses another format",
         ),
         "OOM" => (
             Failure::Refused,
@@ -257,6 +263,14 @@ mod tests {
             ),
         ] {
             assert_eq!(unscripted(code, detail), plain, "{code} {detail}");
+        }
+        let forbidden = "The user executing the script can't run this command or subcommand";
+        for detail in [
+            format!("{forbidden} script: d524, on @user_script:28."),
+            format!("Error running script (call to f_d524): @user_script:28: ERR {forbidden} "),
+            format!("Error running script (call to f_d524): @user_script:28: -ERR {forbidden}"),
+        ] {
+            assert_eq!(unscripted("ERR", &detail), ("NOPERM", forbidden), "{detail}");
         }
         let odd = "Error running script (call to f_d524): @user_script:2: user_script:2: attempt to call a nil value";
         assert_eq!(unscripted("ERR", odd), ("ERR", odd));

@@ -1,0 +1,694 @@
+//! What comes of each reply with which a server refuses, provoked on real servers.
+//!
+//! | reply | test |
+//! |---|---|
+//! | READONLY, NOREPLICAS, MASTERDOWN, MISCONF, OOM, WRONGTYPE | errors: `a_server_that_refuses_says_why_and_serves_again`; a holder: [`holder`] |
+//! | LOADING | errors: `a_server_that_is_loading` |
+//! | BUSY | errors: `a_server_that_is_busy_with_a_script` |
+//! | UNKILLABLE | [`a_script_that_cannot_be_killed`] |
+//! | NOSCRIPT | [`scripts_that_the_server_has_forgotten`] |
+//! | NOAUTH, WRONGPASS | errors: `a_server_that_does_not_let_us_in`, `a_password_that_changes_under_way` |
+//! | NOPERM, key and command | errors: `users_who_may_not`; under way: [`rights_that_are_taken_away_under_way`] |
+//! | NOPERM, channel | line: `refused`; under way: [`rights_that_are_taken_away_under_way`] |
+//! | WRONGTYPE of a key beside the lock | errors: `a_fence_counter_that_is_not_ours`; [`a_line_that_is_not_ours`] |
+//! | max number of clients | errors: `a_server_with_too_many_clients` |
+//! | CLUSTERDOWN | [`cluster::a_node_without_slots`] |
+//! | MOVED, ASK, TRYAGAIN | [`cluster::a_node_that_does_not_have_the_slot`] |
+//! | CROSSSLOT | [`cluster::keys_of_two_slots`] |
+//! | EXECABORT | [`one_refusal_does_not_abort_its_batch`] |
+//! | protocol garbage | errors: `a_store_that_is_down_or_is_no_store_at_init`; under way: [`wire`] |
+//! | half a reply, then the end | [`wire`] |
+//! | connection refused, unknown host | errors: `a_store_that_is_down_or_is_no_store_at_init`, `a_server_that_goes_down_and_comes_back` |
+//! | TLS: unknown authority, wrong name, expired, no client certificate, to a plain port, plain to a TLS port | errors: `tls_that_cannot_be_trusted`; under way: [`tls_trouble_under_way`] |
+
+#![allow(clippy::disallowed_methods)]
+
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_tests::logs::Logs;
+use lock_tests::proxy::Action;
+use lock_tests::resp;
+use lock_tests::tls::{Authority, Identity, Tls};
+use lock_tests::told::{
+    CANARY, KEY, PATIENCE, Told, installed, set, unshown, with_password, within, works,
+};
+use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
+use tokio::task::JoinSet;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const LINE: &str = "order:7:lock_runtime:line";
+
+/// How often the server gave an error of this code.
+fn count_of(server: &RedisServer, code: &str) -> u64 {
+    let stats = server.cli(&["INFO", "errorstats"]);
+    let start = format!("errorstat_{code}:count=");
+    let count = stats.lines().find_map(|line| line.strip_prefix(&start));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
+
+async fn nothing_stays_taken(server: &RedisServer) {
+    eventually_async(ms(5_000), "nothing stays taken", async || {
+        server.cli(&["EXISTS", KEY, LINE]) == "0"
+    })
+    .await;
+}
+
+/// Nobody notices: each step sends its script once more.
+#[tokio::test]
+async fn scripts_that_the_server_has_forgotten() {
+    let server = with_password().start();
+    let (ours, theirs) = (
+        installed("forgotten", LockPool::builder(server.url())).await,
+        installed("forgotten too", LockPool::builder(server.url())).await,
+    );
+    let mut met = 0;
+    let mut forget = |step: &str| {
+        if step != "the start" {
+            let count = count_of(&server, "NOSCRIPT");
+            assert!(count > met, "{step} did not meet it");
+            met = count;
+        }
+        assert_eq!(server.cli(&["SCRIPT", "FLUSH"]), "OK");
+    };
+    let mut last = None;
+    for _ in 0..3 {
+        forget("the start");
+        let guard = ours.lock(KEY).ttl(ms(600)).acquire().await.unwrap();
+        assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
+        last = guard.fence();
+        forget("the acquire");
+        let renewals = || {
+            let stats = server.cli(&["INFO", "commandstats"]);
+            let line = stats.lines().find(|line| line.starts_with("cmdstat_pexpire:"));
+            line.map(str::to_owned)
+        };
+        let before = renewals();
+        eventually_async(ms(5_000), "a renewal", async || renewals() != before).await;
+        forget("a renewal");
+        guard.verify().await.unwrap();
+        let next = theirs.lock(KEY).wait(ms(10_000)).acquire();
+        let next = tokio::spawn(next);
+        eventually_async(ms(5_000), "the next is in line", async || {
+            server.cli(&["ZCARD", LINE]) == "1"
+        })
+        .await;
+        forget("a claim in line");
+        guard.release().await.unwrap();
+        let guard = within(PATIENCE, next).await.unwrap().unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        forget("a release to the next in line");
+        guard.release().await.unwrap();
+        forget("a release");
+        let several = ours.lock_all([KEY, "order:8"]).acquire().await.unwrap();
+        assert!(several.fence() > last);
+        last = several.fence();
+        several.release().await.unwrap();
+    }
+    works(&theirs).await;
+    nothing_stays_taken(&server).await;
+}
+
+/// It has written already: the remedy of BUSY, SCRIPT KILL, is refused, and one has to wait.
+#[tokio::test]
+async fn a_script_that_cannot_be_killed() {
+    let server = with_password().arg("busy-reply-threshold", "50").start();
+    let pool = installed("unkillable", LockPool::builder(server.url())).await;
+    let mut looping = server.connect().unwrap();
+    let script = "redis.call('SET', 'written', '1') \
+        local n = 0 while n < 100000000 do n = n + 1 end";
+    looping.write_all(&resp::command(&["EVAL", script, "0"])).unwrap();
+    let mut error = None;
+    eventually_async(ms(10_000), "the server says BUSY", async || {
+        let Err(answer) = pool.lock(KEY).wait(Duration::ZERO).acquire().await else {
+            return false;
+        };
+        let busy = answer.to_string().contains("BUSY");
+        error = Some(answer);
+        busy
+    })
+    .await;
+    let told = Told::by("unkillable");
+    told.check("a script that has written", &error.unwrap(), &["BUSY", "again"]);
+    let refused = server.cli(&["SCRIPT", "KILL"]);
+    assert!(refused.starts_with("UNKILLABLE"), "{refused}");
+    // Still so; and whoever waits long enough gets it.
+    let error = within(PATIENCE, pool.lock(KEY).wait(ms(100)).acquire()).await.unwrap_err();
+    told.check("after SCRIPT KILL", &error, &["BUSY", "again"]);
+    let guard = pool.lock(KEY).wait(ms(20_000)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn rights_that_are_taken_away_under_way() {
+    let server = RedisServer::builder()
+        .config_line(&format!("user worker on >{CANARY} ~* &* +@all"))
+        .start();
+    let url = format!("redis://worker:{CANARY}@127.0.0.1:{}", server.port());
+    let pool = installed("rights", LockPool::builder(&url)).await;
+    for (n, (without, with, says)) in [
+        (&["resetkeys", "~other:*"][..], &["allkeys"][..], "key"),
+        (&["-set"], &["+@all"], "+set"),
+        (&["-@all", "+hello", "+auth", "+ping"], &["+@all"], "+set"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let rights = |rules: &[&str]| {
+            let line = [&["ACL", "SETUSER", "worker"], rules].concat();
+            assert_eq!(server.cli(&line), "OK");
+        };
+        rights(without);
+        for fencing in [false, true] {
+            // It would wait, but that helps nobody.
+            let request = pool.lock(KEY).fencing(fencing).wait(ms(20_000));
+            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+            let case = format!("without right {n}, fencing {fencing}");
+            Told::by("rights").check(&case, &error, &["NOPERM", says]);
+        }
+        rights(with);
+        works(&pool).await;
+    }
+    // Without channels nobody is called: one asks instead. The server ends connections that listen to
+    // what is forbidden now.
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    let waiter = installed("rights of a waiter", LockPool::builder(&url)).await;
+    let waiting = tokio::spawn(waiter.lock(KEY).wait(Wait::Forever).acquire());
+    eventually_async(ms(5_000), "it stands in line", async || server.cli(&["ZCARD", LINE]) == "1")
+        .await;
+    assert_eq!(server.cli(&["ACL", "SETUSER", "worker", "resetchannels"]), "OK");
+    guard.release().await.unwrap();
+    let guard = within(ms(10_000), waiting).await.unwrap().unwrap();
+    let waiting = tokio::spawn(pool.lock(KEY).wait(Wait::Forever).acquire());
+    guard.release().await.unwrap();
+    within(ms(10_000), waiting).await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(server.cli(&["ACL", "SETUSER", "worker", "allchannels"]), "OK");
+    works(&pool).await;
+    works(&waiter).await;
+}
+
+#[tokio::test]
+async fn a_line_that_is_not_ours() {
+    let server = with_password().start();
+    let pool = installed("lines", LockPool::builder(server.url())).await;
+    let other = installed("other lines", LockPool::builder(server.url())).await;
+    let guard = other.lock(KEY).acquire().await.unwrap();
+    server.cli(&["SET", LINE, "somebody's"]);
+    let error = within(PATIENCE, pool.lock(KEY).wait(ms(20_000)).acquire()).await.unwrap_err();
+    Told::by("lines").check("a string as line", &error, &["WRONGTYPE", ":lock_runtime:line"]);
+    // Who holds it can still let go.
+    guard.release().await.unwrap();
+    assert_eq!(server.cli(&["EXISTS", KEY]), "0");
+    assert_eq!(server.cli(&["GET", LINE]), "somebody's", "which is not touched");
+    server.cli(&["DEL", LINE]);
+    works(&pool).await;
+}
+
+/// There is no MULTI that one refusal could abort, only one write for many requests.
+#[tokio::test]
+async fn one_refusal_does_not_abort_its_batch() {
+    const COUNT: usize = 60;
+    let server = with_password().start();
+    let proxy = FaultProxy::start(&server);
+    let pool = installed("batches", LockPool::builder(proxy.url())).await;
+    let key = |n: usize| format!("batch:{n}");
+    let is_broken = |n: usize| n.is_multiple_of(3);
+    for n in (0..COUNT).filter(|&n| is_broken(n)) {
+        server.cli(&["HSET", &key(n), "uuid:1", "1"]);
+    }
+    for fencing in [false, true] {
+        let mut tasks = JoinSet::new();
+        for n in 0..COUNT {
+            let request = pool.lock(&*key(n)).fencing(fencing).wait(ms(5_000));
+            tasks.spawn(async move { (n, request.acquire().await) });
+        }
+        let (mut guards, mut refused) = (Vec::new(), 0);
+        for (n, outcome) in within(PATIENCE, tasks.join_all()).await {
+            match outcome {
+                Ok(guard) => {
+                    assert!(!is_broken(n), "{n} is a hash");
+                    guards.push(guard);
+                }
+                Err(error) => {
+                    assert!(is_broken(n), "{n}: {error}");
+                    let told = Told { template: Some(&key(n)), ..Told::by("batches") };
+                    told.check("a hash among locks", &error, &["WRONGTYPE", "Redisson"]);
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!((guards.len(), refused), (COUNT - COUNT / 3, COUNT / 3));
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+    }
+    let stats = server.cli(&["INFO", "commandstats"]);
+    assert!(!stats.contains("cmdstat_multi:") && !stats.contains("cmdstat_exec:"), "{stats}");
+    // A proxy that puts requests into a MULTI of its own could still pass it on.
+    let aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
+    let trap = proxy.on_next(|command| command.mentions(KEY), Action::AnswerWith(aborted));
+    let error = within(PATIENCE, pool.lock(KEY).acquire()).await.unwrap_err();
+    assert!(trap.sprung());
+    Told::by("batches").check("EXECABORT", &error, &["EXECABORT"]);
+    // Here it has been run, though, and nobody knows.
+    server.cli(&["DEL", KEY]);
+    works(&pool).await;
+}
+
+/// What is told to who holds a lock already.
+mod holder {
+    use super::*;
+
+    const TTL: Duration = ms(900);
+
+    /// These refuse every write: the lock runs out.
+    #[tokio::test]
+    async fn of_a_server_that_refuses_all_writes() {
+        for (case, provoke, end, code) in [
+            (
+                "a replica",
+                &[&["REPLICAOF", "127.0.0.1", "1"][..]][..],
+                &[&["REPLICAOF", "NO", "ONE"][..]][..],
+                "READONLY",
+            ),
+            (
+                "too few replicas",
+                &[&["CONFIG", "SET", "min-replicas-to-write", "1"]],
+                &[&["CONFIG", "SET", "min-replicas-to-write", "0"]],
+                "NOREPLICAS",
+            ),
+            (
+                "replicas without their master",
+                &[
+                    &["CONFIG", "SET", "replica-serve-stale-data", "no"],
+                    &["REPLICAOF", "127.0.0.1", "1"],
+                ],
+                &[&["REPLICAOF", "NO", "ONE"]],
+                "MASTERDOWN",
+            ),
+            (
+                "a user without rights",
+                &[&["ACL", "SETUSER", "default", "-pexpire", "-del", "-evalsha", "-eval"]],
+                &[&["ACL", "SETUSER", "default", "+@all"]],
+                "NOPERM",
+            ),
+        ] {
+            let server = with_password().start();
+            let name = format!("holder: {case}");
+            let pool = installed(&name, LockPool::builder(server.url())).await;
+            let runs = |lines: &[&[&str]]| {
+                for line in lines {
+                    assert!(server.cli(line).starts_with("OK"), "{line:?}");
+                }
+            };
+            for fencing in [false, true] {
+                let request = || pool.lock(KEY).fencing(fencing).ttl(TTL).acquire();
+                let (kept, freed) = (request().await.unwrap(), pool.lock("order:8").ttl(TTL));
+                let freed = freed.acquire().await.unwrap();
+                runs(provoke);
+                let began = Instant::now();
+                let error = within(PATIENCE, freed.release()).await.unwrap_err();
+                let told = Told { template: Some("order:8"), ..Told::by(&name) };
+                told.check(&format!("{case}, release"), &error, &[code]);
+                let lost = within(TTL, kept.lost()).await;
+                let told = Told { kind: ErrorKind::Lost, ..Told::by(&name) };
+                told.check(&format!("{case}, lost"), &lost, &["renewal"]);
+                // Why, is told by the log.
+                let refused = |line: &str| line.contains("not renewed yet") && line.contains(code);
+                assert!(Logs::global().text().lines().any(refused), "{case}");
+                println!("{case}: lost after {:?}", began.elapsed());
+                let error = within(PATIENCE, kept.verify()).await.unwrap_err();
+                told.check(&format!("{case}, verify"), &error, &["renewal"]);
+                drop(kept);
+                runs(end);
+                works(&pool).await;
+            }
+        }
+    }
+
+    /// This refuses only what takes memory: locks are kept and freed.
+    #[tokio::test]
+    async fn of_a_server_without_memory() {
+        let server = with_password().start();
+        let pool = installed("holder: memory", LockPool::builder(server.url())).await;
+        let guard = pool.lock(KEY).ttl(TTL).acquire().await.unwrap();
+        let (second, third) = (pool.lock("order:8").ttl(TTL), pool.lock("order:9").ttl(TTL));
+        let (second, third) = (second.acquire().await.unwrap(), third.acquire().await.unwrap());
+        set(&server, "maxmemory", "1");
+        let end = Instant::now() + 2 * TTL;
+        eventually_async(3 * TTL, "twice the ttl is over", async || Instant::now() > end).await;
+        for guard in [&guard, &second, &third] {
+            guard.verify().await.unwrap();
+        }
+        // By hand, by its end, and to one who waits in this process.
+        let next = tokio::spawn(pool.lock("order:9").wait(ms(5_000)).acquire());
+        guard.release().await.unwrap();
+        drop(second);
+        third.release().await.unwrap();
+        eventually_async(PATIENCE, "two are free", async || {
+            server.cli(&["EXISTS", KEY, "order:8"]) == "0"
+        })
+        .await;
+        // Whoever waits is told, or has got it; never is it stuck.
+        match within(PATIENCE, next).await.unwrap() {
+            Ok(guard) => guard.release().await.unwrap(),
+            Err(error) => {
+                let told = Told { template: Some("order:9"), ..Told::by("holder: memory") };
+                told.check("who waits", &error, &["OOM", "`maxmemory`"]);
+            }
+        }
+        assert_eq!(server.cli(&["EXISTS", "order:9"]), "0");
+        set(&server, "maxmemory", "0");
+        works(&pool).await;
+    }
+
+    /// A key of another type is nobody's lock.
+    #[tokio::test]
+    async fn of_a_key_that_became_something_else() {
+        let server = with_password().start();
+        let pool = installed("holder: types", LockPool::builder(server.url())).await;
+        let guard = pool.lock(KEY).ttl(TTL).acquire().await.unwrap();
+        server.cli(&["DEL", KEY]);
+        server.cli(&["HSET", KEY, "uuid:1", "1"]);
+        let lost = within(TTL, guard.lost()).await;
+        let told = Told { kind: ErrorKind::Lost, ..Told::by("holder: types") };
+        told.check("a hash in its place", &lost, &["not ours"]);
+        told.check("release", &guard.release().await.unwrap_err(), &["not ours"]);
+        assert_eq!(server.cli(&["HGET", KEY, "uuid:1"]), "1", "which is not touched");
+        server.cli(&["DEL", KEY]);
+        works(&pool).await;
+    }
+}
+
+/// One node, or two, of a Redis Cluster, asked by `redis://`, which is for a server that has all keys.
+mod cluster {
+    use super::*;
+
+    /// With all keys in one slot everything can be done on the node that has it.
+    const PREFIX: &str = "{app}:";
+
+    fn node() -> RedisServer {
+        with_password()
+            .arg("cluster-enabled", "yes")
+            .arg("cluster-require-full-coverage", "no")
+            .start()
+    }
+
+    fn all_slots_to(node: &RedisServer) {
+        assert_eq!(node.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]), "OK");
+        eventually(ms(10_000), "the node serves", || node.cli(&["GET", "{app}:x"]) == "(nil)");
+    }
+
+    #[tokio::test]
+    async fn a_node_without_slots() {
+        let node = node();
+        let builder = LockPool::builder(node.url()).prefix(PREFIX);
+        let pool = installed("no slots", builder).await;
+        for fencing in [false, true] {
+            let wait = ms(300);
+            let (began, request) = (Instant::now(), pool.lock(KEY).fencing(fencing).wait(wait));
+            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+            assert!(began.elapsed() >= wait, "it is asked again while one waits");
+            Told::by("no slots").check("no slots", &error, &["CLUSTERDOWN", "again"]);
+        }
+        let waiting = tokio::spawn(pool.lock(KEY).wait(ms(20_000)).acquire());
+        all_slots_to(&node);
+        within(PATIENCE, waiting).await.unwrap().unwrap().release().await.unwrap();
+        works(&pool).await;
+        // A holder, too, comes through it.
+        let guard = pool.lock(KEY).ttl(ms(6_000)).renew(ms(300)).acquire().await.unwrap();
+        assert_eq!(node.cli(&["CLUSTER", "DELSLOTSRANGE", "0", "16383"]), "OK");
+        let refusals = count_of(&node, "CLUSTERDOWN");
+        eventually_async(ms(5_000), "a renewal is refused", async || {
+            count_of(&node, "CLUSTERDOWN") > refusals
+        })
+        .await;
+        all_slots_to(&node);
+        // Without slots a node forgets the keys of them.
+        assert_eq!(guard.verify().await.is_ok(), guard.release().await.is_ok());
+        works(&pool).await;
+    }
+
+    #[tokio::test]
+    async fn a_node_that_does_not_have_the_slot() {
+        let (node, other) = (node(), node());
+        all_slots_to(&node);
+        let (ours, theirs) = (node.cli(&["CLUSTER", "MYID"]), other.cli(&["CLUSTER", "MYID"]));
+        let port = other.port().to_string();
+        assert_eq!(node.cli(&["CLUSTER", "MEET", "127.0.0.1", &port]), "OK");
+        eventually(ms(20_000), "the nodes know each other", || {
+            let knows = |line: &str| line.starts_with(&theirs) && !line.contains("handshake");
+            node.cli(&["CLUSTER", "NODES"]).lines().any(knows)
+        });
+        let slot = node.cli(&["CLUSTER", "KEYSLOT", PREFIX]);
+        let set_slot = |rest: &[&str]| {
+            let line = [&["CLUSTER", "SETSLOT", &slot], rest].concat();
+            assert_eq!(node.cli(&line), "OK", "{rest:?}");
+        };
+        let builder = LockPool::builder(node.url()).prefix(PREFIX);
+        let pool = installed("elsewhere", builder).await;
+        // Also has the server keep a fence counter.
+        works(&pool).await;
+        // MOVED and ASK cannot get better by waiting, TRYAGAIN does.
+        type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a [(bool, &'a str)]);
+        let cases: [Case<'_>; 2] = [
+            (
+                "the slot is elsewhere",
+                &["NODE", &theirs],
+                &["NODE", &ours],
+                &[(false, "MOVED"), (true, "MOVED")],
+            ),
+            (
+                "the slot is on its way",
+                &["MIGRATING", &theirs],
+                &["STABLE"],
+                // The lock is not there any more, but the fence counter is.
+                &[(false, "ASK"), (true, "TRYAGAIN")],
+            ),
+        ];
+        for (case, provoke, end, answers) in cases {
+            if provoke[0] == "NODE" {
+                // Keys would keep the slot here.
+                assert_eq!(node.cli(&["FLUSHALL"]), "OK");
+            }
+            set_slot(provoke);
+            for &(fencing, code) in answers {
+                let wait = if code == "TRYAGAIN" { ms(200) } else { ms(20_000) };
+                let request = pool.lock(KEY).fencing(fencing).wait(wait);
+                let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+                let remedy = if code == "TRYAGAIN" { "again" } else { "Redis Cluster" };
+                let case = format!("{case}, fencing {fencing}");
+                Told::by("elsewhere").check(&case, &error, &[code, remedy]);
+            }
+            set_slot(end);
+            works(&pool).await;
+        }
+        // One who holds a lock that moves with its slot.
+        let guard = pool.lock(KEY).ttl(ms(900)).acquire().await.unwrap();
+        set_slot(&["MIGRATING", &theirs]);
+        for change in ["NODE", "IMPORTING"] {
+            assert_eq!(other.cli(&["CLUSTER", "SETSLOT", &slot, change, &ours]), "OK");
+        }
+        let lock = format!("{PREFIX}{KEY}");
+        let migrate =
+            ["MIGRATE", "127.0.0.1", &port, "", "0", "3000", "AUTH", CANARY, "KEYS", &lock];
+        eventually_async(ms(10_000), "the other takes it", async || node.cli(&migrate) == "OK")
+            .await;
+        let lost = within(PATIENCE, guard.lost()).await;
+        let told = Told { kind: ErrorKind::Lost, ..Told::by("elsewhere") };
+        told.check("a held lock has moved", &lost, &["renewal"]);
+        let refused = |line: &str| line.contains("not renewed yet") && line.contains("ASK ");
+        assert!(Logs::global().text().lines().any(refused));
+        drop(guard);
+        set_slot(&["STABLE"]);
+        works(&pool).await;
+    }
+
+    /// The lock and the fence counter, or several locks.
+    #[tokio::test]
+    async fn keys_of_two_slots() {
+        let node = node();
+        all_slots_to(&node);
+        let pool = installed("two slots", LockPool::builder(node.url())).await;
+        let says = &["CROSSSLOT", "Redis Cluster", "`redis+cluster://`"];
+        let error = within(PATIENCE, pool.lock(KEY).wait(ms(20_000)).acquire()).await.unwrap_err();
+        Told::by("two slots").check("a fenced lock", &error, says);
+        let several = pool.lock_all([KEY, "order:8"]).fencing(false).wait(ms(20_000));
+        let error = within(PATIENCE, several.acquire()).await.unwrap_err();
+        let template = error.template().unwrap_or_default().to_owned();
+        let told = Told { template: Some(&template), ..Told::by("two slots") };
+        told.check("several locks", &error, says);
+        assert!(template.contains(KEY), "{template}");
+        assert_eq!(node.cli(&["EXISTS", KEY]), "0", "nothing is left behind");
+        // The cause removed: all keys in one slot.
+        let pool = LockPool::builder(node.url()).prefix(PREFIX).connect().await.unwrap();
+        works(&pool).await;
+    }
+}
+
+/// A connection that worked, and then says what no Redis says.
+mod wire {
+    use super::*;
+
+    const CASES: [(&str, Action); 6] = [
+        ("half a reply", Action::CutInsideReply),
+        ("another protocol", Action::AnswerWith(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")),
+        ("noise", Action::AnswerWith(b"\xff\x00\x17\xfe\r\n")),
+        ("a length that cannot be", Action::AnswerWith(b"*-7\r\n$99999999999999999999\r\n")),
+        ("a map for an answer", Action::AnswerWith(b"%1\r\n+a\r\n+b\r\n")),
+        ("an odd text", Action::AnswerWith(b"+QUEUED\r\n")),
+    ];
+
+    /// It may have been taken: whoever waits gets it, and whoever does not leaves nothing taken.
+    #[tokio::test]
+    async fn instead_of_the_answer_to_an_acquire() {
+        for (n, (case, action)) in CASES.into_iter().enumerate() {
+            let server = with_password().start();
+            let proxy = FaultProxy::start(&server);
+            let name = format!("wire {n}");
+            let pool = installed(&name, LockPool::builder(proxy.url())).await;
+            for fencing in [false, true] {
+                works(&pool).await;
+                let request = || pool.lock(KEY).fencing(fencing);
+                let trap = proxy.on_next(|command| command.mentions(KEY), action);
+                let asked = request().wait(Duration::ZERO).acquire();
+                let error = within(PATIENCE, asked).await.unwrap_err();
+                assert!(trap.sprung(), "{case}");
+                Told::by(&name).check(&format!("{case}, fencing {fencing}"), &error, &["Redis"]);
+                nothing_stays_taken(&server).await;
+                works(&pool).await;
+                let trap = proxy.on_next(|command| command.mentions(KEY), action);
+                let guard = within(ms(5_000), request().wait(ms(5_000)).acquire()).await;
+                assert!(trap.sprung(), "{case}");
+                let guard = guard.unwrap_or_else(|error| panic!("{case}: {error}"));
+                guard.verify().await.unwrap();
+                guard.release().await.unwrap();
+                nothing_stays_taken(&server).await;
+            }
+        }
+    }
+
+    /// The lock is free then, whatever is told.
+    #[tokio::test]
+    async fn instead_of_the_answer_to_a_release() {
+        for (n, (case, action)) in CASES.into_iter().enumerate() {
+            let server = with_password().start();
+            let proxy = FaultProxy::start(&server);
+            let name = format!("wire of a release {n}");
+            let pool = installed(&name, LockPool::builder(proxy.url())).await;
+            let guard = pool.lock(KEY).ttl(ms(20_000)).acquire().await.unwrap();
+            let trap = proxy.on_next(|command| command.mentions(KEY), action);
+            let released = within(ms(5_000), guard.release()).await;
+            assert!(trap.sprung(), "{case}");
+            println!("{case}: {released:?}");
+            if let Err(error) = released {
+                unshown(case, &lock_tests::told::chain(&error));
+                assert!(error.is_backend(), "{case}: {error}");
+            }
+            nothing_stays_taken(&server).await;
+            works(&pool).await;
+        }
+    }
+
+    /// One bad answer to a renewal loses no lock.
+    #[tokio::test]
+    async fn instead_of_the_answer_to_a_renewal() {
+        for (n, (case, action)) in CASES.into_iter().enumerate() {
+            let server = with_password().start();
+            let proxy = FaultProxy::start(&server);
+            let name = format!("wire of a renewal {n}");
+            let pool = installed(&name, LockPool::builder(proxy.url())).await;
+            let guard = pool.lock(KEY).ttl(ms(4_000)).renew(ms(200)).acquire().await.unwrap();
+            let trap = proxy.on_next(|command| command.mentions(KEY), action);
+            eventually_async(ms(5_000), "a renewal", async || trap.sprung()).await;
+            let renewal = proxy.on_next(|command| command.mentions(KEY), Action::HoldReply);
+            eventually_async(ms(5_000), "one more", async || renewal.sprung()).await;
+            proxy.release_held();
+            within(PATIENCE, guard.verify()).await.unwrap_or_else(|e| panic!("{case}: {e}"));
+            guard.release().await.unwrap();
+            works(&pool).await;
+        }
+    }
+}
+
+/// The server shows or wants something else than when the pool was connected.
+#[tokio::test]
+async fn tls_trouble_under_way() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let names = ["127.0.0.1", "localhost"];
+    let good = authority.issue(&names);
+    let server = with_password().tls(Tls::new(&authority).server(good.clone())).start();
+    let (port, tls_port) = (server.port().to_string(), server.tls_port().unwrap().to_string());
+    let ca = server.tls_files().authority.display().to_string();
+    let pool = installed("tls", LockPool::builder(format!("{}?ca={ca}", server.url()))).await;
+    works(&pool).await;
+    let show = |identity: &Identity| {
+        let files = server.tls_files();
+        fs::write(&files.certificate, &identity.certificate).unwrap();
+        fs::write(&files.key, &identity.key).unwrap();
+        let (certificate, key) = (files.certificate.to_str(), files.key.to_str());
+        let line =
+            ["CONFIG", "SET", "tls-cert-file", certificate.unwrap(), "tls-key-file", key.unwrap()];
+        assert_eq!(server.cli(&line), "OK");
+    };
+    let clients = |may: &str| set(&server, "tls-auth-clients", may);
+    type Step<'a> = Box<dyn Fn() + 'a>;
+    let step = |identity: Identity| -> Step<'_> { Box::new(move || show(&identity)) };
+    let cases: [(&str, Step<'_>, Step<'_>, &str); 5] = [
+        (
+            "an authority that is not trusted",
+            step(stranger.issue(&names)),
+            step(good.clone()),
+            "?ca=",
+        ),
+        ("another name", step(authority.issue(&["other"])), step(good.clone()), "not valid for"),
+        ("an expired one", step(authority.issue_expired(&names)), step(good.clone()), "expired"),
+        (
+            "clients need one",
+            // The certificate once more, or the server would take up the old session again.
+            Box::new(|| {
+                clients("yes");
+                show(&good);
+            }),
+            Box::new(|| clients("no")),
+            "&key=",
+        ),
+        (
+            "a plain port",
+            Box::new(|| {
+                set(&server, "tls-port", "0");
+                set(&server, "port", &tls_port);
+            }),
+            Box::new(|| {
+                set(&server, "port", &port);
+                set(&server, "tls-port", &tls_port);
+            }),
+            "TLS",
+        ),
+    ];
+    for (case, provoke, end, says) in cases {
+        provoke();
+        server.kill_clients();
+        let mut error = None;
+        eventually_async(ms(5_000), case, async || {
+            let Err(answer) = pool.lock(KEY).wait(ms(50)).acquire().await else { return false };
+            let is_it = answer.to_string().contains(says);
+            error = Some(answer);
+            is_it
+        })
+        .await;
+        Told::by("tls").check(case, &error.unwrap(), &[says]);
+        let wait = ms(300);
+        let error = within(PATIENCE, pool.lock(KEY).wait(wait).acquire()).await.unwrap_err();
+        Told::by("tls").check(&format!("{case}, a longer wait"), &error, &[says]);
+        end();
+        works(&pool).await;
+    }
+}
