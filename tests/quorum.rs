@@ -5,10 +5,12 @@
 
 use std::time::{Duration, Instant};
 
+use lock_runtime::backend::Warning;
 use lock_runtime::testing::{conformance, open};
 use lock_runtime::{ErrorKind, Fence, LockPool, LockRequest, Wait};
 use lock_tests::proxy::Direction;
-use lock_tests::{FaultProxy, Quorum, eventually_async};
+use lock_tests::skew::Step;
+use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Watched, eventually_async};
 use tokio::task::JoinSet;
 
 const fn ms(millis: u64) -> Duration {
@@ -187,8 +189,11 @@ async fn a_quorum_stands_while_a_minority_is_dead_and_no_longer() {
     quorum[1].restart();
     let guard = pool.lock("k").wait(PATIENCE).acquire().await.unwrap();
     guard.release().await.unwrap();
-    let health = pool.health().await.unwrap();
-    assert_eq!(health.warnings.len(), 2, "{:?}", health.warnings);
+    let warnings = pool.health().await.unwrap().warnings;
+    let is_of_a_dead_one = |warning: &&Warning| warning.to_string().contains("still stands");
+    assert_eq!(warnings.iter().filter(is_of_a_dead_one).count(), 2, "{warnings:?}");
+    // Those that live keep nothing on disk.
+    assert_eq!(warnings.len(), 5, "{warnings:?}");
 }
 
 #[tokio::test]
@@ -210,6 +215,37 @@ async fn a_pool_connects_to_a_majority_and_takes_the_others_in_later() {
     let error = LockPool::connect(&quorum.url()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(error.to_string().contains("1 of 3 nodes answer and 2 are needed"), "{error}");
+}
+
+#[tokio::test]
+async fn clocks_that_are_far_apart_are_told() {
+    let nodes = [Skew::start(RedisServer::builder()), Skew::start(RedisServer::builder())];
+    let plain = RedisServer::start();
+    nodes[1].1.step(ms(90_000), Step::Back);
+    let urls = nodes.iter().map(|(node, _)| node.url()).chain([plain.url()]);
+    let pool = LockPool::connect(&Quorum::url_of(urls)).await.unwrap();
+    let warnings = pool.health().await.unwrap().warnings;
+    let apart = warnings.iter().find(|warning| warning.to_string().contains("apart"));
+    let apart = apart.unwrap_or_else(|| panic!("{warnings:?}")).to_string();
+    assert!(apart.contains(&format!("127.0.0.1:{}", nodes[1].0.port())), "{apart}");
+    // A number that is far ahead of a node's clock is refused there; the others are a majority.
+    pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn masters_that_sentinels_know_are_nodes_too() {
+    let watched = Watched::start();
+    let quorum = Quorum::start(2);
+    let url = Quorum::url_of(
+        [watched.url()].into_iter().chain(quorum.nodes().iter().map(RedisServer::url)),
+    );
+    let pool = LockPool::builder(url).ttl(ms(2_000)).wait(PATIENCE).connect().await.unwrap();
+    pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+    // Without one of the others it is part of every majority.
+    quorum[0].kill();
+    let guard = pool.lock("k").acquire().await.unwrap();
+    assert!(guard.fence().is_some());
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -107,7 +107,6 @@ impl Facts<'_> {
 
 /// How far a node's clock is from `local`, by its answer to `TIME`. `None` if that is no time. For several
 /// nodes of one quorum: what they differ by in the times they give a lease is the difference of two of these.
-#[allow(dead_code, reason = "for stores of several nodes")]
 pub(super) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDistance> {
     let Value::Array(parts) = time else { return None };
     let [seconds, micros] = parts.as_slice() else { return None };
@@ -122,14 +121,12 @@ pub(super) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDis
 }
 
 /// Where a node's clock is.
-#[allow(dead_code, reason = "for stores of several nodes")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClockDistance {
     Ahead(Duration),
     Behind(Duration),
 }
 
-#[allow(dead_code, reason = "for stores of several nodes")]
 impl ClockDistance {
     /// By how much two clocks differ.
     pub(super) fn to(self, other: Self) -> Duration {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
-use redis::Value;
+use redis::{Pipeline, RedisError, Value};
 use tokio::sync::mpsc;
 
 use super::request::Request;
@@ -16,7 +16,7 @@ use crate::backend::redis::line::Hot;
 use crate::backend::redis::login::Hearing;
 use crate::backend::redis::names::Names;
 use crate::backend::redis::node::{Ahead, Node};
-use crate::backend::redis::stream::Dialer;
+use crate::backend::redis::resolver::Resolver;
 use crate::backend::{BackendError, Bell, Owner};
 use crate::bell::Ear;
 use crate::clock::{Clock, Instant};
@@ -29,20 +29,20 @@ pub(super) struct Member {
 impl Member {
     /// Connects to the node at `place`, and goes on trying if that fails. The second is how the first try went.
     pub(super) async fn begin(
-        dialer: Dialer,
+        resolver: Resolver,
         place: usize,
         changes: &Arc<Changes>,
         clock: Clock,
         patience: Duration,
     ) -> (Self, Result<(), BackendError>) {
-        let name = dialer.endpoint().to_string();
+        let name = resolver.to_string();
         // Nobody stands in a line here, so nobody can be called in vain.
         let (strays, _) = mpsc::unbounded_channel();
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
         let ear = MemberEar { place, changes: changes.clone(), clock, last: AtomicU64::new(0) };
         ears.attach(Bell::new(ear));
         let hearing = Hearing { ears, home: Home::Server, calls: None };
-        let (node, opened) = Node::begin(dialer, clock, patience, Some(hearing)).await;
+        let (node, opened) = Node::begin(resolver, clock, patience, Some(hearing)).await;
         (Self { name, node }, opened)
     }
 
@@ -58,18 +58,16 @@ impl Member {
         self.node.run(requests.len(), ahead, command).await
     }
 
-    pub(super) async fn info(&self, section: &str) -> Result<String, BackendError> {
-        let mut info = redis::cmd("INFO");
-        info.arg(section);
-        match self.node.send(&info).await? {
-            Value::BulkString(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
-            Value::VerbatimString { text, .. } => Ok(text),
-            _ => Ok(String::new()),
-        }
+    /// Asks what is about no lock.
+    pub(super) async fn ask_plainly(
+        &self,
+        questions: &Pipeline,
+    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+        self.node.send_all(questions).await
     }
 
-    pub(super) async fn ping(&self) -> Result<(), BackendError> {
-        self.node.send(&redis::cmd("PING")).await.map(drop)
+    pub(super) fn failure(&self, error: RedisError) -> BackendError {
+        self.node.failure(error)
     }
 
     /// Whether it tells of changes.

@@ -8,7 +8,7 @@
 //!             numbers  what is proposed as fence        tally  the votes, and what they come to
 //! renew, release       one request to all nodes, decided by a majority; a silent node is asked on
 //!             holdings what majorities have granted     leftovers  what is still to be taken back
-//! member    one node   request  what it is asked        nodes  the URL
+//! member    one node   request  what it is asked        nodes  the URL      survey  are they fit?
 //! ```
 //!
 //! What it keeps to:
@@ -41,6 +41,7 @@ mod member;
 mod nodes;
 mod numbers;
 mod request;
+mod survey;
 mod tally;
 
 use std::sync::Arc;
@@ -60,10 +61,10 @@ use self::leftovers::{Leftovers, Withdrawal};
 use self::member::{Changes, Member};
 use self::numbers::Block;
 use self::request::{Request, Token, What};
+use self::survey::Told;
 use self::tally::{Tally, Verdict, Vote};
 use super::Setting;
 use super::names::Names;
-use super::stream::Dialer;
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Warning,
@@ -71,6 +72,7 @@ use crate::backend::{
 use crate::clock::{Clock, Instant};
 use crate::error::LockError;
 use crate::key::Key;
+use crate::observe;
 
 pub(super) struct Quorum(Arc<Nodes>);
 
@@ -100,16 +102,16 @@ type Answers = UnboundedReceiver<(usize, Vec<Result<Value, BackendError>>)>;
 
 impl Quorum {
     pub(super) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
-        let endpoints = nodes::endpoints(url)?;
+        let places = nodes::places(url)?;
         let Setting { prefix, clock, patience, node_patience } = setting;
-        let changes = Arc::new(Changes::new(endpoints.len()));
+        let changes = Arc::new(Changes::new(places.len()));
         let mut connecting = JoinSet::new();
-        for (place, endpoint) in endpoints.into_iter().enumerate() {
-            let dialer = Dialer::new(endpoint).await?;
+        for (place, node) in places.into_iter().enumerate() {
+            let resolver = node.resolver(setting).await?;
             let changes = changes.clone();
             connecting.spawn(async move {
                 let (member, opened) =
-                    Member::begin(dialer, place, &changes, clock, patience).await;
+                    Member::begin(resolver, place, &changes, clock, patience).await;
                 (place, member, opened)
             });
         }
@@ -133,7 +135,11 @@ impl Quorum {
             runtime: Handle::current(),
         };
         nodes.enough(&opened).map_err(LockError::backend)?;
-        nodes.are_distinct().await?;
+        let told = nodes.survey().await;
+        nodes.are_distinct(&told)?;
+        for warning in survey::warnings(&nodes.well(&told)) {
+            observe::weak_store("the quorum", &warning);
+        }
         Ok(Self(Arc::new(nodes)))
     }
 }
@@ -156,20 +162,38 @@ impl Nodes {
         Err(BackendError::new(first.failure(), text).remedy(first.remedy_text()))
     }
 
+    /// What each node tells of itself.
+    async fn survey(&self) -> Vec<Result<Told, BackendError>> {
+        let patience = self.patience * 3 / 4;
+        let mut asking = JoinSet::new();
+        for (place, member) in self.members.iter().enumerate() {
+            let member = member.clone();
+            asking.spawn(async move {
+                let told = timeout(patience, member.tell()).await;
+                (place, told.unwrap_or_else(|_| Err(silence(&member.name, patience))))
+            });
+        }
+        let mut told = asking.join_all().await;
+        told.sort_by_key(|(place, _)| *place);
+        told.into_iter().map(|(_, told)| told).collect()
+    }
+
+    /// Those that have answered, by name.
+    fn well<'a>(&'a self, told: &'a [Result<Told, BackendError>]) -> Vec<(&'a str, &'a Told)> {
+        let all = self.members.iter().zip(told);
+        all.filter_map(|(member, told)| Some((&*member.name, told.as_ref().ok()?))).collect()
+    }
+
     /// One server under two names would vote twice.
-    async fn are_distinct(&self) -> Result<(), LockError> {
-        let mut known: Vec<(&str, String)> = Vec::new();
-        for member in &self.members {
+    fn are_distinct(&self, told: &[Result<Told, BackendError>]) -> Result<(), LockError> {
+        let ids = told.iter().map(|told| told.as_ref().map_or("", |told| &told.run_id));
+        let named: Vec<_> = self.members.iter().map(|member| &member.name).zip(ids).collect();
+        for (at, (name, id)) in named.iter().enumerate() {
             // Who may not ask is believed to have named different ones.
-            let Ok(Ok(info)) = timeout(self.patience, member.info("server")).await else {
-                continue;
-            };
-            let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:"));
-            let Some(run_id) = run_id.filter(|id| !id.is_empty()) else { continue };
-            if let Some((other, _)) = known.iter().find(|(_, id)| id == run_id) {
-                return Err(nodes::twice(other, &member.name));
+            let same = named[..at].iter().find(|(_, other)| !id.is_empty() && other == id);
+            if let Some((other, _)) = same {
+                return Err(nodes::twice(other, name));
             }
-            known.push((&member.name, run_id.to_owned()));
         }
         Ok(())
     }
@@ -465,25 +489,18 @@ impl Backend for Quorum {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         let nodes = &self.0;
-        let mut pings = JoinSet::new();
-        for (place, member) in nodes.members.iter().enumerate() {
-            let (member, patience) = (member.clone(), nodes.patience * 3 / 4);
-            pings.spawn(async move {
-                let pinged = timeout(patience, member.ping()).await;
-                (place, pinged.unwrap_or_else(|_| Err(silence(&member.name, patience))))
-            });
-        }
-        let mut states = pings.join_all().await;
-        states.sort_by_key(|(place, _)| *place);
-        let states: Vec<_> = states.into_iter().map(|(_, state)| state).collect();
+        let told = nodes.survey().await;
+        let states: Vec<_> =
+            told.iter().map(|told| told.as_ref().map(drop).map_err(Clone::clone)).collect();
         nodes.enough(&states)?;
-        let failing = |error: BackendError| {
+        let mut warnings = survey::warnings(&nodes.well(&told));
+        warnings.extend(states.into_iter().filter_map(Result::err).map(|error| {
             Warning::new(
                 error.to_string(),
                 "the quorum still stands without the node, but fewer others may fail now",
             )
-        };
-        Ok(states.into_iter().filter_map(Result::err).map(failing).collect())
+        }));
+        Ok(warnings)
     }
 
     async fn close(&self) {

@@ -1,16 +1,70 @@
 //! What a `redlock://` URL says.
 
+use std::fmt;
 use std::time::Duration;
 
+use crate::backend::Setting;
 use crate::backend::redis::endpoint::Endpoint;
+use crate::backend::redis::resolver::Resolver;
+use crate::backend::redis::sentinel::Sentinels;
+use crate::backend::redis::service::Service;
+use crate::backend::redis::stream::Dialer;
 use crate::error::{ErrorKind, LockError};
+
+/// Where a node is.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Server(Endpoint),
+    /// The master of a service, wherever its sentinels say that it is.
+    Service(Service),
+}
+
+impl Place {
+    fn parse(url: &str) -> Result<Self, LockError> {
+        if Service::is_named_by(url) {
+            return Service::parse(url).map(Self::Service);
+        }
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        if !matches!(scheme, "redis" | "rediss") {
+            return Err(wrong(format!("`{scheme}://` is no node of a quorum"))
+                .remedy("a node is a server of its own, `redis://host` or `rediss://host`, or a master that sentinels know, `redis+sentinel://host/service`"));
+        }
+        Endpoint::parse(url).map(Self::Server)
+    }
+
+    pub(super) async fn resolver(self, setting: Setting<'_>) -> Result<Resolver, LockError> {
+        Ok(match self {
+            Self::Server(endpoint) => Dialer::new(endpoint).await?.into(),
+            Self::Service(service) => Sentinels::new(service, setting).await?.into(),
+        })
+    }
+
+    fn login(&self) -> &Endpoint {
+        match self {
+            Self::Server(endpoint) => endpoint,
+            Self::Service(service) => &service.master,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(endpoint) => endpoint.fmt(f),
+            Self::Service(Service { name, sentinels, .. }) => {
+                write!(f, "{name} of")?;
+                sentinels.iter().try_for_each(|sentinel| write!(f, " {sentinel}"))
+            }
+        }
+    }
+}
 
 /// The nodes that `url` names: `redlock://a,b:7000,c`, with one user and password, one database and the same
 /// parameters for all; or full URLs one after the other, `redlock://redis://:pw@a,rediss://b,redis://c/2`.
-pub(super) fn endpoints(url: &str) -> Result<Vec<Endpoint>, LockError> {
+pub(super) fn places(url: &str) -> Result<Vec<Place>, LockError> {
     let list = url.split_once("://").map_or(url, |(_, list)| list);
     let parsed: Result<Vec<_>, _> = if list.contains("://") {
-        list.split(',').map(|node| Endpoint::parse(node.trim())).collect()
+        urls(list).into_iter().map(Place::parse).collect()
     } else {
         let (login, rest) = match list.rsplit_once('@') {
             Some((login, rest)) => (format!("{login}@"), rest),
@@ -21,21 +75,20 @@ pub(super) fn endpoints(url: &str) -> Result<Vec<Endpoint>, LockError> {
         let scheme =
             if tail.contains("ca=") || tail.contains("cert=") { "rediss" } else { "redis" };
         let whole = |host: &str| format!("{scheme}://{login}{}{tail}", host.trim());
-        hosts.split(',').map(|host| Endpoint::parse(&whole(host))).collect()
+        hosts.split(',').map(|host| Place::parse(&whole(host))).collect()
     };
-    let endpoints = parsed.map_err(|error| match error.kind() {
+    let places = parsed.map_err(|error| match error.kind() {
         ErrorKind::Config => error.remedy(REMEDY),
         _ => error,
     })?;
-    for endpoint in &endpoints {
-        endpoint.wants_no_replicas("a node of a quorum, which is independent of the others")?;
+    for place in &places {
+        place
+            .login()
+            .wants_no_replicas("a node of a quorum, which is independent of the others")?;
     }
-    match endpoints.len() {
-        0..=2 => Err(wrong(format!(
-            "a quorum of {} nodes outlives no failure",
-            endpoints.len()
-        ))
-        .remedy("name three or five independent servers; for a single one write `redis://host:6379`")),
+    match places.len() {
+        0..=2 => Err(wrong(format!("a quorum of {} nodes outlives no failure", places.len()))
+            .remedy("name three or five independent servers; for a single one write `redis://host:6379`")),
         count if count % 2 == 0 => Err(wrong(format!(
             "{count} nodes tolerate no more failures than {}, and one more that can fail",
             count - 1
@@ -43,17 +96,36 @@ pub(super) fn endpoints(url: &str) -> Result<Vec<Endpoint>, LockError> {
         .remedy("name an odd number of nodes: three or five")),
         65.. => Err(wrong("a quorum of more than 63 nodes").remedy("name three or five nodes")),
         _ => {
-            for (at, endpoint) in endpoints.iter().enumerate() {
-                let same = |other: &&Endpoint| {
-                    (&other.host, other.port) == (&endpoint.host, endpoint.port)
-                };
-                if endpoints[..at].iter().any(|other| same(&other)) {
-                    return Err(twice(&endpoint.to_string(), &endpoint.to_string()));
+            let names: Vec<_> = places.iter().map(ToString::to_string).collect();
+            for (at, name) in names.iter().enumerate() {
+                if names[..at].contains(name) {
+                    return Err(twice(name, name));
                 }
             }
-            Ok(endpoints)
+            Ok(places)
         }
     }
+}
+
+/// Those of a list. A comma inside a URL is not followed by a scheme.
+fn urls(list: &str) -> Vec<&str> {
+    let is_scheme = |text: &str| {
+        let of_a_scheme = |byte: u8| byte.is_ascii_lowercase() || byte == b'+';
+        !text.is_empty() && text.bytes().all(of_a_scheme)
+    };
+    let begins_url = |text: &str| {
+        text.trim_start().split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme))
+    };
+    let mut urls = Vec::new();
+    let mut begin = 0;
+    for (at, _) in list.match_indices(',') {
+        if begins_url(&list[at + 1..]) {
+            urls.push(list[begin..at].trim());
+            begin = at + 1;
+        }
+    }
+    urls.push(list[begin..].trim());
+    urls
 }
 
 /// How long a node may take to answer: short against the ttl, so that a silent one costs little of it.
@@ -88,17 +160,19 @@ mod tests {
     #[test]
     fn nodes_share_login_database_and_parameters_or_have_their_own() {
         let names = |url: &str| -> Vec<String> {
-            endpoints(url).unwrap().iter().map(ToString::to_string).collect()
+            places(url).unwrap().iter().map(ToString::to_string).collect()
         };
         assert_eq!(names("redlock://a,b:7000,[::1]:1"), ["a:6379", "b:7000", "[::1]:1"]);
-        let all = endpoints("redlock://worker:p%40w@a,b,c/3").unwrap();
-        for endpoint in &all {
+        let all = places("redlock://worker:p%40w@a,b,c/3").unwrap();
+        for endpoint in all.iter().map(Place::login) {
             assert_eq!(endpoint.login.password(), Some("p@w"));
             assert_eq!(endpoint.login.db(), 3);
         }
-        let own = endpoints("redlock://redis://:one@a, redis://:two@b/2,redis://c:1").unwrap();
-        let passwords: Vec<_> = own.iter().map(|endpoint| endpoint.login.password()).collect();
+        let own = places("redlock://redis://:one@a, redis://:two@b/2,redis://c:1").unwrap();
+        let passwords: Vec<_> = own.iter().map(|place| place.login().login.password()).collect();
         assert_eq!(passwords, [Some("one"), Some("two"), None]);
+        let url = "redlock://redis://a,redis+sentinel://:pw@s1,s2:7/orders,rediss://c";
+        assert_eq!(names(url), ["a:6379", "orders of s1:26379 s2:7", "c:6379"]);
     }
 
     #[test]
@@ -112,8 +186,9 @@ mod tests {
             ("redlock://:c4n4ry@a,b,", "names no host"),
             ("redlock://:c4n4ry@a,b,c?replicas=1", "has no meaning"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
+            ("redlock://redis://:c4n4ry@a,redis+cluster://:c4n4ry@b,c,redis://d", "is no node"),
         ] {
-            let error = endpoints(url).unwrap_err();
+            let error = places(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
             assert!(error.to_string().contains(text), "{url}: {error}");
             assert!(!format!("{error} {error:?}").contains("c4n4ry"), "{error}");
