@@ -219,7 +219,7 @@ async fn one_refusal_does_not_abort_its_batch() {
     let proxy = FaultProxy::start(&server);
     let pool = installed("batches", LockPool::builder(proxy.url())).await;
     let key = |n: usize| format!("batch:{n}");
-    let is_broken = |n: usize| n % 3 == 0;
+    let is_broken = |n: usize| n.is_multiple_of(3);
     for n in (0..COUNT).filter(|&n| is_broken(n)) {
         server.cli(&["HSET", &key(n), "uuid:1", "1"]);
     }
@@ -457,7 +457,8 @@ mod cluster {
         // Also has the server keep a fence counter.
         works(&pool).await;
         // MOVED and ASK cannot get better by waiting, TRYAGAIN does.
-        let cases: [(&str, &[&str], &[&str], &[(bool, &str)]); 2] = [
+        type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a [(bool, &'a str)]);
+        let cases: [Case<'_>; 2] = [
             (
                 "the slot is elsewhere",
                 &["NODE", &theirs],
