@@ -27,6 +27,8 @@ install_missing() {
     # Also for the tests that step a server's clock: they compile a small library.
     command -v cc >/dev/null || packages+=(build-essential)
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
+    python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+    command -v npm >/dev/null || packages+=(nodejs npm)
     [[ ${#packages[@]} -eq 0 ]] && return
 
     local line="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
@@ -95,6 +97,7 @@ all=(--all-features)
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
+step "installing the lock libraries of other languages" tests/foreign/install.sh
 step "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
 shopt -s nullglob
 for file in tests/*.rs lock-*/tests/*.rs; do

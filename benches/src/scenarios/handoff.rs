@@ -264,7 +264,7 @@ fn python() -> Option<Command> {
     let mut command = Command::new("python3");
     command
         .env("PYTHONPATH", folder)
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/foreign/holder.py"));
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/foreign/holder.py"));
     Some(command)
 }
 
@@ -279,7 +279,9 @@ fn node() -> Option<Command> {
         .status();
     install.ok().filter(|status| status.success())?;
     let mut command = Command::new("node");
-    command.env("MODULES", folder).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/foreign/holder.mjs"));
+    command
+        .env("MODULES", folder)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/foreign/holder.mjs"));
     Some(command)
 }
 

@@ -1,0 +1,390 @@
+//! A lock shared with the libraries of other languages: redis-py, node-redlock, redsync, rslock. Nobody is
+//! inside beside a foreign one, in either direction; who waits gets its turn soon after the other's
+//! release, and what others have written is left alone.
+//!
+//! `tests/foreign` has the programs, `tests/foreign/install.sh` gets the libraries.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lock_runtime::{LockGuard, LockPool, Wait};
+use lock_tests::{RedisServer, Worker, eventually_async};
+use redis::AsyncCommands;
+use rslock::LockManager;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Of theirs and of ours; nothing here waits as long.
+const TTL: Duration = ms(30_000);
+const PATIENCE: Duration = ms(10_000);
+/// Of the median. Whoever only asks regularly, ours every 400 ms on average, is later.
+const PROMPT: Duration = ms(120);
+const ROUNDS: usize = 5;
+const KEY: &str = "order:7";
+const LINE: &str = "order:7:lock_runtime:line";
+const COUNT: &str = "order:7:count";
+
+/// A library of others, with one lock of it.
+enum Foreign {
+    Program { worker: Worker, read: usize },
+    Rslock { locks: LockManager, client: redis::Client, held: Option<rslock::Lock> },
+}
+
+/// What has become of their release.
+#[derive(Debug, PartialEq)]
+enum Freed {
+    Yes,
+    /// It was not theirs any more.
+    No,
+}
+
+fn installed(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folders = test.ancestors().map(|folder| folder.join("foreign"));
+    let path = folders.map(|folder| folder.join(name)).find(|path| path.exists());
+    path.unwrap_or_else(|| panic!("target/foreign/{name} is missing: run tests/foreign/install.sh"))
+}
+
+fn source(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("foreign").join(name).display().to_string()
+}
+
+fn program(
+    program: &Path,
+    env: &[(&str, &str)],
+    before: &[String],
+    server: &RedisServer,
+) -> Foreign {
+    let port = server.port().to_string();
+    let args = [before, &[port, KEY.to_owned()]].concat();
+    Foreign::Program {
+        worker: Worker::start_with_env(program.to_str().unwrap(), &args, env),
+        read: 0,
+    }
+}
+
+fn redis_py(server: &RedisServer) -> Foreign {
+    program(&installed("python").join("bin/python"), &[], &[source("holder.py")], server)
+}
+
+fn node_redlock(server: &RedisServer) -> Foreign {
+    let modules = installed("node").display().to_string();
+    program(Path::new("node"), &[("MODULES", &modules)], &[source("holder.mjs")], server)
+}
+
+fn rslock(server: &RedisServer) -> Foreign {
+    let url = server.url();
+    let mut locks = LockManager::new(vec![url.clone()]);
+    locks.set_retry(1500, ms(20));
+    Foreign::Rslock { locks, client: redis::Client::open(url).unwrap(), held: None }
+}
+
+/// `None` where the installation says why there is none.
+fn redsync(server: &RedisServer) -> Option<Foreign> {
+    let why = installed("node").with_file_name("redsync.left_out");
+    if let Ok(why) = std::fs::read_to_string(why) {
+        println!("redsync is left out: {why}");
+        return None;
+    }
+    Some(program(&installed("redsync"), &[], &[], server))
+}
+
+impl Foreign {
+    /// Sends a line and returns the answer to it.
+    async fn ask(&mut self, line: &str) -> String {
+        let Self::Program { worker, read } = self else { panic!("it is no program") };
+        worker.send_line(line);
+        timeout(TTL, async {
+            loop {
+                if let Some(answer) = worker.stdout().get(*read) {
+                    *read += 1;
+                    return answer.trim().to_owned();
+                }
+                tokio::time::sleep(ms(1)).await;
+            }
+        })
+        .await
+        .unwrap_or_else(|_| panic!("no answer to {line}: {}", worker.stderr().join("\n")))
+    }
+
+    /// Whether it got the lock without waiting.
+    async fn try_lock(&mut self) -> bool {
+        match self {
+            Self::Program { .. } => match &*self.ask("try").await {
+                "held" => true,
+                "busy" => false,
+                other => panic!("{other}"),
+            },
+            Self::Rslock { locks, held, .. } => {
+                let mut hasty = locks.clone();
+                hasty.set_retry(0, ms(1));
+                *held = hasty.lock(KEY, TTL).await.ok();
+                held.is_some()
+            }
+        }
+    }
+
+    async fn lock(&mut self) {
+        match self {
+            Self::Program { .. } => assert_eq!(self.ask("lock").await, "held"),
+            Self::Rslock { locks, held, .. } => *held = Some(locks.lock(KEY, TTL).await.unwrap()),
+        }
+    }
+
+    async fn free(&mut self) -> Freed {
+        match self {
+            Self::Program { .. } => match &*self.ask("free").await {
+                "lost" => Freed::No,
+                "held" | "busy" => panic!("it did not hold it"),
+                _ => Freed::Yes,
+            },
+            Self::Rslock { locks, held, .. } => {
+                let lock = held.take().unwrap();
+                let was_ours = locks.query_redis_for_key_value(KEY.as_bytes()).await.unwrap();
+                let was_ours = was_ours.as_deref() == Some(&*lock.val);
+                locks.unlock(&lock).await;
+                if was_ours { Freed::Yes } else { Freed::No }
+            }
+        }
+    }
+
+    /// Adds one, so often, under the lock and by that alone protected.
+    async fn count(&mut self, times: usize) {
+        match self {
+            Self::Program { .. } => {
+                assert_eq!(self.ask(&format!("count {times}")).await, "counted")
+            }
+            Self::Rslock { locks, client, .. } => {
+                let mut client = client.get_multiplexed_async_connection().await.unwrap();
+                for _ in 0..times {
+                    let lock = locks.lock(KEY, TTL).await.unwrap();
+                    add_one(&mut client).await;
+                    locks.unlock(&lock).await;
+                }
+            }
+        }
+    }
+}
+
+async fn add_one(client: &mut redis::aio::MultiplexedConnection) {
+    let count: Option<u64> = client.get(COUNT).await.unwrap();
+    tokio::time::sleep(ms(2)).await;
+    let (): () = client.set(COUNT, count.unwrap_or_default() + 1).await.unwrap();
+}
+
+async fn connect(server: &RedisServer) -> LockPool {
+    LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
+}
+
+fn come(pool: &LockPool, fencing: bool) -> JoinHandle<(Instant, LockGuard)> {
+    let acquiring = pool.lock(KEY).fencing(fencing).acquire();
+    tokio::spawn(async move {
+        let guard = acquiring.await.unwrap();
+        (Instant::now(), guard)
+    })
+}
+
+async fn soon<T>(what: &str, task: JoinHandle<T>) -> T {
+    match timeout(PATIENCE, task).await {
+        Ok(done) => done.unwrap(),
+        Err(_) => panic!("not within {PATIENCE:?}: {what}"),
+    }
+}
+
+/// Until one waits, as it does for long.
+async fn until_it_waits(server: &RedisServer) {
+    eventually_async(PATIENCE, "one stands in line", async || server.cli(&["ZCARD", LINE]) == "1")
+        .await;
+    eventually_async(PATIENCE, "the key is watched", async || {
+        !server.cli(&["INFO", "stats"]).contains("tracking_total_keys:0")
+    })
+    .await;
+}
+
+fn median(mut spans: Vec<Duration>) -> Duration {
+    spans.sort();
+    spans[spans.len() / 2]
+}
+
+/// They hold, we wait.
+async fn they_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
+    let pool = connect(server).await;
+    let mut took = Vec::new();
+    for round in 0..ROUNDS {
+        assert!(theirs.try_lock().await, "it is free");
+        let value = server.cli(&["GET", KEY]);
+        for fencing in [false, true] {
+            let none = pool.lock(KEY).fencing(fencing).try_acquire().await.unwrap();
+            assert!(none.is_none(), "they hold it");
+        }
+        let waiting = come(&pool, round % 2 == 0);
+        until_it_waits(server).await;
+        assert_eq!(server.cli(&["GET", KEY]), value, "their value is left alone");
+        assert!(!waiting.is_finished());
+        let freed = Instant::now();
+        assert_eq!(theirs.free().await, Freed::Yes);
+        let (got, guard) = soon("we get it", waiting).await;
+        took.push(got.saturating_duration_since(freed));
+        assert!(!theirs.try_lock().await, "we hold it");
+        guard.release().await.unwrap();
+    }
+    println!("{library} lets go: we are in after {took:?}");
+    assert!(median(took) < PROMPT);
+}
+
+/// We hold, they wait, beside one of ours.
+async fn we_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
+    let (ours, others) = (connect(server).await, connect(server).await);
+    let mut took = Vec::new();
+    for round in 0..ROUNDS {
+        let guard = ours.lock(KEY).fencing(round % 2 == 0).acquire().await.unwrap();
+        assert!(!theirs.try_lock().await, "we hold it");
+        let ours_too = (round % 2 == 1).then(|| come(&others, true));
+        if ours_too.is_some() {
+            eventually_async(PATIENCE, "one of ours is in line", async || {
+                server.cli(&["ZCARD", LINE]) == "1"
+            })
+            .await;
+        }
+        assert!(!theirs.try_lock().await, "we hold it, and one of ours waits");
+        let release = async {
+            // They ask every 20 ms: by now they wait.
+            tokio::time::sleep(ms(100)).await;
+            let freed = Instant::now();
+            guard.release().await.unwrap();
+            if let Some(ours) = ours_too {
+                soon("ours", ours).await.1.release().await.unwrap();
+            }
+            freed
+        };
+        let ((), freed) = tokio::join!(theirs.lock(), release);
+        took.push(freed.elapsed());
+        assert!(ours.lock(KEY).try_acquire().await.unwrap().is_none(), "they hold it");
+        assert_eq!(theirs.free().await, Freed::Yes);
+    }
+    println!("we let go: {library} is in after {took:?}");
+    assert!(median(took) < PATIENCE);
+}
+
+/// Somebody deletes the key under who holds it.
+async fn an_operator_deletes(server: &RedisServer, theirs: &mut Foreign) {
+    let pool = connect(server).await;
+    assert!(theirs.try_lock().await);
+    let waiting = come(&pool, true);
+    until_it_waits(server).await;
+    assert_eq!(server.cli(&["DEL", KEY]), "1");
+    let (_, guard) = soon("we get what was deleted", waiting).await;
+    assert_eq!(theirs.free().await, Freed::No);
+    guard.verify().await.unwrap();
+
+    assert_eq!(server.cli(&["DEL", KEY]), "1");
+    theirs.lock().await;
+    let value = server.cli(&["GET", KEY]);
+    assert!(guard.release().await.unwrap_err().is_lost());
+    assert_eq!(server.cli(&["GET", KEY]), value, "what is theirs is left alone");
+    assert_eq!(theirs.free().await, Freed::Yes);
+    // A lock of theirs without a time limit: waited for until somebody ends it.
+    assert!(theirs.try_lock().await);
+    assert_eq!(server.cli(&["PERSIST", KEY]), "1");
+    let waiting = come(&pool, false);
+    until_it_waits(server).await;
+    assert!(!waiting.is_finished());
+    assert_eq!(theirs.free().await, Freed::Yes);
+    soon("we get what had no limit", waiting).await.1.release().await.unwrap();
+}
+
+async fn everything(library: &str, server: &RedisServer, mut theirs: Foreign) {
+    they_hold(library, server, &mut theirs).await;
+    we_hold(library, server, &mut theirs).await;
+    an_operator_deletes(server, &mut theirs).await;
+    eventually_async(PATIENCE, "nothing is left", async || server.cli(&["EXISTS", KEY]) == "0")
+        .await;
+}
+
+#[tokio::test]
+async fn with_redis_py() {
+    let server = RedisServer::start();
+    everything("redis-py", &server, redis_py(&server)).await;
+}
+
+#[tokio::test]
+async fn with_node_redlock() {
+    let server = RedisServer::start();
+    everything("node-redlock", &server, node_redlock(&server)).await;
+}
+
+#[tokio::test]
+async fn with_redsync() {
+    let server = RedisServer::start();
+    if let Some(redsync) = redsync(&server) {
+        everything("redsync", &server, redsync).await;
+    }
+}
+
+#[tokio::test]
+async fn with_rslock() {
+    let server = RedisServer::start();
+    everything("rslock", &server, rslock(&server)).await;
+}
+
+/// Ours wait by asking alone, for one who has no time limit.
+#[tokio::test]
+async fn who_may_hear_nothing_waits_by_asking() {
+    let server = RedisServer::builder()
+        .config_line("user deaf on >secret ~* resetchannels +@all -client|tracking")
+        .start();
+    let mut theirs = redis_py(&server);
+    let url = format!("redis://deaf:secret@127.0.0.1:{}", server.port());
+    let pool = LockPool::builder(url).wait(Wait::Forever).connect().await.unwrap();
+    for fencing in [false, true] {
+        assert!(theirs.try_lock().await);
+        assert_eq!(server.cli(&["PERSIST", KEY]), "1");
+        let waiting = come(&pool, fencing);
+        let looks = || {
+            let stats = server.cli(&["INFO", "commandstats"]);
+            let line = stats.lines().find(|line| line.starts_with("cmdstat_pttl:"));
+            line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0_u64)
+        };
+        let before = looks();
+        eventually_async(PATIENCE, "it asks again", async || looks() >= before + 2).await;
+        assert!(!waiting.is_finished());
+        assert_eq!(theirs.free().await, Freed::Yes);
+        soon("we get it", waiting).await.1.release().await.unwrap();
+    }
+}
+
+/// All of them at once count under one lock; two inside would lose an addition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_inside_beside_another() {
+    const TIMES: usize = 25;
+    let server = RedisServer::start();
+    let mut foreign = vec![redis_py(&server), node_redlock(&server), rslock(&server)];
+    foreign.extend(redsync(&server));
+    let mut everybody = JoinSet::new();
+    let mut sum = 0;
+    for mut theirs in foreign {
+        everybody.spawn(async move { theirs.count(TIMES).await });
+        sum += TIMES;
+    }
+    for fencing in [false, true] {
+        let pool = connect(&server).await;
+        let client = redis::Client::open(server.url()).unwrap();
+        let mut client = client.get_multiplexed_async_connection().await.unwrap();
+        everybody.spawn(async move {
+            for _ in 0..TIMES {
+                let guard = pool.lock(KEY).fencing(fencing).acquire().await.unwrap();
+                add_one(&mut client).await;
+                guard.release().await.unwrap();
+            }
+        });
+        sum += TIMES;
+    }
+    timeout(6 * PATIENCE, everybody.join_all()).await.expect("nobody starves");
+    assert_eq!(server.cli(&["GET", COUNT]), sum.to_string());
+}
