@@ -33,7 +33,13 @@ const COUNT: &str = "order:7:count";
 /// A library of others, with one lock of it.
 enum Foreign {
     Program { worker: Worker, read: usize },
-    Rslock { locks: LockManager, client: redis::Client, held: Option<rslock::Lock> },
+    Rslock(Box<Rslock>),
+}
+
+struct Rslock {
+    locks: LockManager,
+    client: redis::Client,
+    held: Option<rslock::Lock>,
 }
 
 /// What has become of their release.
@@ -82,7 +88,8 @@ fn rslock(server: &RedisServer) -> Foreign {
     let url = server.url();
     let mut locks = LockManager::new(vec![url.clone()]);
     locks.set_retry(1500, ms(20));
-    Foreign::Rslock { locks, client: redis::Client::open(url).unwrap(), held: None }
+    let client = redis::Client::open(url).unwrap();
+    Foreign::Rslock(Box::new(Rslock { locks, client, held: None }))
 }
 
 /// `None` where the installation says why there is none.
@@ -121,7 +128,8 @@ impl Foreign {
                 "busy" => false,
                 other => panic!("{other}"),
             },
-            Self::Rslock { locks, held, .. } => {
+            Self::Rslock(it) => {
+                let Rslock { locks, held, .. } = &mut **it;
                 let mut hasty = locks.clone();
                 hasty.set_retry(0, ms(1));
                 *held = hasty.lock(KEY, TTL).await.ok();
@@ -133,7 +141,7 @@ impl Foreign {
     async fn lock(&mut self) {
         match self {
             Self::Program { .. } => assert_eq!(self.ask("lock").await, "held"),
-            Self::Rslock { locks, held, .. } => *held = Some(locks.lock(KEY, TTL).await.unwrap()),
+            Self::Rslock(it) => it.held = Some(it.locks.lock(KEY, TTL).await.unwrap()),
         }
     }
 
@@ -144,7 +152,8 @@ impl Foreign {
                 "held" | "busy" => panic!("it did not hold it"),
                 _ => Freed::Yes,
             },
-            Self::Rslock { locks, held, .. } => {
+            Self::Rslock(it) => {
+                let Rslock { locks, held, .. } = &mut **it;
                 let lock = held.take().unwrap();
                 let was_ours = locks.query_redis_for_key_value(KEY.as_bytes()).await.unwrap();
                 let was_ours = was_ours.as_deref() == Some(&*lock.val);
@@ -158,9 +167,10 @@ impl Foreign {
     async fn count(&mut self, times: usize) {
         match self {
             Self::Program { .. } => {
-                assert_eq!(self.ask(&format!("count {times}")).await, "counted")
+                assert_eq!(self.ask(&format!("count {times}")).await, "counted");
             }
-            Self::Rslock { locks, client, .. } => {
+            Self::Rslock(it) => {
+                let Rslock { locks, client, .. } = &**it;
                 let mut client = client.get_multiplexed_async_connection().await.unwrap();
                 for _ in 0..times {
                     let lock = locks.lock(KEY, TTL).await.unwrap();
