@@ -12,10 +12,6 @@ const LINE: &str = ":lock_runtime:line";
 /// keeps the store's memory bounded.
 const FENCE_COUNTER: &str = "lock_runtime:fence";
 
-/// The book of a node of a quorum: the greatest number it has accepted for each lock. One for all pools, as
-/// their prefixes do not tell locks apart that have the same key.
-const BOOK: &str = "lock_runtime:ballots";
-
 /// A lock that nobody takes, to find out what this user may do.
 const PROBE: &str = "lock_runtime:probe";
 
@@ -65,14 +61,6 @@ impl Names {
         match (self.space, locks) {
             (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), &self.fence_counter),
             _ => (&self.fence_counter).into(),
-        }
-    }
-
-    /// Where a node of a quorum keeps the numbers of `locks`.
-    pub(super) fn book(&self, locks: &[Key]) -> Cow<'static, str> {
-        match (self.space, locks) {
-            (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), BOOK),
-            _ => BOOK.into(),
         }
     }
 

@@ -14,7 +14,6 @@ use super::tally::Tally;
 use crate::backend::redis::ears::{Ears, Home};
 use crate::backend::redis::line::Hot;
 use crate::backend::redis::login::Hearing;
-use crate::backend::redis::names::Names;
 use crate::backend::redis::node::{Ahead, Node};
 use crate::backend::redis::resolver::Resolver;
 use crate::backend::{BackendError, Bell, Owner};
@@ -50,10 +49,9 @@ impl Member {
     pub(super) async fn ask(
         &self,
         requests: &[Request],
-        names: &Names,
         is_tracked: bool,
     ) -> Vec<Result<Value, BackendError>> {
-        let command = |at: usize, by| requests[at].command(names, by);
+        let command = |at: usize, by| requests[at].command(by);
         let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
         self.node.run(requests.len(), ahead, command).await
     }

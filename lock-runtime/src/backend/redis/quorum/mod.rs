@@ -64,7 +64,6 @@ use self::request::{Request, Token, What};
 use self::survey::Told;
 use self::tally::{Tally, Verdict, Vote};
 use super::Setting;
-use super::names::Names;
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Warning,
@@ -79,7 +78,6 @@ pub(super) struct Quorum(Arc<Nodes>);
 /// The nodes, and what this pool has there.
 struct Nodes {
     members: Vec<Arc<Member>>,
-    names: Names,
     clock: Clock,
     /// How long a node may be silent before it is given up.
     patience: Duration,
@@ -103,7 +101,7 @@ type Answers = UnboundedReceiver<(usize, Vec<Result<Value, BackendError>>)>;
 impl Quorum {
     pub(super) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
         let places = nodes::places(url)?;
-        let Setting { prefix, clock, patience, node_patience } = setting;
+        let Setting { clock, patience, node_patience, .. } = setting;
         let changes = Arc::new(Changes::new(places.len()));
         let mut connecting = JoinSet::new();
         for (place, node) in places.into_iter().enumerate() {
@@ -122,7 +120,6 @@ impl Quorum {
         let leftovers = members.iter().map(|_| Leftovers::default()).collect();
         let nodes = Nodes {
             members,
-            names: Names::of_server(prefix),
             clock,
             patience,
             node_patience,
@@ -229,7 +226,7 @@ impl Nodes {
         requests: &[Request],
         is_tracked: bool,
     ) -> Vec<Result<Value, BackendError>> {
-        let asked = member.ask(requests, &self.names, is_tracked);
+        let asked = member.ask(requests, is_tracked);
         match timeout(self.patience, asked).await {
             Ok(answers) => answers,
             Err(_) => {

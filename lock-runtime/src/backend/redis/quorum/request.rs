@@ -7,7 +7,6 @@ use redis::{Cmd, Value};
 
 use super::numbers::Block;
 use super::tally::Vote;
-use crate::backend::redis::names::Names;
 use crate::backend::redis::script::{BALLOT, By, RELEASE};
 use crate::backend::redis::server::{millis, unexpected};
 use crate::backend::{BackendError, Failure, Owner};
@@ -67,7 +66,7 @@ pub(super) enum What {
 }
 
 impl Request {
-    pub(super) fn command(&self, names: &Names, by: By) -> Cmd {
+    pub(super) fn command(&self, by: By) -> Cmd {
         let ttl = millis(self.ttl);
         let what = match (self.what, &*self.keys) {
             (What::Set, [key]) => {
@@ -103,7 +102,7 @@ impl Request {
             call.arg(key.as_str());
         }
         if self.block.is_some() {
-            call.arg(&*names.book(&self.keys));
+            call.arg(BOOK);
         }
         let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
         let ttl = if self.what == What::Withdraw && self.ttl.is_zero() { 0 } else { ttl };
@@ -162,6 +161,10 @@ impl Request {
         }
     }
 }
+
+/// The book of a node: the greatest number it has accepted for each lock. One for all pools, as their prefixes do
+/// not tell locks apart that have the same key.
+const BOOK: &str = "lock_runtime:ballots";
 
 const OWNER: usize = 32;
 
