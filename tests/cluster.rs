@@ -105,6 +105,12 @@ mod served {
         let pool = LockPool::connect(&masters[0].url()).await.unwrap();
         let error = pool.lock(elsewhere).acquire().await.unwrap_err().to_string();
         assert!(error.contains("`redis+cluster://`"), "{error}");
+        let says_so = async |pool: &LockPool| {
+            let warnings = pool.health().await.unwrap().warnings;
+            warnings.iter().any(|warning| warning.to_string().contains("`redis+cluster://`"))
+        };
+        assert!(says_so(&pool).await, "and before somebody stumbles over it");
+        assert!(!says_so(&LockPool::connect(&cluster.url()).await.unwrap()).await);
     }
 
     #[tokio::test]

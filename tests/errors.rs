@@ -515,9 +515,15 @@ async fn a_lock_that_is_lost() {
     told.check("max_hold over", &error, &["max_hold"]);
     drop(guard);
     let guard = pool.lock(KEY).ttl(3 * ttl).acquire().await.unwrap();
+    server.cli(&["ACL", "SETUSER", "default", "-pexpire", "-evalsha", "-eval"]);
+    let error = within(3 * ttl, guard.lost()).await;
+    told.check("not allowed any more", &error, &["renewal", "NOPERM", "allow"]);
+    server.cli(&["ACL", "SETUSER", "default", "+@all"]);
+    drop(guard);
+    let guard = pool.lock(KEY).ttl(3 * ttl).acquire().await.unwrap();
     server.kill();
     let error = within(3 * ttl, guard.lost()).await;
-    told.check("the server is gone", &error, &["renewal", "ttl"]);
+    told.check("the server is gone", &error, &["renewal", "Redis at", "longer ttl"]);
     let error = within(PATIENCE, guard.verify()).await.unwrap_err();
     told.check("the server is gone, verify", &error, &["renewal"]);
 }

@@ -1,5 +1,6 @@
 //! Every way out of a body, and of a guard, frees the lock.
 
+use std::cell::RefCell;
 use std::future::{Future, pending};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -9,7 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
+use lock_tests::history::now_ns;
 use lock_tests::{Monitor, RedisServer, eventually};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
@@ -431,6 +433,53 @@ fn a_guard_that_is_dropped_on_a_thread_without_a_runtime() {
     let guard = current_thread().block_on(scene.pool.lock(&scene.key).acquire()).unwrap();
     assert!(scene.is_taken());
     thread::spawn(move || drop(guard)).join().unwrap();
+    eventually(SOON, "the key goes", || !scene.is_taken());
+}
+
+/// At the end of a thread a thread-local may be dropped when no runtime can be entered there any more.
+#[test]
+fn a_guard_that_is_dropped_with_the_locals_of_its_thread() {
+    thread_local! {
+        static FIRST: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
+        static LAST: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
+    }
+    for scene in [Scene::on_redis(Api::Guard), Scene::on_memory(Api::Guard)] {
+        for local in [&FIRST, &LAST] {
+            let (pool, key) = (scene.pool.clone(), scene.key.clone());
+            let keep = move || {
+                // Made before anything of the runtime's, or after it.
+                FIRST.set(None);
+                let guard = current_thread().block_on(pool.lock(&key).acquire()).unwrap();
+                local.set(Some(guard));
+            };
+            thread::spawn(keep).join().unwrap();
+            eventually(SOON, "the key goes", || !scene.is_taken());
+        }
+    }
+}
+
+/// The request is sent from the caller's thread; what comes of it is the driver's.
+#[test]
+fn an_acquire_that_nobody_looks_at_any_more_is_kept_or_undone() {
+    const TTL: Duration = Duration::from_secs(1);
+    let scene = Scene::on_redis(Api::Guard);
+    let mut acquire = Box::pin(scene.pool.lock(&scene.key).ttl(TTL).acquire());
+    assert!(acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    eventually(SOON, "the lock is granted", || scene.is_taken());
+    let granted = now_ns();
+    eventually(SOON, "two ttls go by", || {
+        assert!(scene.is_taken(), "a caller that is slow still gets what it was granted");
+        u128::from(now_ns() - granted) > 2 * TTL.as_nanos()
+    });
+    let guard = current_thread().block_on(acquire).unwrap();
+    assert!(guard.is_held());
+    drop(guard);
+    eventually(SOON, "the key goes", || !scene.is_taken());
+
+    let mut acquire = Box::pin(scene.pool.lock(&scene.key).acquire());
+    assert!(acquire.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    eventually(SOON, "the lock is granted", || scene.is_taken());
+    drop(acquire);
     eventually(SOON, "the key goes", || !scene.is_taken());
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::error::Error;
 use std::future::pending;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -521,6 +522,10 @@ mod virtual_time {
             let (pool, faults) = faulty().await;
             let (held, error) = held_until_lost(&pool, async || faults.always(fault)).await;
             assert_eq!(error.kind(), ErrorKind::Lost, "{fault:?}");
+            if let Fault::Fail(_) = fault {
+                let why = error.source().map(ToString::to_string);
+                assert_eq!(why.as_deref(), Some("a planned failure"), "{fault:?}");
+            }
             assert!(held < belief(TTL), "{fault:?}: {held:?}");
             assert!(held >= belief(TTL) - NOTICE - TICK, "{fault:?}: {held:?}");
             let tries = faults.count(Operation::Renew);

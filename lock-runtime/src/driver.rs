@@ -1,7 +1,10 @@
 //! The background thread that owns connections, timers and everything that must outlive a caller.
 
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{self, Wake, Waker};
 use std::thread;
 
 use once_cell::sync::OnceCell;
@@ -10,7 +13,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::AbortHandle;
 
 use crate::error::{ErrorKind, LockError};
-use crate::sync::{self, Context, spawn, spawn_on};
+use crate::sync::{self, Mutex, spawn, spawn_on};
 
 /// Runs a pool's futures: by default on one thread of its own, which the whole process shares. So a
 /// lease is renewed while every thread of the caller's runtime is blocked, a release is sent although
@@ -69,7 +72,12 @@ impl Driver {
         Self { runtime, intake }
     }
 
-    pub(crate) fn enter(&self) -> Context<'_> {
+    /// Runs `future` to its end: on this thread as far as it gets at once, and on from there on the driver.
+    pub(crate) fn begin(&self, future: impl Future<Output = ()> + Send + 'static) {
+        begin(&self.runtime, future);
+    }
+
+    pub(crate) fn enter(&self) -> sync::Context<'_> {
         sync::enter(&self.runtime)
     }
 
@@ -106,6 +114,70 @@ impl Driver {
     pub(crate) fn gone() -> LockError {
         LockError::new(ErrorKind::Shutdown, "the runtime that drives the pool has ended")
             .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
+    }
+}
+
+/// Runs `future` to its end: on this thread as far as it gets at once, and on from there on `runtime`, when there
+/// is something to go on with.
+pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+    let mut work: Work = Box::pin(future);
+    // At the end of a thread there is nothing left by which it could enter a runtime.
+    if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
+        spawn_on(runtime, work);
+        return;
+    }
+    let begun = Arc::new(Begun { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
+    let first_poll = {
+        // Timers belong to the driver, wherever they are made.
+        let _context = sync::enter(runtime);
+        work.as_mut().poll(&mut task::Context::from_waker(&Waker::from(begun.clone())))
+    };
+    if first_poll.is_pending() {
+        begun.rest(work);
+    }
+}
+
+/// Work that began on the thread of a caller.
+struct Begun {
+    runtime: Handle,
+    stage: Mutex<Stage>,
+}
+
+enum Stage {
+    /// On the thread of the caller.
+    Running,
+    /// There, and woken meanwhile.
+    Woken,
+    Resting(Work),
+    /// The runtime's own.
+    Moved,
+}
+
+impl Begun {
+    /// Keeps `work` until it is woken.
+    fn rest(&self, work: Work) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Running = *stage {
+            *stage = Stage::Resting(work);
+        } else {
+            *stage = Stage::Moved;
+            drop(stage);
+            spawn_on(&self.runtime, work);
+        }
+    }
+}
+
+impl Wake for Begun {
+    fn wake(self: Arc<Self>) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        match mem::replace(&mut *stage, Stage::Moved) {
+            Stage::Running | Stage::Woken => *stage = Stage::Woken,
+            Stage::Resting(work) => {
+                drop(stage);
+                spawn_on(&self.runtime, work);
+            }
+            Stage::Moved => {}
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use once_cell::sync::{Lazy, OnceCell};
@@ -110,17 +109,9 @@ impl Engine {
     /// Runs `work` to its end, whatever becomes of the caller: on the driver, or, where the store
     /// answers at once, as far as it gets on this thread.
     pub(crate) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if !self.store.in_place() {
-            self.driver.spawn(work);
-            return;
-        }
-        let mut work = Box::pin(work);
-        let first_poll = {
-            // Timers belong to the driver, wherever they are made.
-            let _context = self.driver.enter();
-            work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
-        };
-        if first_poll.is_pending() {
+        if self.store.in_place() {
+            self.driver.begin(work);
+        } else {
             self.driver.spawn(work);
         }
     }

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Failure};
 
 /// What went wrong, in the terms a caller decides by.
 #[non_exhaustive]
@@ -77,6 +77,19 @@ impl LockError {
 
     pub(crate) fn remedy(self, remedy: impl Into<Cow<'static, str>>) -> Self {
         self.with(|inner| inner.remedy = remedy.into())
+    }
+
+    /// Names the store's answer that has led to this.
+    #[cold]
+    pub(crate) fn because(self, error: BackendError) -> Self {
+        self.with(|inner| {
+            inner.cause = format!("{}: {}", inner.cause, error.message()).into();
+            // What passes by itself is ridden out; the rest somebody has to see to.
+            if error.failure() == Failure::Refused {
+                inner.remedy = error.remedy_text().into();
+            }
+            inner.source = Some(Arc::new(error));
+        })
     }
 
     pub(crate) fn at(self, template: impl Into<Cow<'static, str>>) -> Self {

@@ -102,11 +102,11 @@ impl LockGuard {
     /// [`ErrorKind::Lost`] if it is not, [`ErrorKind::Backend`] if the store cannot be asked.
     pub async fn verify(&self) -> Result<(), LockError> {
         if let Some(loss) = self.lease.loss() {
-            return Err(self.locate(lost_error(loss)));
+            return Err(self.loss_error(loss));
         }
         // The store knows the process by the same name still; the lock is another task's.
         if self.lease.is_passed_on() {
-            return Err(self.locate(lost_error(Loss::Taken)));
+            return Err(self.loss_error(Loss::Taken));
         }
         let (engine, request) = (self.engine.clone(), self.lease.to_store());
         let patience = engine.patience;
@@ -120,7 +120,7 @@ impl LockGuard {
                 if self.lease.lose(Loss::Taken) {
                     observe::lost(&self.lease, Loss::Taken);
                 }
-                Err(self.locate(lost_error(Loss::Taken)))
+                Err(self.loss_error(Loss::Taken))
             }
             Err(error) => Err(self.locate(LockError::backend(error))),
         }
@@ -141,7 +141,7 @@ impl LockGuard {
             return loss.map_or(Ok(()), |loss| Err(self.loss_error(loss)));
         };
         match (releasing.await, loss) {
-            (Ok(()), Some(loss)) => Err(self.locate(lost_error(loss))),
+            (Ok(()), Some(loss)) => Err(self.loss_error(loss)),
             (outcome, _) => outcome.map_err(|error| self.locate(error)),
         }
     }
@@ -178,7 +178,11 @@ impl LockGuard {
     }
 
     pub(crate) fn loss_error(&self, loss: Loss) -> LockError {
-        self.locate(lost_error(loss))
+        let error = lost_error(loss);
+        self.locate(match self.lease.unconfirmed() {
+            Some(why) if loss == Loss::Expired => error.because(why),
+            _ => error,
+        })
     }
 
     fn locate(&self, error: LockError) -> LockError {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::acquire::Ask;
-use crate::backend::{LeaseRef, Owner};
+use crate::backend::{BackendError, LeaseRef, Owner};
 use crate::clock::{Clock, Instant};
 use crate::engine::Engine;
 use crate::fence::{Fence, Fences};
@@ -60,6 +60,8 @@ struct State {
     /// Why belief ended before the holder let go, if it did.
     loss: Option<Loss>,
     next_renewal: Option<Instant>,
+    /// What the store answered to the last renewal, if it did not confirm it.
+    unconfirmed: Option<Box<BackendError>>,
     listeners: Vec<(u64, Waker)>,
     last_listener: u64,
     /// For the holders to come.
@@ -199,6 +201,7 @@ impl Lease {
                 phase: Phase::Held,
                 loss: None,
                 next_renewal: tenure.next_renewal.or_else(first_renewal),
+                unconfirmed: None,
                 listeners: Vec::new(),
                 last_listener: 0,
                 fences: tenure.fences,
@@ -381,7 +384,7 @@ impl Lease {
 
     /// What is to be done at `now`. [`Beat::Renew`] puts the lease into the phase in which the caller
     /// sends a renewal, and within half of the time that is left reports to [`renewed`](Self::renewed) or
-    /// [`not_renewed`](Self::not_renewed).
+    /// [`not_renewed`](Self::not_renewed), or [`not_there`](Self::not_there).
     pub(crate) fn beat(&self, now: Instant) -> Beat {
         let mut state = self.state();
         let Some(due) = self.due_in(&state) else { return Beat::Over };
@@ -413,12 +416,27 @@ impl Lease {
                 self.believe_from(sent);
             }
             state.next_renewal = Some(jitter::early(sent, pause, self.id));
+            state.unconfirmed = None;
         });
     }
 
-    /// A renewal failed for a reason that may pass; it is tried again after `pause`.
-    pub(crate) fn not_renewed(&self, now: Instant, pause: Duration) {
-        self.renewal_over(now, |state| state.next_renewal = Some(now + pause));
+    /// A renewal failed for a reason that may pass; it is tried again after a while.
+    pub(crate) fn not_renewed(&self, now: Instant, error: BackendError) {
+        let pause = self.ttl.get() / 24;
+        self.renewal_over(now, |state| {
+            state.next_renewal = Some(now + pause);
+            state.unconfirmed = Some(Box::new(error));
+        });
+    }
+
+    /// The store has answered a renewal by saying that there is nothing to renew.
+    pub(crate) fn not_there(&self, now: Instant) {
+        self.renewal_over(now, |state| state.next_renewal = Some(now));
+    }
+
+    /// Why the store has not confirmed the last renewal, if it has not.
+    pub(crate) fn unconfirmed(&self) -> Option<BackendError> {
+        self.state().unconfirmed.as_deref().cloned()
     }
 
     /// No renewal is on its way any more. It may have been applied as late as `stored_from`, also if it

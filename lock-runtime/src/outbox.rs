@@ -1,5 +1,6 @@
-//! What leaves together: first requests and releases that reach the driver in one wake-up go to the store
-//! in one call, and so in one write.
+//! How first requests and releases leave. One that is alone goes to the store from the thread of its caller, which
+//! does not have to wait until the driver wakes up. While others are on their way it goes by the driver: what that
+//! finds in one wake-up leaves in one call, and so in one write.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -40,9 +41,10 @@ pub(crate) struct FirstAsk {
     pub(crate) reply: oneshot::Sender<Result<LockGuard, LockError>>,
 }
 
-/// Requests that wait for the driver to look.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox(Mutex<Letters>);
+
+/// Requests that wait for the driver to look.
 
 #[derive(Debug, Default)]
 struct Letters {
@@ -50,24 +52,30 @@ struct Letters {
     departures: Vec<Departure>,
     /// Whether the driver has been told to look.
     announced: bool,
+    /// Calls that the store has not answered yet.
+    calls: usize,
 }
 
 impl Outbox {
     /// Sends `ask`, with what else is there by the time the driver looks.
     pub(crate) fn ask(&self, engine: &Arc<Engine>, ask: FirstAsk) {
-        if engine.store.in_place() {
-            return engine.run(first_requests(engine.clone(), vec![ask]));
-        }
         let mut letters = self.letters();
+        if engine.store.in_place() || letters.is_alone() {
+            let call = Call::begin(engine, &mut letters);
+            drop(letters);
+            return engine.driver.begin(first_requests(call, vec![ask]));
+        }
         letters.asks.push(ask);
         Self::announce(engine, letters);
     }
 
     pub(crate) fn depart(&self, engine: &Arc<Engine>, departure: Departure) {
-        if engine.store.in_place() {
-            return engine.run(release::depart(engine.clone(), vec![departure]));
-        }
         let mut letters = self.letters();
+        if engine.store.in_place() || letters.is_alone() {
+            let call = Call::begin(engine, &mut letters);
+            drop(letters);
+            return engine.driver.begin(release::depart(call, vec![departure]));
+        }
         letters.departures.push(departure);
         Self::announce(engine, letters);
     }
@@ -90,12 +98,44 @@ impl Outbox {
     }
 
     fn empty(&self) {
-        let letters = std::mem::take(&mut *self.letters());
+        let mut letters = self.letters();
+        letters.announced = false;
+        let (asks, departures) =
+            (std::mem::take(&mut letters.asks), std::mem::take(&mut letters.departures));
         drop(letters);
+        // Their callers come back for more.
+        drop((asks, departures));
     }
 
     fn letters(&self) -> MutexGuard<'_, Letters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Letters {
+    /// Whether a request that comes now is the only one.
+    fn is_alone(&self) -> bool {
+        !self.announced && self.calls == 0
+    }
+}
+
+/// A call to the store, until it is answered or given up.
+pub(crate) struct Call(Arc<Engine>);
+
+impl Call {
+    fn begin(engine: &Arc<Engine>, letters: &mut Letters) -> Self {
+        letters.calls += 1;
+        Self(engine.clone())
+    }
+
+    pub(crate) fn engine(&self) -> Arc<Engine> {
+        self.0.clone()
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.outbox.letters().calls -= 1;
     }
 }
 
@@ -111,7 +151,7 @@ impl Post {
         loop {
             let (mut asks, departures, more) = self.engine.outbox.take();
             if !departures.is_empty() {
-                spawn(release::depart(self.engine.clone(), departures));
+                spawn(release::depart(self.call(), departures));
             }
             while let Some(first) = asks.first() {
                 // Usually all of them. One that has less patience must not cut the others' short.
@@ -119,7 +159,7 @@ impl Post {
                 let (same, others) =
                     asks.into_iter().partition(|ask| patience(&self.engine, &ask.ask) == least);
                 asks = others;
-                spawn(first_requests(self.engine.clone(), same));
+                spawn(first_requests(self.call(), same));
             }
             if !more {
                 break;
@@ -128,6 +168,10 @@ impl Post {
             yield_now().await;
         }
         self.is_done = true;
+    }
+
+    fn call(&self) -> Call {
+        Call::begin(&self.engine, &mut self.engine.outbox.letters())
     }
 }
 
@@ -162,12 +206,14 @@ fn patience(engine: &Engine, ask: &Ask) -> Duration {
     engine.patience.min(waits).min(ask.policy.ttl.belief())
 }
 
-async fn first_requests(engine: Arc<Engine>, firsts: Vec<FirstAsk>) {
+async fn first_requests(call: Call, firsts: Vec<FirstAsk>) {
+    let engine = call.engine();
     let Some(first) = firsts.first() else { return };
     let patience = patience(&engine, &first.ask);
     let claims: Vec<_> = firsts.iter().map(|first| first.claim.clone()).collect();
     let sent = engine.clock.now();
     let answers = timeout(patience, engine.store.acquire(&claims)).await;
+    drop(call);
     let mut answers = answers.unwrap_or_default().into_iter();
     for first in firsts {
         let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));

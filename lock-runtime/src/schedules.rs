@@ -93,13 +93,21 @@ fn explore(scene: Scene, schedules: usize) {
 }
 
 fn play(scene: Scene, scheduler: impl Scheduler + 'static, handed_on: &Arc<AtomicUsize>) -> usize {
+    let handed_on = handed_on.clone();
+    in_order_of(scheduler, move || {
+        handed_on.fetch_add(act(scene), Ordering::Relaxed);
+    })
+}
+
+/// Runs `scene` as often as `scheduler` has an order for it; how often that was.
+pub(crate) fn in_order_of(
+    scheduler: impl Scheduler + 'static,
+    scene: impl Fn() + Send + Sync + 'static,
+) -> usize {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     config.failure_persistence = FailurePersistence::None;
-    let handed_on = handed_on.clone();
-    Runner::new(scheduler, config).run(move || {
-        handed_on.fetch_add(act(scene), Ordering::Relaxed);
-    })
+    Runner::new(scheduler, config).run(scene)
 }
 
 /// Plays it once; how often the lock was handed on.

@@ -143,11 +143,11 @@ impl Watchdog {
                         observe::lost(lease, Loss::Taken);
                     }
                     // A holder that has let go meanwhile is waiting for this.
-                    lease.not_renewed(now, Duration::ZERO);
+                    lease.not_there(now);
                 }
                 Err(error) => {
                     observe::not_renewed(lease, &error);
-                    lease.not_renewed(now, lease.ttl.get() / 24);
+                    lease.not_renewed(now, error);
                 }
             }
             self.watch(lease);

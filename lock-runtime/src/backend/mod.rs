@@ -186,7 +186,8 @@ impl fmt::Display for Warning {
 ///
 /// Every future may be dropped at any await: the caller bounds each call in time and drops it. The
 /// request may have been applied all the same; that is why attempts are idempotent per owner and
-/// renewals and releases compare the owner. All futures run on the pool's driver.
+/// renewals and releases compare the owner. All futures run on the pool's driver, but for the first poll of an
+/// acquire or a release, which may be on the thread of a caller, in the context of the driver's runtime.
 ///
 /// What reaches the driver together is given to the store together, so that it can leave in one write.
 /// The entries of one call have nothing to do with each other: one outcome each, in order.

@@ -21,7 +21,7 @@ fn is_set() -> bool {
 /// Runs `scene` under `runner` on this thread, on a stage whose clock stands still.
 ///
 /// So no timer ever comes to the rescue: somebody whom nobody wakes is stuck for good, and shuttle says so.
-pub(super) fn set(run: impl FnOnce()) {
+pub(crate) fn set(run: impl FnOnce()) {
     struct Clears;
     impl Drop for Clears {
         fn drop(&mut self) {

@@ -27,24 +27,44 @@ pub(super) fn more_questions() -> [Cmd; 2] {
     })
 }
 
-/// What the server at `server` has to be warned of. Of what it did not tell nothing is said.
-pub(super) fn warnings(server: &str, info: &Answer, more: &[Answer]) -> Vec<Warning> {
+/// What the server at `server` has to be warned of, by its answers. Of what it did not tell nothing is said.
+/// `for_all` if it is asked for all keys.
+pub(super) fn warnings(
+    server: &str,
+    for_all: bool,
+    info: &Answer,
+    more: &[Answer],
+) -> Vec<Warning> {
     let info = told::<String>(info).unwrap_or_default();
     let info: HashMap<_, _> = info.lines().filter_map(|line| line.split_once(':')).collect();
     let set: HashMap<_, _> =
         more.iter().filter_map(told::<HashMap<String, String>>).flatten().collect();
-    let facts = Facts { server, info, set };
-    let all = [facts.replica(), facts.eviction(), facts.persistence(), facts.version()];
+    let facts = Facts { server, for_all, info, set };
+    let all =
+        [facts.part(), facts.replica(), facts.eviction(), facts.persistence(), facts.version()];
     all.into_iter().flatten().collect()
 }
 
 struct Facts<'a> {
     server: &'a str,
+    for_all: bool,
     info: HashMap<&'a str, &'a str>,
     set: HashMap<String, String>,
 }
 
 impl Facts<'_> {
+    fn part(&self) -> Option<Warning> {
+        (self.for_all && self.info("cluster_enabled")? == "1").then(|| {
+            Warning::new(
+                format!(
+                    "Redis at {} is a part of a cluster, and refuses the keys of its other parts",
+                    self.server
+                ),
+                "connect to the cluster: `redis+cluster://` instead of `redis://`",
+            )
+        })
+    }
+
     fn replica(&self) -> Option<Warning> {
         (self.info("role")? == "slave").then(|| {
             Warning::new(
@@ -155,7 +175,7 @@ mod tests {
             .iter()
             .map(|(name, value)| Ok(Value::Array(vec![text(name), text(value)])))
             .collect();
-        let all = warnings("h:1", &Ok(text(info)), &more);
+        let all = warnings("h:1", true, &Ok(text(info)), &more);
         all.iter().map(ToString::to_string).collect()
     }
 
@@ -168,8 +188,10 @@ mod tests {
         assert!(said("", &[]).is_empty());
         assert!(said("redis_version:unknown\r\nfoo\r\n:\r\n", &[("save", "")]).is_empty());
         let refused = || Err(RedisError::from((redis::ErrorKind::Client, "no")));
-        assert!(warnings("h:1", &refused(), &[refused(), refused()]).is_empty());
-        assert!(warnings("h:1", &Ok(Value::Int(7)), &[Ok(Value::Nil)]).is_empty());
+        assert!(warnings("h:1", true, &refused(), &[refused(), refused()]).is_empty());
+        assert!(warnings("h:1", true, &Ok(Value::Int(7)), &[Ok(Value::Nil)]).is_empty());
+        let of_cluster = Ok(Value::BulkString("cluster_enabled:1\r\n".into()));
+        assert!(warnings("h:1", false, &of_cluster, &[]).is_empty());
     }
 
     #[test]
@@ -178,6 +200,8 @@ mod tests {
         for (all, says) in [
             (with("6.2.0", "6.0.16"), "version 6.0.16"),
             (with("master", "slave"), "is a replica"),
+            (with("role:", "cluster_enabled:1\r\nrole:"), "`redis+cluster://`"),
+            (with("role:", "cluster_enabled:0\r\nrole:"), ""),
             (with("noeviction", "volatile-ttl"), "drops locks when"),
             (with("5\r\nmaxmemory_policy:no", "0\r\nmaxmemory_policy:no"), ""),
             (with("aof_enabled:1", "aof_enabled:0"), "no append-only file"),

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisError, Value};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::ears::{Ears, Home};
 use super::line::Channel;
+use super::mover::Mover;
 use super::reply;
 use super::resolver::Resolver;
 use super::stream::Dialer;
@@ -54,8 +54,7 @@ pub(super) enum Dialect {
 /// A connection that may be used.
 pub(super) struct Greeted {
     pub(super) requests: MultiplexedConnection,
-    /// The task that moves its bytes.
-    pub(super) mover: AbortOnDrop,
+    pub(super) mover: Mover,
     pub(super) hears: Hears,
     pub(super) dialect: Dialect,
 }
@@ -112,7 +111,7 @@ async fn log_in_fully(
 /// With nothing that a proxy could stumble over.
 pub(super) async fn log_in_plainly(
     dialer: &Dialer,
-) -> Result<(MultiplexedConnection, AbortOnDrop), BackendError> {
+) -> Result<(MultiplexedConnection, Mover), BackendError> {
     let login = &dialer.endpoint().login;
     let refused = |error| refused(dialer, error);
     let nobody = redis::RedisConnectionInfo::default()
@@ -181,7 +180,7 @@ pub(super) async fn ask_once(
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
         let (mut connection, mover) = opened.map_err(|error| refused(dialer, error))?;
-        let _mover = AbortOnDrop(tokio::spawn(mover));
+        let _mover = Mover::start(mover);
         let answer = connection.req_packed_command(command).await;
         answer.and_then(Value::extract_error).map_err(|error| refused(dialer, error))
     };
@@ -201,7 +200,7 @@ pub(super) async fn speak(
     dialer: &Dialer,
     login: &redis::RedisConnectionInfo,
     hear: Option<impl Fn(PushInfo) + Send + Sync + 'static>,
-) -> Result<Result<(MultiplexedConnection, AbortOnDrop), RedisError>, BackendError> {
+) -> Result<Result<(MultiplexedConnection, Mover), RedisError>, BackendError> {
     let stream = dialer.dial().await?;
     // Time limits are those of the requests' makers; the library's own would only add timers.
     let mut config = AsyncConnectionConfig::new()
@@ -215,16 +214,7 @@ pub(super) async fn speak(
         });
     }
     let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-    Ok(opened.map(|(connection, mover)| (connection, AbortOnDrop(tokio::spawn(mover)))))
-}
-
-#[derive(Debug)]
-pub(super) struct AbortOnDrop(pub(super) JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    Ok(opened.map(|(connection, mover)| (connection, Mover::start(mover))))
 }
 
 pub(super) fn knows_no_hello(error: &RedisError) -> bool {

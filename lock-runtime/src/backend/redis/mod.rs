@@ -28,6 +28,7 @@ mod ears;
 mod endpoint;
 mod line;
 mod login;
+mod mover;
 mod names;
 mod node;
 mod plain;

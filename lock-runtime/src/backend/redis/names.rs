@@ -48,6 +48,10 @@ impl Names {
         Self { fence_counter, probe: [prefix, PROBE].concat(), space }
     }
 
+    pub(super) fn are_of_server(&self) -> bool {
+        matches!(self.space, Space::Server)
+    }
+
     pub(super) fn line(&self, lock: &Key) -> String {
         let lock = lock.as_str();
         match self.space {

@@ -12,9 +12,8 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::login::{
-    AbortOnDrop, Dialect, Greeted, Hearing, Hears, log_in, log_in_plainly, no_answer,
-};
+use super::login::{Dialect, Greeted, Hearing, Hears, log_in, log_in_plainly, no_answer};
+use super::mover::{Bytes, Mover};
 use super::reply;
 use super::resolver::Resolver;
 use super::script::By;
@@ -50,18 +49,17 @@ enum Line {
 
 struct Connection {
     requests: MultiplexedConnection,
-    /// The task that moves its bytes. Without it every request fails at once.
-    mover: AbortHandle,
+    bytes: Arc<Bytes>,
     silence: Silence,
     hears: Hears,
     dialect: Dialect,
 }
 
 impl Connection {
-    fn new(greeted: Greeted) -> (Self, AbortOnDrop) {
+    fn new(greeted: Greeted) -> (Self, Mover) {
         let Greeted { requests, mover, hears, dialect } = greeted;
-        let handle = mover.0.abort_handle();
-        (Self { requests, mover: handle, silence: Silence::default(), hears, dialect }, mover)
+        let bytes = mover.bytes();
+        (Self { requests, bytes, silence: Silence::default(), hears, dialect }, mover)
     }
 }
 
@@ -267,10 +265,10 @@ impl Node {
         &self,
         request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<Result<T, RedisError>, BackendError> {
-        let mut connection = self.shared.connection()?;
+        let (mut connection, bytes) = self.shared.connection()?;
         let mut pending =
             Pending { shared: &self.shared, sent: self.shared.clock.now(), answered: false };
-        let answer = request(&mut connection).await;
+        let answer = bytes.carry(request(&mut connection)).await;
         pending.answered = true;
         Ok(answer)
     }
@@ -307,11 +305,11 @@ impl Drop for Pending<'_> {
 }
 
 impl Shared {
-    fn connection(&self) -> Result<MultiplexedConnection, BackendError> {
+    fn connection(&self) -> Result<(MultiplexedConnection, Arc<Bytes>), BackendError> {
         let mut line = self.line();
         self.give_up_if_silent(&mut line);
         match &*line {
-            Line::Up(connection) => Ok(connection.requests.clone()),
+            Line::Up(connection) => Ok((connection.requests.clone(), connection.bytes.clone())),
             Line::Down(error) => Err(error.clone()),
         }
     }
@@ -338,10 +336,10 @@ impl Shared {
     /// Ends a connection that answers nothing any more, with all that is left on it; the keeper then
     /// makes another.
     fn give_up_if_silent(&self, line: &mut Line) {
-        if let Line::Up(Connection { silence, mover, .. }) = line
+        if let Line::Up(Connection { silence, bytes, .. }) = line
             && silence.is_too_long(self.clock.now(), self.patience)
         {
-            mover.abort();
+            bytes.stop();
             *line = Line::Down(self.silent());
         }
     }
@@ -350,10 +348,10 @@ impl Shared {
     /// one that is.
     fn give_up_a_replica(&self, failure: &BackendError) {
         let mut line = self.line();
-        if let Line::Up(Connection { mover, .. }) = &*line
+        if let Line::Up(Connection { bytes, .. }) = &*line
             && self.resolver.finds_masters()
         {
-            mover.abort();
+            bytes.stop();
             *line = Line::Down(failure.clone());
         }
     }
@@ -366,9 +364,9 @@ impl Shared {
                     biased;
                     // A master that has been put down in good order goes on saying OK for seconds.
                     () = self.resolver.moved(link.dialer.endpoint()) => self.moved(),
-                    _ = &mut link.mover.0 => self.lost(),
+                    () = link.mover.ended() => self.lost(),
                 };
-                link.mover.0.abort();
+                link.mover.bytes().stop();
                 let mut line = self.line();
                 if let Line::Up(_) = &*line {
                     *line = Line::Down(why);
@@ -473,6 +471,6 @@ impl Silence {
 
 /// The bytes of one connection, and where they go.
 struct Link {
-    mover: AbortOnDrop,
+    mover: Mover,
     dialer: Dialer,
 }

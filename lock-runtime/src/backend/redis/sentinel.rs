@@ -17,7 +17,8 @@ use tokio::time::timeout;
 
 use super::Setting;
 use super::endpoint::Endpoint;
-use super::login::{AbortOnDrop, knows_no_hello, speak};
+use super::login::{knows_no_hello, speak};
+use super::mover::Mover;
 use super::reply;
 use super::service::Service;
 use super::stream::Dialer;
@@ -255,7 +256,7 @@ impl Board {
                 () = tokio::time::sleep(jitter::below(LOOK)) => {}
                 () = sentinel.news.notified() => {}
                 Ok(()) = rounds.changed() => {}
-                _ = &mut sentinel.mover.0 => return Ok(()),
+                () = sentinel.mover.ended() => return Ok(()),
             }
         }
     }
@@ -289,7 +290,7 @@ impl Board {
 /// A connection to one sentinel.
 struct Sentinel {
     requests: MultiplexedConnection,
-    mover: AbortOnDrop,
+    mover: Mover,
     news: Arc<Notify>,
 }
 

@@ -151,7 +151,7 @@ impl Server {
         if !node.is_touchy() {
             let info = node.try_send(&check::question()).await?;
             let server = node.server();
-            for warning in check::warnings(&server, &info, &[]) {
+            for warning in check::warnings(&server, names.are_of_server(), &info, &[]) {
                 observe::weak_store(&server, &warning);
             }
         }
@@ -369,7 +369,8 @@ impl Backend for Server {
             return Err(self.node.failure(error));
         }
         let Some(info) = answers.next() else { return Ok(Vec::new()) };
-        Ok(check::warnings(&self.node.server(), &info, &answers.collect::<Vec<_>>()))
+        let answers: Vec<_> = answers.collect();
+        Ok(check::warnings(&self.node.server(), self.names.are_of_server(), &info, &answers))
     }
 
     async fn close(&self) {

@@ -3,16 +3,16 @@
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use super::login::AbortOnDrop;
+use super::mover::Mover;
 
 /// Closed when dropped, and with it what it watches.
 pub(super) struct Spare {
     requests: MultiplexedConnection,
-    _mover: AbortOnDrop,
+    _mover: Mover,
 }
 
 impl Spare {
-    pub(super) fn new(requests: MultiplexedConnection, mover: AbortOnDrop) -> Self {
+    pub(super) fn new(requests: MultiplexedConnection, mover: Mover) -> Self {
         Self { requests, _mover: mover }
     }
 

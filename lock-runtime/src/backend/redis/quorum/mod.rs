@@ -69,6 +69,7 @@ use crate::backend::{
     Warning,
 };
 use crate::clock::{Clock, Instant};
+use crate::driver::begin;
 use crate::error::LockError;
 use crate::key::Key;
 use crate::observe;
@@ -212,7 +213,7 @@ impl Nodes {
         for (place, member) in self.members.iter().enumerate() {
             let (nodes, member) = (self.clone(), member.clone());
             let (requests, answers) = (requests.clone(), answers.clone());
-            self.runtime.spawn(async move {
+            begin(&self.runtime, async move {
                 let answered = nodes.ask_one(&member, &requests, is_tracked).await;
                 let _ = answers.send((place, answered));
             });
@@ -249,7 +250,7 @@ impl Nodes {
                 (self.clone(), withdrawals.clone(), answers.clone());
             // Counted from here, so that whoever closes waits for it.
             let errand = Errand::begin(self);
-            self.runtime.spawn(async move {
+            begin(&self.runtime, async move {
                 nodes.withdraw_at(place, &withdrawals, answers).await;
                 drop(errand);
             });

@@ -38,7 +38,7 @@ impl Member {
         let run_id =
             text.iter().flat_map(|text| text.lines()).find_map(|line| line.strip_prefix("run_id:"));
         Ok(Told {
-            warnings: check::warnings(&self.name, &info, &answers.collect::<Vec<_>>()),
+            warnings: check::warnings(&self.name, true, &info, &answers.collect::<Vec<_>>()),
             run_id: run_id.unwrap_or_default().trim().to_owned(),
             distance: time.ok().and_then(|time| check::clock_distance(&time, SystemTime::now())),
         })
