@@ -5,12 +5,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lock_runtime::{LockPool, distributed_lock};
+use lock_runtime::{LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::proxy::{Action, Command, Trap};
 use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 const fn ms(millis: u64) -> Duration {
@@ -334,11 +334,7 @@ mod whole_cycle {
 
     /// The body ends when a renewal has come through that was sent after the fault.
     #[distributed_lock(key = "k", ttl = "5s", renew = "200ms", wait = "10s", pool = pool, guard = guard)]
-    async fn hold(
-        pool: &LockPool,
-        trap: &Trap,
-        awaited: bool,
-    ) -> Result<(), lock_runtime::LockError> {
+    async fn hold(pool: &LockPool, trap: &Trap, awaited: bool) -> Result<(), LockError> {
         if awaited {
             eventually_async(ms(5000), "the fault", async || trap.sprung()).await;
         }
@@ -416,6 +412,154 @@ mod whole_cycle {
             assert!(trap.sprung());
             assert_eq!(bench.holder("k"), None);
         }
+    }
+}
+
+/// One fault at each request of a task on its way to two keys, the second of which somebody else holds.
+mod on_the_way_to_several_keys {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Request {
+        /// For `a` alone, which is free.
+        First,
+        /// For `b` alone, in its line.
+        Second,
+        /// For both, behind the grants of both.
+        Both,
+        /// The renewal of `a`.
+        Renewal,
+    }
+
+    impl Request {
+        fn is(self, command: &Command) -> bool {
+            let mentions = (command.mentions("a"), command.mentions("b"));
+            let renews = command.mentions(&sha(RENEW)) || command.mentions(RENEW);
+            match self {
+                Self::First => mentions == (true, false) && !renews,
+                Self::Second => mentions == (false, true),
+                Self::Both => mentions == (true, true),
+                Self::Renewal => mentions == (true, false) && renews,
+            }
+        }
+    }
+
+    fn in_line(bench: &Bench, key: &str) -> String {
+        bench.server.cli(&["ZCARD", &format!("{key}:lock_runtime:line")])
+    }
+
+    /// Well before a line is forgotten by itself.
+    async fn until_nothing_is_left(bench: &Bench) {
+        eventually_async(ms(6_000), "nothing is left in the store", async || {
+            let left = bench.server.cli(&["KEYS", "*"]);
+            left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
+        })
+        .await;
+    }
+
+    /// As far as the fault, with the guard of `b`, if that is still held.
+    async fn run_into(
+        bench: &Bench,
+        request: Request,
+        action: Action,
+    ) -> (JoinHandle<Result<LockGuard, LockError>>, Option<LockGuard>) {
+        let mut held = Some(bench.other.lock("b").ttl(LONG).acquire().await.unwrap());
+        let set = || bench.proxy.on_next(move |command| request.is(command), action);
+        let mut trap = None;
+        if request != Request::Both {
+            trap = Some(set());
+        }
+        let ttl = if request == Request::Renewal { ms(900) } else { LONG };
+        let acquiring = bench.pool.lock_all(["a", "b"]).ttl(ttl).wait(ms(20_000)).acquire();
+        let waiting = tokio::spawn(acquiring);
+        if request == Request::Both {
+            eventually_async(ms(5_000), "it stands in line", async || in_line(bench, "b") == "1")
+                .await;
+            trap = Some(set());
+            held.take().unwrap().release().await.unwrap();
+        }
+        let trap = trap.unwrap();
+        eventually_async(ms(5_000), "the fault", async || trap.sprung()).await;
+        (waiting, held)
+    }
+
+    async fn check_goes_on(request: Request, action: Action) {
+        let bench = Bench::new().await;
+        let (waiting, held) = run_into(&bench, request, action).await;
+        if let Some(held) = held {
+            eventually_async(ms(5_000), "it has the first key", async || {
+                bench.holder("a").is_some_and(|holder| !holder.is_empty())
+            })
+            .await;
+            held.release().await.unwrap();
+        }
+        let guard = waiting.await.unwrap().unwrap();
+        guard.verify().await.unwrap();
+        assert!(bench.other.lock("a").try_acquire().await.unwrap().is_none());
+        assert!(bench.other.lock("b").try_acquire().await.unwrap().is_none());
+        bench.proxy.release_held();
+        guard.verify().await.unwrap();
+        guard.release().await.unwrap();
+        until_nothing_is_left(&bench).await;
+    }
+
+    async fn check_given_up(request: Request, action: Action) {
+        let bench = Bench::new().await;
+        let (waiting, held) = run_into(&bench, request, action).await;
+        waiting.abort();
+        drop(waiting.await);
+        bench.proxy.release_held();
+        if let Some(held) = held {
+            eventually_async(ms(6_000), "the line is empty", async || in_line(&bench, "b") == "0")
+                .await;
+            held.release().await.unwrap();
+        }
+        until_nothing_is_left(&bench).await;
+        for key in ["a", "b"] {
+            let guard = bench.other.lock(key).acquire().await.unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+
+    macro_rules! for_each_fault {
+        ($($name:ident: $request:ident $action:ident;)*) => {
+            $(
+                mod $name {
+                    use super::*;
+
+                    #[tokio::test]
+                    async fn both_keys_are_had() {
+                        check_goes_on(Request::$request, Action::$action).await;
+                    }
+
+                    #[tokio::test]
+                    async fn whoever_gives_up_then_leaves_nothing() {
+                        check_given_up(Request::$request, Action::$action).await;
+                    }
+                }
+            )*
+        };
+    }
+
+    for_each_fault! {
+        the_first_without_a_reply: First DropReply;
+        the_first_with_a_late_reply: First HoldReply;
+        the_first_with_a_cut_reply: First CutBeforeReply;
+        the_first_late: First HoldRequest;
+        the_first_cut_off: First CutBeforeForward;
+        the_second_without_a_reply: Second DropReply;
+        the_second_with_a_late_reply: Second HoldReply;
+        the_second_with_a_cut_reply: Second CutBeforeReply;
+        the_second_late: Second HoldRequest;
+        the_second_cut_off: Second CutBeforeForward;
+        both_without_a_reply: Both DropReply;
+        both_with_a_late_reply: Both HoldReply;
+        both_with_a_cut_reply: Both CutBeforeReply;
+        both_late: Both HoldRequest;
+        both_cut_off: Both CutBeforeForward;
+        a_renewal_without_a_reply: Renewal DropReply;
+        a_late_renewal: Renewal HoldRequest;
+        a_renewal_cut_off: Renewal CutBeforeForward;
     }
 }
 

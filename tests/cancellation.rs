@@ -189,7 +189,8 @@ async fn several_keys_behind(scene: &Scene, holder: &LockPool) {
     drop_at_every_poll(all, async |_| {
         scene.all_can_have("a").await;
         scene.all_can_have("c").await;
-        assert_eq!(scene.holder_of("b"), owner);
+        // Marked once somebody has stood in line.
+        assert_eq!(scene.holder_of("b").trim_end_matches('+'), owner);
     })
     .await;
     middle.release().await.unwrap();

@@ -43,6 +43,7 @@ mod acquire;
 pub mod backend;
 mod bell;
 mod call;
+mod climb;
 mod clock;
 mod deadlines;
 mod driver;

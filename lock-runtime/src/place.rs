@@ -16,7 +16,7 @@ pub(crate) struct Place {
     pub(crate) since: Instant,
     /// Counts requests.
     pub(crate) attempt: u32,
-    /// Whether the owner may stand in the store's line.
+    /// Whether the owner may stand in the store's line, or have one of several keys.
     pub(crate) in_line: bool,
     /// Requests without an answer: each may have been applied, or may yet be.
     pub(crate) unanswered: usize,
@@ -43,6 +43,11 @@ impl Place {
     /// As [`inherited`](Self::inherited), by a release that was not answered.
     pub(crate) fn unsure(owner: Owner, since: Instant, until: Instant) -> Self {
         Self { unanswered: 1, haunted_until: until, ..Self::inherited(owner, since) }
+    }
+
+    /// The place of the same claim under another name.
+    pub(crate) fn anew(&self, owner: Owner) -> Self {
+        Self { attempt: self.attempt, ..Self::new(owner, self.since) }
     }
 
     /// Nothing of it can be in the store.

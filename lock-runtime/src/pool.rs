@@ -75,7 +75,8 @@ impl LockPool {
     }
 
     /// Asks for the locks of all of `keys`, all or nothing. They are sorted and de-duplicated, so
-    /// that two callers cannot wait for each other.
+    /// that two callers cannot wait for each other. Who waits may keep some of them from others for a moment, until
+    /// all are there or the wait is over.
     pub fn lock_all<I>(&self, keys: I) -> LockRequest
     where
         I: IntoIterator,
@@ -193,9 +194,9 @@ impl PoolBuilder {
 
     /// Leaves a lock that is handed on all the time free for `length`, every so often. Our tasks and processes
     /// queue for a busy lock, and so it is never free for those who cannot: clients of other
-    /// libraries, processes that may not use channels, and requests for several keys. With a window longer
-    /// than they poll they get their turn, at the cost of `length / every` of the throughput. Off by default;
-    /// 6 ms every 250 ms are a good start.
+    /// libraries, processes that may not use channels, and requests for several keys with a `retry_count`. With a
+    /// window longer than they poll they get their turn, at the cost of `length / every` of the throughput.
+    /// Off by default; 6 ms every 250 ms are a good start.
     pub fn open_window(mut self, every: Duration, length: Duration) -> Self {
         self.open_window = Some(OpenWindow { every, length });
         self

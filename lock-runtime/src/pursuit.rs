@@ -8,7 +8,8 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::acquire::Ask;
-use crate::backend::{Attempt, Failure, Owner};
+use crate::backend::{Attempt, Failure, Owner, Standing};
+use crate::climb::{Climb, Fall, Next};
 use crate::clock::Instant;
 use crate::engine::Engine;
 use crate::error::LockError;
@@ -29,6 +30,9 @@ use crate::word::Word;
 /// More fences than this are not set aside for those in line: numbers that nobody uses make the counter
 /// run ahead of the clock that carries it over a loss of the store's data.
 const MOST_SPARE_FENCES: usize = 1000;
+
+/// How long an answer may be late for what has to be given back before.
+const AT_ONCE: Duration = Duration::from_millis(250);
 
 struct Pursuit {
     engine: Arc<Engine>,
@@ -54,6 +58,7 @@ struct Task {
     newcomer: Newcomer,
     turns: Vec<Turn>,
     reply: oneshot::Sender<Result<LockGuard, LockError>>,
+    climb: Climb,
     /// Whether the last answer has ended the wait.
     over: bool,
 }
@@ -86,7 +91,9 @@ pub(crate) fn start_for_task(
     reply: oneshot::Sender<Result<LockGuard, LockError>>,
 ) -> Result<(), LockError> {
     let place = Place::new(Owner::random()?, newcomer.now);
-    run(engine, Client::Task(Task { ask, newcomer, turns, reply, over: false }), place, None);
+    let climb = Climb::new(engine, &ask);
+    let task = Task { ask, newcomer, turns, reply, climb, over: false };
+    run(engine, Client::Task(task), place, None);
     Ok(())
 }
 
@@ -97,6 +104,7 @@ fn run(engine: &Arc<Engine>, client: Client, place: Place, pause: Option<Duratio
         Client::Task(task) => {
             let wake = Arc::default();
             engine.queue.wake_by(&task.ask.wire, &wake);
+            engine.queue.stand_in_all(&task.ask.wire, place.owner);
             wake
         }
     };
@@ -128,6 +136,7 @@ impl Pursuit {
             {
                 break;
             }
+            self.hold_on().await;
             let Some(applicant) = self.applicant() else { break };
             let sent = self.engine.clock.now();
             match self.attempt(&applicant, sent).await {
@@ -154,6 +163,7 @@ impl Pursuit {
             }
             Client::Task(task) => {
                 until = task.newcomer.deadline.map_or(until, |deadline| until.min(deadline));
+                until = task.climb.due().map_or(until, |due| until.min(due));
                 (&task.ask.wire, Some(&mut task.reply))
             }
         };
@@ -176,6 +186,22 @@ impl Pursuit {
                 () = engine.clock.sleep_until(until) => return true,
             }
         }
+    }
+
+    /// Looks after the keys that a climbing task has.
+    async fn hold_on(&mut self) {
+        let Client::Task(task) = &mut self.client else { return };
+        let fall = task.climb.hold_on(&self.engine, &task.ask, self.place.owner).await;
+        if let Some(fall) = fall {
+            self.come_down(fall);
+        }
+    }
+
+    fn come_down(&mut self, fall: Fall) {
+        let Client::Task(task) = &mut self.client else { return };
+        let down = task.climb.come_down(&self.engine, &task.ask, &mut self.place, fall);
+        // Without a new name the old one is given back at the end of it all.
+        task.over |= down.is_err();
     }
 
     /// Who wants the lock now, if anybody does.
@@ -208,7 +234,12 @@ impl Pursuit {
     ) -> Result<(Option<Fences>, Option<bool>), Duration> {
         let engine = self.engine.clone();
         let ask = &applicant.ask;
-        let mut claim = ask.claim(self.place.owner);
+        let (mut claim, is_step) = match &self.client {
+            Client::Line(_) => (ask.claim(self.place.owner), false),
+            Client::Task(task) => (task.climb.claim(ask, self.place.owner), task.climb.is_step()),
+        };
+        // One of several keys may be the owner's from now on.
+        self.place.in_line |= is_step;
         claim.attempt = self.place.attempt;
         let hands_on = !engine.handoff_slice.is_zero()
             && ask.policy.renew_every.is_some()
@@ -223,6 +254,15 @@ impl Pursuit {
         let answers = timeout(patience, engine.store.acquire(&[claim])).await.unwrap_or_default();
         let now = engine.clock.now();
         let error = match answers.into_iter().next().unwrap_or_else(|| Err(silence(patience))) {
+            Ok(Attempt::Granted { .. }) if is_step && now < sent + believable => {
+                self.failing_since = None;
+                if let Client::Task(task) = &mut self.client {
+                    task.climb.step_up(sent, ask);
+                }
+                self.place.attempt += 1;
+                engine.queue.spread(&ask.wire, &Word::Taken { free_in: None });
+                return Err(Duration::ZERO);
+            }
             Ok(Attempt::Granted { fence, spare_fences, wanted }) if now < sent + believable => {
                 return Ok((Fences::new(fence, spare_fences), wanted));
             }
@@ -236,7 +276,7 @@ impl Pursuit {
                 let pause = self.place.busy(&ask.policy, free_in, standing);
                 engine.queue.spread(&ask.wire, &Word::Taken { free_in });
                 self.refuse(now, false);
-                return Err(pause);
+                return Err(self.refused_step(standing, now).unwrap_or(pause));
             }
             Err(error) => error,
         };
@@ -246,6 +286,19 @@ impl Pursuit {
         engine.queue.spread(&ask.wire, &Word::Failed(error));
         self.refuse(now, refused);
         Err(pause)
+    }
+
+    /// What a task that wants several keys does about a busy one; when, if not as the store says.
+    fn refused_step(&mut self, standing: Standing, now: Instant) -> Option<Duration> {
+        let Client::Task(task) = &mut self.client else { return None };
+        match task.climb.busy(standing, now, &task.ask) {
+            Next::Wait => None,
+            Next::Ask => Some(Duration::ZERO),
+            Next::Fall(fall) => {
+                self.come_down(fall);
+                None
+            }
+        }
     }
 
     /// How long this attempt may take: the end of the wait is the limit, but for what a request takes at
@@ -333,21 +386,30 @@ impl Pursuit {
     /// place in its line.
     async fn give_up(self) {
         let Self { engine, client, place, _errand, .. } = self;
-        let (keys, ttl) = match client {
-            Client::Line(turn) => (Arc::from([turn.key().clone()]), engine.defaults.ttl),
-            Client::Task(Task { ask, newcomer, turns, reply, .. }) => {
-                let verdict = if engine.registry.is_open() {
-                    engine.queue.verdict(&ask.wire[0], newcomer.wait, engine.clock.now())
-                } else {
-                    LockError::shutdown()
-                };
-                // The turns first: the caller may ask for the same keys again at once.
-                drop(turns);
-                drop(reply.send(Err(verdict)));
-                (ask.wire.clone(), ask.policy.ttl.get())
+        let task = match client {
+            Client::Line(turn) => {
+                let keys = Arc::from([turn.key().clone()]);
+                drop(turn);
+                return give_back(&engine, place, keys, engine.defaults.ttl).await;
             }
+            Client::Task(task) => task,
         };
-        give_back(&engine, place, keys, ttl).await;
+        let Task { ask, newcomer, turns, reply, climb, .. } = task;
+        let verdict = if engine.registry.is_open() {
+            engine.queue.verdict(&ask.wire[0], newcomer.wait, engine.clock.now())
+        } else {
+            LockError::shutdown()
+        };
+        let giving_back = give_back(&engine, place, ask.wire.clone(), ask.policy.ttl.get());
+        tokio::pin!(giving_back);
+        // All or nothing: who is told that it has not got all has none, if the store can be asked.
+        let is_back = climb.has_any() && timeout(AT_ONCE, &mut giving_back).await.is_ok();
+        // The turns first: the caller may ask for the same keys again at once.
+        drop(turns);
+        drop(reply.send(Err(verdict)));
+        if !is_back {
+            giving_back.await;
+        }
     }
 }
 

@@ -337,6 +337,16 @@ impl Queue {
         }
     }
 
+    /// From now on the task that has the turns of several keys asks the store for any of them under this name.
+    pub(crate) fn stand_in_all(&self, keys: &[Key], owner: Owner) {
+        let mut lines = self.lines();
+        for key in keys {
+            if let Some(line) = lines.by_key.get_mut(key) {
+                line.place = Some(owner);
+            }
+        }
+    }
+
     /// Whether the lock of `key` has not been left free for as long as `every`.
     pub(crate) fn is_stuffy(&self, key: &Key, every: Duration, now: Instant) -> bool {
         let lines = self.lines();

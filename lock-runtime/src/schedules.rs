@@ -26,7 +26,8 @@ mod model;
 pub(crate) mod stage;
 
 const KEY: Key = Key::from_static("k");
-const OTHER: Key = Key::from_static("other");
+const BEFORE: Key = Key::from_static("before");
+const BEHIND: Key = Key::from_static("z");
 
 /// What happens in a scene.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +43,7 @@ struct Scene {
     clings: bool,
     /// Whether waiters differ in what they ask for, so that not everybody can hand on to everybody.
     mixed: bool,
-    /// How many more want this key and another.
+    /// How many more want this key and others.
     pairs: usize,
     shuts_down: bool,
     hands_on: bool,
@@ -54,6 +55,14 @@ enum Store {
     InPlace,
     /// A server with a line, and so many pools on it.
     Remote(usize),
+}
+
+/// What is wanted together with the key, in the order of the keys.
+#[derive(Clone, Copy, Debug)]
+enum Pair {
+    Before,
+    Behind,
+    Both,
 }
 
 const PLAIN: Scene = Scene {
@@ -140,9 +149,10 @@ fn act(scene: Scene) -> usize {
             }));
         }
         let floor = floor.clone();
-        let is_pair = n >= scene.waiters;
+        let pair =
+            n.checked_sub(scene.waiters).map(|n| [Pair::Before, Pair::Behind, Pair::Both][n % 3]);
         actors.push(thread::spawn(move || {
-            block_on(wait_and_hold(scene, &pool, is_pair, cancel, &floor));
+            block_on(wait_and_hold(scene, &pool, pair, cancel, &floor));
         }));
     }
     for _ in 0..scene.deletes {
@@ -216,11 +226,16 @@ fn connect(builder: crate::pool::PoolBuilder, scene: Scene) -> LockPool {
 async fn wait_and_hold(
     scene: Scene,
     pool: &LockPool,
-    is_pair: bool,
+    pair: Option<Pair>,
     cancel: Option<Arc<Notify>>,
     floor: &Floor,
 ) {
-    let keys = if is_pair { vec![KEY, OTHER] } else { vec![KEY] };
+    let keys = match pair {
+        None => vec![KEY],
+        Some(Pair::Behind) => vec![KEY, BEHIND],
+        Some(Pair::Before) => vec![BEFORE, KEY],
+        Some(Pair::Both) => vec![BEFORE, KEY, BEHIND],
+    };
     let mut request = pool.lock_all(keys).wait(Wait::Forever).fencing(false);
     if scene.mixed {
         let ttl = if thread_rng().gen_bool(0.3) { 20 } else { 30 };
@@ -328,6 +343,10 @@ scenes! {
     remote_all_give_up: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, mixed: true }
     remote_all_give_up_while_one_holds: 3_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, clings: true, hands_on: false }
     remote_some_want_two_keys: 4_000 of { store: Store::Remote(2), cancels: 3, pairs: 2 }
+    remote_two_keys_and_three_pools: 3_000 of { store: Store::Remote(3), waiters: 3, cancels: 1, pairs: 3, hands_on: false }
+    remote_some_who_want_two_keys_give_up: 4_000 of { store: Store::Remote(2), waiters: 2, cancels: 5, pairs: 3, hands_on: false }
+    remote_two_keys_and_a_pool_shuts_down: 4_000 of { store: Store::Remote(2), waiters: 2, cancels: 1, pairs: 2, shuts_down: true, hands_on: false }
+    remote_one_of_two_keys_is_deleted: 4_000 of { store: Store::Remote(2), waiters: 2, cancels: 1, pairs: 2, deletes: 2, hands_on: false }
     remote_the_key_is_deleted: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, deletes: 2, mixed: true }
     remote_the_key_is_deleted_unnoticed: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, deletes: 1, clings: true }
     remote_one_pool_shuts_down: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 1, shuts_down: true, mixed: true }

@@ -21,7 +21,8 @@ pub(crate) mod redis;
 
 pub(crate) use connect::{Setting, connect};
 
-/// What one acquire asks for. The same for all of its attempts, but for `attempt`.
+/// What one acquire asks for. The same for all of its attempts, but for `attempt`; who wants several keys may
+/// ask for each of them alone before, see [`Backend::has_lines`].
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The keys, sorted and without duplicates; all of them or none. Usually one.
@@ -224,6 +225,14 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Whether a claim of one key that is `in_line` comes to stand in a line of the store's own when the key is
+    /// busy. Where it does, who waits for several keys takes them one after the other, under one owner and in the
+    /// line of each, before it asks for all of them. A release of all of them then has to free each that is the
+    /// owner's and to leave the line of each, whatever it answers. No by default.
+    fn has_lines(&self) -> bool {
+        false
+    }
+
     /// Asks the store whether it is fit to serve, and for what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 
@@ -342,6 +351,7 @@ pub(crate) trait Store: Send + Sync {
     ) -> Boxed<'a, Vec<Result<Released, BackendError>>>;
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
     fn in_place(&self) -> bool;
+    fn has_lines(&self) -> bool;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
 }
@@ -372,6 +382,10 @@ impl<B: Backend> Store for B {
 
     fn in_place(&self) -> bool {
         Backend::in_place(self)
+    }
+
+    fn has_lines(&self) -> bool {
+        Backend::has_lines(self)
     }
 
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {

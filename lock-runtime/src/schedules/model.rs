@@ -335,6 +335,10 @@ impl Backend for Client {
         Ok(held(self.server.keys().has(lease)))
     }
 
+    fn has_lines(&self) -> bool {
+        true
+    }
+
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         Ok(Vec::new())
     }

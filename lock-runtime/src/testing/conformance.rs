@@ -82,6 +82,7 @@ impl<B: Backend> Suite<B> {
         self.a_renewal_counts_from_now().await;
         self.a_kept_key_stays_taken_for_a_while().await;
         self.several_keys_are_taken_together_or_not_at_all().await;
+        self.who_stands_in_line_takes_several_keys_one_by_one().await;
         self.batches_answer_in_order().await;
         self.a_change_is_told_if_the_store_can_tell().await;
         self.odd_keys_are_keys().await;
@@ -236,6 +237,47 @@ impl<B: Backend> Suite<B> {
             "several keys are renewed together"
         );
         release(&self.one, &overlap).await;
+    }
+
+    async fn who_stands_in_line_takes_several_keys_one_by_one(&self) {
+        if !self.one.has_lines() {
+            return;
+        }
+        for gives_up in [true, false] {
+            let all = Claim { attempt: 1, ..claim(["{climb}:a", "{climb}:b"], LONG) };
+            let step = |at: usize| {
+                let keys = Arc::from([all.keys[at].clone()]);
+                Claim { keys, in_line: true, ..all.clone() }
+            };
+            let theirs = claim(["{climb}:b"], LONG);
+            granted(&self.other, &theirs).await;
+            granted(&self.one, &step(0)).await;
+            let answer = attempt(&self.one, &step(1)).await;
+            let Attempt::Busy { standing: Standing::InLine { .. }, .. } = answer else {
+                panic!("whoever waits stands in line: {answer:?}");
+            };
+            busy(&self.one, &all).await;
+            assert_eq!(renew(&self.one, &step(0)).await, Held::Yes, "the first is the owner's");
+            if gives_up {
+                assert_eq!(
+                    release(&self.one, &all).await,
+                    Released::No,
+                    "not all were the owner's"
+                );
+                let first = claim(["{climb}:a"], LONG);
+                granted(&self.other, &first).await;
+                release(&self.other, &first).await;
+                release(&self.other, &theirs).await;
+                let second = claim(["{climb}:b"], LONG);
+                granted(&self.other, &second).await;
+                release(&self.other, &second).await;
+            } else {
+                release(&self.other, &theirs).await;
+                granted(&self.one, &step(1)).await;
+                granted(&self.one, &all).await;
+                assert_eq!(release(&self.one, &all).await, Released::Yes, "all were the owner's");
+            }
+        }
     }
 
     async fn batches_answer_in_order(&self) {

@@ -174,6 +174,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.backend.holds(lease).await
     }
 
+    fn has_lines(&self) -> bool {
+        self.backend.has_lines()
+    }
+
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.backend.health().await
     }

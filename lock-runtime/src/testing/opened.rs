@@ -49,6 +49,10 @@ impl Backend for Opened {
         self.0.in_place()
     }
 
+    fn has_lines(&self) -> bool {
+        self.0.has_lines()
+    }
+
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.0.health().await
     }

@@ -272,6 +272,19 @@ impl Backend for Cluster {
         held.pop().unwrap_or(Ok(Held::No))
     }
 
+    /// Of any server: the users are the same on all of them.
+    fn has_lines(&self) -> bool {
+        match &*self.shared.members() {
+            Members::Open(members) => {
+                members.values().any(|member| match &*member.state.borrow() {
+                    State::Open(server) => server.has_lines(),
+                    State::Opening | State::Failed(_) => false,
+                })
+            }
+            Members::Closed => false,
+        }
+    }
+
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         let shared = &self.shared;
         let unserved = shared.slots.unserved();

@@ -162,7 +162,7 @@ impl Server {
 
     /// How `claim` is put to the server.
     fn form(&self, claim: &Claim) -> Form {
-        let line = claim.in_line && self.channel.is_some() && self.node.hears().calls;
+        let line = claim.in_line && self.has_lines();
         match (&*claim.keys, claim.attempt) {
             ([key], 0) if line && self.hot.has(key, self.clock.now()) => Form::Line,
             // The usual case in one plain command. It cannot recognise its own earlier try, so it must be
@@ -346,6 +346,10 @@ impl Backend for Server {
         let lease = std::slice::from_ref(lease);
         let mut held = self.holds_by(Way::Straight, lease).await;
         held.pop().unwrap_or(Ok(Held::No))
+    }
+
+    fn has_lines(&self) -> bool {
+        self.channel.is_some() && self.node.hears().calls
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
