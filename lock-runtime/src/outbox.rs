@@ -44,40 +44,45 @@ pub(crate) struct FirstAsk {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox(Mutex<Letters>);
 
-/// Requests that wait for the driver to look.
-
 #[derive(Debug, Default)]
 struct Letters {
+    /// Those that wait for the driver to look.
     asks: Vec<FirstAsk>,
     departures: Vec<Departure>,
     /// Whether the driver has been told to look.
     announced: bool,
-    /// Calls that the store has not answered yet.
-    calls: usize,
+    /// Those under way.
+    trips: usize,
 }
 
 impl Outbox {
-    /// Sends `ask`, with what else is there by the time the driver looks.
+    /// Sends `ask`: at once, or with what else is there by the time the driver looks.
     pub(crate) fn ask(&self, engine: &Arc<Engine>, ask: FirstAsk) {
-        let mut letters = self.letters();
-        if engine.store.in_place() || letters.is_alone() {
-            let call = Call::begin(engine, &mut letters);
-            drop(letters);
-            return engine.driver.begin(first_requests(call, vec![ask]));
+        if let Some(trip) = self.at_once(engine) {
+            return engine.driver.begin(first_requests(trip, vec![ask]));
         }
+        let mut letters = self.letters();
         letters.asks.push(ask);
         Self::announce(engine, letters);
     }
 
     pub(crate) fn depart(&self, engine: &Arc<Engine>, departure: Departure) {
-        let mut letters = self.letters();
-        if engine.store.in_place() || letters.is_alone() {
-            let call = Call::begin(engine, &mut letters);
-            drop(letters);
-            return engine.driver.begin(release::depart(call, vec![departure]));
+        if let Some(trip) = self.at_once(engine) {
+            return engine.driver.begin(release::depart(trip, vec![departure]));
         }
+        let mut letters = self.letters();
         letters.departures.push(departure);
         Self::announce(engine, letters);
+    }
+
+    /// A trip for the caller to begin, if the store is here or nothing else is under way.
+    fn at_once(&self, engine: &Arc<Engine>) -> Option<Trip> {
+        if engine.store.in_place() {
+            return Some(Trip { engine: engine.clone(), is_counted: false });
+        }
+        let mut letters = self.letters();
+        let is_alone = !letters.announced && letters.trips == 0;
+        is_alone.then(|| Trip::begin(engine, &mut letters))
     }
 
     fn announce(engine: &Arc<Engine>, mut letters: MutexGuard<'_, Letters>) {
@@ -112,30 +117,28 @@ impl Outbox {
     }
 }
 
-impl Letters {
-    /// Whether a request that comes now is the only one.
-    fn is_alone(&self) -> bool {
-        !self.announced && self.calls == 0
-    }
+/// One call to the store, until it is answered or given up.
+pub(crate) struct Trip {
+    engine: Arc<Engine>,
+    is_counted: bool,
 }
 
-/// A call to the store, until it is answered or given up.
-pub(crate) struct Call(Arc<Engine>);
-
-impl Call {
+impl Trip {
     fn begin(engine: &Arc<Engine>, letters: &mut Letters) -> Self {
-        letters.calls += 1;
-        Self(engine.clone())
+        letters.trips += 1;
+        Self { engine: engine.clone(), is_counted: true }
     }
 
     pub(crate) fn engine(&self) -> Arc<Engine> {
-        self.0.clone()
+        self.engine.clone()
     }
 }
 
-impl Drop for Call {
+impl Drop for Trip {
     fn drop(&mut self) {
-        self.0.outbox.letters().calls -= 1;
+        if self.is_counted {
+            self.engine.outbox.letters().trips -= 1;
+        }
     }
 }
 
@@ -151,15 +154,14 @@ impl Post {
         loop {
             let (mut asks, departures, more) = self.engine.outbox.take();
             if !departures.is_empty() {
-                spawn(release::depart(self.call(), departures));
+                spawn(release::depart(self.trip(), departures));
             }
             while let Some(first) = asks.first() {
                 // Usually all of them. One that has less patience must not cut the others' short.
-                let least = patience(&self.engine, &first.ask);
-                let (same, others) =
-                    asks.into_iter().partition(|ask| patience(&self.engine, &ask.ask) == least);
-                asks = others;
-                spawn(first_requests(self.call(), same));
+                let its = patience(&self.engine, &first.ask);
+                let differs = |ask: &mut FirstAsk| patience(&self.engine, &ask.ask) != its;
+                let others = asks.extract_if(.., differs).collect();
+                spawn(first_requests(self.trip(), std::mem::replace(&mut asks, others)));
             }
             if !more {
                 break;
@@ -170,8 +172,8 @@ impl Post {
         self.is_done = true;
     }
 
-    fn call(&self) -> Call {
-        Call::begin(&self.engine, &mut self.engine.outbox.letters())
+    fn trip(&self) -> Trip {
+        Trip::begin(&self.engine, &mut self.engine.outbox.letters())
     }
 }
 
@@ -206,14 +208,14 @@ fn patience(engine: &Engine, ask: &Ask) -> Duration {
     engine.patience.min(waits).min(ask.policy.ttl.belief())
 }
 
-async fn first_requests(call: Call, firsts: Vec<FirstAsk>) {
-    let engine = call.engine();
+async fn first_requests(trip: Trip, firsts: Vec<FirstAsk>) {
+    let engine = trip.engine();
     let Some(first) = firsts.first() else { return };
     let patience = patience(&engine, &first.ask);
     let claims: Vec<_> = firsts.iter().map(|first| first.claim.clone()).collect();
     let sent = engine.clock.now();
     let answers = timeout(patience, engine.store.acquire(&claims)).await;
-    drop(call);
+    drop(trip);
     let mut answers = answers.unwrap_or_default().into_iter();
     for first in firsts {
         let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));

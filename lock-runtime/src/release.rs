@@ -18,7 +18,7 @@ use crate::handoff::hand_on;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::observe;
-use crate::outbox::Call;
+use crate::outbox::Trip;
 use crate::place::Place;
 use crate::pursuit;
 use crate::sync::spawn;
@@ -82,11 +82,9 @@ impl Departure {
 }
 
 /// Frees all of `departures` in one call. Those that fail go on alone.
-pub(crate) async fn depart(call: Call, departures: Vec<Departure>) {
-    let engine = call.engine();
-    let (ready, renewing): (Vec<_>, Vec<_>) =
-        departures.into_iter().partition(|departure| departure.lease.is_settled());
-    for departure in renewing {
+pub(crate) async fn depart(trip: Trip, mut ready: Vec<Departure>) {
+    let engine = trip.engine();
+    for departure in ready.extract_if(.., |departure| !departure.lease.is_settled()) {
         spawn(go_alone(engine.clone(), departure));
     }
     if ready.is_empty() {
@@ -94,7 +92,7 @@ pub(crate) async fn depart(call: Call, departures: Vec<Departure>) {
     }
     let releases: Vec<_> = ready.iter().map(|ready| to_release(&engine, &ready.lease)).collect();
     let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
-    drop(call);
+    drop(trip);
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for (departure, release) in ready.into_iter().zip(releases) {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {
