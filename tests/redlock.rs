@@ -405,20 +405,7 @@ async fn r3_a_forward_step_lets_a_second_one_in_where_a_bare_majority_had_grante
 #[tokio::test]
 async fn r4_a_forward_step_lets_nobody_in_where_all_had_granted() {
     let (quorum, skews) = skewed(5);
-    let record = Record::new();
-    let pool = || LockPool::builder(quorum.url()).ttl(ms(30_000));
-    let (holder, rival) =
-        (record.client("holder", pool()).await, record.client("rival", pool()).await);
-    let first = holder.lock(false).await;
-    until_held_by_all(&quorum).await;
-    skews[C].step(MINUTE, Step::Forward);
-    assert_eq!(quorum.holders("k"), [0, 1, 3, 4], "C has forgotten it");
-    rival.assert_busy().await;
-    first.guard.verify().await.unwrap();
-    assert!(first.believes());
-    first.free().await;
-    rival.lock(false).await.free().await;
-    record.assert_safe(2);
+    nobody_gets_in(&quorum, || skews[C].step(MINUTE, Step::Forward)).await;
 }
 
 /// Else one step after the other would in the end leave no majority.
@@ -483,13 +470,19 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
 
 #[tokio::test]
 async fn r6_an_empty_restart_lets_nobody_in_where_all_had_granted() {
-    let (quorum, record) = (Quorum::start(5), Record::new());
+    let quorum = Quorum::start(5);
+    nobody_gets_in(&quorum, || quorum[C].restart()).await;
+}
+
+/// Where all have granted a lock, and then `forget` makes C forget it.
+async fn nobody_gets_in(quorum: &Quorum, forget: impl FnOnce()) {
+    let record = Record::new();
     let pool = || LockPool::builder(quorum.url()).ttl(LONG);
     let (holder, rival) =
         (record.client("holder", pool()).await, record.client("rival", pool()).await);
     let first = holder.lock(false).await;
-    until_held_by_all(&quorum).await;
-    quorum[C].restart();
+    until_held_by_all(quorum).await;
+    forget();
     assert_eq!(quorum.holders("k"), [0, 1, 3, 4], "C has forgotten it");
     rival.assert_busy().await;
     first.guard.verify().await.unwrap();
