@@ -2,15 +2,16 @@
 
 use std::future::Future;
 use std::mem;
-use std::pin::Pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, PoisonError};
-use std::task::{self, Wake, Waker};
+use std::task::{self, Poll, Wake, Waker};
 use std::thread;
 
 use once_cell::sync::OnceCell;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, unconstrained};
 
 use crate::error::{ErrorKind, LockError};
 use crate::sync::{self, Mutex, spawn, spawn_on};
@@ -118,7 +119,7 @@ impl Driver {
 }
 
 /// Runs `future` to its end: on this thread as far as it gets at once, and on from there on `runtime`, when there
-/// is something to go on with.
+/// is something to go on with. A panic ends it, and nothing else.
 pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
     let mut work: Work = Box::pin(future);
     // At the end of a thread there is nothing left by which it could enter a runtime.
@@ -127,12 +128,15 @@ pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 
         return;
     }
     let begun = Arc::new(Begun { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
-    let first_poll = {
+    let waker = Waker::from(begun.clone());
+    // With the caller's budget used up it would be woken when the caller lets go of its thread, or never.
+    let mut first_steps = pin!(unconstrained(work.as_mut()));
+    let first_poll = catch_unwind(AssertUnwindSafe(|| {
         // Timers belong to the driver, wherever they are made.
         let _context = sync::enter(runtime);
-        work.as_mut().poll(&mut task::Context::from_waker(&Waker::from(begun.clone())))
-    };
-    if first_poll.is_pending() {
+        first_steps.as_mut().poll(&mut task::Context::from_waker(&waker))
+    }));
+    if let Ok(Poll::Pending) = first_poll {
         begun.rest(work);
     }
 }
@@ -148,7 +152,7 @@ enum Stage {
     Running,
     /// There, and woken meanwhile.
     Woken,
-    Resting(Work),
+    Resting(Rest),
     /// The runtime's own.
     Moved,
 }
@@ -158,7 +162,7 @@ impl Begun {
     fn rest(&self, work: Work) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Running = *stage {
-            *stage = Stage::Resting(work);
+            *stage = Stage::Resting(Rest(Some(work)));
         } else {
             *stage = Stage::Moved;
             drop(stage);
@@ -172,11 +176,33 @@ impl Wake for Begun {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         match mem::replace(&mut *stage, Stage::Moved) {
             Stage::Running | Stage::Woken => *stage = Stage::Woken,
-            Stage::Resting(work) => {
+            Stage::Resting(rest) => {
                 drop(stage);
-                spawn_on(&self.runtime, work);
+                spawn_on(&self.runtime, rest.go_on());
             }
             Stage::Moved => {}
+        }
+    }
+}
+
+/// Work that waits to be gone on with. Whoever wakes it may hold any lock; so what becomes of it if the runtime has
+/// ended is not seen to there.
+struct Rest(Option<Work>);
+
+impl Rest {
+    async fn go_on(mut self) {
+        if let Some(work) = self.0.take() {
+            work.await;
+        }
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if let Some(work) = self.0.take()
+            && let Ok(driver) = Driver::background()
+        {
+            driver.spawn(async move { drop(work) });
         }
     }
 }

@@ -58,7 +58,10 @@ struct Letters {
 impl Outbox {
     /// Sends `ask`: at once, or with what else is there by the time the driver looks.
     pub(crate) fn ask(&self, engine: &Arc<Engine>, ask: FirstAsk) {
-        if let Some(trip) = self.at_once(engine) {
+        // Without the driver nobody would renew what is granted.
+        if !engine.driver.is_gone()
+            && let Some(trip) = self.at_once(engine)
+        {
             return engine.driver.begin(first_requests(trip, vec![ask]));
         }
         let mut letters = self.letters();
@@ -93,13 +96,13 @@ impl Outbox {
         }
     }
 
-    /// The next batch, and whether more is left.
-    fn take(&self) -> (Vec<FirstAsk>, Vec<Departure>, bool) {
+    /// The next batch. If there is none, the next letter is announced.
+    fn take(&self) -> Option<(Vec<FirstAsk>, Vec<Departure>)> {
         let mut letters = self.letters();
-        let asks = take_batch(&mut letters.asks);
-        let departures = take_batch(&mut letters.departures);
         letters.announced = !letters.asks.is_empty() || !letters.departures.is_empty();
-        (asks, departures, letters.announced)
+        letters
+            .announced
+            .then(|| (take_batch(&mut letters.asks), take_batch(&mut letters.departures)))
     }
 
     fn empty(&self) {
@@ -151,8 +154,7 @@ struct Post {
 
 impl Post {
     async fn carry(mut self) {
-        loop {
-            let (mut asks, departures, more) = self.engine.outbox.take();
+        while let Some((mut asks, departures)) = self.engine.outbox.take() {
             if !departures.is_empty() {
                 spawn(release::depart(self.trip(), departures));
             }
@@ -162,9 +164,6 @@ impl Post {
                 let differs = |ask: &mut FirstAsk| patience(&self.engine, &ask.ask) != its;
                 let others = asks.extract_if(.., differs).collect();
                 spawn(first_requests(self.trip(), std::mem::replace(&mut asks, others)));
-            }
-            if !more {
-                break;
             }
             // The server is at work on this batch while the next is made.
             yield_now().await;

@@ -57,7 +57,7 @@ impl Facts<'_> {
         (self.for_all && self.info("cluster_enabled")? == "1").then(|| {
             Warning::new(
                 format!(
-                    "Redis at {} is a part of a cluster, and refuses the keys of its other parts",
+                    "Redis at {} is a part of a cluster, and refuses the keys of all other parts",
                     self.server
                 ),
                 "connect to the cluster: `redis+cluster://` instead of `redis://`",

@@ -4,6 +4,7 @@
 //! that is given up stays on the connection and may still be served; a connection on which nothing is
 //! answered any more is replaced.
 
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -306,9 +307,7 @@ impl Drop for Pending<'_> {
 
 impl Shared {
     fn connection(&self) -> Result<(MultiplexedConnection, Arc<Bytes>), BackendError> {
-        let mut line = self.line();
-        self.give_up_if_silent(&mut line);
-        match &*line {
+        match &*self.give_up_if_silent(self.line()) {
             Line::Up(connection) => Ok((connection.requests.clone(), connection.bytes.clone())),
             Line::Down(error) => Err(error.clone()),
         }
@@ -330,29 +329,44 @@ impl Shared {
             silence.since.get_or_insert(sent);
             silence.unanswered += 1;
         }
-        self.give_up_if_silent(&mut line);
+        drop(self.give_up_if_silent(line));
     }
 
     /// Ends a connection that answers nothing any more, with all that is left on it; the keeper then
     /// makes another.
-    fn give_up_if_silent(&self, line: &mut Line) {
-        if let Line::Up(Connection { silence, bytes, .. }) = line
-            && silence.is_too_long(self.clock.now(), self.patience)
-        {
-            bytes.stop();
-            *line = Line::Down(self.silent());
+    fn give_up_if_silent<'a>(&'a self, line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
+        match &*line {
+            Line::Up(Connection { silence, .. })
+                if silence.is_too_long(self.clock.now(), self.patience) =>
+            {
+                self.give_up(line, self.silent())
+            }
+            _ => line,
         }
+    }
+
+    /// What was waited for on the connection is told of its end when the line is free again: it may look at it.
+    fn give_up<'a>(
+        &'a self,
+        mut line: MutexGuard<'a, Line>,
+        why: BackendError,
+    ) -> MutexGuard<'a, Line> {
+        let old = mem::replace(&mut *line, Line::Down(why));
+        drop(line);
+        if let Line::Up(Connection { bytes, .. }) = old {
+            bytes.stop();
+        }
+        self.line()
     }
 
     /// Ends the connection to a server that is not the master any more, where there is a way to find the
     /// one that is.
     fn give_up_a_replica(&self, failure: &BackendError) {
-        let mut line = self.line();
-        if let Line::Up(Connection { bytes, .. }) = &*line
+        let line = self.line();
+        if let Line::Up(_) = &*line
             && self.resolver.finds_masters()
         {
-            bytes.stop();
-            *line = Line::Down(failure.clone());
+            drop(self.give_up(line, failure.clone()));
         }
     }
 

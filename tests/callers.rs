@@ -1,0 +1,158 @@
+//! What the task, thread and runtime of a caller cannot do to a lock, although requests begin there.
+
+use std::future::pending;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Duration;
+
+use lock_runtime::backend::{
+    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Release, Released, Warning,
+};
+use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::{RedisServer, eventually};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use tokio::task::coop::consume_budget;
+use tokio::task::yield_now;
+
+/// How long what happens at once may take on a busy machine. Far below the ttl of 30 s.
+const SOON: Duration = Duration::from_secs(5);
+const TTL: Duration = Duration::from_secs(30);
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn multi_thread() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// A task that has used its budget up finds nothing ready in its runtime until it yields, and the last task of a
+/// runtime never does.
+#[test]
+fn a_release_at_the_end_of_a_tasks_budget_is_sent_all_the_same() {
+    /// What tokio gives a task.
+    const BUDGET: usize = 128;
+    let server = RedisServer::start();
+    for url in [server.url(), format!("{}?scripts=off", server.url())] {
+        let pool = LockPool::builder(url).ttl(TTL);
+        let pool = current_thread().block_on(pool.connect()).unwrap();
+        for left in [0, 1, 2, 3, 4, BUDGET] {
+            let runtime = current_thread();
+            let acquire = |key| runtime.block_on(pool.lock(key).fencing(false).acquire()).unwrap();
+            let (guard, other) = (acquire("k"), acquire("other"));
+            let spend = async || {
+                yield_now().await;
+                for _ in 0..BUDGET - left {
+                    consume_budget().await;
+                }
+            };
+            runtime.block_on(async {
+                spend().await;
+                drop(guard);
+                // The thread is blocked here.
+                let is_free = || server.cli(&["EXISTS", "k"]) == "0";
+                eventually(SOON, &format!("with {left} left the key goes"), is_free);
+            });
+            runtime.block_on(async {
+                spend().await;
+                drop(other);
+            });
+            let is_free = || server.cli(&["EXISTS", "other"]) == "0";
+            eventually(SOON, &format!("with {left} left the other key goes"), is_free);
+        }
+    }
+}
+
+/// A store with a bug.
+struct Panics;
+
+impl Backend for Panics {
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        let one = |claim: &Claim| {
+            assert!(!claim.keys[0].as_str().starts_with("bad"), "a bug in acquire");
+            Ok(Attempt::granted(None))
+        };
+        claims.iter().map(one).collect()
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        leases.iter().map(|_| Ok(Held::Yes)).collect()
+    }
+
+    async fn release(&self, _: &[Release]) -> Vec<Result<Released, BackendError>> {
+        panic!("a bug in release")
+    }
+
+    async fn holds(&self, _: &LeaseRef) -> Result<Held, BackendError> {
+        Ok(Held::Yes)
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        Ok(Vec::new())
+    }
+}
+
+#[test]
+fn a_panic_of_a_store_is_not_the_callers() {
+    let runtime = current_thread();
+    let pool = runtime.block_on(LockPool::with_backend(Panics).connect()).unwrap();
+    let acquire = |key| runtime.block_on(pool.lock(key).fencing(false).acquire());
+    acquire("bad").unwrap_err();
+    let guard = acquire("dropped").unwrap();
+    drop(guard);
+    let guard = acquire("released").unwrap();
+    runtime.block_on(guard.release()).unwrap_err();
+    // A second panic would end the process.
+    let guard = acquire("unwound").unwrap();
+    let body = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = guard;
+        panic!("the body's own words")
+    }));
+    body.unwrap_err();
+}
+
+/// All of it is dropped in one go, in any order, and each thing may touch the others as it goes.
+#[test]
+fn the_end_of_a_runtime_ends_the_pools_on_it_while_one_holds_and_others_wait() {
+    let server = RedisServer::start();
+    for (n, new_runtime) in [current_thread, multi_thread].into_iter().enumerate() {
+        for url in [format!("memory://callers-{n}"), server.url()] {
+            let runtime = new_runtime();
+            let connect = || {
+                let pool = LockPool::builder(&*url).on_current_runtime();
+                runtime.block_on(async { pool.connect().await.unwrap() })
+            };
+            let key = format!("k{n}");
+            let (holder, waiters) = (connect(), [connect(), connect(), connect()]);
+            let (inside, is_inside) = oneshot::channel();
+            let held = key.clone();
+            runtime.spawn(async move {
+                let _guard = holder.lock(held).acquire().await.unwrap();
+                inside.send(()).unwrap();
+                pending::<()>().await;
+            });
+            runtime.block_on(is_inside).unwrap();
+            let left = waiters[0].clone();
+            for pool in waiters {
+                let request = pool.lock(key.clone()).wait(TTL);
+                runtime.spawn(async move { drop(request.acquire().await) });
+            }
+            // The requests are answered, and all stand and wait.
+            runtime.block_on(async {
+                for _ in 0..1_000 {
+                    yield_now().await;
+                }
+                left.health().await.unwrap();
+            });
+            let end = thread::spawn(move || drop(runtime));
+            eventually(SOON, "the runtime ends", || end.is_finished());
+            end.join().unwrap();
+            for wait in [Duration::ZERO, TTL] {
+                let request = left.lock("later").wait(wait);
+                let error = current_thread().block_on(request.acquire()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Shutdown, "{url}: {error}");
+            }
+        }
+    }
+}
