@@ -380,7 +380,7 @@ impl Shared {
                     () = self.resolver.moved(link.dialer.endpoint()) => self.moved(),
                     () = link.mover.ended() => self.lost(),
                 };
-                link.mover.bytes().stop();
+                drop(link);
                 let mut line = self.line();
                 if let Line::Up(_) = &*line {
                     *line = Line::Down(why);
