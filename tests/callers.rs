@@ -9,8 +9,8 @@ use lock_runtime::backend::{
     Attempt, Backend, BackendError, Claim, Held, LeaseRef, Release, Released, Warning,
 };
 use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::runtimes::{current_thread, multi_thread};
 use lock_tests::{RedisServer, eventually};
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
@@ -18,14 +18,6 @@ use tokio::task::yield_now;
 /// How long what happens at once may take on a busy machine. Far below the ttl of 30 s.
 const SOON: Duration = Duration::from_secs(5);
 const TTL: Duration = Duration::from_secs(30);
-
-fn current_thread() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-fn multi_thread() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
-}
 
 /// A task that has used its budget up finds nothing ready in its runtime until it yields, and the last task of a
 /// runtime never does.

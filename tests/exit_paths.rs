@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::history::now_ns;
+use lock_tests::runtimes::{current_thread, multi_thread};
 use lock_tests::{Monitor, RedisServer, eventually};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -202,14 +203,6 @@ async fn guarded(scene: Arc<Scene>, way: Way, argument: Witness) -> Result<u32, 
     drop(locals);
     guard.release().await?;
     Ok(0)
-}
-
-fn current_thread() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-fn multi_thread() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 /// Each exit, by each way to lock, on each store.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lock_runtime::{ErrorKind, Fence, LockGuard, LockPool, Wait};
+use lock_runtime::{ErrorKind, Fence, LockGuard, LockPool, LockRequest, Wait};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::{Monitor, RedisServer, Worker, eventually_async};
@@ -53,7 +53,11 @@ enum How {
 
 /// A task of `pool` that wants the lock; when it got it, with the guard.
 fn come(pool: &LockPool, key: &str) -> JoinHandle<(Instant, LockGuard)> {
-    let acquiring = pool.lock(key).acquire();
+    come_with(pool.lock(key))
+}
+
+fn come_with(request: LockRequest) -> JoinHandle<(Instant, LockGuard)> {
+    let acquiring = request.acquire();
     tokio::spawn(async move {
         let guard = acquiring.await.unwrap();
         (Instant::now(), guard)
@@ -198,11 +202,7 @@ mod handed_on {
                 let key = format!("{case}:{round}");
                 let guard = ours.lock(key.as_str()).acquire().await.unwrap();
                 let keys = [key.as_str()].into_iter().chain(other);
-                let acquiring = theirs.lock_all(keys).fencing(fencing).acquire();
-                let next = tokio::spawn(async move {
-                    let guard = acquiring.await.unwrap();
-                    (Instant::now(), guard)
-                });
+                let next = come_with(theirs.lock_all(keys).fencing(fencing));
                 sleep(ms(20)).await;
                 let freed = free(guard).await;
                 let (got, guard) = soon(case, next).await;
@@ -764,11 +764,7 @@ mod marks {
         for _ in 0..ROUNDS {
             let guard = ours.lock("b").acquire().await.unwrap();
             let asks = server.cli(&["INFO", "commandstats"]);
-            let acquiring = theirs.lock_all(["a", "b"]).acquire();
-            let next = tokio::spawn(async move {
-                let guard = acquiring.await.unwrap();
-                (Instant::now(), guard)
-            });
+            let next = come_with(theirs.lock_all(["a", "b"]));
             let caching = |stats: &str| {
                 let line = stats.lines().find(|line| line.starts_with("cmdstat_client|caching:"));
                 line.map(str::to_owned)
@@ -834,14 +830,20 @@ mod several {
 
     const KEYS: [&str; 3] = ["a", "b", "c"];
 
-    fn enter(floor: &Floor, key: &str) {
-        let at = KEYS.iter().position(|known| *known == key).unwrap();
-        assert!(!floor[at].swap(true, Ordering::SeqCst), "two inside {key}");
+    fn place<'a>(floor: &'a Floor, key: &str) -> &'a AtomicBool {
+        &floor[KEYS.iter().position(|known| *known == key).unwrap()]
     }
 
-    fn leave(floor: &Floor, key: &str) {
-        let at = KEYS.iter().position(|known| *known == key).unwrap();
-        assert!(floor[at].swap(false, Ordering::SeqCst));
+    fn enter(floor: &Floor, keys: &[&str]) {
+        for key in keys {
+            assert!(!place(floor, key).swap(true, Ordering::SeqCst), "two inside {key}");
+        }
+    }
+
+    fn leave(floor: &Floor, keys: &[&str]) {
+        for key in keys {
+            assert!(place(floor, key).swap(false, Ordering::SeqCst));
+        }
     }
 
     impl Crowd {
@@ -856,9 +858,9 @@ mod several {
                 self.tasks.spawn(async move {
                     while !over.load(Ordering::Relaxed) {
                         let guard = pool.lock_all(keys.iter().copied()).acquire().await.unwrap();
-                        keys.iter().for_each(|key| enter(&floor, key));
+                        enter(&floor, keys);
                         sleep(ms(1)).await;
-                        keys.iter().for_each(|key| leave(&floor, key));
+                        leave(&floor, keys);
                         guard.release().await.unwrap();
                     }
                 });
@@ -878,11 +880,7 @@ mod several {
     }
 
     fn come_for(pool: &LockPool, keys: &'static [&str]) -> JoinHandle<(Instant, LockGuard)> {
-        let acquiring = pool.lock_all(keys.iter().copied()).acquire();
-        tokio::spawn(async move {
-            let guard = acquiring.await.unwrap();
-            (Instant::now(), guard)
-        })
+        come_with(pool.lock_all(keys.iter().copied()))
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -905,12 +903,10 @@ mod several {
                 let guard = request.acquire().await;
                 let guard = guard.unwrap_or_else(|error| panic!("round {round}: {error}"));
                 took.push(asked.elapsed());
-                enter(&floor, "a");
-                enter(&floor, "b");
+                enter(&floor, &["a", "b"]);
                 assert_eq!(guard.fence().is_some(), fencing);
                 guard.verify().await.unwrap();
-                leave(&floor, "a");
-                leave(&floor, "b");
+                leave(&floor, &["a", "b"]);
                 guard.release().await.unwrap();
             }
             println!("two busy keys: {:?}, at most {:?}", median(took.clone()), took.iter().max());
@@ -932,8 +928,8 @@ mod several {
         for round in 0..5 {
             let request = ours.lock_all(KEYS).wait(ms(5_000)).acquire();
             let guard = request.await.unwrap_or_else(|error| panic!("round {round}: {error}"));
-            KEYS.iter().for_each(|key| enter(&floor, key));
-            KEYS.iter().for_each(|key| leave(&floor, key));
+            enter(&floor, &KEYS);
+            leave(&floor, &KEYS);
             guard.release().await.unwrap();
         }
         crowd.end().await;
@@ -953,8 +949,8 @@ mod several {
         for (pool, keys) in [(&first, &KEYS[..2]), (&second, &KEYS[1..]), (&third, &KEYS[..])] {
             for _ in 0..5 {
                 let guard = soon(keys, come_for(pool, keys)).await.1;
-                keys.iter().for_each(|key| enter(&floor, key));
-                keys.iter().for_each(|key| leave(&floor, key));
+                enter(&floor, keys);
+                leave(&floor, keys);
                 free(guard).await;
             }
         }

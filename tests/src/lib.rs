@@ -16,6 +16,7 @@
 //! | [`history`] | who held what and when, and whether that was safe |
 //! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
 //! | [`mod@examples`] | the programs of `examples/` |
+//! | [`runtimes`] | runtimes that a test may end |
 //! | [`sizes`] | how large wrapped futures are |
 //! | [`told`] | what an error has to tell |
 //! | [`logs`] | everything that was traced, as text |
@@ -36,6 +37,7 @@ pub mod process;
 pub mod proxy;
 pub mod quorum;
 pub mod resp;
+pub mod runtimes;
 pub mod sentinel;
 pub mod server;
 pub mod sizes;
