@@ -471,6 +471,64 @@ async fn nothing_but_one_bounded_book_stays_in_the_nodes() {
     }
 }
 
+/// One node and its script, by hand.
+struct Node(RedisServer);
+
+impl Node {
+    fn ask(&self, what: &str, token: &str, number: u64) -> String {
+        let script = include_str!("../lock-runtime/src/backend/redis/quorum/ballot.lua");
+        let number = number.to_string();
+        let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
+        let call = ["EVAL", script, "2", "k", "book", what, token, ttl, "1", &number, &number];
+        self.0.cli(&call)
+    }
+
+    /// `owner` has the node's vote for 50, and the node forgets it; then `rival` votes.
+    fn with_vote_of_rival() -> Self {
+        let node = Self(RedisServer::start());
+        assert_eq!(node.ask("propose", "owner", 50), "1");
+        node.0.cli(&["DEL", "k"]);
+        assert_eq!(node.ask("propose", "rival", 100), "1");
+        assert_eq!(node.ask("extend", "owner", 50), "0", "somebody else's");
+        node
+    }
+}
+
+#[test]
+fn a_vote_that_came_to_nothing_keeps_no_renewal_away_and_is_not_taken_again() {
+    let node = Node::with_vote_of_rival();
+    assert_eq!(node.ask("propose", "rival", 110), "1", "a second round");
+    assert_eq!(node.ask("withdraw", "rival", 110), "1");
+    let late = node.ask("propose", "rival", 110);
+    assert_eq!(late.lines().next(), Some("2"), "{late}");
+    assert_eq!(node.ask("extend", "owner", 50), "2");
+    // Nor does the next one who asks in vain.
+    assert_eq!(node.ask("withdraw", "other", 120), "0");
+    node.0.cli(&["DEL", "k"]);
+    assert_eq!(node.ask("propose", "other", 120).lines().next(), Some("2"));
+    assert_eq!(node.ask("extend", "owner", 50), "2");
+    assert_eq!(node.ask("release", "owner", 50), "1");
+    assert_eq!(node.ask("extend", "owner", 50), "0");
+}
+
+#[test]
+fn a_vote_that_may_have_come_to_something_keeps_renewals_away() {
+    let node = Node::with_vote_of_rival();
+    node.0.cli(&["DEL", "k"]);
+    assert_eq!(node.ask("extend", "owner", 50), "0", "it was not taken back");
+    let node = Node::with_vote_of_rival();
+    assert_eq!(node.ask("release", "rival", 100), "1");
+    assert_eq!(node.ask("extend", "owner", 50), "0", "it was a grant");
+}
+
+#[test]
+fn a_release_counts_also_where_somebody_elses_vote_stands() {
+    let node = Node::with_vote_of_rival();
+    assert_eq!(node.ask("release", "owner", 50), "0");
+    assert_eq!(node.ask("withdraw", "rival", 100), "1");
+    assert_eq!(node.ask("extend", "owner", 50), "0");
+}
+
 /// Nodes that answer later than others.
 struct Far {
     proxies: Vec<FaultProxy>,

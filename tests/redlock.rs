@@ -7,7 +7,7 @@
 //! | R3 | the clock of one node steps forward, and a bare majority had granted | **a second holder**; its fence is the greater one |
 //! | R4 | the clock of one node steps forward, and all had granted | one holder; its next renewal takes the node again |
 //! | R5 | clocks step back | one holder; a dead holder's lock is free that much later, if a majority stepped |
-//! | R6 | a node restarts at once, and empty | one holder if all had granted, or by the next renewal; **a second one** before it, of a bare majority |
+//! | R6 | a node restarts at once, and empty | one holder if all had granted, or by the next renewal, whoever asks before it; **a second one** before it, of a bare majority |
 //! | R7 | it restarts after the ttl | one holder |
 //! | R8 | it restarts at once, and has synced every write | one holder, fences grow |
 //! | R9 | requests arrive, answers do not | an error; the votes are taken back long before the ttl |
@@ -526,6 +526,35 @@ async fn r6_a_renewal_makes_up_for_what_a_bare_majority_lacks() {
     assert!(first.believes());
     first.free().await;
     rival.lock(false).await.free().await;
+    record.assert_safe(2);
+}
+
+/// One node after the other is replaced by an empty one, and a rival always asks there before the holder.
+#[tokio::test]
+async fn r6_who_asks_in_vain_keeps_no_renewal_away() {
+    let (quorum, record) = (Quorum::start(5), Record::new());
+    let (url, wires) = wires(&quorum);
+    let holder = record.client("holder", LockPool::builder(url).ttl(ms(3_000))).await;
+    let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
+    let first = holder.lock(true).await;
+    for (at, wire) in wires.iter().enumerate() {
+        until_held_by_all(&quorum).await;
+        wire.refuse(true);
+        quorum[at].restart();
+        rival.assert_busy().await;
+        eventually_async(PATIENCE, "the votes are taken back", async || {
+            quorum.holders("k").len() == 4
+        })
+        .await;
+        wire.refuse(false);
+    }
+    until_held_by_all(&quorum).await;
+    assert!(first.believes());
+    let fence = first.fence();
+    first.free().await;
+    let second = rival.lock(false).await;
+    assert!(second.fence() > fence, "I2");
+    second.free().await;
     record.assert_safe(2);
 }
 

@@ -12,4 +12,5 @@ pub(crate) use checked::{check, counterexample};
 pub(crate) use claims::Claim;
 pub(crate) use rules::{
     Back, Faults, LateRenewal, Low, Registers, Release, Retake, Rules, States, Token, Ttl,
+    Withdrawal,
 };

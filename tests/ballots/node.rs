@@ -7,6 +7,8 @@ use super::rules::{Low, Retake, Rules, Ttl};
 pub(crate) struct Key {
     pub(crate) owner: u8,
     pub(crate) first: u8,
+    /// What had been accepted before it.
+    pub(crate) before: u8,
     /// It does not expire before the deadline of this sending of its owner.
     pub(crate) until: u8,
 }
@@ -26,7 +28,9 @@ pub(crate) struct Node {
     /// For people only: nodes that differ in nothing else are the same.
     pub(crate) name: char,
     pub(crate) key: Option<Key>,
-    /// No number up to this is accepted: the key's register, or the floor that stands in for it.
+    /// No number up to this will be accepted: the key's register, or the floor that stands in for it.
+    pub(crate) promised: u8,
+    /// The greatest number that was accepted and may have been granted.
     pub(crate) accepted: u8,
     /// Whose newest sending it has granted, a bit for each attempt.
     pub(crate) votes: u8,
@@ -43,7 +47,7 @@ pub(crate) enum Reply {
 
 impl Node {
     pub(crate) const fn new(name: char) -> Self {
-        Self { name, key: None, accepted: 0, votes: 0, presence: Presence::Up }
+        Self { name, key: None, promised: 0, accepted: 0, votes: 0, presence: Presence::Up }
     }
 
     pub(crate) const fn is_up(&self) -> bool {
@@ -54,25 +58,28 @@ impl Node {
     pub(crate) fn propose(&mut self, rules: &Rules, owner: u8, first: u8, at: u8) -> Reply {
         let mut until = at;
         let mut is_again = false;
+        let mut before = self.accepted;
         if let Some(key) = self.key {
             if key.owner != owner {
                 return Reply::Held;
             }
             is_again = key.first == first;
+            // An earlier round is nobody else's number.
+            before = key.before;
             until = match rules.ttl {
                 // A late copy of an earlier round makes it no shorter.
                 Ttl::IsSetAgain => until.max(key.until),
                 Ttl::StaysAsItIs => key.until,
             };
         }
-        if !is_again && first <= self.accepted {
+        if !is_again && first <= self.promised {
             if rules.low == Low::TakesTheKey {
-                self.key = Some(Key { owner, first, until });
+                self.key = Some(Key { owner, first, before, until });
             }
             return Reply::Low;
         }
-        self.key = Some(Key { owner, first, until });
-        self.accepted = self.accepted.max(rules.last(first));
+        self.key = Some(Key { owner, first, before, until });
+        self.accept(rules.last(first));
         Reply::Granted
     }
 
@@ -90,24 +97,59 @@ impl Node {
                 if is_low {
                     return Reply::Low;
                 }
-                self.key = Some(Key { owner, first, until: at });
-                self.accepted = self.accepted.max(rules.last(first));
+                self.key = Some(Key { owner, first, before: self.accepted, until: at });
+                self.accept(last);
             }
         }
         Reply::Granted
     }
 
-    /// A proposal that comes after it is refused, if it is not above `greatest`.
-    pub(crate) fn release(&mut self, owner: u8, greatest: u8) {
-        if self.key.is_some_and(|key| key.owner == owner) {
-            self.key = None;
+    const fn accept(&mut self, last: u8) {
+        self.promise(last);
+        if last > self.accepted {
+            self.accepted = last;
         }
-        self.accepted = self.accepted.max(greatest);
+    }
+
+    const fn promise(&mut self, number: u8) {
+        if number > self.promised {
+            self.promised = number;
+        }
+    }
+
+    /// The end of an attempt, where no memory is left for more.
+    pub(crate) fn free(&mut self, owner: u8) {
+        self.key.take_if(|key| key.owner == owner);
+    }
+
+    /// The end of an attempt that was granted. Neither a proposal up to `greatest` nor a renewal takes the key
+    /// after it.
+    pub(crate) fn release(&mut self, owner: u8, greatest: u8) {
+        match &mut self.key {
+            Some(key) if key.owner == owner => self.key = None,
+            Some(key) => key.before = key.before.max(greatest),
+            None => {}
+        }
+        self.accept(greatest);
+    }
+
+    /// The end of an attempt that was not granted, and never will be. A proposal that comes after it is refused,
+    /// if it is not above `greatest`; for renewals of others it is as if it had never been here.
+    pub(crate) fn withdraw(&mut self, owner: u8, greatest: u8) {
+        if let Some(key) = self.key.take_if(|key| key.owner == owner) {
+            self.accepted = key.before;
+        }
+        self.promise(greatest);
+    }
+
+    pub(crate) fn forget(&mut self, floor: u8) {
+        self.promised = floor;
+        self.accepted = floor;
     }
 
     pub(crate) fn lose(&mut self) {
         self.key = None;
-        self.accepted = 0;
+        self.forget(0);
     }
 
     /// Forgets deadlines that make no difference any more: those before `matters_from` of each attempt.
@@ -126,15 +168,22 @@ impl Node {
         }
     }
 
+    pub(crate) fn forget_accepted(&mut self) {
+        self.accepted = 0;
+        if let Some(key) = &mut self.key {
+            key.before = 0;
+        }
+    }
+
     /// All that makes it what it is, but the name.
     pub(crate) fn packed(&self) -> u64 {
         let word = match self.key {
-            None => Word::default().with(9, 0),
-            Some(Key { owner, first, until }) => {
-                Word::default().with(2, owner + 1).with(4, first).with(3, until)
+            None => Word::default().with(14, 0),
+            Some(Key { owner, first, before, until }) => {
+                Word::default().with(2, owner + 1).with(4, first).with(5, before).with(3, until)
             }
         };
-        let word = word.with(5, self.accepted).with(3, self.votes);
+        let word = word.with(5, self.promised).with(5, self.accepted).with(3, self.votes);
         match self.presence {
             Presence::Up => word.with(11, 0),
             Presence::Behind(number) => word.with(2, 1).with(9, number),

@@ -19,6 +19,7 @@ pub(crate) struct Rules {
     pub(crate) late_renewal: LateRenewal,
     pub(crate) token: Token,
     pub(crate) release: Release,
+    pub(crate) withdrawal: Withdrawal,
     pub(crate) registers: Registers,
     pub(crate) faults: Faults,
     pub(crate) states: States,
@@ -86,6 +87,16 @@ pub(crate) enum Release {
     FreesOnly,
 }
 
+/// An end after which, for renewals of others, the attempt has never been on the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Withdrawal {
+    OfWhatWasNotGranted,
+    /// What came to nothing counts like a grant. So whoever asks in vain keeps renewals away.
+    Never,
+    /// Wrong: also of what was granted.
+    OfAll,
+}
+
 /// How long a node keeps the greatest number it has accepted for the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registers {
@@ -134,6 +145,7 @@ impl Rules {
             late_renewal: LateRenewal::CountsForNothing,
             token: Token::IsNotUsedAgain,
             release: Release::IsNoted,
+            withdrawal: Withdrawal::OfWhatWasNotGranted,
             registers: Registers::Stay,
             faults: Faults::None,
             states: States::AreMerged,

@@ -44,7 +44,7 @@ fn line(world: &World, state: &State, step: Step) -> String {
             let answer = match world.reply(&mut at.clone(), attempt, from, sending) {
                 Reply::Granted => "which grants".to_owned(),
                 Reply::Held => "which has another holder".to_owned(),
-                Reply::Low => format!("which has accepted {}", at.accepted),
+                Reply::Low => format!("which has promised {}", at.promised),
             };
             format!("{x}'s {what} (its sending {}) reaches {}, {answer}", sending + 1, at.name)
         }
@@ -66,8 +66,8 @@ fn line(world: &World, state: &State, step: Step) -> String {
         Step::Forget { node, floor } => {
             let at = node_at(node);
             format!(
-                "{} forgets that it has accepted {}; its floor is {floor}",
-                at.name, at.accepted
+                "{} forgets that it has promised {}; its floor is {floor}",
+                at.name, at.promised
             )
         }
         Step::JumpClock { node } => {

@@ -7,7 +7,9 @@ use stateright::{Model, Property};
 use super::attempt::{Attempt, MOST_ATTEMPTS, Sending, Stage};
 use super::claims::Claims;
 use super::node::{Node, Presence, Reply};
-use super::rules::{Back, Faults, LateRenewal, Registers, Release, Retake, Rules, States, Token};
+use super::rules::{
+    Back, Faults, LateRenewal, Registers, Release, Retake, Rules, States, Token, Withdrawal,
+};
 
 pub(crate) const NODES: usize = 3;
 const MAJORITY: u32 = 2;
@@ -133,14 +135,20 @@ impl Model for World {
                 }
             }
             Step::ReachRelease { attempt, node } => {
-                let greatest = match self.rules.release {
-                    Release::IsNoted => {
-                        let above = u8::from(self.rules.retake == Retake::UnlessAbove);
-                        next.attempts[place(attempt)].released + above
+                let from = &next.attempts[place(attempt)];
+                let above = u8::from(self.rules.retake == Retake::UnlessAbove);
+                let (greatest, was_granted) = (from.released + above, from.was_granted());
+                let is = &mut next.nodes[place(node)];
+                match (self.rules.release, self.rules.withdrawal) {
+                    (Release::FreesOnly, _) => is.free(attempt),
+                    (_, Withdrawal::OfWhatWasNotGranted) if was_granted => {
+                        is.release(attempt, greatest);
                     }
-                    Release::FreesOnly => 0,
-                };
-                next.nodes[place(node)].release(attempt, greatest);
+                    (_, Withdrawal::Never) => is.release(attempt, greatest),
+                    (_, Withdrawal::OfWhatWasNotGranted | Withdrawal::OfAll) => {
+                        is.withdraw(attempt, greatest);
+                    }
+                }
                 if next.nodes[place(node)] == state.nodes[place(node)] {
                     return None;
                 }
@@ -150,7 +158,7 @@ impl Model for World {
                     self.pass_deadlines(&mut next, key.owner, key.until + 1);
                 }
             }
-            Step::Forget { node, floor } => next.nodes[place(node)].accepted = floor,
+            Step::Forget { node, floor } => next.nodes[place(node)].forget(floor),
             Step::JumpClock { node } => {
                 next.faults_left -= 1;
                 next.nodes[place(node)].key = None;
@@ -228,10 +236,10 @@ impl World {
         let greatest = self.rules.last(self.rules.greatest);
         match self.rules.registers {
             Registers::GiveWayToFloor => {
-                let floors = is.accepted + 1..=greatest;
+                let floors = is.promised + 1..=greatest;
                 steps.extend(floors.map(|floor| Step::Forget { node, floor }));
             }
-            Registers::AreForgotten if is.accepted > 0 => {
+            Registers::AreForgotten if is.promised > 0 => {
                 steps.push(Step::Forget { node, floor: 0 });
             }
             Registers::AreForgotten | Registers::Stay => {}
@@ -253,6 +261,10 @@ impl World {
         let matters_from = next.attempts.each_ref().map(Attempt::matters_from);
         for node in &mut next.nodes {
             node.settle(&matters_from);
+            // Only renewals ask what was accepted.
+            if self.rules.renewals == 0 {
+                node.forget_accepted();
+            }
         }
     }
 
@@ -366,8 +378,8 @@ impl World {
             if !others.clone().all(|(_, other)| other.is_up()) {
                 return;
             }
-            let accepted = others.map(|(_, other)| other.accepted).max().unwrap_or(0);
-            next.nodes[place(node)].accepted = accepted;
+            let promised = others.map(|(_, other)| other.promised).max().unwrap_or(0);
+            next.nodes[place(node)].forget(promised);
         }
         if back != Back::Seeded {
             for at in 0..self.rules.attempts {

@@ -1,14 +1,16 @@
--- One node's part in a quorum: it votes for an owner by taking the locks, and keeps the greatest number that
--- it has accepted for each. quorum/mod.rs says what for.
+-- One node's part in a quorum: it votes for an owner by taking the locks, and keeps a book of numbers for each.
+-- quorum/mod.rs says what for.
 -- KEYS the locks; and if there is a number, the node's book
--- ARGV[1] what to do: propose, extend, keep or withdraw; [2] token; [3] ms to keep the locks; [4] number of locks;
--- [5] first and [6] last number of the block, or 0
+-- ARGV[1] what to do: propose, extend, keep, release or withdraw; [2] token; [3] ms to keep the locks; [4] number
+-- of locks; [5] first and [6] last number of the block, or 0
 
--- The book has so many locks at the most. It forgets those with the least numbers, and its floor stands in for
--- them: so what counts as accepted for a lock never goes down, whatever clocks do.
+-- The book has so many entries at the most. It forgets those with the least numbers, and its floor stands in for
+-- them: so what counts for a lock never goes down, whatever clocks do.
 local MOST = 100000
 -- The floor's place in the book: no lock has an empty key.
 local FLOOR = ''
+-- Before the key, the place of what was accepted, if less than was promised: no key has this byte.
+local ACCEPTED = '\255'
 -- Microseconds that a number may be ahead of this node's clock: else one client could shut all others out.
 local AHEAD = 60000000
 
@@ -17,29 +19,46 @@ local first, last = tonumber(ARGV[5]), tonumber(ARGV[6])
 local book = KEYS[locks + 1]
 local whole = function(number) return string.format('%.0f', number) end
 
--- The greatest number that this node has accepted for a lock.
-local function accepted(lock)
-  return tonumber(redis.call('ZSCORE', book, lock) or redis.call('ZSCORE', book, FLOOR) or '0')
+-- Promised: no number up to it will be accepted. Accepted: the greatest that was, and may have been granted; what
+-- was proposed and came to nothing is promised only.
+local apart = {}
+local function numbers(lock)
+  local found = redis.call('ZMSCORE', book, lock, ACCEPTED .. lock, FLOOR)
+  apart[lock] = found[2]
+  local promised = tonumber(found[1] or found[3] or '0')
+  return promised, tonumber(found[2] or promised)
 end
 
-local function accept(lock, number)
-  redis.call('ZADD', book, whole(number), lock)
-  if redis.call('ZCARD', book) > MOST then
-    -- The floor, if there is one yet, and the lock with the least number.
+local function note(lock, promised, accepted)
+  if accepted < promised then
+    redis.call('ZADD', book, whole(promised), lock, whole(accepted), ACCEPTED .. lock)
+  else
+    redis.call('ZADD', book, whole(promised), lock)
+    if apart[lock] then redis.call('ZREM', book, ACCEPTED .. lock) end
+  end
+  while redis.call('ZCARD', book) > MOST do
+    -- The floor, if there is one yet, and the entry with the least number.
     local least = redis.call('ZPOPMIN', book, 2)
     redis.call('ZADD', book, least[4], FLOOR)
   end
 end
 
+-- What stands in a lock: the token; and with a number it, and what had been accepted before it.
+local function value(before)
+  if first == 0 then return token end
+  return token .. '#' .. whole(first) .. '#' .. whole(before)
+end
+local function before_of(held) return tonumber(string.match(held, '#(%d+)$')) end
+
 -- A token is its owner and the attempt; the owner alone stands for whichever of its attempts.
 local function is_of(holder) return string.sub(holder, 1, #token) == token end
-local value = first > 0 and token .. '#' .. whole(first) or token
 
 if ARGV[1] == 'propose' then
   -- Reply {1} if the locks are the token's for the whole ttl; {0, ms until the holder's time is over or -1 if
-  -- unknown, the holder} if one is somebody else's; {2, number accepted} if that is not below ours; {3, the
+  -- unknown, the holder} if one is somebody else's; {2, number promised} if that is not below ours; {3, the
   -- node's clock} if ours is too far ahead of it. Then nothing was changed.
-  local again, free_in, holder = first > 0, 0, nil
+  local ours = token .. '#' .. whole(first) .. '#'
+  local again, free_in, holder, before = first > 0, 0, nil, {}
   for i = 1, locks do
     local held = redis.call('GET', KEYS[i])
     if held and not is_of(held) then
@@ -48,26 +67,31 @@ if ARGV[1] == 'propose' then
       holder = held
     end
     -- Our own grant of this very number, asked for again: the number in the key says so, not the book.
-    if held ~= value then again = false end
+    if not held or string.sub(held, 1, #ours) ~= ours then again = false end
+    -- An earlier round of ours is nobody else's number.
+    before[i] = held and before_of(held)
   end
   if holder then return {0, free_in, holder} end
   if first > 0 and not again then
     local most = 0
-    for i = 1, locks do most = math.max(most, accepted(KEYS[i])) end
+    for i = 1, locks do
+      local promised, accepted = numbers(KEYS[i])
+      most, before[i] = math.max(most, promised), before[i] or accepted
+    end
     if first <= most then return {2, whole(most)} end
     local time = redis.call('TIME')
     local now = time[1] * 1000000 + time[2]
     if last > now + AHEAD then return {3, whole(now)} end
-    for i = 1, locks do accept(KEYS[i], last) end
+    for i = 1, locks do note(KEYS[i], last, last) end
   end
-  for i = 1, locks do redis.call('SET', KEYS[i], value, 'PX', ttl) end
+  for i = 1, locks do redis.call('SET', KEYS[i], value(before[i]), 'PX', ttl) end
   return {1}
 end
 
 if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
   -- Extend takes what is missing, keep does not.
   -- Reply 1 if the locks are the token's for the whole ttl, 2 if so and one of them was missing, 0 if not.
-  local missing = false
+  local missing = {}
   for i = 1, locks do
     local held = redis.pcall('GET', KEYS[i])
     if type(held) == 'table' then
@@ -77,38 +101,63 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
     if held and not is_of(held) then return 0 end
     if not held then
       if ARGV[1] == 'keep' then return 0 end
+      local promised, accepted = 0, 0
+      if first > 0 then promised, accepted = numbers(KEYS[i]) end
       -- Somebody may have been granted the lock here meanwhile, and be gone again; or we have let it go. If it is
       -- our own number, the node has merely forgotten the lock.
-      if first > 0 and accepted(KEYS[i]) > last then return 0 end
-      missing = true
+      if accepted > last then return 0 end
+      missing[i] = {promised = math.max(promised, last), before = accepted}
     end
   end
   for i = 1, locks do
-    if redis.call('PEXPIRE', KEYS[i], ttl) == 0 then
-      if first > 0 then accept(KEYS[i], last) end
-      redis.call('SET', KEYS[i], value, 'PX', ttl)
+    local lost = missing[i]
+    if lost then
+      if first > 0 then note(KEYS[i], lost.promised, last) end
+      redis.call('SET', KEYS[i], value(lost.before), 'PX', ttl)
+    else
+      redis.call('PEXPIRE', KEYS[i], ttl)
     end
     -- Whoever writes a key is told of its changes no more; who reads it is.
     redis.call('GET', KEYS[i])
   end
-  return missing and 2 or 1
+  return next(missing) and 2 or 1
 end
 
--- withdraw: ARGV[3] is how long the locks stay taken still, or 0
--- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused, and
--- an extension takes nothing: what counts as accepted is above the block.
-local outcome = 1
+-- release: of what may have been granted. ARGV[3] is how long the locks stay taken still, or 0
+-- withdraw: of what nobody was granted, and nobody will be
+-- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused, as
+-- more than the block is promised. After a release, an extension takes nothing, as if more had been accepted;
+-- after a withdrawal it is as if we had never been here.
+local outcome, was_granted = 1, ARGV[1] == 'release'
 for i = 1, locks do
   local held = redis.pcall('GET', KEYS[i])
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-  if type(held) ~= 'string' or not is_of(held) then
+  if type(held) ~= 'string' then held = nil end
+  local is_ours = held and is_of(held)
+  if not is_ours then
     outcome = 0
   elseif ttl > 0 then
     redis.call('PEXPIRE', KEYS[i], ttl)
   else
     redis.call('DEL', KEYS[i])
   end
-  -- The lock is freed also where no memory is left for the number.
-  if first > 0 and accepted(KEYS[i]) <= last then pcall(accept, KEYS[i], last + 1) end
+  -- The lock is freed also where no memory is left for the numbers.
+  if first > 0 then
+    pcall(function()
+      local promised, accepted = numbers(KEYS[i])
+      local before = held and before_of(held)
+      if was_granted then
+        accepted = math.max(accepted, last + 1)
+        -- Nor may it be forgotten when the vote that stands here comes to nothing.
+        if before and not is_ours and before <= last then
+          local vote = string.sub(held, 1, #held - #whole(before))
+          redis.call('SET', KEYS[i], vote .. whole(last + 1), 'KEEPTTL')
+        end
+      elseif is_ours and before then
+        accepted = before
+      end
+      note(KEYS[i], math.max(promised, last + 1), accepted)
+    end)
+  end
 end
 return outcome

@@ -151,8 +151,10 @@ impl Election {
     fn withdraw_if(&self, is_over: impl Fn(&Bid) -> bool) {
         let now = self.nodes.clock.now();
         let over = self.bids.iter().filter(|bid| bid.has_votes && is_over(bid));
-        let withdraw =
-            |bid: &Bid| withdrawal(&bid.claim.keys, bid.token, bid.block, now + bid.claim.ttl);
+        let withdraw = |bid: &Bid| {
+            let (claim, until) = (&bid.claim, now + bid.claim.ttl);
+            withdrawal(What::Withdraw, &claim.keys, bid.token, bid.block, until)
+        };
         // Nobody waits for the answers.
         drop(self.nodes.withdraw(over.map(withdraw).collect()));
     }
@@ -185,10 +187,10 @@ impl Bid {
         bid
     }
 
-    /// The next numbers above `accepted`, if fences are wanted.
-    fn choose_number(&mut self, accepted: u64) {
+    /// The next numbers above `promised`, if fences are wanted.
+    fn choose_number(&mut self, promised: u64) {
         if self.claim.fencing {
-            match Block::above(accepted, self.claim.spare_fences.saturating_add(1)) {
+            match Block::above(promised, self.claim.spare_fences.saturating_add(1)) {
                 Ok(block) => self.block = Some(block),
                 Err(error) => self.stage = Stage::Refused(Err(error)),
             }

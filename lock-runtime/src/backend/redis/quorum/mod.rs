@@ -18,14 +18,15 @@
 //!    the attempt, and the store knows by the owner which one was granted.
 //! 2. **Only the votes of the present round count**, and a grant is believed from before the first round was
 //!    sent. A node that grants again keeps the lock for the whole ttl again.
-//! 3. **A proposal below what a node has accepted changes nothing there.** It answers with that number, and the
-//!    next round proposes one above. The fence is a number that a majority has accepted: two majorities
+//! 3. **A proposal that is not above what a node has promised changes nothing there.** It answers with that number,
+//!    and the next round proposes one above. The fence is a number that a majority has accepted: two majorities
 //!    share a node, so the later grant has the greater number.
 //! 4. **A renewal takes a lock that is missing on a node, but never one that is somebody else's, nor where the
-//!    node has accepted a greater number meanwhile.** So a node that comes back empty counts again before
-//!    a second one fails. A renewal counts only by a majority of its own, before belief ends.
+//!    node has accepted a greater number that may have been granted.** So a node that comes back empty counts again
+//!    before a second one fails. A renewal counts only by a majority of its own, before belief ends.
 //! 5. **What was not granted is withdrawn everywhere at once**, also at nodes that have not answered; those are
-//!    asked until they do, or until they have forgotten it by themselves.
+//!    asked until they do, or until they have forgotten it by themselves. Its number stays promised, so that no
+//!    late proposal is taken, but it is accepted no more: those who ask in vain keep no renewal away.
 //! 6. **A vote that failed nodes could decide is a failure of the store**, not a lock that somebody holds.
 //! 7. **Two that compete for a free lock** may each get part of the votes. Both give back and try again after
 //!    a random time. Who waits for a held lock is woken when a majority of the nodes tells of a change.
@@ -383,7 +384,8 @@ impl Nodes {
         self.holdings.forget(&claim.owner);
         let until = self.clock.now() + ttl;
         // Nobody waits for the answers.
-        drop(self.withdraw(vec![withdrawal(&claim.keys, token, block, until)]));
+        let over = withdrawal(What::Release, &claim.keys, token, block, until);
+        drop(self.withdraw(vec![over]));
     }
 
     /// Whether `claim` may be answered by what its owner has been granted before.
@@ -453,7 +455,7 @@ impl Backend for Quorum {
         let mut withdrawals = Vec::with_capacity(releases.len());
         for Release { lease, keep_for, .. } in releases {
             let holding = nodes.holdings.of(lease);
-            let request = nodes.request(What::Withdraw, lease, &holding);
+            let request = nodes.request(What::Release, lease, &holding);
             let keep_until = (!keep_for.is_zero()).then(|| now + *keep_for);
             // One that goes on asking is enough.
             let until = if holding.leaves_until.is_none() { now + lease.ttl } else { now };
@@ -569,9 +571,14 @@ fn granted(block: Option<Block>) -> Attempt {
     }
 }
 
-fn withdrawal(keys: &Arc<[Key]>, token: Token, block: Option<Block>, until: Instant) -> Withdrawal {
-    let ttl = Duration::ZERO;
-    let request = Request { what: What::Withdraw, keys: keys.clone(), token, ttl, block };
+fn withdrawal(
+    what: What,
+    keys: &Arc<[Key]>,
+    token: Token,
+    block: Option<Block>,
+    until: Instant,
+) -> Withdrawal {
+    let request = Request { what, keys: keys.clone(), token, ttl: Duration::ZERO, block };
     Withdrawal { request, keep_until: None, until }
 }
 

@@ -17,19 +17,19 @@ pub(super) struct Block {
 const AHEAD: Duration = Duration::from_secs(60);
 
 impl Block {
-    /// The next `count` numbers above `accepted`: microseconds of this machine's clock, if they are. That clocks
+    /// The next `count` numbers above `promised`: microseconds of this machine's clock, if they are. That clocks
     /// agree matters only where a node has lost its data: the numbers after a loss are then above those before.
-    pub(super) fn above(accepted: u64, count: u32) -> Result<Self, BackendError> {
+    pub(super) fn above(promised: u64, count: u32) -> Result<Self, BackendError> {
         // Read anew for every proposal.
         let now = clock::wall_micros();
-        let first = now.max(accepted + 1);
+        let first = now.max(promised + 1);
         let last = first + u64::from(count.max(1)) - 1;
         let ahead = Duration::from_micros(last.saturating_sub(now));
         if ahead <= AHEAD {
             return Ok(Self { first, last });
         }
         let text =
-            format!("a node has accepted a fence that is {ahead:?} ahead of this machine's clock");
+            format!("a node has seen a fence that is {ahead:?} ahead of this machine's clock");
         Err(BackendError::new(Failure::NotNow, text).remedy(SYNCHRONISE))
     }
 }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_above_what_was_accepted() {
+    fn a_block_is_above_what_was_promised() {
         for count in [1, 3, 1000] {
             let block = Block::above(0, count).unwrap();
             assert_eq!(block.last - block.first + 1, u64::from(count));

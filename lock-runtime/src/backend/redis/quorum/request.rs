@@ -45,7 +45,7 @@ pub(super) struct Request {
     pub(super) what: What,
     pub(super) keys: Arc<[Key]>,
     pub(super) token: Token,
-    /// How long the node keeps the locks from now; for a withdrawal zero, unless they stay taken still.
+    /// How long the node keeps the locks from now; at an end zero, unless they stay taken still.
     pub(super) ttl: Duration,
     /// The numbers that the holder may give out as fences.
     pub(super) block: Option<Block>,
@@ -59,7 +59,9 @@ pub(super) enum What {
     Propose,
     /// Go on; and take what is missing.
     Extend,
-    /// Take the vote back.
+    /// Take back what was granted.
+    Release,
+    /// Take back a vote that came to nothing: nobody was granted anything by it.
     Withdraw,
     /// Who is it?
     Read,
@@ -83,7 +85,7 @@ impl Request {
                 return get;
             }
             // The usual case in a script that does no more than this.
-            (What::Withdraw, [key])
+            (What::Release | What::Withdraw, [key])
                 if self.ttl.is_zero() && self.block.is_none() && self.token.attempt.is_some() =>
             {
                 let mut call = RELEASE.call(by, 1, 1);
@@ -94,6 +96,7 @@ impl Request {
             // Of an attempt that is not known to be held, nothing is taken that is missing.
             (What::Extend, _) if self.token.attempt.is_none() => "keep",
             (What::Extend, _) => "extend",
+            (What::Release, _) => "release",
             (What::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
@@ -105,7 +108,8 @@ impl Request {
             call.arg(BOOK);
         }
         let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
-        let ttl = if self.what == What::Withdraw && self.ttl.is_zero() { 0 } else { ttl };
+        let is_end = matches!(self.what, What::Release | What::Withdraw);
+        let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
         call.arg(what).arg(self.token.text()).arg(ttl).arg(locks).arg(first).arg(last);
         call
     }
@@ -162,7 +166,7 @@ impl Request {
     }
 }
 
-/// The book of a node: the greatest number it has accepted for each lock. One for all pools, as their prefixes do
+/// The book of a node: what it has promised and accepted for each lock. One for all pools, as their prefixes do
 /// not tell locks apart that have the same key.
 const BOOK: &str = "lock_runtime:ballots";
 

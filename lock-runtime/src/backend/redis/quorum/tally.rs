@@ -16,7 +16,7 @@ pub(super) enum Vote {
         /// The first digits of the holder, to see whether nodes name the same one.
         by: Vec<u8>,
     },
-    /// The node has accepted a number that is not below the proposed one. Nothing was changed.
+    /// The node has promised to accept no number up to one that is not below the proposed one. Nothing was changed.
     Low(u64),
     /// It did not answer in time, or refuses.
     Failed(BackendError),
@@ -123,7 +123,7 @@ impl Tally {
                 Some(Vote::Granted) | None => {}
                 Some(Vote::Held { .. }) => text.push_str(&format!("; {name} is held by another")),
                 Some(Vote::Low(_)) => {
-                    text.push_str(&format!("; {name} has accepted a greater number"));
+                    text.push_str(&format!("; {name} has seen a greater number"));
                 }
                 Some(Vote::Failed(error)) => {
                     text.push_str(&format!("; {error}"));
