@@ -479,8 +479,9 @@ impl Node {
         let script = include_str!("../lock-runtime/src/backend/redis/quorum/ballot.lua");
         let number = number.to_string();
         let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
-        let call = ["EVAL", script, "2", "k", "book", what, token, ttl, "1", &number, &number];
-        self.0.cli(&call)
+        let block = [&*number, &*number];
+        let call = ["EVAL", script, "2", "k", "book", what, token, ttl, "1"];
+        self.0.cli(&[&call[..], &block[..], &["100"]].concat())
     }
 
     /// `owner` has the node's vote for 50, and the node forgets it; then `rival` votes.

@@ -33,7 +33,7 @@ impl LockPool {
     /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
     /// | `redis+cluster://[user:password@]host[:6379],host...` | a Redis Cluster; some of its servers are enough |
-    /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis://c` |
+    /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis+cluster://c` |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
     /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
     /// | any of Redis with `?replicas=n` | the same, where a lock is granted when `n` replicas have it |

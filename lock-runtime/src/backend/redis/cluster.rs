@@ -64,7 +64,7 @@ const WAKE_EVERY: Duration = Duration::from_millis(500);
 /// What a server may need for each entry of a great many.
 const EACH: Duration = Duration::from_micros(50);
 
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 pub(super) struct Cluster {
     shared: Arc<Shared>,
@@ -123,7 +123,7 @@ struct Road {
 }
 
 /// One entry of a call.
-trait Entry: Clone + Send + Sync {
+pub(super) trait Entry: Clone + Send + Sync {
     type Outcome: Send;
 
     /// Whether entries share a command, which fails as a whole.
@@ -214,14 +214,25 @@ impl Entry for Look {
 
 impl Cluster {
     pub(super) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
-        let seeds = seeds(url)?;
+        let (cluster, opened) = Self::begin(seeds(url)?, setting).await?;
+        opened.map_err(LockError::backend)?;
+        Ok(cluster)
+    }
+
+    /// Connects, and goes on trying if that fails. The second is how the first try went.
+    pub(super) async fn begin(
+        seeds: Vec<Endpoint>,
+        setting: Setting<'_>,
+    ) -> Result<(Self, Result<(), BackendError>), LockError> {
         let patience = setting.patience;
         let (household, strays) = Household::new(Names::of_cluster(setting.prefix), setting)?;
         let mut dialers = Vec::with_capacity(seeds.len());
         for seed in &seeds {
             dialers.push(Dialer::new(seed.clone()).await?);
         }
-        let map = first_map(dialers, patience).await.map_err(LockError::backend)?;
+        let first = first_map(dialers, patience).await;
+        // Without a map nobody has any slot, and it is looked up until there is one.
+        let map = first.as_ref().map_or_else(|_| Map::default(), Map::clone);
         let shared = Arc::new(Shared {
             seeds,
             household,
@@ -231,10 +242,53 @@ impl Cluster {
             look: Notify::new(),
             has_moved: AtomicBool::new(false),
         });
-        shared.open_all(&map.masters()).await.map_err(LockError::backend)?;
+        let opened = match first {
+            Ok(map) => shared.open_all(&map.masters()).await,
+            Err(error) => Err(error),
+        };
         let looking = tokio::spawn(shared.clone().keep_looking()).abort_handle();
         let passing = tokio::spawn(shared.clone().pass_strays_on(strays)).abort_handle();
-        Ok(Self { shared, tasks: [looking, passing] })
+        Ok((Self { shared, tasks: [looking, passing] }, opened))
+    }
+
+    /// Sends each entry to where its slot is. One outcome each, in order.
+    pub(super) async fn serve<E: Entry>(
+        &self,
+        entries: &[E],
+    ) -> Vec<Result<E::Outcome, BackendError>> {
+        self.shared.serve(entries).await
+    }
+
+    /// A server for each of the slots.
+    pub(super) async fn servers(&self) -> Result<Vec<Arc<Server>>, BackendError> {
+        let shared = &self.shared;
+        let unserved = shared.slots.unserved();
+        if unserved > 0 {
+            shared.look.notify_one();
+            return Err(no_server(format!("nobody has {unserved} slots of the Redis Cluster")));
+        }
+        let masters = shared.slots.masters();
+        let open = |address| -> Boxed<'_, _> { Box::pin(shared.server(address)) };
+        let opened = together(masters.iter().map(open).collect(), None).await;
+        opened
+            .into_iter()
+            .flatten()
+            .map(|server| server.map_err(|error| shared.noted(error)))
+            .collect()
+    }
+
+    /// Whether its servers tell of changes, those that can be reached.
+    pub(super) fn tells(&self) -> bool {
+        let mut open = self.shared.open_members().into_iter().filter_map(|(_, server)| server);
+        open.any(|server| server.is_up() && server.tells())
+    }
+
+    pub(super) fn end(&self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        let members = std::mem::replace(&mut *self.shared.members(), Members::Closed);
+        if let Members::Open(members) = members {
+            members.into_values().filter_map(|member| member.server()).for_each(|it| it.end());
+        }
     }
 }
 
@@ -286,20 +340,14 @@ impl Backend for Cluster {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        let shared = &self.shared;
-        let unserved = shared.slots.unserved();
-        if unserved > 0 {
-            shared.look.notify_one();
-            return Err(no_server(format!("nobody has {unserved} slots of the Redis Cluster")));
+        let servers = self.servers().await?;
+        let mut asked: Vec<Boxed<'_, Result<Vec<Warning>, BackendError>>> = Vec::new();
+        for server in &servers {
+            asked.push(Box::pin(server.health()));
         }
-        let masters = shared.slots.masters();
-        let ask = |address| -> Boxed<'_, _> {
-            Box::pin(async move { shared.server(address).await?.health().await })
-        };
         let mut warnings = Vec::new();
-        for answer in together(masters.iter().map(ask).collect(), None).await.into_iter().flatten()
-        {
-            for warning in answer.map_err(|error| shared.noted(error))? {
+        for answer in together(asked, None).await.into_iter().flatten() {
+            for warning in answer.map_err(|error| self.shared.noted(error))? {
                 if !warnings.contains(&warning) {
                     warnings.push(warning);
                 }
@@ -309,16 +357,7 @@ impl Backend for Cluster {
     }
 
     async fn close(&self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
-        let members = std::mem::replace(&mut *self.shared.members(), Members::Closed);
-        if let Members::Open(members) = members {
-            for member in members.into_values() {
-                let state = member.state.borrow().clone();
-                if let State::Open(server) = state {
-                    server.close().await;
-                }
-            }
-        }
+        self.end();
     }
 }
 
@@ -636,14 +675,14 @@ impl Member {
 
 /// How long calls may last that others wait for.
 #[derive(Clone, Copy)]
-struct Lag {
+pub(super) struct Lag {
     lag: Duration,
     /// Whether somebody waits from the beginning, or only when the first call is done.
     others_wait: bool,
 }
 
 /// Runs `calls` side by side. Those that lag behind the first too much are given up.
-async fn together<T>(calls: Vec<Boxed<'_, T>>, lag: Option<Lag>) -> Vec<Option<T>> {
+pub(super) async fn together<T>(calls: Vec<Boxed<'_, T>>, lag: Option<Lag>) -> Vec<Option<T>> {
     let mut done: Vec<_> = calls.iter().map(|_| None).collect();
     let mut calls: Vec<_> = calls.into_iter().map(Some).collect();
     let mut limit: Option<Pin<Box<tokio::time::Sleep>>> = None;
@@ -712,7 +751,7 @@ fn cluster_slots() -> Cmd {
 }
 
 /// The servers of `redis+cluster://[user:password@]host[:port],host...[?ca=...]`.
-fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
+pub(super) fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
     let scheme = scheme.strip_suffix("+cluster").unwrap_or(scheme);
     let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

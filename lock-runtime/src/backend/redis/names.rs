@@ -15,6 +15,28 @@ const FENCE_COUNTER: &str = "lock_runtime:fence";
 /// A lock that nobody takes, to find out what this user may do.
 const PROBE: &str = "lock_runtime:probe";
 
+/// What a node of a quorum has promised and accepted: for all pools, as their prefixes do not tell locks apart that
+/// have the same key.
+#[derive(Clone, Debug)]
+pub(super) struct Book {
+    pub(super) name: Cow<'static, str>,
+    /// How many entries it may have, one or two for each lock.
+    pub(super) most: u32,
+}
+
+impl Book {
+    const NAME: &str = "lock_runtime:ballots";
+
+    /// In a server that has all keys.
+    pub(super) const OF_SERVER: Self = Self { name: Cow::Borrowed(Self::NAME), most: 100_000 };
+
+    /// In a cluster, which has one for each of its 16,384 slots.
+    pub(super) fn of_slot(locks: &[Key]) -> Self {
+        let slot = locks.first().map_or(0, |lock| slot(lock.as_str()));
+        Self { name: in_slot(slot, Self::NAME), most: 100 }
+    }
+}
+
 /// How the keys beside a lock are named.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
@@ -101,6 +123,7 @@ mod tests {
             let home = slot(lock.as_str());
             assert_eq!(slot(&names.line(&lock)), home, "{lock}");
             assert_eq!(slot(&names.fence_counter(std::slice::from_ref(&lock))), home, "{lock}");
+            assert_eq!(slot(&Book::of_slot(std::slice::from_ref(&lock)).name), home, "{lock}");
             let probe = names.probe(home);
             assert_eq!(slot(probe.as_str()), home, "{lock}");
             assert_eq!(slot(&names.line(&probe)), home, "{lock}");

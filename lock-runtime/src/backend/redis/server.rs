@@ -378,10 +378,7 @@ impl Backend for Server {
     }
 
     async fn close(&self) {
-        self.node.close();
-        if let Some(replicas) = &self.replicas {
-            replicas.close();
-        }
+        self.end();
     }
 }
 
@@ -549,6 +546,33 @@ impl Server {
             answer.map(|holders| held_by(&lease.owner, &holders))
         };
         leases.iter().zip(answers).map(held).collect()
+    }
+
+    /// Sends other commands than those of this module. See [`Node::run`].
+    pub(super) async fn run_by(
+        &self,
+        way: Way,
+        is_tracked: bool,
+        count: usize,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        self.node.run(count, self.ahead(way, is_tracked), command).await
+    }
+
+    pub(super) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Whether it tells of changes.
+    pub(super) fn tells(&self) -> bool {
+        self.node.hears().changes
+    }
+
+    pub(super) fn end(&self) {
+        self.node.close();
+        if let Some(replicas) = &self.replicas {
+            replicas.close();
+        }
     }
 
     /// What goes ahead of commands that better arm a push, or need not.

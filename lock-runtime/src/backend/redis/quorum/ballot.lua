@@ -2,11 +2,11 @@
 -- quorum/mod.rs says what for.
 -- KEYS the locks; and if there is a number, the node's book
 -- ARGV[1] what to do: propose, extend, keep, release or withdraw; [2] token; [3] ms to keep the locks; [4] number
--- of locks; [5] first and [6] last number of the block, or 0
+-- of locks; [5] first and [6] last number of the block, or 0; [7] how many entries the book may have
 
--- The book has so many entries at the most. It forgets those with the least numbers, and its floor stands in for
--- them: so what counts for a lock never goes down, whatever clocks do.
-local MOST = 100000
+-- A full book forgets the entries with the least numbers, and its floor stands in for them: so what counts for a lock
+-- never goes down, whatever clocks do.
+local MOST = tonumber(ARGV[7])
 -- The floor's place in the book: no lock has an empty key.
 local FLOOR = ''
 -- Before the key, the place of what was accepted, if less than was promised: no key has this byte.

@@ -1,48 +1,67 @@
-//! One node of a quorum.
+//! One node of a quorum: a server, or a cluster.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use once_cell::sync::OnceCell;
-use redis::{Pipeline, RedisError, Value};
+use redis::Value;
 use tokio::sync::mpsc;
 
+use super::changes::{Changes, MemberEar};
+use super::nodes::Place;
 use super::request::Request;
-use super::tally::Tally;
+use crate::backend::redis::Setting;
+use crate::backend::redis::cluster::{Boxed, Cluster, Entry};
 use crate::backend::redis::ears::{Ears, Home};
 use crate::backend::redis::line::Hot;
 use crate::backend::redis::login::Hearing;
+use crate::backend::redis::names::Book;
 use crate::backend::redis::node::{Ahead, Node};
 use crate::backend::redis::resolver::Resolver;
-use crate::backend::{BackendError, Bell, Owner};
-use crate::bell::Ear;
-use crate::clock::{Clock, Instant};
+use crate::backend::redis::sentinel::Sentinels;
+use crate::backend::redis::server::{Server, Way};
+use crate::backend::redis::stream::Dialer;
+use crate::backend::{Backend, BackendError, Bell};
+use crate::error::LockError;
+use crate::key::Key;
 
 pub(super) struct Member {
     pub(super) name: String,
-    node: Node,
+    pub(super) body: Body,
+}
+
+/// What it consists of.
+pub(super) enum Body {
+    Server(Node),
+    /// Each lock is in one of its servers. As one node it fails for the locks of a server that fails.
+    Cluster(Cluster),
 }
 
 impl Member {
-    /// Connects to the node at `place`, and goes on trying if that fails. The second is how the first try went.
+    /// Connects to the node at `number`, and goes on trying if that fails. The second is how the first try went.
     pub(super) async fn begin(
-        resolver: Resolver,
-        place: usize,
+        place: Place,
+        number: usize,
         changes: &Arc<Changes>,
-        clock: Clock,
-        patience: Duration,
-    ) -> (Self, Result<(), BackendError>) {
-        let name = resolver.to_string();
+        setting: Setting<'_>,
+    ) -> Result<(Self, Result<(), BackendError>), LockError> {
+        let Setting { clock, patience, .. } = setting;
+        let name = place.to_string();
+        let bell = Bell::new(MemberEar::new(number, changes, clock));
+        let resolver: Resolver = match place {
+            Place::Server(endpoint) => Dialer::new(endpoint).await?.into(),
+            Place::Service(service) => Sentinels::new(service, setting).await?.into(),
+            Place::Cluster(seeds) => {
+                let (cluster, opened) = Cluster::begin(seeds, setting).await?;
+                cluster.attach(bell);
+                return Ok((Self { name, body: Body::Cluster(cluster) }, opened));
+            }
+        };
         // Nobody stands in a line here, so nobody can be called in vain.
         let (strays, _) = mpsc::unbounded_channel();
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
-        let ear = MemberEar { place, changes: changes.clone(), clock, last: AtomicU64::new(0) };
-        ears.attach(Bell::new(ear));
+        ears.attach(bell);
         let hearing = Hearing { ears, home: Home::Server, calls: None };
         let (node, opened) = Node::begin(resolver, clock, patience, Some(hearing)).await;
-        (Self { name, node }, opened)
+        Ok((Self { name, body: Body::Server(node) }, opened))
     }
 
     /// Asks in one write. `is_tracked`: the node then tells of changes of the locks that it reads.
@@ -51,112 +70,59 @@ impl Member {
         requests: &[Request],
         is_tracked: bool,
     ) -> Vec<Result<Value, BackendError>> {
-        let command = |at: usize, by| requests[at].command(by);
-        let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
-        self.node.run(requests.len(), ahead, command).await
-    }
-
-    /// Asks what is about no lock.
-    pub(super) async fn ask_plainly(
-        &self,
-        questions: &Pipeline,
-    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
-        self.node.send_all(questions).await
-    }
-
-    pub(super) fn failure(&self, error: RedisError) -> BackendError {
-        self.node.failure(error)
+        match &self.body {
+            Body::Server(node) => {
+                let command = |at: usize, by| requests[at].command(by, &Book::OF_SERVER);
+                let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
+                node.run(requests.len(), ahead, command).await
+            }
+            Body::Cluster(cluster) => {
+                let part = |request: &Request| Part { request: request.clone(), is_tracked };
+                cluster.serve(&requests.iter().map(part).collect::<Vec<_>>()).await
+            }
+        }
     }
 
     /// Whether it tells of changes.
     pub(super) fn tells(&self) -> bool {
-        self.node.hears().changes
+        match &self.body {
+            Body::Server(node) => node.hears().changes,
+            Body::Cluster(cluster) => cluster.tells(),
+        }
     }
 
     pub(super) fn close(&self) {
-        self.node.close();
+        match &self.body {
+            Body::Server(node) => node.close(),
+            Body::Cluster(cluster) => cluster.end(),
+        }
     }
 }
 
-/// What the nodes say without being asked, until a majority has said it of the same lock.
-#[derive(Debug)]
-pub(super) struct Changes {
-    bell: OnceCell<Bell>,
-    nodes: usize,
-    /// Which nodes have told of a change since the lock was last asked for.
-    by_key: Mutex<HashMap<String, u64>>,
+/// A request to a cluster.
+#[derive(Clone)]
+struct Part {
+    request: Request,
+    is_tracked: bool,
 }
 
-impl Changes {
-    /// More locks than this are not counted: then each change is told at once.
-    const MOST: usize = 10_000;
+impl Entry for Part {
+    type Outcome = Value;
 
-    pub(super) fn new(nodes: usize) -> Self {
-        Self { bell: OnceCell::new(), nodes, by_key: Mutex::default() }
+    fn keys(&self) -> &[Key] {
+        &self.request.keys
     }
 
-    pub(super) fn attach(&self, bell: Bell) {
-        let _ = self.bell.set(bell);
+    fn ask<'a>(
+        server: &'a Server,
+        way: Way,
+        parts: &'a [Self],
+    ) -> Boxed<'a, Vec<Result<Value, BackendError>>> {
+        let is_tracked = parts.first().is_some_and(|part| part.is_tracked);
+        let command = |at: usize, by| {
+            let request = &parts[at].request;
+            request.command(by, &Book::of_slot(&request.keys))
+        };
+        Box::pin(server.run_by(way, is_tracked, parts.len(), command))
     }
-
-    /// The lock is about to be asked for: what was said so far is known.
-    pub(super) fn forget(&self, key: &str) {
-        self.by_key.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    }
-
-    /// True if that makes a majority. One node's word may be about a vote that was taken back.
-    fn count(&self, key: &str, place: usize) -> bool {
-        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        if by_key.len() >= Self::MOST {
-            by_key.clear();
-            return true;
-        }
-        let told = by_key.entry(key.to_owned()).or_default();
-        *told |= 1 << place;
-        if (told.count_ones() as usize) < Tally::majority_of(self.nodes) {
-            return false;
-        }
-        by_key.remove(key);
-        true
-    }
-}
-
-struct MemberEar {
-    place: usize,
-    changes: Arc<Changes>,
-    clock: Clock,
-    /// When all locks were last said to have changed.
-    last: AtomicU64,
-}
-
-/// A node that comes and goes must not have all leases renewed all the time.
-const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-
-impl Ear for MemberEar {
-    fn changed(&self, key: &str) {
-        if let Some(bell) = self.changes.bell.get()
-            && self.changes.count(key, self.place)
-        {
-            bell.changed(key);
-        }
-    }
-
-    /// The node was away or has been emptied: whoever holds a lock takes it there again.
-    fn all_changed(&self) {
-        let now = self.clock.now();
-        let last = Instant::from_nanos(self.last.load(Ordering::Relaxed));
-        if last > Instant::from_nanos(0) && now.since(last) < AT_MOST_EVERY {
-            return;
-        }
-        self.last.store(now.as_nanos(), Ordering::Relaxed);
-        if let Some(bell) = self.changes.bell.get() {
-            bell.all_changed();
-        }
-    }
-
-    fn called(&self, _: &str, _: &Owner, _: Duration) -> bool {
-        true
-    }
-
-    fn wanted(&self, _: &str) {}
 }

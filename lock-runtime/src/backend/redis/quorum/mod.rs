@@ -1,7 +1,7 @@
 //! `redlock://`: a lock that a majority of independent servers agree on.
 //!
-//! Redlock (redis.io, "Distributed Locks with Redis") with fences by ballot. Each node is a server of its own
-//! and votes by taking the lock for the asking owner's token; `ballot.lua` is a node's whole part.
+//! Redlock (redis.io, "Distributed Locks with Redis") with fences by ballot. Each node, a server of its
+//! own or a cluster, votes by taking the lock for the asking owner's token; `ballot.lua` is a node's whole part.
 //!
 //! ```text
 //! acquire   election   rounds of votes: to all nodes at once, decided as soon as a majority is certain
@@ -9,6 +9,7 @@
 //! renew, release       one request to all nodes, decided by a majority; a silent node is asked on
 //!             holdings what majorities have granted     leftovers  what is still to be taken back
 //! member    one node   request  what it is asked        nodes  the URL      survey  are they fit?
+//!             changes  what nodes say by themselves
 //! ```
 //!
 //! What it keeps to:
@@ -35,6 +36,7 @@
 //! holds when it does not. Fences need no clocks that agree, but for such a node: numbers are
 //! proposed from the machine's clock so that those after the loss are above those before.
 
+mod changes;
 mod election;
 mod holdings;
 mod leftovers;
@@ -56,15 +58,17 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::changes::Changes;
 use self::election::Election;
 use self::holdings::{Holding, Holdings};
 use self::leftovers::{Leftovers, Withdrawal};
-use self::member::{Changes, Member};
+use self::member::Member;
 use self::numbers::Block;
 use self::request::{Request, Token, What};
 use self::survey::Told;
 use self::tally::{Tally, Verdict, Vote};
 use super::Setting;
+use super::cluster::{Boxed, together};
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Warning,
@@ -105,20 +109,13 @@ impl Quorum {
         let places = nodes::places(url)?;
         let Setting { clock, patience, node_patience, .. } = setting;
         let changes = Arc::new(Changes::new(places.len()));
-        let mut connecting = JoinSet::new();
-        for (place, node) in places.into_iter().enumerate() {
-            let resolver = node.resolver(setting).await?;
-            let changes = changes.clone();
-            connecting.spawn(async move {
-                let (member, opened) =
-                    Member::begin(resolver, place, &changes, clock, patience).await;
-                (place, member, opened)
-            });
-        }
-        let mut begun = connecting.join_all().await;
-        begun.sort_by_key(|(place, ..)| *place);
+        let begin = |(number, place)| -> Boxed<'_, _> {
+            Box::pin(Member::begin(place, number, &changes, setting))
+        };
+        let begun = together(places.into_iter().enumerate().map(begin).collect(), None).await;
+        let begun: Result<Vec<_>, _> = begun.into_iter().flatten().collect();
         let (members, opened): (Vec<_>, Vec<_>) =
-            begun.into_iter().map(|(_, member, opened)| (Arc::new(member), opened)).unzip();
+            begun?.into_iter().map(|(member, opened)| (Arc::new(member), opened)).unzip();
         let leftovers = members.iter().map(|_| Leftovers::default()).collect();
         let nodes = Nodes {
             members,
@@ -185,12 +182,11 @@ impl Nodes {
 
     /// One server under two names would vote twice.
     fn are_distinct(&self, told: &[Result<Told, BackendError>]) -> Result<(), LockError> {
-        let ids = told.iter().map(|told| told.as_ref().map_or("", |told| &told.run_id));
-        let named: Vec<_> = self.members.iter().map(|member| &member.name).zip(ids).collect();
-        for (at, (name, id)) in named.iter().enumerate() {
-            // Who may not ask is believed to have named different ones.
-            let same = named[..at].iter().find(|(_, other)| !id.is_empty() && other == id);
-            if let Some((other, _)) = same {
+        // Who may not ask is believed to have named different ones.
+        let named: Vec<_> = self.well(told);
+        for (at, (name, one)) in named.iter().enumerate() {
+            let is_same = |other: &Told| other.run_ids.iter().any(|id| one.run_ids.contains(id));
+            if let Some((other, _)) = named[..at].iter().find(|(_, other)| is_same(other)) {
                 return Err(nodes::twice(other, name));
             }
         }

@@ -3,12 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::Setting;
+use crate::backend::redis::cluster;
 use crate::backend::redis::endpoint::Endpoint;
-use crate::backend::redis::resolver::Resolver;
-use crate::backend::redis::sentinel::Sentinels;
 use crate::backend::redis::service::Service;
-use crate::backend::redis::stream::Dialer;
 use crate::error::{ErrorKind, LockError};
 
 /// Where a node is.
@@ -17,6 +14,8 @@ pub(super) enum Place {
     Server(Endpoint),
     /// The master of a service, wherever its sentinels say that it is.
     Service(Service),
+    /// Known by these servers of it.
+    Cluster(Vec<Endpoint>),
 }
 
 impl Place {
@@ -24,25 +23,19 @@ impl Place {
         if Service::is_named_by(url) {
             return Service::parse(url).map(Self::Service);
         }
-        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        if !matches!(scheme, "redis" | "rediss") {
-            return Err(wrong(format!("`{scheme}://` is no node of a quorum"))
-                .remedy("a node is a server of its own, `redis://host` or `rediss://host`, or a master that sentinels know, `redis+sentinel://host/service`"));
+        match url.split_once("://").map_or("", |(scheme, _)| scheme) {
+            "redis" | "rediss" => Endpoint::parse(url).map(Self::Server),
+            "redis+cluster" | "rediss+cluster" => cluster::seeds(url).map(Self::Cluster),
+            scheme => Err(wrong(format!("`{scheme}://` is no node of a quorum"))
+                .remedy("a node is a server of its own, `redis://host` or `rediss://host`, a master that sentinels know, `redis+sentinel://host/service`, or a cluster of its own, `redis+cluster://host`")),
         }
-        Endpoint::parse(url).map(Self::Server)
-    }
-
-    pub(super) async fn resolver(self, setting: Setting<'_>) -> Result<Resolver, LockError> {
-        Ok(match self {
-            Self::Server(endpoint) => Dialer::new(endpoint).await?.into(),
-            Self::Service(service) => Sentinels::new(service, setting).await?.into(),
-        })
     }
 
     fn login(&self) -> &Endpoint {
         match self {
             Self::Server(endpoint) => endpoint,
             Self::Service(service) => &service.master,
+            Self::Cluster(seeds) => &seeds[0],
         }
     }
 }
@@ -54,6 +47,10 @@ impl fmt::Display for Place {
             Self::Service(Service { name, sentinels, .. }) => {
                 write!(f, "{name} of")?;
                 sentinels.iter().try_for_each(|sentinel| write!(f, " {sentinel}"))
+            }
+            Self::Cluster(seeds) => {
+                f.write_str("the cluster of")?;
+                seeds.iter().try_for_each(|seed| write!(f, " {seed}"))
             }
         }
     }
@@ -173,6 +170,9 @@ mod tests {
         assert_eq!(passwords, [Some("one"), Some("two"), None]);
         let url = "redlock://redis://a,redis+sentinel://:pw@s1,s2:7/orders,rediss://c";
         assert_eq!(names(url), ["a:6379", "orders of s1:26379 s2:7", "c:6379"]);
+        let url = "redlock://redis://a,redis+cluster://:pw@b,c:7000,rediss+cluster://d";
+        let clusters = ["the cluster of b:6379 c:7000", "the cluster of d:6379"];
+        assert_eq!(names(url), ["a:6379", clusters[0], clusters[1]]);
     }
 
     #[test]
@@ -186,7 +186,8 @@ mod tests {
             ("redlock://:c4n4ry@a,b,", "names no host"),
             ("redlock://:c4n4ry@a,b,c?replicas=1", "has no meaning"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
-            ("redlock://redis://:c4n4ry@a,redis+cluster://:c4n4ry@b,c,redis://d", "is no node"),
+            ("redlock://redis://:c4n4ry@a,redis+cluster://:c4n4ry@b,c/2,redis://d", "no databases"),
+            ("redlock://redis://:c4n4ry@a,mysql://:c4n4ry@b,redis://d", "is no node"),
         ] {
             let error = places(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");

@@ -7,6 +7,7 @@ use redis::{Cmd, Value};
 
 use super::numbers::Block;
 use super::tally::Vote;
+use crate::backend::redis::names::Book;
 use crate::backend::redis::script::{BALLOT, By, RELEASE};
 use crate::backend::redis::server::{millis, unexpected};
 use crate::backend::{BackendError, Failure, Owner};
@@ -68,7 +69,8 @@ pub(super) enum What {
 }
 
 impl Request {
-    pub(super) fn command(&self, by: By) -> Cmd {
+    /// For a node that has this book.
+    pub(super) fn command(&self, by: By, book: &Book) -> Cmd {
         let ttl = millis(self.ttl);
         let what = match (self.what, &*self.keys) {
             (What::Set, [key]) => {
@@ -100,17 +102,23 @@ impl Request {
             (What::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
-        let mut call = BALLOT.call(by, locks + usize::from(self.block.is_some()), 6);
+        let mut call = BALLOT.call(by, locks + usize::from(self.block.is_some()), 7);
         for key in self.keys.iter() {
             call.arg(key.as_str());
         }
         if self.block.is_some() {
-            call.arg(BOOK);
+            call.arg(&*book.name);
         }
         let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
         let is_end = matches!(self.what, What::Release | What::Withdraw);
         let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
-        call.arg(what).arg(self.token.text()).arg(ttl).arg(locks).arg(first).arg(last);
+        call.arg(what)
+            .arg(self.token.text())
+            .arg(ttl)
+            .arg(locks)
+            .arg(first)
+            .arg(last)
+            .arg(book.most);
         call
     }
 
@@ -165,10 +173,6 @@ impl Request {
         }
     }
 }
-
-/// The book of a node: what it has promised and accepted for each lock. One for all pools, as their prefixes do
-/// not tell locks apart that have the same key.
-const BOOK: &str = "lock_runtime:ballots";
 
 const OWNER: usize = 32;
 

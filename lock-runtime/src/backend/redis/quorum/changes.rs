@@ -1,0 +1,104 @@
+//! What the nodes of a quorum say without being asked.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use once_cell::sync::OnceCell;
+
+use super::tally::Tally;
+use crate::backend::{Bell, Owner};
+use crate::bell::Ear;
+use crate::clock::{Clock, Instant};
+
+/// What they say, until a majority has said it of the same lock.
+#[derive(Debug)]
+pub(super) struct Changes {
+    bell: OnceCell<Bell>,
+    nodes: usize,
+    /// Which nodes have told of a change since the lock was last asked for.
+    by_key: Mutex<HashMap<String, u64>>,
+}
+
+impl Changes {
+    /// More locks than this are not counted: then each change is told at once.
+    const MOST: usize = 10_000;
+
+    pub(super) fn new(nodes: usize) -> Self {
+        Self { bell: OnceCell::new(), nodes, by_key: Mutex::default() }
+    }
+
+    pub(super) fn attach(&self, bell: Bell) {
+        let _ = self.bell.set(bell);
+    }
+
+    /// The lock is about to be asked for: what was said so far is known.
+    pub(super) fn forget(&self, key: &str) {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// True if that makes a majority. One node's word may be about a vote that was taken back.
+    fn count(&self, key: &str, place: usize) -> bool {
+        let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_key.len() >= Self::MOST {
+            by_key.clear();
+            return true;
+        }
+        let told = by_key.entry(key.to_owned()).or_default();
+        *told |= 1 << place;
+        if (told.count_ones() as usize) < Tally::majority_of(self.nodes) {
+            return false;
+        }
+        by_key.remove(key);
+        true
+    }
+}
+
+/// What one node says.
+pub(super) struct MemberEar {
+    place: usize,
+    changes: Arc<Changes>,
+    clock: Clock,
+    /// When all locks were last said to have changed.
+    last: AtomicU64,
+}
+
+/// A node that comes and goes must not have all leases renewed all the time.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+impl MemberEar {
+    /// Of the node at `place`.
+    pub(super) fn new(place: usize, changes: &Arc<Changes>, clock: Clock) -> Self {
+        Self { place, changes: changes.clone(), clock, last: AtomicU64::new(0) }
+    }
+}
+
+impl Ear for MemberEar {
+    fn changed(&self, key: &str) {
+        if let Some(bell) = self.changes.bell.get()
+            && self.changes.count(key, self.place)
+        {
+            bell.changed(key);
+        }
+    }
+
+    /// The node was away or has been emptied: whoever holds a lock takes it there again.
+    fn all_changed(&self) {
+        let now = self.clock.now();
+        let last = Instant::from_nanos(self.last.load(Ordering::Relaxed));
+        if last > Instant::from_nanos(0) && now.since(last) < AT_MOST_EVERY {
+            return;
+        }
+        self.last.store(now.as_nanos(), Ordering::Relaxed);
+        if let Some(bell) = self.changes.bell.get() {
+            bell.all_changed();
+        }
+    }
+
+    fn called(&self, _: &str, _: &Owner, _: Duration) -> bool {
+        true
+    }
+
+    fn wanted(&self, _: &str) {}
+}

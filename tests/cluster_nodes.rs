@@ -1,0 +1,195 @@
+//! Redis Clusters as nodes of a quorum: each votes for a lock with the server that has the lock's slot.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::time::Duration;
+
+use lock_runtime::testing::{conformance, open};
+use lock_runtime::{ErrorKind, Fence, LockPool};
+use lock_tests::{Quorum, RedisCluster, RedisServer, eventually_async};
+use tokio::time::timeout;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const TTL: Duration = ms(2_000);
+const PATIENCE: Duration = ms(10_000);
+
+/// A cluster and two servers, of which one can be away: then the cluster is in every majority.
+struct Mixed {
+    cluster: RedisCluster,
+    servers: Quorum,
+}
+
+impl Mixed {
+    fn start() -> Self {
+        Self { cluster: RedisCluster::start(), servers: Quorum::start(2) }
+    }
+
+    fn url(&self) -> String {
+        let servers = self.servers.nodes().iter().map(RedisServer::url);
+        Quorum::url_of([self.cluster.url()].into_iter().chain(servers))
+    }
+
+    async fn connect(&self) -> LockPool {
+        LockPool::builder(self.url()).ttl(TTL).wait(PATIENCE).connect().await.unwrap()
+    }
+
+    /// Who has `key`, of all servers of the cluster that are masters.
+    fn holder(&self, key: &str) -> Option<u16> {
+        let has = |node: &&&RedisServer| node.cli(&["KEYS", key]) == key;
+        self.cluster.masters().iter().find(has).map(|node| node.port())
+    }
+}
+
+async fn cycle(pool: &LockPool, key: &str) -> Fence {
+    let guard = pool.lock(key).acquire().await.unwrap();
+    let fence = guard.fence().unwrap();
+    guard.release().await.unwrap();
+    fence
+}
+
+#[tokio::test]
+async fn it_conforms() {
+    let mixed = Mixed::start();
+    let url = mixed.url();
+    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_cluster_votes_where_the_slot_of_the_lock_is() {
+    let mixed = Mixed::start();
+    let (pool, rival) = (mixed.connect().await, mixed.connect().await);
+    mixed.servers[0].kill();
+    for node in mixed.cluster.masters() {
+        let key = &*mixed.cluster.key_at("order", node);
+        let first = cycle(&pool, key).await;
+        let guard = pool.lock(key).acquire().await.unwrap();
+        assert!(guard.fence().unwrap() > first);
+        assert_eq!(mixed.holder(key), Some(node.port()));
+        assert!(rival.lock(key).try_acquire().await.unwrap().is_none());
+        // Woken by two of the three, of which the cluster is one.
+        let waiting = tokio::spawn(rival.lock(key).acquire());
+        guard.release().await.unwrap();
+        let next = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        assert!(next.fence().unwrap() > first);
+        next.release().await.unwrap();
+        // One book for each slot.
+        eventually_async(PATIENCE, "all votes are taken back", async || {
+            node.cli(&["KEYS", "*"]).lines().all(|key| key.ends_with("}lock_runtime:ballots"))
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_lock_is_held_while_its_slot_moves() {
+    const KEY: &str = "{7}:a";
+    let mixed = Mixed::start();
+    let (pool, rival) = (mixed.connect().await, mixed.connect().await);
+    mixed.servers[0].kill();
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    let cluster = &mixed.cluster;
+    let slot = cluster.slot(KEY);
+    let from = cluster.owner(slot).port();
+    let to = cluster.masters().into_iter().find(|node| node.port() != from).unwrap();
+    cluster.begin_move(slot, to).finish();
+    assert_eq!(mixed.holder(KEY), Some(to.port()));
+    let fence = guard.fence().unwrap();
+    let left = || to.cli(&["PTTL", KEY]).parse::<i64>().unwrap();
+    let moved = left();
+    eventually_async(PATIENCE, "it is renewed where it is now", async || left() > moved).await;
+    guard.verify().await.unwrap();
+    eventually_async(PATIENCE, "the rival has found it, too", async || {
+        match rival.lock(KEY).try_acquire().await {
+            Ok(got) => {
+                assert!(got.is_none(), "a second holder");
+                true
+            }
+            // On a busy machine a node may be late.
+            Err(error) => {
+                assert!(error.is_backend(), "{error}");
+                false
+            }
+        }
+    })
+    .await;
+    guard.release().await.unwrap();
+    assert!(cycle(&rival, KEY).await > fence);
+}
+
+/// The node fails for the locks of that master, and for no others.
+#[tokio::test]
+async fn a_master_of_the_cluster_dies() {
+    let mixed = Mixed::start();
+    let pool = mixed.connect().await;
+    let masters = mixed.cluster.masters();
+    let [dies, stays] = [masters[0], masters[1]];
+    let its = mixed.cluster.key_at("its", dies);
+    let other = mixed.cluster.key_at("other", stays);
+    let before = cycle(&pool, &its).await;
+    mixed.cluster.until_replicated(dies);
+    dies.kill();
+    // The other nodes are a majority.
+    let between = cycle(&pool, &its).await;
+    assert!(between > before);
+    mixed.servers[0].kill();
+    cycle(&pool, &other).await;
+    // Until there is another master, this one is missed.
+    mixed.cluster.until_serving();
+    assert!(cycle(&pool, &its).await > between);
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_away_is_taken_in_later() {
+    let mixed = Mixed::start();
+    mixed.cluster.nodes().iter().for_each(RedisServer::kill);
+    let pool = mixed.connect().await;
+    let guard = pool.lock("k").acquire().await.unwrap();
+    let warnings = pool.health().await.unwrap().warnings;
+    let text = format!("{warnings:?}");
+    assert!(text.contains("the cluster of 127.0.0.1"), "{text}");
+    for node in mixed.cluster.nodes() {
+        node.restart();
+    }
+    mixed.cluster.until_serving();
+    eventually_async(PATIENCE, "a renewal takes the lock there, too", async || {
+        mixed.holder("k").is_some()
+    })
+    .await;
+    mixed.servers[1].kill();
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    cycle(&pool, "k").await;
+}
+
+#[tokio::test]
+async fn locks_of_several_slots_have_no_vote_of_a_cluster() {
+    let mixed = Mixed::start();
+    let pool = mixed.connect().await;
+    let keys = ["a", "b"];
+    pool.lock_all(keys).acquire().await.unwrap().release().await.unwrap();
+    mixed.servers[0].kill();
+    let error = pool.lock_all(keys).wait(ms(300)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    assert!(error.to_string().contains("`a` and `b` are in different slots"), "{error}");
+    pool.lock_all(["{x}:a", "{x}:b"]).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_under_two_names_is_one_node() {
+    let cluster = RedisCluster::start();
+    let server = RedisServer::start();
+    let [one, other] =
+        [0, 1].map(|at| format!("redis+cluster://127.0.0.1:{}", cluster.nodes()[at].port()));
+    let url = Quorum::url_of([one, other, server.url()].into_iter());
+    let error = LockPool::connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("are the same server"), "{error}");
+    // Nor is one of its servers another node.
+    let part = cluster.masters()[0].url();
+    let url = Quorum::url_of([cluster.url(), part, server.url()].into_iter());
+    let error = LockPool::connect(&url).await.unwrap_err();
+    assert!(error.to_string().contains("are the same server"), "{error}");
+}
