@@ -80,6 +80,9 @@ use model::{
 const ALL: &[Claim] = &[Exclusive, Ordered, Unique];
 const FENCES: &[Claim] = &[Ordered, Unique];
 const GRANTS: &[Claim] = &[SomeAllGranted, SomeGrantedAfterRelease];
+/// Of models with renewals.
+const ALL_AND_R: &[Claim] = &[Exclusive, Ordered, Unique, NoRenewalOutlives];
+const GRANTS_AND_RENEWALS: &[Claim] = &[SomeAllGranted, SomeGrantedAfterRelease, SomeRenewed];
 
 /// Larger bounds, by the minute: `LOCK_MODEL=long`.
 fn is_long() -> bool {
@@ -110,48 +113,38 @@ mod without_faults {
 
     #[test]
     fn no_renewal_outlives_a_newer_grant() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
-        let happen = [GRANTS, &[SomeRenewed]].concat();
         let rules = Rules { renewals: 1, ..Rules::ours(2, 2, 3) };
-        check("renewals", rules, &hold, &[], &happen);
+        check("renewals", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
         if is_long() {
             let rules = Rules { renewals: 2, ..renewed() };
-            check("renewals, two each", rules, &hold, &[], &happen);
+            check("renewals, two each", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
         }
     }
 
     /// Safe as well, but a key that a node forgets early stays away there.
     #[test]
     fn a_renewal_that_takes_no_node_of_its_own_number_holds_too() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
-        let happen = [GRANTS, &[SomeRenewed]].concat();
         let rules = Rules { retake: Retake::Above, ..renewed() };
-        check("renewals, strictly above", rules, &hold, &[], &happen);
+        check("renewals, strictly above", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
     }
 
     /// Safe as well, but then whoever asks in vain keeps renewals away from nodes.
     #[test]
     fn what_came_to_nothing_may_count_like_a_grant() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
-        let happen = [GRANTS, &[SomeRenewed]].concat();
         let rules = Rules { withdrawal: Withdrawal::Never, ..renewed() };
-        check("no withdrawals", rules, &hold, &[], &happen);
+        check("no withdrawals", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
     }
 
     #[test]
     fn a_renewal_that_is_late_does_no_harm_where_it_is_counted() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
         let rules = Rules { late_renewal: LateRenewal::IsCounted, ..renewed() };
-        let happen = [GRANTS, &[SomeRenewed]].concat();
-        check("late renewals counted", rules, &hold, &[], &happen);
+        check("late renewals counted", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
     }
 
     #[test]
     fn a_release_that_a_node_cannot_note_does_no_harm() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
-        let happen = [GRANTS, &[SomeRenewed]].concat();
         let rules = Rules { release: Release::FreesOnly, ..renewed() };
-        check("releases not noted", rules, &hold, &[], &happen);
+        check("releases not noted", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
     }
 
     #[test]
@@ -169,9 +162,13 @@ mod without_faults {
         for rules in [Rules::ours(2, 2, 3), three()] {
             check("floors", Rules { registers, ..rules }, ALL, &[], &[SomeGrantedAfterRelease]);
         }
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
-        let happen = [GRANTS, &[SomeRenewed]].concat();
-        check("floors, renewals", Rules { registers, ..renewed() }, &hold, &[], &happen);
+        check(
+            "floors, renewals",
+            Rules { registers, ..renewed() },
+            ALL_AND_R,
+            &[],
+            GRANTS_AND_RENEWALS,
+        );
     }
 }
 
@@ -238,17 +235,16 @@ mod a_node_that_loses_its_data {
 
     #[test]
     fn keeps_them_if_it_waits_and_is_seeded() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
         let happen = [SomeGrantedAfterFaults, SomeGrantedAfterRelease];
         for rules in [Rules::ours(2, 2, 3), three()] {
             let rules = losses(1, Back::AfterTtlSeeded, rules);
-            check("delayed loss, seeded", rules, &hold, &[], &happen);
+            check("delayed loss, seeded", rules, ALL_AND_R, &[], &happen);
         }
         let rules = losses(1, Back::AfterTtlSeeded, Rules { greatest: 2, ..renewed() });
         check(
             "delayed loss, seeded, renewals",
             rules,
-            &hold,
+            ALL_AND_R,
             &[],
             &[SomeRenewed, SomeGrantedAfterFaults],
         );
@@ -256,7 +252,7 @@ mod a_node_that_loses_its_data {
         check(
             "delayed loss, seeded, renewals, floors",
             rules,
-            &hold,
+            ALL_AND_R,
             &[],
             &[SomeRenewed, SomeGrantedAfterFaults],
         );
@@ -264,20 +260,19 @@ mod a_node_that_loses_its_data {
 
     #[test]
     fn keeps_them_if_it_waits_until_clocks_have_passed_the_fences() {
-        let hold = [ALL, &[NoRenewalOutlives]].concat();
         let happen = [SomeGrantedAfterFaults, SomeGrantedAfterRelease];
         let greatest = if is_long() { 3 } else { 2 };
         let rules = losses(1, Back::AfterClocksAndTtl, Rules::ours(2, 2, greatest));
-        check("delayed loss, clocks", rules, &hold, &[], &happen);
+        check("delayed loss, clocks", rules, ALL_AND_R, &[], &happen);
         if is_long() {
             let rules = losses(1, Back::AfterClocksAndTtl, three());
-            check("delayed loss, clocks", rules, &hold, &[], &happen);
+            check("delayed loss, clocks", rules, ALL_AND_R, &[], &happen);
         }
         let rules = losses(1, Back::AfterClocksAndTtl, Rules { greatest: 2, ..renewed() });
         check(
             "delayed loss, clocks, renewals",
             rules,
-            &hold,
+            ALL_AND_R,
             &[],
             &[SomeRenewed, SomeGrantedAfterFaults],
         );
@@ -285,7 +280,7 @@ mod a_node_that_loses_its_data {
         check(
             "delayed loss, clocks, renewals, floors",
             rules,
-            &hold,
+            ALL_AND_R,
             &[],
             &[SomeRenewed, SomeGrantedAfterFaults],
         );

@@ -30,6 +30,7 @@ use lock_runtime::testing::open;
 use lock_runtime::{Fence, Health, LockError, LockGuard, LockPool, PoolBuilder};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::proxy::{Action, Direction};
+use lock_tests::quorum::says_busy;
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Worker, eventually, eventually_async};
 use tempfile::TempDir;
@@ -155,17 +156,7 @@ impl Client {
             self.pool.health().await.is_ok_and(|health| !misses_one(&health))
         })
         .await;
-        let busy = async || match self.try_lock().await {
-            Ok(hold) => {
-                assert!(hold.is_none(), "a second holder");
-                true
-            }
-            // On a busy machine a node may be late.
-            Err(error) => {
-                assert!(error.is_backend(), "{error}");
-                false
-            }
-        };
+        let busy = async || says_busy(self.pool.lock("k")).await;
         for _ in 0..3 {
             eventually_async(PATIENCE, "it is told that the lock is held", busy).await;
         }

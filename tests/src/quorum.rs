@@ -1,5 +1,7 @@
 //! Several servers that vote.
 
+use lock_runtime::LockRequest;
+
 use crate::server::{Config, RedisServer};
 
 /// Independent servers, the nodes of a `redlock://` quorum.
@@ -52,5 +54,24 @@ impl std::ops::Index<usize> for Quorum {
 
     fn index(&self, at: usize) -> &RedisServer {
         &self.0[at]
+    }
+}
+
+/// Whether a quorum says that somebody else has the lock. On a busy machine a node may be late, and then it says
+/// nothing: to be asked again.
+///
+/// # Panics
+///
+/// When the lock is granted, or anything but a node fails.
+pub async fn says_busy(request: LockRequest) -> bool {
+    match request.try_acquire().await {
+        Ok(granted) => {
+            assert!(granted.is_none(), "a second holder");
+            true
+        }
+        Err(error) => {
+            assert!(error.is_backend(), "{error}");
+            false
+        }
     }
 }
