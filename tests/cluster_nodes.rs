@@ -2,12 +2,13 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{conformance, open};
 use lock_runtime::{ErrorKind, Fence, LockPool};
 use lock_tests::quorum::says_busy;
 use lock_tests::{Quorum, RedisCluster, RedisServer, eventually_async};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 const fn ms(millis: u64) -> Duration {
@@ -81,6 +82,86 @@ async fn a_cluster_votes_where_the_slot_of_the_lock_is() {
             node.cli(&["KEYS", "*"]).lines().all(|key| key.ends_with("}lock_runtime:ballots"))
         })
         .await;
+    }
+}
+
+/// Votes of one node, but of several servers.
+#[tokio::test]
+async fn a_frozen_master_takes_no_votes_of_other_locks_along() {
+    const TTL: Duration = ms(500);
+    let mixed = Mixed::start();
+    for node in mixed.cluster.nodes() {
+        // The servers take no notice meanwhile.
+        node.cli(&["CONFIG", "SET", "cluster-node-timeout", "30000"]);
+    }
+    let pool = LockPool::builder(mixed.url()).ttl(TTL).wait(PATIENCE).connect().await.unwrap();
+    let masters = mixed.cluster.masters();
+    let [freezes, stays] = [masters[0], masters[1]];
+    let mut acquiring = JoinSet::new();
+    for n in 0..5 {
+        acquiring.spawn(pool.lock(mixed.cluster.key_at(&format!("its:{n}"), freezes)).acquire());
+    }
+    let its = acquiring.join_all().await;
+    assert!(its.iter().all(Result::is_ok));
+    let other = pool.lock(mixed.cluster.key_at("other", stays)).acquire().await.unwrap();
+    let beside = &*mixed.cluster.key_at("beside", freezes);
+    let wanted = &*mixed.cluster.key_at("wanted", stays);
+    mixed.servers[0].kill();
+    freezes.pause();
+    let held_for = Instant::now();
+    while held_for.elapsed() < 3 * TTL {
+        let beside = pool.lock(beside).wait(ms(100)).acquire();
+        let (beside, wanted) = tokio::join!(beside, pool.lock(wanted).acquire());
+        assert!(beside.is_err());
+        wanted.unwrap().release().await.unwrap();
+        assert!(other.is_held());
+    }
+    freezes.resume();
+    other.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_is_held_and_freed_while_its_slot_is_divided() {
+    const KEY: &str = "{7}:a";
+    for book_first in [false, true] {
+        let mixed = Mixed::start();
+        let pool = mixed.connect().await;
+        let cluster = &mixed.cluster;
+        let guard = pool.lock(KEY).acquire().await.unwrap();
+        let slot = cluster.slot(KEY);
+        let from = cluster.owner(slot);
+        let to = cluster.masters().into_iter().find(|node| node.port() != from.port()).unwrap();
+        let book = from.cli(&["KEYS", "*lock_runtime:ballots"]);
+        let step = cluster.begin_move(slot, to);
+        step.migrate(if book_first { &book } else { KEY });
+        mixed.servers[0].kill();
+        let held_for = Instant::now();
+        while held_for.elapsed() < 2 * TTL {
+            guard.verify().await.unwrap();
+        }
+        guard.release().await.unwrap();
+        step.finish();
+        cycle(&pool, KEY).await;
+    }
+}
+
+/// Long before any of them is renewed by itself.
+#[tokio::test]
+async fn masters_that_are_emptied_one_after_the_other_are_taken_again() {
+    let mixed = Mixed::start();
+    let pool = LockPool::builder(mixed.url()).ttl(ms(90_000)).connect().await.unwrap();
+    let masters = mixed.cluster.masters();
+    let keys: Vec<_> = masters.iter().map(|node| mixed.cluster.key_at("k", node)).collect();
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(pool.lock(&**key).acquire().await.unwrap());
+        eventually_async(PATIENCE, "all nodes have it", async || mixed.holder(key).is_some()).await;
+    }
+    for node in masters {
+        assert_eq!(node.cli(&["FLUSHALL"]), "OK");
+    }
+    for key in &keys {
+        eventually_async(PATIENCE, "it is taken again", async || mixed.holder(key).is_some()).await;
     }
 }
 
@@ -178,9 +259,35 @@ async fn a_cluster_under_two_names_is_one_node() {
     let error = LockPool::connect(&url).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("are the same server"), "{error}");
-    // Nor is one of its servers another node.
-    let part = cluster.masters()[0].url();
-    let url = Quorum::url_of([cluster.url(), part, server.url()].into_iter());
+    // By what it calls its servers, so that a dead one hides nothing.
+    let named =
+        |node: &&&RedisServer| cluster.nodes()[..2].iter().any(|it| it.port() == node.port());
+    cluster.masters().iter().find(|node| !named(node)).unwrap().kill();
     let error = LockPool::connect(&url).await.unwrap_err();
     assert!(error.to_string().contains("are the same server"), "{error}");
+}
+
+#[tokio::test]
+async fn a_part_of_a_cluster_is_no_node() {
+    let cluster = RedisCluster::start();
+    let servers = Quorum::start(2);
+    let others = || servers.nodes().iter().map(RedisServer::url);
+    // Masters and replicas.
+    for part in cluster.nodes() {
+        let url = Quorum::url_of([part.url()].into_iter().chain(others()));
+        let error = LockPool::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("is a part of a Redis Cluster"), "{error}");
+        assert!(error.to_string().contains("`redis+cluster://host`"), "{error}");
+    }
+    // It is found out later, too.
+    cluster.nodes().iter().for_each(RedisServer::kill);
+    let url = Quorum::url_of([cluster.nodes()[0].url()].into_iter().chain(others()));
+    let pool = LockPool::connect(&url).await.unwrap();
+    cluster.nodes()[0].restart();
+    eventually_async(PATIENCE, "the pool warns of it", async || {
+        let warnings = pool.health().await.unwrap().warnings;
+        format!("{warnings:?}").contains("is a part of a Redis Cluster")
+    })
+    .await;
 }

@@ -475,13 +475,25 @@ async fn nothing_but_one_bounded_book_stays_in_the_nodes() {
 struct Node(RedisServer);
 
 impl Node {
-    fn ask(&self, what: &str, token: &str, number: u64) -> String {
-        let script = include_str!("../lock-runtime/src/backend/redis/quorum/ballot.lua");
-        let number = number.to_string();
+    /// About the lock `k`.
+    fn ask(&self, what: &str, owner: &str, number: u64) -> String {
+        self.ask_about("k", what, owner, number)
+    }
+
+    fn ask_about(&self, lock: &str, what: &str, owner: &str, number: u64) -> String {
         let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
-        let block = [&*number, &*number];
-        let call = ["EVAL", script, "2", "k", "book", what, token, ttl, "1"];
-        self.0.cli(&[&call[..], &block[..], &["100"]].concat())
+        self.ask_for(ttl, lock, what, owner, number)
+    }
+
+    fn ask_for(&self, ttl: &str, lock: &str, what: &str, owner: &str, number: u64) -> String {
+        let script = include_str!("../lock-runtime/src/backend/redis/quorum/ballot.lua");
+        // Nothing but hex digits, as an owner is.
+        let token: String = owner.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let (token, number) = (format!("{token}/01"), number.to_string());
+        // A book of eight entries.
+        self.0.cli(&[
+            "EVAL", script, "2", lock, "book", what, &token, ttl, "1", &number, &number, "8",
+        ])
     }
 
     /// `owner` has the node's vote for 50, and the node forgets it; then `rival` votes.
@@ -528,6 +540,81 @@ fn a_release_counts_also_where_somebody_elses_vote_stands() {
     assert_eq!(node.ask("release", "owner", 50), "0");
     assert_eq!(node.ask("withdraw", "rival", 100), "1");
     assert_eq!(node.ask("extend", "owner", 50), "0");
+}
+
+#[test]
+fn what_is_promised_outlives_its_place_in_the_book() {
+    let node = Node(RedisServer::start());
+    let ask = |lock: &str, what: &str, number: u64| node.ask_about(lock, what, "f00", number);
+    let grant = |lock: &str, number: u64| {
+        assert_eq!(ask(lock, "propose", number), "1");
+        assert_eq!(ask(lock, "release", number), "1");
+    };
+    for n in 1..10 {
+        grant(&format!("old:{n}"), 10 * n);
+    }
+    // Votes of before the floor was where it will be.
+    for (lock, number) in [("c", 110), ("d", 111)] {
+        assert_eq!(ask(lock, "propose", number), "1");
+    }
+    grant("k", 105);
+    for (lock, number) in [("x", 200), ("y", 201), ("z", 202)] {
+        grant(lock, number);
+    }
+    for lock in ["x", "y"] {
+        assert_eq!(ask(lock, "propose", 210), "1");
+        assert_eq!(ask(lock, "withdraw", 210), "1");
+    }
+    assert_eq!(node.0.cli(&["ZSCORE", "book", "k"]), "(nil)", "it has been forgotten");
+    assert_eq!(ask("k", "propose", 104).lines().next(), Some("2"));
+    // Room in the book, for two entries that are below the floor.
+    for (lock, number) in [("x", 220), ("y", 221)] {
+        assert_eq!(ask(lock, "propose", number), "1");
+    }
+    for (lock, number) in [("c", 110), ("d", 111)] {
+        assert_eq!(ask(lock, "withdraw", number), "1");
+    }
+    assert_eq!(ask("n", "propose", 230), "1");
+    let late = ask("k", "propose", 104);
+    assert_eq!(late.lines().next(), Some("2"), "{late}: 105 has been granted");
+}
+
+#[test]
+fn a_lock_that_is_kept_for_a_while_is_nobody_s_to_extend() {
+    let node = Node(RedisServer::start());
+    let ask = |what: &str| node.ask_for("60000", "k", what, "owner", 50);
+    assert_eq!(ask("propose"), "1");
+    let release = || node.ask_for("5000", "k", "release", "owner", 50);
+    assert_eq!(release(), "1");
+    let left = || node.0.cli(&["PTTL", "k"]).parse::<i64>().unwrap();
+    assert!((1..=5_000).contains(&left()), "{}", left());
+    assert_eq!(release(), "1", "said twice");
+    assert_eq!(ask("extend"), "0");
+    assert_eq!(ask("propose").lines().next(), Some("0"));
+    assert!((1..=5_000).contains(&left()), "{}", left());
+}
+
+#[test]
+fn a_release_leaves_what_others_have_written_as_it_is() {
+    let node = Node(RedisServer::start());
+    for foreign in ["worker-7#42", "worker#7#42"] {
+        node.0.cli(&["SET", "k", foreign]);
+        assert_eq!(node.ask("release", "owner", 50), "0");
+        assert_eq!(node.0.cli(&["GET", "k"]), foreign);
+    }
+}
+
+/// Whose clock is far ahead is refused, and shuts nobody else out.
+#[test]
+fn a_number_that_was_refused_is_not_promised_by_its_withdrawal() {
+    let node = Node(RedisServer::start());
+    let now = || node.0.cli(&["TIME"]).lines().next().unwrap().parse::<u64>().unwrap() * 1_000_000;
+    let wild = now() + 7_200_000_000;
+    assert_eq!(node.ask("propose", "wild", wild).lines().next(), Some("3"));
+    assert_eq!(node.ask("withdraw", "wild", wild), "0");
+    assert_eq!(node.ask("propose", "wild", wild).lines().next(), Some("3"));
+    let promised: f64 = node.0.cli(&["ZSCORE", "book", "k"]).parse().unwrap();
+    assert!(promised < (now() + 62_000_000) as f64, "{promised}");
 }
 
 /// Nodes that answer later than others.

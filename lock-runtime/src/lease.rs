@@ -104,8 +104,12 @@ pub(crate) enum Loss {
 /// What the watchdog has to do with a lease now.
 #[derive(Debug)]
 pub(crate) enum Beat {
-    /// Renew it, and look again at this moment.
-    Renew(Instant),
+    /// Renew it, and look again at `last_call`.
+    Renew {
+        last_call: Instant,
+        /// Whether the last renewal came to nothing.
+        in_doubt: bool,
+    },
     /// Nothing before this moment.
     Wait(Instant),
     /// It has just been lost.
@@ -400,7 +404,7 @@ impl Lease {
             return Beat::Wait(last_call);
         }
         state.phase = Phase::Renewing;
-        Beat::Renew(last_call)
+        Beat::Renew { last_call, in_doubt: state.unconfirmed.is_some() }
     }
 
     /// A body needs a moment to end, and has to have ended when belief does.

@@ -96,8 +96,9 @@ impl Watchdog {
 
     fn tick(self: &Arc<Self>, tools: &Arc<Tools>) {
         let now = tools.clock.now();
-        // A lease that is soon to end has less patience with the store than the others have.
-        let (mut hasty, mut calm) = (Batch::default(), Batch::default());
+        // A lease that is soon to end has less patience with the store than the others have. And one that was
+        // not renewed last time may be so for a reason of its own, a server of a cluster that is silent.
+        let mut batches: [Batch; 4] = Default::default();
         let mut due = self.0.take_until(now + TICK);
         // Of a great many most are not in the processor's caches: it fetches best what lies together.
         due.sort_unstable_by_key(Arc::as_ptr);
@@ -105,9 +106,10 @@ impl Watchdog {
             lease.file_at(NOWHERE);
             match lease.beat(now + TICK) {
                 // Until it is answered or given up, the batch is what looks after the lease.
-                Beat::Renew(last_call) => {
+                Beat::Renew { last_call, in_doubt } => {
                     let left = last_call.since(now) / 2;
-                    if left < tools.patience { &mut hasty } else { &mut calm }.add(lease, left);
+                    let in_haste = left < tools.patience;
+                    batches[2 * usize::from(in_doubt) + usize::from(in_haste)].add(lease, left);
                 }
                 Beat::Wait(due) => self.file(&lease, due),
                 Beat::Lost(loss) => observe::lost(&lease, loss),
@@ -115,7 +117,7 @@ impl Watchdog {
             }
         }
         // On their own, so that a store that does not answer stops nobody else's clock.
-        for Batch { leases, left } in [hasty, calm] {
+        for Batch { leases, left } in batches {
             if !leases.is_empty() {
                 // A store needs time for each of a great many.
                 let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);

@@ -45,6 +45,12 @@ pub(super) fn warnings(
     all.into_iter().flatten().collect()
 }
 
+/// Whether the server has a part of a cluster's keys, by its answer to [`question`].
+pub(super) fn is_part(info: &Answer) -> bool {
+    let info = told::<String>(info).unwrap_or_default();
+    info.lines().any(|line| line == "cluster_enabled:1")
+}
+
 struct Facts<'a> {
     server: &'a str,
     for_all: bool,

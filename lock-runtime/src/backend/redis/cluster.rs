@@ -126,8 +126,8 @@ struct Road {
 pub(super) trait Entry: Clone + Send + Sync {
     type Outcome: Send;
 
-    /// Whether entries share a command, which fails as a whole.
-    const SHARES: bool = false;
+    /// Whether there is another way for what fails because its keys are at two servers for the moment.
+    const MAY_GO_APART: bool = false;
 
     fn keys(&self) -> &[Key];
 
@@ -174,7 +174,8 @@ impl Entry for Release {
 impl Entry for LeaseRef {
     type Outcome = Held;
 
-    const SHARES: bool = true;
+    /// Leases share a command, which fails as a whole.
+    const MAY_GO_APART: bool = true;
 
     fn keys(&self) -> &[Key] {
         &self.keys
@@ -275,6 +276,16 @@ impl Cluster {
             .flatten()
             .map(|server| server.map_err(|error| shared.noted(error)))
             .collect()
+    }
+
+    /// What it calls its servers, masters and replicas; nothing before the first map.
+    pub(super) fn ids(&self) -> Vec<String> {
+        self.shared.slots.ids()
+    }
+
+    /// The server that has `keys`, as far as is known.
+    pub(super) fn server_of(&self, keys: &[Key]) -> Option<Address> {
+        self.shared.slots.owner(slots::common(keys).ok()?)
     }
 
     /// Whether its servers tell of changes, those that can be reached.
@@ -452,7 +463,7 @@ impl Shared {
                 let address = Address::told(to, &road.address)?;
                 Some(Road { at, slot, address, way: Way::Asking })
             }
-            None if E::SHARES && road.way == Way::Straight && reply::is_divided(error) => {
+            None if E::MAY_GO_APART && road.way == Way::Straight && reply::is_divided(error) => {
                 Some(Road { at, slot, address: road.address.clone(), way: Way::Apart })
             }
             None => None,
@@ -505,7 +516,7 @@ impl Shared {
         let (tell, state) = watch::channel(State::Opening);
         let opening = async move {
             let mut pause = Duration::from_millis(5);
-            loop {
+            for round in 0_usize.. {
                 let opened = async {
                     let dialer = Dialer::new(endpoint.clone()).await;
                     let dialer = dialer
@@ -518,6 +529,9 @@ impl Shared {
                 match opened.unwrap_or_else(|_| Err(slow(&address).before_sending())) {
                     Ok(server) => {
                         tell.send_replace(State::Open(Arc::new(server)));
+                        if round > 0 {
+                            household.ears.has_missed_something();
+                        }
                         return;
                     }
                     Err(error) => tell.send_replace(State::Failed(error)),

@@ -33,7 +33,12 @@ impl Book {
     /// In a cluster, which has one for each of its 16,384 slots.
     pub(super) fn of_slot(locks: &[Key]) -> Self {
         let slot = locks.first().map_or(0, |lock| slot(lock.as_str()));
-        Self { name: in_slot(slot, Self::NAME), most: 100 }
+        Self { name: in_slot(slot, Self::NAME), most: 1_000 }
+    }
+
+    /// Whether `key` is not a lock but a book.
+    pub(super) fn is_at(key: &str) -> bool {
+        key.ends_with(Self::NAME)
     }
 }
 

@@ -477,6 +477,12 @@ impl Server {
         let mut outcomes = Vec::with_capacity(leases.len());
         for (chunk, answer) in chunks.iter().zip(answers) {
             match answer {
+                Ok(Value::BulkString(digits)) if digits.len() == chunk.len() => {
+                    for (lease, digit) in chunk.iter().zip(digits) {
+                        let digit = Value::Int(i64::from(digit) - i64::from(b'0'));
+                        outcomes.push(self.renewed(lease, &digit));
+                    }
+                }
                 Ok(Value::Array(parts)) if parts.len() == chunk.len() => {
                     for (lease, part) in chunk.iter().zip(&parts) {
                         outcomes.push(self.renewed(lease, part));

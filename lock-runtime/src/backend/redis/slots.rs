@@ -108,6 +108,8 @@ pub(super) struct Map {
     /// First and last slot, and who has them.
     ranges: Vec<(u16, u16, Address)>,
     replicas: Vec<Address>,
+    /// What the cluster calls its servers, replicas too.
+    ids: Vec<String>,
 }
 
 impl Map {
@@ -125,6 +127,7 @@ impl Map {
             if last >= SLOTS {
                 return None;
             }
+            map.ids.extend(std::iter::once(master).chain(replicas).filter_map(id));
             if let Some(master) = node(master, asked)? {
                 map.ranges.push((first, last, master));
             }
@@ -157,6 +160,13 @@ fn node(value: &Value, asked: &Address) -> Option<Option<Address>> {
     Some(Address::with_host(host, port, asked))
 }
 
+/// The id in such an entry.
+fn id(value: &Value) -> Option<String> {
+    let Value::Array(parts) = value else { return None };
+    let [_, _, Value::BulkString(id), ..] = parts.as_slice() else { return None };
+    String::from_utf8(id.clone()).ok()
+}
+
 /// What is known about all slots at this moment.
 #[derive(Debug)]
 pub(super) struct Slots(RwLock<Table>);
@@ -165,6 +175,7 @@ pub(super) struct Slots(RwLock<Table>);
 struct Table {
     masters: Vec<Address>,
     replicas: Vec<Address>,
+    ids: Vec<String>,
     /// For each slot who of `masters` has it.
     owners: Vec<u16>,
 }
@@ -184,7 +195,10 @@ impl Table {
         let mut replicas = map.replicas.clone();
         replicas.sort_unstable();
         replicas.dedup();
-        Self { masters, replicas, owners }
+        let mut ids = map.ids.clone();
+        ids.sort_unstable();
+        ids.dedup();
+        Self { masters, replicas, ids, owners }
     }
 
     fn owner(&self, slot: u16) -> Option<&Address> {
@@ -217,6 +231,11 @@ impl Slots {
 
     pub(super) fn replicas(&self) -> Vec<Address> {
         self.table().replicas.clone()
+    }
+
+    /// What the cluster calls its servers.
+    pub(super) fn ids(&self) -> Vec<String> {
+        self.table().ids.clone()
     }
 
     /// How many slots nobody has.

@@ -4,36 +4,52 @@
 -- ARGV[1] what to do: propose, extend, keep, release or withdraw; [2] token; [3] ms to keep the locks; [4] number
 -- of locks; [5] first and [6] last number of the block, or 0; [7] how many entries the book may have
 
--- A full book forgets the entries with the least numbers, and its floor stands in for them: so what counts for a lock
--- never goes down, whatever clocks do.
+-- What is where, for a block of numbers first..last (without one there is no book, and a lock holds the token alone):
+--
+--   after                    the lock                promised              accepted
+--   a vote                   token#first#before      last                  last; `before` is what it was
+--   its withdrawal           gone                    above last            before
+--   a withdrawal elsewhere   as it was               above last            as it was
+--   a release                gone, or ~its value     above last            above last
+--   a renewal that finds     token#first#before      as it was, or last    last
+--     nothing in the lock
+--
+-- Promised: no number up to it will be accepted. Accepted: the greatest number that was, and may have been granted; it
+-- keeps renewals of older grants away. It has an entry of its own only where it is less than what is promised, which
+-- is where proposals came to nothing.
+
+-- A full book forgets the entries with the least numbers. For what it has forgotten its floor stands in, above
+-- which no forgotten entry was: so what counts for a lock never goes down, whatever clocks do.
 local MOST = tonumber(ARGV[7])
 -- The floor's place in the book: no lock has an empty key.
 local FLOOR = ''
--- Before the key, the place of what was accepted, if less than was promised: no key has this byte.
+-- Before the key, the place of what was accepted, if it has one of its own: no key has this byte.
 local ACCEPTED = '\255'
 -- Microseconds that a number may be ahead of this node's clock: else one client could shut all others out.
 local AHEAD = 60000000
+-- Before the value of a lock that was released and is to stay taken for a while: nobody's token begins so.
+local KEPT = '~'
 
 local token, ttl, locks = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local first, last = tonumber(ARGV[5]), tonumber(ARGV[6])
 local book = KEYS[locks + 1]
 local whole = function(number) return string.format('%.0f', number) end
 
--- Promised: no number up to it will be accepted. Accepted: the greatest that was, and may have been granted; what
--- was proposed and came to nothing is promised only. Both as text.
+-- As text.
 local function promised_for(lock)
   return redis.call('ZSCORE', book, lock) or redis.call('ZSCORE', book, FLOOR) or '0'
 end
-local function accepted_for(lock, promised)
-  return redis.call('ZSCORE', book, ACCEPTED .. lock) or promised
+local function accepted_for(lock, otherwise)
+  return redis.call('ZSCORE', book, ACCEPTED .. lock) or otherwise
 end
 
 local function put(...)
   if redis.call('ZADD', book, ...) == 0 then return end
   while redis.call('ZCARD', book) > MOST do
-    -- The floor, if there is one yet, and the entry with the least number.
+    -- The floor, if there is one yet, and the entry with the least number; or two entries that have come to be
+    -- below the floor, which stays.
     local least = redis.call('ZPOPMIN', book, 2)
-    redis.call('ZADD', book, least[4], FLOOR)
+    redis.call('ZADD', book, 'GT', least[4], FLOOR)
   end
 end
 
@@ -46,18 +62,24 @@ local function note(lock, promised, accepted)
   end
 end
 
--- A token is its owner and the attempt; the owner alone stands for whichever of its attempts. With a number, what
--- stands in a lock is the token, the number, and what had been accepted before.
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+-- With a number, what its vote's value begins with.
 local mine = first > 0 and token .. '#' .. ARGV[5] .. '#'
 local function value(before) return mine and mine .. before or token end
-local function before_of(held) return string.match(held, '#(%d+)$') end
+-- Of a vote with a number, whoever's it is.
+local function before_of(held) return string.match(held, '^%x+/%x+#%d+#(%d+)$') end
+-- A token is an owner and its attempt, or the owner alone for whichever of its attempts. Neither begins another one.
 local function begins(text, with) return string.sub(text, 1, #with) == with end
 
 if ARGV[1] == 'propose' then
   -- Reply {1} if the locks are the token's for the whole ttl; {0, ms until the holder's time is over or -1 if
   -- unknown, the holder} if one is somebody else's; {2, number promised} if that is not below ours; {3, the
   -- node's clock} if ours is too far ahead of it. Then nothing was changed.
-  local again, free_in, holder, before = first > 0, 0, nil, {}
+  local again, free_in, holder, before = mine, 0, nil, {}
   for i = 1, locks do
     local held = redis.call('GET', KEYS[i])
     if held and not begins(held, token) then
@@ -71,7 +93,7 @@ if ARGV[1] == 'propose' then
     before[i] = held and before_of(held)
   end
   if holder then return {0, free_in, holder} end
-  if first > 0 and not again then
+  if mine and not again then
     local most, apart = 0, {}
     for i = 1, locks do
       local promised = promised_for(KEYS[i])
@@ -80,8 +102,7 @@ if ARGV[1] == 'propose' then
       most = math.max(most, tonumber(promised))
     end
     if first <= most then return {2, whole(most)} end
-    local time = redis.call('TIME')
-    local now = time[1] * 1000000 + time[2]
+    local now = clock()
     if last > now + AHEAD then return {3, whole(now)} end
     for i = 1, locks do
       put(ARGV[6], KEYS[i])
@@ -129,42 +150,46 @@ end
 
 -- release: of what may have been granted. ARGV[3] is how long the locks stay taken still, or 0
 -- withdraw: of what nobody was granted, and nobody will be
--- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused, as
--- more than the block is promised. After a release, an extension takes nothing, as if more had been accepted;
--- after a withdrawal it is as if we had never been here.
+-- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused; and
+-- after a release an extension, too.
 local outcome, was_granted = 1, ARGV[1] == 'release'
 
 local function note_end(lock, held)
   local promised = promised_for(lock)
-  -- The usual case: our vote is the last that was.
+  -- The usual case: our vote stands, and nothing was promised since. Then nothing else was accepted.
   if was_granted and promised == ARGV[6] and held and begins(held, mine) then
     return put(whole(last + 1), lock)
   end
   local is_ours, before = held and begins(held, token), held and before_of(held)
-  local accepted = tonumber(accepted_for(lock, promised))
+  local above, accepted = last + 1, tonumber(accepted_for(lock, promised))
   if was_granted then
-    accepted = math.max(accepted, last + 1)
+    accepted = math.max(accepted, above)
     -- Nor may it be forgotten when the vote that stands here comes to nothing.
     if before and not is_ours and tonumber(before) <= last then
-      local vote = string.sub(held, 1, #held - #before)
-      redis.call('SET', lock, vote .. whole(last + 1), 'KEEPTTL')
+      redis.call('SET', lock, string.sub(held, 1, #held - #before) .. whole(above), 'KEEPTTL')
     end
-  elseif is_ours and before then
-    accepted = tonumber(before)
+  else
+    -- What is further ahead was refused, and will be until the clock has passed it.
+    above = math.min(above, clock() + AHEAD)
+    if is_ours and before then accepted = tonumber(before) end
   end
-  note(lock, math.max(tonumber(promised), last + 1), accepted)
+  note(lock, math.max(tonumber(promised), above), accepted)
 end
 
 for i = 1, locks do
   local held = redis.pcall('GET', KEYS[i])
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if type(held) ~= 'string' then held = nil end
-  if not held or not begins(held, token) then
+  if held and begins(held, token) then
+    if ttl == 0 then
+      redis.call('DEL', KEYS[i])
+    -- No late copy of anything finds its token there. Without memory for it, the lock is freed in time all the same.
+    elseif type(redis.pcall('SET', KEYS[i], KEPT .. held, 'PX', ttl).err) == 'string' then
+      redis.call('PEXPIRE', KEYS[i], ttl)
+    end
+  -- Said twice it is done once.
+  elseif not held or not begins(held, KEPT .. token) then
     outcome = 0
-  elseif ttl > 0 then
-    redis.call('PEXPIRE', KEYS[i], ttl)
-  else
-    redis.call('DEL', KEYS[i])
   end
   -- The lock is freed also where no memory is left for the numbers.
   if mine then pcall(note_end, KEYS[i], held) end

@@ -1,13 +1,14 @@
 //! What the nodes of a quorum say without being asked.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
+use tokio::runtime::Handle;
 
 use super::tally::Tally;
+use crate::backend::redis::names::Book;
 use crate::backend::{Bell, Owner};
 use crate::bell::Ear;
 use crate::clock::{Clock, Instant};
@@ -59,24 +60,21 @@ impl Changes {
 pub(super) struct MemberEar {
     place: usize,
     changes: Arc<Changes>,
-    clock: Clock,
-    /// When all locks were last said to have changed.
-    last: AtomicU64,
+    all: Arc<AllChanged>,
 }
-
-/// A node that comes and goes must not have all leases renewed all the time.
-const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 impl MemberEar {
     /// Of the node at `place`.
     pub(super) fn new(place: usize, changes: &Arc<Changes>, clock: Clock) -> Self {
-        Self { place, changes: changes.clone(), clock, last: AtomicU64::new(0) }
+        let all = AllChanged { clock, runtime: Handle::current(), last: Mutex::default() };
+        Self { place, changes: changes.clone(), all: Arc::new(all) }
     }
 }
 
 impl Ear for MemberEar {
     fn changed(&self, key: &str) {
         if let Some(bell) = self.changes.bell.get()
+            && !Book::is_at(key)
             && self.changes.count(key, self.place)
         {
             bell.changed(key);
@@ -85,14 +83,8 @@ impl Ear for MemberEar {
 
     /// The node was away or has been emptied: whoever holds a lock takes it there again.
     fn all_changed(&self) {
-        let now = self.clock.now();
-        let last = Instant::from_nanos(self.last.load(Ordering::Relaxed));
-        if last > Instant::from_nanos(0) && now.since(last) < AT_MOST_EVERY {
-            return;
-        }
-        self.last.store(now.as_nanos(), Ordering::Relaxed);
         if let Some(bell) = self.changes.bell.get() {
-            bell.all_changed();
+            AllChanged::tell(&self.all, bell);
         }
     }
 
@@ -101,4 +93,50 @@ impl Ear for MemberEar {
     }
 
     fn wanted(&self, _: &str) {}
+}
+
+/// A node that comes and goes must not have all leases renewed all the time.
+struct AllChanged {
+    clock: Clock,
+    runtime: Handle,
+    last: Mutex<Option<Last>>,
+}
+
+/// When all locks were last said to have changed.
+#[derive(Clone, Copy)]
+enum Last {
+    At(Instant),
+    /// It will be said again.
+    Coming,
+}
+
+impl AllChanged {
+    const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+    /// At once, or as soon as it may be said again.
+    fn tell(self: &Arc<Self>, bell: &Bell) {
+        let now = self.clock.now();
+        let mut state = self.last();
+        match *state {
+            Some(Last::Coming) => {}
+            Some(Last::At(last)) if now.since(last) < Self::AT_MOST_EVERY => {
+                *state = Some(Last::Coming);
+                let (all, bell) = (self.clone(), bell.clone());
+                self.runtime.spawn(async move {
+                    all.clock.sleep_until(last + Self::AT_MOST_EVERY).await;
+                    *all.last() = Some(Last::At(all.clock.now()));
+                    bell.all_changed();
+                });
+            }
+            Some(Last::At(_)) | None => {
+                *state = Some(Last::At(now));
+                drop(state);
+                bell.all_changed();
+            }
+        }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Last>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

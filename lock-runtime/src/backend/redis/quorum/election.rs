@@ -38,7 +38,7 @@ struct Bid {
     /// When the votes of the present round are counted.
     until: Instant,
     stage: Stage,
-    /// Whether some node may have voted for it.
+    /// Whether some node may have voted for it, or may do so yet.
     has_votes: bool,
 }
 
@@ -129,15 +129,16 @@ impl Election {
         }
     }
 
-    /// The votes of one node. Those that come after a decision count for nothing: what was granted is granted.
+    /// Votes of one node. Those that come after a decision count for nothing: what was granted is granted.
     fn count(
         &mut self,
         requests: &[Request],
         place: usize,
-        answers: Vec<Result<Value, BackendError>>,
+        answers: Vec<(usize, Result<Value, BackendError>)>,
     ) {
         let mut bids = self.bids.iter_mut();
-        for (request, answer) in requests.iter().zip(answers) {
+        for (at, answer) in answers {
+            let request = &requests[at];
             let vote = request.vote(answer);
             // In the same order; bids that were not part of the round are passed by.
             let Some(bid) = bids.find(|bid| bid.token == request.token) else { return };

@@ -1,5 +1,7 @@
 //! One node of a quorum: a server, or a cluster.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use redis::Value;
@@ -7,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::changes::{Changes, MemberEar};
 use super::nodes::Place;
-use super::request::Request;
+use super::request::{Request, What};
 use crate::backend::redis::Setting;
 use crate::backend::redis::cluster::{Boxed, Cluster, Entry};
 use crate::backend::redis::ears::{Ears, Home};
@@ -18,6 +20,7 @@ use crate::backend::redis::node::{Ahead, Node};
 use crate::backend::redis::resolver::Resolver;
 use crate::backend::redis::sentinel::Sentinels;
 use crate::backend::redis::server::{Server, Way};
+use crate::backend::redis::slots::Address;
 use crate::backend::redis::stream::Dialer;
 use crate::backend::{Backend, BackendError, Bell};
 use crate::error::LockError;
@@ -72,7 +75,7 @@ impl Member {
     ) -> Vec<Result<Value, BackendError>> {
         match &self.body {
             Body::Server(node) => {
-                let command = |at: usize, by| requests[at].command(by, &Book::OF_SERVER);
+                let command = |at: usize, by| requests[at].command(by, Some(&Book::OF_SERVER));
                 let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
                 node.run(requests.len(), ahead, command).await
             }
@@ -81,6 +84,20 @@ impl Member {
                 cluster.serve(&requests.iter().map(part).collect::<Vec<_>>()).await
             }
         }
+    }
+
+    /// Which of requests about these locks are to be asked together: those that one server answers. One that is
+    /// silent must not keep back the others' answers.
+    pub(super) fn shares<'a>(&self, locks: impl Iterator<Item = &'a [Key]>) -> Vec<Share> {
+        let cluster = match &self.body {
+            Body::Server(_) => return vec![Share::All],
+            Body::Cluster(cluster) => cluster,
+        };
+        let mut shares: BTreeMap<Option<Address>, Vec<usize>> = BTreeMap::new();
+        for (at, keys) in locks.enumerate() {
+            shares.entry(cluster.server_of(keys)).or_default().push(at);
+        }
+        shares.into_values().map(Share::Some).collect()
     }
 
     /// Whether it tells of changes.
@@ -99,6 +116,30 @@ impl Member {
     }
 }
 
+/// Some of the requests of a call.
+pub(super) enum Share {
+    All,
+    /// Those at these places, in order.
+    Some(Vec<usize>),
+}
+
+impl Share {
+    pub(super) fn of<'a, T: Clone>(&self, all: &'a [T]) -> Cow<'a, [T]> {
+        match self {
+            Self::All => all.into(),
+            Self::Some(places) => places.iter().map(|at| all[*at].clone()).collect(),
+        }
+    }
+
+    /// Each of `answers` with the place of its request.
+    pub(super) fn placed<T>(self, answers: Vec<T>) -> Vec<(usize, T)> {
+        match self {
+            Self::All => answers.into_iter().enumerate().collect(),
+            Self::Some(places) => places.into_iter().zip(answers).collect(),
+        }
+    }
+}
+
 /// A request to a cluster.
 #[derive(Clone)]
 struct Part {
@@ -108,6 +149,9 @@ struct Part {
 
 impl Entry for Part {
     type Outcome = Value;
+
+    /// Without its book.
+    const MAY_GO_APART: bool = true;
 
     fn keys(&self) -> &[Key] {
         &self.request.keys
@@ -119,9 +163,10 @@ impl Entry for Part {
         parts: &'a [Self],
     ) -> Boxed<'a, Vec<Result<Value, BackendError>>> {
         let is_tracked = parts.first().is_some_and(|part| part.is_tracked);
-        let command = |at: usize, by| {
+        let command = move |at: usize, by| {
             let request = &parts[at].request;
-            request.command(by, &Book::of_slot(&request.keys))
+            let has_book = way == Way::Straight || request.what == What::Propose;
+            request.command(by, has_book.then(|| Book::of_slot(&request.keys)).as_ref())
         };
         Box::pin(server.run_by(way, is_tracked, parts.len(), command))
     }

@@ -53,9 +53,8 @@ use std::time::Duration;
 
 use redis::Value;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::changes::Changes;
@@ -101,8 +100,11 @@ struct Nodes {
     runtime: Handle,
 }
 
-/// Answers of nodes, in the order in which they come.
-type Answers = UnboundedReceiver<(usize, Vec<Result<Value, BackendError>>)>;
+/// What a node has answered to some of the requests: the node's place, and each answer with its request's.
+type Answer = (usize, Vec<(usize, Result<Value, BackendError>)>);
+
+/// In the order in which they come.
+type Answers = UnboundedReceiver<Answer>;
 
 impl Quorum {
     pub(super) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
@@ -130,10 +132,14 @@ impl Quorum {
             withdrawing: watch::Sender::new(0),
             runtime: Handle::current(),
         };
-        nodes.enough(&opened).map_err(LockError::backend)?;
+        let failures: Vec<_> = opened.iter().filter_map(|opened| opened.as_ref().err()).collect();
+        nodes.enough(&failures).map_err(LockError::backend)?;
         let told = nodes.survey().await;
-        nodes.are_distinct(&told)?;
-        for warning in survey::warnings(&nodes.well(&told)) {
+        let named = nodes.named(&told);
+        if let Some(dependent) = survey::dependent(&named) {
+            return Err(nodes::refused(&dependent));
+        }
+        for warning in survey::warnings(&named) {
             observe::weak_store("the quorum", &warning);
         }
         Ok(Self(Arc::new(nodes)))
@@ -141,10 +147,9 @@ impl Quorum {
 }
 
 impl Nodes {
-    /// An error unless a majority is well.
-    fn enough(&self, states: &[Result<(), BackendError>]) -> Result<(), BackendError> {
-        let (count, majority) = (states.len(), Tally::majority_of(states.len()));
-        let failures: Vec<_> = states.iter().filter_map(|state| state.as_ref().err()).collect();
+    /// An error unless a majority is well; `failures` are those of the others.
+    fn enough(&self, failures: &[&BackendError]) -> Result<(), BackendError> {
+        let (count, majority) = (self.members.len(), Tally::majority_of(self.members.len()));
         let well = count - failures.len();
         let Some(first) = failures.first() else { return Ok(()) };
         if well >= majority {
@@ -159,38 +164,17 @@ impl Nodes {
     }
 
     /// What each node tells of itself.
-    async fn survey(&self) -> Vec<Result<Told, BackendError>> {
-        let patience = self.patience * 3 / 4;
-        let mut asking = JoinSet::new();
-        for (place, member) in self.members.iter().enumerate() {
-            let member = member.clone();
-            asking.spawn(async move {
-                let told = timeout(patience, member.tell()).await;
-                (place, told.unwrap_or_else(|_| Err(silence(&member.name, patience))))
-            });
-        }
-        let mut told = asking.join_all().await;
-        told.sort_by_key(|(place, _)| *place);
-        told.into_iter().map(|(_, told)| told).collect()
+    async fn survey(&self) -> Vec<Told> {
+        let tell = |member: &Arc<Member>| -> Boxed<'_, _> {
+            let (member, patience) = (member.clone(), self.patience * 3 / 4);
+            Box::pin(async move { member.tell(patience).await })
+        };
+        let told = together(self.members.iter().map(tell).collect(), None).await;
+        told.into_iter().map(Option::unwrap_or_default).collect()
     }
 
-    /// Those that have answered, by name.
-    fn well<'a>(&'a self, told: &'a [Result<Told, BackendError>]) -> Vec<(&'a str, &'a Told)> {
-        let all = self.members.iter().zip(told);
-        all.filter_map(|(member, told)| Some((&*member.name, told.as_ref().ok()?))).collect()
-    }
-
-    /// One server under two names would vote twice.
-    fn are_distinct(&self, told: &[Result<Told, BackendError>]) -> Result<(), LockError> {
-        // Who may not ask is believed to have named different ones.
-        let named: Vec<_> = self.well(told);
-        for (at, (name, one)) in named.iter().enumerate() {
-            let is_same = |other: &Told| other.run_ids.iter().any(|id| one.run_ids.contains(id));
-            if let Some((other, _)) = named[..at].iter().find(|(_, other)| is_same(other)) {
-                return Err(nodes::twice(other, name));
-            }
-        }
-        Ok(())
+    fn named<'a>(&'a self, told: &'a [Told]) -> Vec<(&'a str, &'a Told)> {
+        self.members.iter().map(|member| &*member.name).zip(told).collect()
     }
 
     fn new_token(&self, owner: Owner) -> Token {
@@ -208,12 +192,14 @@ impl Nodes {
             return received;
         }
         for (place, member) in self.members.iter().enumerate() {
-            let (nodes, member) = (self.clone(), member.clone());
-            let (requests, answers) = (requests.clone(), answers.clone());
-            begin(&self.runtime, async move {
-                let answered = nodes.ask_one(&member, &requests, is_tracked).await;
-                let _ = answers.send((place, answered));
-            });
+            for share in member.shares(requests.iter().map(|request| &*request.keys)) {
+                let (nodes, member) = (self.clone(), member.clone());
+                let (requests, answers) = (requests.clone(), answers.clone());
+                begin(&self.runtime, async move {
+                    let answered = nodes.ask_one(&member, &share.of(&requests), is_tracked).await;
+                    let _ = answers.send((place, share.placed(answered)));
+                });
+            }
         }
         received
     }
@@ -242,15 +228,18 @@ impl Nodes {
             return received;
         }
         let withdrawals: Arc<[Withdrawal]> = withdrawals.into();
-        for place in 0..self.members.len() {
-            let (nodes, withdrawals, answers) =
-                (self.clone(), withdrawals.clone(), answers.clone());
-            // Counted from here, so that whoever closes waits for it.
-            let errand = Errand::begin(self);
-            begin(&self.runtime, async move {
-                nodes.withdraw_at(place, &withdrawals, answers).await;
-                drop(errand);
-            });
+        for (place, member) in self.members.iter().enumerate() {
+            for share in member.shares(withdrawals.iter().map(|one| &*one.request.keys)) {
+                let (nodes, withdrawals, answers) =
+                    (self.clone(), withdrawals.clone(), answers.clone());
+                // Counted from here, so that whoever closes waits for it.
+                let errand = Errand::begin(self);
+                begin(&self.runtime, async move {
+                    let answered = nodes.withdraw_at(place, &share.of(&withdrawals)).await;
+                    let _ = answers.send((place, share.placed(answered)));
+                    drop(errand);
+                });
+            }
         }
         received
     }
@@ -259,18 +248,14 @@ impl Nodes {
         self: &Arc<Self>,
         place: usize,
         withdrawals: &[Withdrawal],
-        answers: UnboundedSender<(usize, Vec<Result<Value, BackendError>>)>,
-    ) {
-        let (Some(member), Some(leftovers)) = (self.members.get(place), self.leftovers.get(place))
-        else {
-            return;
-        };
+    ) -> Vec<Result<Value, BackendError>> {
+        let (member, leftovers) = (&self.members[place], &self.leftovers[place]);
         let answered = self.withdraw_once(member, withdrawals).await;
         let failed = withdrawals.iter().zip(&answered).filter(|(_, answer)| answer.is_err());
         if leftovers.add(failed.map(|(withdrawal, _)| withdrawal.clone())) {
             self.runtime.spawn(self.clone().clean_up(place));
         }
-        let _ = answers.send((place, answered));
+        answered
     }
 
     async fn withdraw_once(
@@ -324,8 +309,8 @@ impl Nodes {
                 biased;
                 answered = answers.recv() => {
                     let Some((place, answered)) = answered else { break };
-                    for ((tally, request), answer) in tallies.iter_mut().zip(requests).zip(answered) {
-                        tally.count(place, match request.was_ours(answer) {
+                    for (at, answer) in answered {
+                        tallies[at].count(place, match requests[at].was_ours(answer) {
                             Ok(true) => Vote::Granted,
                             Ok(false) => Vote::Held { free_in: None, by: Vec::new() },
                             Err(error) => Vote::Failed(error),
@@ -337,7 +322,10 @@ impl Nodes {
         }
         let waited = until.since(began);
         let outcome = |mut tally: Tally| {
-            self.close(&mut tally, waited);
+            // Nobody has waited for those who were not needed.
+            if is_open(&tally) {
+                self.close(&mut tally, waited);
+            }
             match tally.verdict() {
                 Some(Verdict::Granted) => Ok(true),
                 Some(Verdict::Held { .. }) => Ok(false),
@@ -486,11 +474,14 @@ impl Backend for Quorum {
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         let nodes = &self.0;
         let told = nodes.survey().await;
-        let states: Vec<_> =
-            told.iter().map(|told| told.as_ref().map(drop).map_err(Clone::clone)).collect();
-        nodes.enough(&states)?;
-        let mut warnings = survey::warnings(&nodes.well(&told));
-        warnings.extend(states.into_iter().filter_map(Result::err).map(|error| {
+        let failures: Vec<_> = told.iter().filter_map(|told| told.failure.as_ref()).collect();
+        nodes.enough(&failures)?;
+        let named = nodes.named(&told);
+        let mut warnings = survey::warnings(&named);
+        // Perhaps it could not be asked when the pool connected.
+        let dependent = survey::dependent(&named);
+        warnings.extend(dependent.map(|some| Warning::new(some.cause(), some.remedy())));
+        warnings.extend(failures.into_iter().map(|error| {
             Warning::new(
                 error.to_string(),
                 "the quorum still stands without the node, but fewer others may fail now",

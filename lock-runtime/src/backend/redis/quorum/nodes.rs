@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::survey::Dependent;
 use crate::backend::redis::cluster;
 use crate::backend::redis::endpoint::Endpoint;
 use crate::backend::redis::service::Service;
@@ -24,9 +25,13 @@ impl Place {
             return Service::parse(url).map(Self::Service);
         }
         match url.split_once("://").map_or("", |(scheme, _)| scheme) {
-            "redis" | "rediss" => Endpoint::parse(url).map(Self::Server),
+            // What is wrong with one server says little about how to name several.
+            "redis" | "rediss" => {
+                Endpoint::parse(url).map(Self::Server).map_err(|error| error.remedy(REMEDY))
+            }
             "redis+cluster" | "rediss+cluster" => cluster::seeds(url).map(Self::Cluster),
-            scheme => Err(wrong(format!("`{scheme}://` is no node of a quorum"))
+            // A password may have come to stand in front of it.
+            scheme => Err(wrong(format!("`{}://` is no node of a quorum", after_login(scheme)))
                 .remedy("a node is a server of its own, `redis://host` or `rediss://host`, a master that sentinels know, `redis+sentinel://host/service`, or a cluster of its own, `redis+cluster://host`")),
         }
     }
@@ -74,10 +79,7 @@ pub(super) fn places(url: &str) -> Result<Vec<Place>, LockError> {
         let whole = |host: &str| format!("{scheme}://{login}{}{tail}", host.trim());
         hosts.split(',').map(|host| Place::parse(&whole(host))).collect()
     };
-    let places = parsed.map_err(|error| match error.kind() {
-        ErrorKind::Config => error.remedy(REMEDY),
-        _ => error,
-    })?;
+    let places = parsed?;
     for place in &places {
         place
             .login()
@@ -96,12 +98,16 @@ pub(super) fn places(url: &str) -> Result<Vec<Place>, LockError> {
             let names: Vec<_> = places.iter().map(ToString::to_string).collect();
             for (at, name) in names.iter().enumerate() {
                 if names[..at].contains(name) {
-                    return Err(twice(name, name));
+                    return Err(refused(&Dependent::Same(name.clone(), name.clone())));
                 }
             }
             Ok(places)
         }
     }
+}
+
+fn after_login(text: &str) -> &str {
+    text.rsplit_once('@').map_or(text, |(_, rest)| rest)
 }
 
 /// Those of a list. A comma inside a URL is not followed by a scheme.
@@ -133,14 +139,8 @@ pub(super) fn patience_of_node(ttl: Duration, set: Option<Duration>) -> Duration
 }
 
 #[cold]
-pub(super) fn twice(one: &str, other: &str) -> LockError {
-    let cause = if one == other {
-        format!("{one} is named twice")
-    } else {
-        format!("{one} and {other} are the same server")
-    };
-    wrong(format!("{cause}: its one failure would count as two"))
-        .remedy("name servers that fail independently of each other, each once; several databases of one server are one node")
+pub(super) fn refused(dependent: &Dependent) -> LockError {
+    wrong(dependent.cause()).remedy(dependent.remedy())
 }
 
 const REMEDY: &str = "write `redlock://host1:6379,host2:6379,host3:6379`, or one full URL for each node: `redlock://redis://:password@host1:6379,rediss://host2:6380,redis://host3:6379`";
@@ -187,7 +187,9 @@ mod tests {
             ("redlock://:c4n4ry@a,b,c?replicas=1", "has no meaning"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
             ("redlock://redis://:c4n4ry@a,redis+cluster://:c4n4ry@b,c/2,redis://d", "no databases"),
-            ("redlock://redis://:c4n4ry@a,mysql://:c4n4ry@b,redis://d", "is no node"),
+            ("redlock://redis://:c4n4ry@a,mysql://:c4n4ry@b,redis://d", "`mysql://` is no node"),
+            ("redlock://:c4n4ry@redis://a,redis://b,redis://c", "`redis://` is no node"),
+            ("redlock://u:c4n4ry@redis+cluster://a,redis://b,redis://c", "is no node"),
         ] {
             let error = places(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");

@@ -69,9 +69,11 @@ pub(super) enum What {
 }
 
 impl Request {
-    /// For a node that has this book.
-    pub(super) fn command(&self, by: By, book: &Book) -> Cmd {
+    /// For a node that has this book. Without one, while a slot of a cluster moves and the book may be at another
+    /// server than the lock, a lock that is there is extended or freed, and no number is noted.
+    pub(super) fn command(&self, by: By, book: Option<&Book>) -> Cmd {
         let ttl = millis(self.ttl);
+        let noted = self.block.zip(book);
         let what = match (self.what, &*self.keys) {
             (What::Set, [key]) => {
                 let mut set = Cmd::with_capacity(6, 6 * 48);
@@ -97,28 +99,24 @@ impl Request {
             (What::Set | What::Propose, _) => "propose",
             // Of an attempt that is not known to be held, nothing is taken that is missing.
             (What::Extend, _) if self.token.attempt.is_none() => "keep",
+            (What::Extend, _) if self.block.is_some() && noted.is_none() => "keep",
             (What::Extend, _) => "extend",
             (What::Release, _) => "release",
             (What::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
-        let mut call = BALLOT.call(by, locks + usize::from(self.block.is_some()), 7);
+        let mut call = BALLOT.call(by, locks + usize::from(noted.is_some()), 7);
         for key in self.keys.iter() {
             call.arg(key.as_str());
         }
-        if self.block.is_some() {
+        if let Some((_, book)) = noted {
             call.arg(&*book.name);
         }
-        let (first, last) = self.block.map_or((0, 0), |block| (block.first, block.last));
+        let (first, last, most) =
+            noted.map_or((0, 0, 0), |(block, book)| (block.first, block.last, book.most));
         let is_end = matches!(self.what, What::Release | What::Withdraw);
         let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
-        call.arg(what)
-            .arg(self.token.text())
-            .arg(ttl)
-            .arg(locks)
-            .arg(first)
-            .arg(last)
-            .arg(book.most);
+        call.arg(what).arg(self.token.text()).arg(ttl).arg(locks).arg(first).arg(last).arg(most);
         call
     }
 
