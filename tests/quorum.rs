@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::Warning;
@@ -482,18 +483,18 @@ impl Node {
 
     fn ask_about(&self, lock: &str, what: &str, owner: &str, number: u64) -> String {
         let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
-        self.ask_for(ttl, lock, what, owner, number)
+        self.ask_for(ttl, &[lock], what, owner, number)
     }
 
-    fn ask_for(&self, ttl: &str, lock: &str, what: &str, owner: &str, number: u64) -> String {
+    fn ask_for(&self, ttl: &str, locks: &[&str], what: &str, owner: &str, number: u64) -> String {
         let script = include_str!("../lock-runtime/src/backend/redis/quorum/ballot.lua");
-        // Nothing but hex digits, as an owner is.
+        // Nothing but hex digits, as an owner is, and all of one length.
         let token: String = owner.bytes().map(|byte| format!("{byte:02x}")).collect();
-        let (token, number) = (format!("{token}/01"), number.to_string());
+        let (token, number) = (format!("{token:0>32}/01"), number.to_string());
+        let (count, keys) = (locks.len().to_string(), (locks.len() + 1).to_string());
         // A book of eight entries.
-        self.0.cli(&[
-            "EVAL", script, "2", lock, "book", what, &token, ttl, "1", &number, &number, "8",
-        ])
+        let arguments = ["book", what, &token, ttl, &count, &number, &number, "8"];
+        self.0.cli(&[&["EVAL", script, &keys], locks, &arguments].concat())
     }
 
     /// `owner` has the node's vote for 50, and the node forgets it; then `rival` votes.
@@ -582,9 +583,9 @@ fn what_is_promised_outlives_its_place_in_the_book() {
 #[test]
 fn a_lock_that_is_kept_for_a_while_is_nobody_s_to_extend() {
     let node = Node(RedisServer::start());
-    let ask = |what: &str| node.ask_for("60000", "k", what, "owner", 50);
+    let ask = |what: &str| node.ask_for("60000", &["k"], what, "owner", 50);
     assert_eq!(ask("propose"), "1");
-    let release = || node.ask_for("5000", "k", "release", "owner", 50);
+    let release = || node.ask_for("5000", &["k"], "release", "owner", 50);
     assert_eq!(release(), "1");
     let left = || node.0.cli(&["PTTL", "k"]).parse::<i64>().unwrap();
     assert!((1..=5_000).contains(&left()), "{}", left());
@@ -615,6 +616,130 @@ fn a_number_that_was_refused_is_not_promised_by_its_withdrawal() {
     assert_eq!(node.ask("propose", "wild", wild).lines().next(), Some("3"));
     let promised: f64 = node.0.cli(&["ZSCORE", "book", "k"]).parse().unwrap();
     assert!(promised < (now() + 62_000_000) as f64, "{promised}");
+}
+
+/// One that wants some locks of a node, as far as the node could know.
+struct Attempt {
+    owner: String,
+    locks: Vec<&'static str>,
+    /// Of its rounds.
+    numbers: Vec<u64>,
+    /// Whether other nodes will have granted it.
+    is_granted: bool,
+    is_decided: bool,
+    has_ended: bool,
+}
+
+impl Attempt {
+    fn number(&self) -> u64 {
+        *self.numbers.last().unwrap()
+    }
+}
+
+/// Whatever arrives, in whatever order, however often, and with a book that is much too small: what was promised is
+/// kept, and no renewal takes what a newer one may have been granted.
+#[test]
+fn a_node_keeps_its_promises() {
+    const LOCKS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let node = Node(RedisServer::start());
+    let mut accepted_numbers = 0;
+    for seed in 0..300 {
+        let mut state = seed;
+        // SplitMix64.
+        let mut below = |limit: u64| {
+            state = u64::wrapping_add(state, 0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (z ^ (z >> 31)) % limit
+        };
+        node.0.cli(&["FLUSHALL"]);
+        let mut attempts: Vec<Attempt> = Vec::new();
+        let mut promised: HashMap<&str, u64> = HashMap::new();
+        let mut accepted: HashMap<&str, Vec<(u64, usize, bool)>> = HashMap::new();
+        for clock in 50..180 {
+            let about = |below: u64| format!("seed {seed}, step {clock}, {below}");
+            if attempts.is_empty() || below(10) < 3 {
+                let first = below(8) as usize;
+                let count = 1 + usize::from(below(4) == 0);
+                attempts.push(Attempt {
+                    owner: format!("owner{clock}"),
+                    locks: LOCKS.into_iter().cycle().skip(first).take(count).collect(),
+                    // Of a client whose clock lags behind.
+                    numbers: vec![clock - below(40)],
+                    is_granted: below(2) == 0,
+                    is_decided: false,
+                    has_ended: false,
+                });
+            }
+            let at = below(attempts.len() as u64) as usize;
+            let number = attempts[at].number().max(clock - below(40)) + 1;
+            let attempt = &mut attempts[at];
+            let ask = |what: &str, attempt: &Attempt, number: u64| {
+                let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
+                node.ask_for(ttl, &attempt.locks, what, &attempt.owner, number)
+            };
+            match below(6) {
+                step @ 0..3 => {
+                    if step == 0 && !attempt.is_decided {
+                        attempt.numbers.push(number);
+                    }
+                    // Perhaps a late copy of an earlier round.
+                    let rounds = attempt.numbers.len();
+                    let late = usize::from(below(4) == 0);
+                    let number = attempt.numbers[(rounds - 1).saturating_sub(late)];
+                    let before: Vec<_> =
+                        attempt.locks.iter().map(|lock| node.0.cli(&["GET", lock])).collect();
+                    if ask("propose", attempt, number) == "1" {
+                        assert!(!attempt.has_ended, "{}: taken after its end", about(number));
+                        let again = format!("#{number}#");
+                        if !before.iter().all(|held| held.contains(&again)) {
+                            for lock in &attempt.locks {
+                                let promised = promised.entry(lock).or_default();
+                                assert!(number > *promised, "{}: low", about(number));
+                                *promised = number;
+                                let accepted = accepted.entry(lock).or_default();
+                                accepted.push((number, at, attempt.is_granted));
+                                accepted_numbers += 1;
+                            }
+                        }
+                    }
+                }
+                3 if attempt.is_granted => {
+                    attempt.is_decided = true;
+                    let number = attempt.number();
+                    let missing: Vec<_> = attempt
+                        .locks
+                        .iter()
+                        .filter(|lock| node.0.cli(&["EXISTS", lock]) == "0")
+                        .collect();
+                    if ask("extend", attempt, number) != "0" {
+                        assert!(!attempt.has_ended, "{}: extended after its end", about(number));
+                        for lock in missing {
+                            let newer = accepted.entry(lock).or_default();
+                            let is_newer = |(other, by, is_granted): &(u64, usize, bool)| {
+                                *other > number && *by != at && *is_granted
+                            };
+                            assert!(!newer.iter().any(is_newer), "{}: re-taken", about(number));
+                            newer.push((number, at, true));
+                        }
+                    }
+                }
+                4 => {
+                    (attempt.is_decided, attempt.has_ended) = (true, true);
+                    let what = if attempt.is_granted { "release" } else { "withdraw" };
+                    ask(what, attempt, attempt.number());
+                    for lock in &attempt.locks {
+                        let promised = promised.entry(lock).or_default();
+                        *promised = attempt.number().max(*promised);
+                    }
+                }
+                _ => {
+                    node.0.cli(&["DEL", attempt.locks[0]]);
+                }
+            }
+        }
+    }
+    assert!(accepted_numbers > 1_000, "{accepted_numbers}");
 }
 
 /// Nodes that answer later than others.

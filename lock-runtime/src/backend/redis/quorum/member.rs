@@ -52,6 +52,7 @@ impl Member {
         let resolver: Resolver = match place {
             Place::Server(endpoint) => Dialer::new(endpoint).await?.into(),
             Place::Service(service) => Sentinels::new(service, setting).await?.into(),
+            // As a store of its own is opened: it listens for calls, too, though here nobody is ever called.
             Place::Cluster(seeds) => {
                 let (cluster, opened) = Cluster::begin(seeds, setting).await?;
                 cluster.attach(bell);
