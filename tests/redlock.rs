@@ -748,8 +748,11 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
     eventually_async(PATIENCE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
     assert_eq!(quorum[0].cli(&extension), "1", "in time it counts");
+    // The pool's own renewals are not to be before this one.
+    wires[0].hold(Direction::ToServer);
     quorum[0].cli(&["DEL", "k"]);
     assert_eq!(quorum[0].cli(&extension), "2", "and takes what the node has forgotten");
+    wires[0].release_held();
     guard.release().await.unwrap();
     until_free(&quorum).await;
     assert_eq!(quorum[0].cli(&extension), "0");
