@@ -343,7 +343,7 @@ mod taken {
         eventually_async(ms(5000), "the connection is back", async || guard.verify().await.is_ok())
             .await;
         server.cli(&["SET", "k", "theirs"]);
-        assert!(guard.is_held(), "the next renewal is far away");
+        // The next renewal is far away. The server may have told of the change, though.
         assert!(guard.verify().await.unwrap_err().is_lost());
         assert!(!guard.is_held());
         assert!(guard.lost().await.is_lost());
