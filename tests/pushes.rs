@@ -523,22 +523,22 @@ async fn a_foreign_value_is_waited_for_and_left_as_it_is() {
 mod window {
     use super::*;
 
-    /// Keeps the lock busy with tasks of two pools until told to stop; how many sections there were.
-    fn crowd(pools: &[LockPool; 2]) -> (Arc<AtomicBool>, JoinSet<usize>) {
-        let (stop, mut tasks) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+    /// Keeps the lock busy with tasks of two pools until told to stop, and counts the sections of each.
+    fn crowd(pools: &[LockPool; 2]) -> (Arc<AtomicBool>, Arc<[AtomicUsize; 8]>, JoinSet<()>) {
+        let (stop, sections) =
+            (Arc::new(AtomicBool::new(false)), Arc::<[AtomicUsize; 8]>::default());
+        let mut tasks = JoinSet::new();
         for task in 0..8 {
-            let (pool, stop) = (pools[task % 2].clone(), stop.clone());
+            let (pool, stop, sections) = (pools[task % 2].clone(), stop.clone(), sections.clone());
             tasks.spawn(async move {
-                let mut sections = 0;
                 while !stop.load(Ordering::Relaxed) {
                     let request = pool.lock(KEY).fencing(false);
                     request.run(sleep(ms(1))).await.unwrap();
-                    sections += 1;
+                    sections[task].fetch_add(1, Ordering::Relaxed);
                 }
-                sections
             });
         }
-        (stop, tasks)
+        (stop, sections, tasks)
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -548,7 +548,7 @@ mod window {
             let pool = LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever);
             pool.open_window(ms(100), ms(15)).connect().await.unwrap()
         };
-        let (stop, tasks) = crowd(&[connect().await, connect().await]);
+        let (stop, sections, tasks) = crowd(&[connect().await, connect().await]);
         // A request for several keys, and a client of another library that polls.
         let several = connect().await;
         for _ in 0..3 {
@@ -564,9 +564,12 @@ mod window {
             assert_eq!(server.cli(&["GET", KEY]), "somebody", "and nobody else has it");
             server.cli(&["DEL", KEY]);
         }
+        eventually_async(PATIENCE, "everybody else has had many turns, too", async || {
+            sections.iter().all(|sections| sections.load(Ordering::Relaxed) > 5)
+        })
+        .await;
         stop.store(true, Ordering::Relaxed);
-        let sections = timeout(PATIENCE, tasks.join_all()).await.expect("nobody is left waiting");
-        assert!(sections.iter().all(|sections| *sections > 5), "{sections:?}");
+        timeout(PATIENCE, tasks.join_all()).await.expect("nobody is left waiting");
         until_nothing_is_left(&server).await;
     }
 }

@@ -1,5 +1,6 @@
 //! A private Redis server per test.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -383,11 +384,15 @@ fn log_path(dir: &TempDir) -> PathBuf {
 }
 
 /// Below the ephemeral range: there, an outgoing connection could take the port of a killed
-/// server, or a client that looks for it could connect to itself.
+/// server, or a client that looks for it could connect to itself. Another one with every call: a client
+/// that still looks for a server of one test must not find that of another.
 pub(crate) fn free_port() -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let port = fastrand::u16(11_000..32_000);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+            && GIVEN.lock().unwrap().insert(port)
+        {
             return port;
         }
     }
