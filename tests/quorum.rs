@@ -482,8 +482,12 @@ impl Node {
     }
 
     fn ask_about(&self, lock: &str, what: &str, owner: &str, number: u64) -> String {
+        self.ask_about_all(&[lock], what, owner, number)
+    }
+
+    fn ask_about_all(&self, locks: &[&str], what: &str, owner: &str, number: u64) -> String {
         let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
-        self.ask_for(ttl, &[lock], what, owner, number)
+        self.ask_for(ttl, locks, what, owner, number)
     }
 
     fn ask_for(&self, ttl: &str, locks: &[&str], what: &str, owner: &str, number: u64) -> String {
@@ -675,8 +679,7 @@ fn a_node_keeps_its_promises() {
             let number = attempts[at].number().max(clock - below(40)) + 1;
             let attempt = &mut attempts[at];
             let ask = |what: &str, attempt: &Attempt, number: u64| {
-                let ttl = if matches!(what, "release" | "withdraw") { "0" } else { "60000" };
-                node.ask_for(ttl, &attempt.locks, what, &attempt.owner, number)
+                node.ask_about_all(&attempt.locks, what, &attempt.owner, number)
             };
             match below(6) {
                 step @ 0..3 => {

@@ -35,8 +35,7 @@ pub(super) fn warnings(
     info: &Answer,
     more: &[Answer],
 ) -> Vec<Warning> {
-    let info = told::<String>(info).unwrap_or_default();
-    let info: HashMap<_, _> = info.lines().filter_map(|line| line.split_once(':')).collect();
+    let info = Info::of(info);
     let set: HashMap<_, _> =
         more.iter().filter_map(told::<HashMap<String, String>>).flatten().collect();
     let facts = Facts { server, for_all, info, set };
@@ -45,22 +44,39 @@ pub(super) fn warnings(
     all.into_iter().flatten().collect()
 }
 
-/// Whether the server has a part of a cluster's keys, by its answer to [`question`].
-pub(super) fn is_part(info: &Answer) -> bool {
-    let info = told::<String>(info).unwrap_or_default();
-    info.lines().any(|line| line == "cluster_enabled:1")
+/// The answer to [`question`]; empty if there was none.
+pub(super) struct Info(String);
+
+impl Info {
+    pub(super) fn of(answer: &Answer) -> Self {
+        Self(told(answer).unwrap_or_default())
+    }
+
+    /// Another one for every server and start.
+    pub(super) fn run_id(&self) -> Option<&str> {
+        self.get("run_id")
+    }
+
+    /// Whether the server has a part of a cluster's keys.
+    pub(super) fn is_part(&self) -> bool {
+        self.get("cluster_enabled") == Some("1")
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+    }
 }
 
 struct Facts<'a> {
     server: &'a str,
     for_all: bool,
-    info: HashMap<&'a str, &'a str>,
+    info: Info,
     set: HashMap<String, String>,
 }
 
 impl Facts<'_> {
     fn part(&self) -> Option<Warning> {
-        (self.for_all && self.info("cluster_enabled")? == "1").then(|| {
+        (self.for_all && self.info.is_part()).then(|| {
             Warning::new(
                 format!(
                     "Redis at {} is a part of a cluster, and refuses the keys of all other parts",
@@ -123,7 +139,7 @@ impl Facts<'_> {
     }
 
     fn info(&self, name: &str) -> Option<&str> {
-        self.info.get(name).copied()
+        self.info.get(name)
     }
 
     fn set(&self, name: &str) -> Option<&str> {

@@ -479,13 +479,18 @@ impl Server {
             match answer {
                 Ok(Value::BulkString(digits)) if digits.len() == chunk.len() => {
                     for (lease, digit) in chunk.iter().zip(digits) {
-                        let digit = Value::Int(i64::from(digit) - i64::from(b'0'));
-                        outcomes.push(self.renewed(lease, &digit));
+                        outcomes.push(self.renewed(lease, i64::from(digit) - i64::from(b'0')));
                     }
                 }
                 Ok(Value::Array(parts)) if parts.len() == chunk.len() => {
-                    for (lease, part) in chunk.iter().zip(&parts) {
-                        outcomes.push(self.renewed(lease, part));
+                    for (lease, part) in chunk.iter().zip(parts) {
+                        outcomes.push(match part {
+                            Value::Int(outcome) => self.renewed(lease, outcome),
+                            Value::BulkString(error) => {
+                                Err(self.node.refusal(&String::from_utf8_lossy(&error)))
+                            }
+                            other => Err(unexpected(&other)),
+                        });
                     }
                 }
                 Ok(other) => outcomes.extend(chunk.iter().map(|_| Err(unexpected(&other)))),
@@ -635,16 +640,15 @@ impl Server {
         }
     }
 
-    fn renewed(&self, lease: &LeaseRef, part: &Value) -> Result<Held, BackendError> {
-        match part {
-            Value::Int(1) => Ok(Held::Yes),
-            Value::Int(2) => {
+    fn renewed(&self, lease: &LeaseRef, outcome: i64) -> Result<Held, BackendError> {
+        match outcome {
+            1 => Ok(Held::Yes),
+            2 => {
                 lease.keys.iter().for_each(|key| self.ears.wanted(key.as_str()));
                 Ok(Held::Yes)
             }
-            Value::Int(0) => Ok(Held::No),
-            Value::BulkString(error) => Err(self.node.refusal(&String::from_utf8_lossy(error))),
-            other => Err(unexpected(other)),
+            0 => Ok(Held::No),
+            other => Err(unexpected(&Value::Int(other))),
         }
     }
 }

@@ -98,7 +98,7 @@ impl Member {
         for (at, keys) in locks.enumerate() {
             shares.entry(cluster.server_of(keys)).or_default().push(at);
         }
-        shares.into_values().map(Share::Some).collect()
+        shares.into_values().map(Share::These).collect()
     }
 
     /// Whether it tells of changes.
@@ -121,14 +121,14 @@ impl Member {
 pub(super) enum Share {
     All,
     /// Those at these places, in order.
-    Some(Vec<usize>),
+    These(Vec<usize>),
 }
 
 impl Share {
     pub(super) fn of<'a, T: Clone>(&self, all: &'a [T]) -> Cow<'a, [T]> {
         match self {
             Self::All => all.into(),
-            Self::Some(places) => places.iter().map(|at| all[*at].clone()).collect(),
+            Self::These(places) => places.iter().map(|at| all[*at].clone()).collect(),
         }
     }
 
@@ -136,7 +136,7 @@ impl Share {
     pub(super) fn placed<T>(self, answers: Vec<T>) -> Vec<(usize, T)> {
         match self {
             Self::All => answers.into_iter().enumerate().collect(),
-            Self::Some(places) => places.into_iter().zip(answers).collect(),
+            Self::These(places) => places.into_iter().zip(answers).collect(),
         }
     }
 }
@@ -166,7 +166,8 @@ impl Entry for Part {
         let is_tracked = parts.first().is_some_and(|part| part.is_tracked);
         let command = move |at: usize, by| {
             let request = &parts[at].request;
-            let has_book = way == Way::Straight || request.what == What::Propose;
+            let has_book =
+                request.block.is_some() && (way == Way::Straight || request.what == What::Propose);
             request.command(by, has_book.then(|| Book::of_slot(&request.keys)).as_ref())
         };
         Box::pin(server.run_by(way, is_tracked, parts.len(), command))

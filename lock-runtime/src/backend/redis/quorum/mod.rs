@@ -165,11 +165,12 @@ impl Nodes {
 
     /// What each node tells of itself.
     async fn survey(&self) -> Vec<Told> {
-        let tell = |member: &Arc<Member>| -> Boxed<'_, _> {
-            let (member, patience) = (member.clone(), self.patience * 3 / 4);
-            Box::pin(async move { member.tell(patience).await })
-        };
-        let told = together(self.members.iter().map(tell).collect(), None).await;
+        let patience = self.patience * 3 / 4;
+        let mut asked: Vec<Boxed<'_, Told>> = Vec::with_capacity(self.members.len());
+        for member in &self.members {
+            asked.push(Box::pin(member.tell(patience)));
+        }
+        let told = together(asked, None).await;
         told.into_iter().map(Option::unwrap_or_default).collect()
     }
 

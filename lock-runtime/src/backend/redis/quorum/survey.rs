@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use redis::{FromRedisValue, Pipeline};
+use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
 use super::member::{Body, Member};
 use super::silence;
-use crate::backend::redis::check::{self, ClockDistance};
+use crate::backend::redis::check::{self, ClockDistance, Info};
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::node::Node;
 use crate::backend::{BackendError, Warning};
@@ -30,21 +30,25 @@ impl Member {
     /// Asks the node. What it may not be asked it does not tell.
     pub(super) async fn tell(&self, patience: Duration) -> Told {
         let mut told = Told::default();
-        match &self.body {
-            Body::Server(node) => {
-                let asked = timeout(patience, told.ask(node, &self.name, true)).await;
-                told.failure = asked.unwrap_or_else(|_| Err(silence(&self.name, patience))).err();
+        let asked = async {
+            match &self.body {
+                Body::Server(node) => {
+                    let info = told.ask(node, &self.name).await?;
+                    told.is_part = info.is_part();
+                    told.ids.extend(info.run_id().map(str::to_owned));
+                }
+                Body::Cluster(cluster) => {
+                    told.ids = cluster.ids();
+                    told.ask_all(cluster).await.map_err(|error| {
+                        let text = format!("{}: {}", self.name, error.message());
+                        BackendError::new(error.failure(), text).remedy(error.remedy_text())
+                    })?;
+                }
             }
-            Body::Cluster(cluster) => {
-                let asked = timeout(patience, told.ask_all(cluster)).await;
-                let asked = asked.unwrap_or_else(|_| Err(silence(&self.name, patience)));
-                told.ids = cluster.ids();
-                told.failure = asked.err().map(|error| {
-                    let text = format!("{}: {}", self.name, error.message());
-                    BackendError::new(error.failure(), text).remedy(error.remedy_text())
-                });
-            }
-        }
+            Ok(())
+        };
+        let asked = timeout(patience, asked).await;
+        told.failure = asked.unwrap_or_else(|_| Err(silence(&self.name, patience))).err();
         told
     }
 }
@@ -52,13 +56,13 @@ impl Member {
 impl Told {
     async fn ask_all(&mut self, cluster: &Cluster) -> Result<(), BackendError> {
         for server in cluster.servers().await? {
-            self.ask(server.node(), &server.node().server(), false).await?;
+            self.ask(server.node(), &server.node().server()).await?;
         }
         Ok(())
     }
 
-    /// One server more; `is_alone` if it is to have all keys.
-    async fn ask(&mut self, node: &Node, name: &str, is_alone: bool) -> Result<(), BackendError> {
+    /// One server more.
+    async fn ask(&mut self, node: &Node, name: &str) -> Result<Info, BackendError> {
         let mut questions = Pipeline::with_capacity(5);
         questions.add_command(redis::cmd("PING")).add_command(check::question());
         questions.add_command(redis::cmd("TIME"));
@@ -66,21 +70,17 @@ impl Told {
             questions.add_command(question);
         }
         let mut answers = node.send_all(&questions).await?.into_iter();
+        let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
         // The one that anybody may ask.
-        if let Some(Err(error)) = answers.next() {
-            return Err(node.failure(error));
-        }
-        let (Some(info), Some(time)) = (answers.next(), answers.next()) else { return Ok(()) };
-        let text = info.as_ref().ok().and_then(|info| String::from_redis_value_ref(info).ok());
-        let lines = text.iter().flat_map(|text| text.lines());
-        // Another one for every start.
-        let ids = lines.filter_map(|line| line.strip_prefix("run_id:")).map(str::trim);
-        self.ids.extend(ids.filter(|id| !id.is_empty()).map(str::to_owned));
-        self.is_part |= is_alone && check::is_part(&info);
-        self.warnings.extend(check::warnings(name, is_alone, &info, &answers.collect::<Vec<_>>()));
+        next().map_err(|error| node.failure(error))?;
+        let (info, time) = (next(), next());
+        // That a node must not be a part of a cluster is said of the node.
+        let for_all = false;
+        let more: Vec<_> = answers.collect();
+        self.warnings.extend(check::warnings(name, for_all, &info, &more));
         let distance = |time| check::clock_distance(&time, SystemTime::now());
         self.distances.extend(time.ok().and_then(distance));
-        Ok(())
+        Ok(Info::of(&info))
     }
 }
 
