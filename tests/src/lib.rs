@@ -15,6 +15,7 @@
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`history`] | who held what and when, and whether that was safe |
 //! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
+//! | [`mod@alone`] | a process of its own |
 //! | [`mod@examples`] | the programs of `examples/` |
 //! | [`runtimes`] | runtimes that a test may end |
 //! | [`sizes`] | how large wrapped futures are |
@@ -26,6 +27,7 @@
 // The bench measures the product from outside, so it reads clocks and waits on its own.
 #![allow(clippy::disallowed_methods)]
 
+pub mod alone;
 pub mod cluster;
 pub mod eventually;
 pub mod examples;
@@ -47,6 +49,7 @@ pub mod told;
 pub mod tunnel;
 pub mod versions;
 
+pub use alone::alone;
 pub use cluster::RedisCluster;
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;

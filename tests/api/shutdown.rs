@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
 use lock_tests::proxy::{Action, named};
-use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
+use lock_tests::runtimes::current_thread;
+use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, alone, eventually, eventually_async};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -261,9 +262,13 @@ async fn in_the_default_pool(id: u32) -> Result<(), LockError> {
     Ok(())
 }
 
-/// One test, because the registry is the process's.
-#[tokio::test]
-async fn the_default_pool_can_be_set_up_once_and_again_after_a_shutdown() {
+#[test]
+fn the_default_pool_can_be_set_up_once_and_again_after_a_shutdown() {
+    let test = "::the_default_pool_can_be_set_up_once_and_again_after_a_shutdown";
+    alone(&[module_path!(), test].concat(), || current_thread().block_on(set_up_twice()));
+}
+
+async fn set_up_twice() {
     let server = RedisServer::start();
     assert_eq!(in_the_default_pool(1).await.unwrap_err().kind(), ErrorKind::NotConfigured);
     for _ in 0..2 {

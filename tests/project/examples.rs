@@ -53,7 +53,7 @@ fn graceful_shutdown() {
     );
 }
 
-/// What it does is tested in `axum_orders.rs`.
+/// What it does is tested in `axum_orders`.
 #[test]
 fn axum_orders() {
     let folder = tempfile::tempdir().unwrap();

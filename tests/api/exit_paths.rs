@@ -13,7 +13,7 @@ use std::time::Duration;
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::history::now_ns;
 use lock_tests::runtimes::{current_thread, multi_thread};
-use lock_tests::{Monitor, RedisServer, eventually};
+use lock_tests::{Monitor, RedisServer, alone, eventually};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -386,9 +386,12 @@ fn a_local_that_panics_as_it_is_dropped() {
     eventually(SOON, "the key goes", || !scene.is_taken());
 }
 
-/// All at once: a shutdown is the process's.
 #[test]
 fn a_shutdown_of_the_process() {
+    alone(concat!(module_path!(), "::a_shutdown_of_the_process"), shut_down_with_all_at_once);
+}
+
+fn shut_down_with_all_at_once() {
     let apis = [Api::Attribute, Api::Run, Api::Guard];
     let scenes: Vec<_> =
         apis.into_iter().flat_map(|api| [Scene::on_redis(api), Scene::on_memory(api)]).collect();

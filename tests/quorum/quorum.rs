@@ -491,7 +491,7 @@ impl Node {
     }
 
     fn ask_for(&self, ttl: &str, locks: &[&str], what: &str, owner: &str, number: u64) -> String {
-        let script = include_str!("../lock-runtime/src/backend/redis/quorum/ballot.lua");
+        let script = include_str!("../../lock-runtime/src/backend/redis/quorum/ballot.lua");
         // Nothing but hex digits, as an owner is, and all of one length.
         let token: String = owner.bytes().map(|byte| format!("{byte:02x}")).collect();
         let (token, number) = (format!("{token:0>32}/01"), number.to_string());

@@ -9,7 +9,7 @@
 //! | NOSCRIPT | [`scripts_that_the_server_has_forgotten`] |
 //! | NOAUTH, WRONGPASS | errors: `a_server_that_does_not_let_us_in`, `a_password_that_changes_under_way` |
 //! | NOPERM, key and command | errors: `users_who_may_not`; under way: [`rights_that_are_taken_away_under_way`] |
-//! | NOPERM, channel | line: `refused`; under way: [`rights_that_are_taken_away_under_way`] |
+//! | NOPERM, channel | wait_queue: `refused`; under way: [`rights_that_are_taken_away_under_way`] |
 //! | WRONGTYPE of a key beside the lock | errors: `a_fence_counter_that_is_not_ours`; [`a_line_that_is_not_ours`] |
 //! | max number of clients | errors: `a_server_with_too_many_clients` |
 //! | CLUSTERDOWN | [`cluster::a_node_without_slots`] |

@@ -166,11 +166,11 @@ mod ended {
         for ran in lines.into_iter().filter(|ran| ran.by != Caller::Script) {
             let Some(owner) = owner_of(&ran) else { continue };
             let seen = owners.entry(owner).or_default();
-            if script(&ran, include_str!("../lock-runtime/src/backend/redis/renew.lua")) {
+            if script(&ran, include_str!("../../lock-runtime/src/backend/redis/renew.lua")) {
                 seen.renewed.push(ran.time_us);
                 seen.renewed_after_release += usize::from(seen.released.is_some());
             } else if ran.args.iter().any(|arg| arg == "release")
-                || script(&ran, include_str!("../lock-runtime/src/backend/redis/release.lua"))
+                || script(&ran, include_str!("../../lock-runtime/src/backend/redis/release.lua"))
             {
                 seen.released.get_or_insert(ran.time_us);
             } else if seen.released.is_some() {

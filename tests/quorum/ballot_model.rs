@@ -65,7 +65,6 @@
 //! both others, or have stayed away for the difference of the clients' clocks and what fences may run ahead of
 //! them besides. One that votes sooner can break both promises.
 
-#[path = "ballots/mod.rs"]
 mod model;
 
 use model::Claim::{

@@ -56,7 +56,7 @@ impl Bench {
 
 macro_rules! script {
     ($($file:literal),*) => {
-        concat!($(include_str!(concat!("../lock-runtime/src/backend/redis/", $file))),*)
+        concat!($(include_str!(concat!("../../lock-runtime/src/backend/redis/", $file))),*)
     };
 }
 

@@ -1,0 +1,10 @@
+//! The interface of a pool and of the attribute: arguments, errors, cancellation, every way out of a body, shutdown.
+
+mod callers;
+mod cancellation;
+mod errors;
+mod exit_paths;
+mod keys;
+mod policies;
+mod regressions;
+mod shutdown;

@@ -1,0 +1,7 @@
+//! Lost replies, frozen processes, silent servers, and what a server refuses.
+
+mod chaos;
+mod fencing;
+mod lost_replies;
+mod renewal;
+mod server_errors;

@@ -1,0 +1,11 @@
+//! Every kind of store: one server, sentinels, clusters, replicas, proxies, other versions and other libraries.
+
+mod cluster;
+mod conformance;
+mod health;
+mod interop;
+mod proxies;
+mod replicas;
+mod scriptless;
+mod sentinel;
+mod server_versions;
