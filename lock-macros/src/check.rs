@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quote::ToTokens;
 use syn::ext::IdentExt;
-use syn::{LitStr, Meta};
+use syn::{Expr, LitStr, Meta};
 
 use crate::args::Args;
 use crate::diag::{Errors, Fault, closest, listed};
@@ -13,7 +13,7 @@ use crate::item::{Function, Shape};
 use crate::params::{Param, Params};
 use crate::policy::OnConflict;
 use crate::template::{Access, Name, Template};
-use crate::value::{Constant, Keys, Renew, Source, Time};
+use crate::value::{Constant, Keys, Pool, Renew, Source, Time};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -21,6 +21,7 @@ const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
     signature(function, errors);
     keys(args, function, params, errors);
+    pool(args, params, errors);
     guard(args, params, errors);
     fallback(args, function, params, errors);
     times(args, errors);
@@ -47,7 +48,8 @@ fn signature(function: &Function, errors: &mut Errors) {
     if !matches!(function.shape, Shape::Sync) {
         return;
     }
-    let mut message = "`#[distributed_lock]` needs an `async fn`, or a body that is one `async move { .. }` block".to_owned();
+    let mut message = "`#[distributed_lock]` needs an `async fn`, or a body that is one `async move { .. }` block\n\
+        help: where the function has to block, lock by hand: `let guard = handle.block_on(pool.lock(\"order:42\").acquire())?;`".to_owned();
     if function.mentions("block_on") {
         message.push_str(
             "\nhelp: if this is an `async fn` under `#[tokio::main]` or `#[tokio::test]`, write `#[distributed_lock]` above that attribute",
@@ -71,6 +73,7 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
         if let Source::Template(literal, template) = source {
             placeholders(literal, template, params, errors);
             braces(literal, template, params, errors);
+            foreign_placeholders(literal, template, params, errors);
         }
     }
 }
@@ -158,6 +161,67 @@ fn braces(literal: &LitStr, template: &Template, params: &Params, errors: &mut E
                     .help(format!("`<{path}>` interpolates; a hash tag is `{{<{path}>}}`")),
             );
         }
+    }
+}
+
+/// `#id`, `$id` and `${id}` name a parameter in other libraries; `{}` and `%s` stand for the next argument.
+fn foreign_placeholders(
+    literal: &LitStr,
+    template: &Template,
+    params: &Params,
+    errors: &mut Errors,
+) {
+    let text = literal.value();
+    let literal_text = "is literal text in a key";
+    for (at, _) in text.match_indices(['#', '$']) {
+        let inside = &text[at + 1..];
+        let braced = inside.starts_with('{');
+        let name_at = usize::from(braced);
+        let name = &inside[name_at..];
+        let path = &name[..name
+            .find(|c: char| c != '_' && c != '.' && !c.is_alphanumeric())
+            .unwrap_or(name.len())];
+        let root = path.split('.').next().unwrap_or_default();
+        if params.find(root).is_none() {
+            continue;
+        }
+        let path = path.trim_end_matches('.');
+        let end = at + 1 + name_at + path.len();
+        let end = end + usize::from(braced && text[end..].starts_with('}'));
+        errors.push_fault(
+            literal,
+            &Fault::new(at..end, format!("`{}` {literal_text}", &text[at..end]))
+                .help(format!("`<{path}>` interpolates")),
+        );
+    }
+    let Some(first) = params.names().find(|name| *name != "self") else { return };
+    if template.slots().next().is_some() {
+        return;
+    }
+    for sign in ["{}", "{:?}", "%s", "%d"] {
+        for (at, _) in text.match_indices(sign) {
+            errors.push_fault(
+                literal,
+                &Fault::new(at..at + sign.len(), format!("`{sign}` {literal_text}"))
+                    .help(format!("`<{}>` interpolates", first.unraw())),
+            );
+        }
+    }
+}
+
+/// A bare name in lower case can only be a parameter; an installed pool has its name in quotes.
+fn pool(args: &Args, params: &Params, errors: &mut Errors) {
+    let Some(Pool::Given(Expr::Path(path))) = &args.pool else { return };
+    let Some(name) = path.path.get_ident() else { return };
+    let name = name.unraw().to_string();
+    let is_lower_case = !name.contains(char::is_uppercase);
+    if is_lower_case && params.find(&name).is_none() {
+        errors.push_over(
+            path,
+            format!(
+                "no parameter is named `{name}`\nhelp: a pool that is installed under this name is written `pool = \"{name}\"`"
+            ),
+        );
     }
 }
 
@@ -255,7 +319,8 @@ fn times(args: &Args, errors: &mut Errors) {
     }
 }
 
-/// A second attribute with the same key would wait for the first.
+/// A second attribute with the same key would wait for the first. With other keys in the same pool, two functions
+/// that nest them in opposite orders would wait for each other; `keys` takes them in one order.
 fn twins(args: &Args, function: &Function, errors: &mut Errors) {
     let Some(ours) = args.keys.as_ref().map(text) else { return };
     for attr in &function.attrs {
@@ -264,12 +329,27 @@ fn twins(args: &Args, function: &Function, errors: &mut Errors) {
             continue;
         }
         let twin = Args::parse(list.tokens.clone(), &mut Errors::default());
-        if twin.keys.as_ref().is_some_and(|keys| text(keys) == ours) {
-            errors.push_over(
-                attr,
-                format!("this function is already locked by `{ours}`; it would wait for itself"),
-            );
+        if pool_text(&twin) != pool_text(args) {
+            continue;
         }
+        let Some(theirs) = twin.keys.as_ref().map(text) else { continue };
+        let message = if theirs == ours {
+            format!("this function is already locked by `{ours}`; it would wait for itself")
+        } else {
+            format!(
+                "this function is already locked by `{ours}`\nhelp: one attribute takes several keys, without deadlocks: `keys = [\"..\", \"..\"]`"
+            )
+        };
+        errors.push_over(attr, message);
+    }
+}
+
+/// The pool as it is written.
+fn pool_text(args: &Args) -> String {
+    match &args.pool {
+        None => "default".to_owned(),
+        Some(Pool::Named(name)) => name.value(),
+        Some(Pool::Given(expression)) => format!("= {}", expression.to_token_stream()),
     }
 }
 

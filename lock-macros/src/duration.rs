@@ -19,6 +19,8 @@ const LONG_NAMES: [(&str, &[&str]); 5] = [
     ("ms", &["msec", "msecs", "milli", "millis", "millisecond", "milliseconds"]),
 ];
 
+const UNITS_ARE: &str = "the units are `ms`, `s`, `m`, `h` and `d`";
+
 const FINER: [&str; 8] = ["us", "µs", "μs", "micros", "microseconds", "ns", "nanos", "nanoseconds"];
 
 pub(crate) fn parse(text: &str) -> Result<Duration, Fault> {
@@ -66,8 +68,7 @@ fn no_number(text: &str, at: usize) -> Fault {
     let rest = &text[at..];
     let first = rest.chars().next().map_or(0, char::len_utf8);
     if rest.starts_with(char::is_whitespace) {
-        return Fault::new(at..at + first, "a duration holds no spaces")
-            .help(format!("write `\"{}\"`", text.split_whitespace().collect::<String>()));
+        return Fault::new(at..at + first, "a duration holds no spaces").help(spelled_right(text));
     }
     if rest.starts_with('-') {
         return Fault::new(at..at + first, "a duration cannot be negative");
@@ -90,14 +91,14 @@ fn no_unit(text: &str, at: usize, digits: usize) -> Fault {
     }
     if rest.starts_with(char::is_whitespace) {
         return Fault::new(digits..digits + 1, "a duration holds no spaces")
-            .help(format!("write `\"{}\"`", text.split_whitespace().collect::<String>()));
+            .help(spelled_right(text));
     }
     if rest.starts_with('_') {
         return Fault::new(digits..digits + 1, "a duration holds no digit separators");
     }
     if let Some(other) = rest.chars().next() {
         return Fault::new(digits..digits + other.len_utf8(), format!("`{number}` needs a unit"))
-            .help("the units are `ms`, `s`, `m`, `h` and `d`");
+            .help(UNITS_ARE);
     }
     Fault::new(at..digits, format!("`{number}` needs a unit"))
         .help(format!("`\"{number}s\"` is seconds, `\"{number}ms\"` milliseconds"))
@@ -106,23 +107,56 @@ fn no_unit(text: &str, at: usize, digits: usize) -> Fault {
 fn unknown_unit(text: &str, at: usize, digits: usize, end: usize) -> Fault {
     let number = &text[at..digits];
     let unit = &text[digits..end];
-    let lower = unit.to_lowercase();
     let fault = Fault::new(digits..end, format!("unknown unit `{unit}`"));
-    if FINER.contains(&lower.as_str()) {
+    if FINER.contains(&unit.to_lowercase().as_str()) {
         return fault.help("the finest unit is `ms`; the others are `s`, `m`, `h` and `d`");
     }
-    let meant = LONG_NAMES
+    match (corrected(text), meant(unit)) {
+        (Some(text), _) => fault.help(format!("did you mean `\"{text}\"`?")),
+        (None, Some(unit)) => fault.help(format!("did you mean `\"{number}{unit}\"`?")),
+        (None, None) => fault.help(UNITS_ARE),
+    }
+}
+
+fn spelled_right(text: &str) -> String {
+    match corrected(text) {
+        Some(text) => format!("write `\"{text}\"`"),
+        None => UNITS_ARE.to_owned(),
+    }
+}
+
+/// `text` without spaces and with short units, if that is a duration.
+fn corrected(text: &str) -> Option<String> {
+    let mut short = String::new();
+    let dense: String = text.split_whitespace().collect();
+    let mut rest = dense.as_str();
+    while !rest.is_empty() {
+        let digits = prefix(rest, |c| c.is_ascii_digit());
+        let end = digits + prefix(&rest[digits..], char::is_alphabetic);
+        if digits == 0 || end == digits {
+            return None;
+        }
+        let unit = &rest[digits..end];
+        let known = UNITS.iter().find(|(name, _)| *name == unit).map(|(name, _)| *name);
+        short.push_str(&rest[..digits]);
+        short.push_str(known.or_else(|| meant(unit))?);
+        rest = &rest[end..];
+    }
+    parse(&short).is_ok().then_some(short)
+}
+
+/// The unit that a longer or misspelled name stands for.
+fn meant(unit: &str) -> Option<&'static str> {
+    let lower = unit.to_lowercase();
+    LONG_NAMES
         .iter()
         .find(|(name, long)| *name == lower || long.contains(&lower.as_str()))
         .or_else(|| {
             let long =
                 closest(&lower, LONG_NAMES.iter().flat_map(|(_, long)| long.iter().copied()));
             LONG_NAMES.iter().find(|(_, names)| long.is_some_and(|long| names.contains(&long)))
-        });
-    match meant {
-        Some((name, _)) => fault.help(format!("did you mean `\"{number}{name}\"`?")),
-        None => fault.help("the units are `ms`, `s`, `m`, `h` and `d`"),
-    }
+        })
+        .map(|(name, _)| *name)
 }
 
 #[cfg(test)]
@@ -173,7 +207,12 @@ mod tests {
     fn the_unit_that_was_meant_is_named() {
         assert_eq!(help("5sec"), "did you mean `\"5s\"`?");
         assert_eq!(help("5S"), "did you mean `\"5s\"`?");
-        assert_eq!(help("1m30secnds"), "did you mean `\"30s\"`?");
+        assert_eq!(help("1m30secnds"), "did you mean `\"1m30s\"`?");
+        assert_eq!(help("5 minutes"), "write `\"5m\"`");
+        assert_eq!(help("5minutes"), "did you mean `\"5m\"`?");
+        assert_eq!(help("1 hour 30 mins"), "write `\"1h30m\"`");
+        assert!(help("5 fortnights").contains("units are"));
+        assert!(help("30 seconds 1 minute").contains("units are"));
         assert_eq!(help("2min"), "did you mean `\"2m\"`?");
         assert!(help("5us").contains("finest"));
         assert!(help("5").contains("\"5s\""));

@@ -145,6 +145,7 @@ pub(crate) fn time(name: &str, value: Expr, errors: &mut Errors) -> Option<Time>
         }
         Some(Lit::Str(text)) => text,
         Some(Lit::Int(number)) => {
+            let number = number.base10_digits();
             let message = format!(
                 "`{name}` needs a unit\nhelp: `{name} = \"{number}s\"` is seconds, `{name} = \"{number}ms\"` milliseconds"
             );

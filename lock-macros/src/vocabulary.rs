@@ -68,6 +68,9 @@ const FOREIGN: [(&str, &[&str]); 15] = [
             "time_to_live",
             "auto_release",
             "auto_release_time",
+            "lock_at_most_for",
+            "lock_at_most",
+            "at_most",
         ],
     ),
     (
@@ -106,17 +109,7 @@ const FOREIGN: [(&str, &[&str]); 15] = [
             "automatic_extension_threshold",
         ],
     ),
-    (
-        "max_hold",
-        &[
-            "lock_at_most_for",
-            "lock_at_most",
-            "at_most",
-            "max_lease",
-            "max_lifetime",
-            "max_duration",
-        ],
-    ),
+    ("max_hold", &["max_lease", "max_lifetime", "max_duration"]),
     ("min_hold", &["lock_at_least_for", "lock_at_least", "at_least", "lock_delay"]),
     (
         "on_conflict",
@@ -170,16 +163,31 @@ fn arguments() -> impl Iterator<Item = (&'static str, &'static str)> {
     ARGUMENTS.into_iter().chain([CRATE])
 }
 
-/// The argument of ours that `name` stands for elsewhere.
+/// The argument that `name` stands for elsewhere, in snake case or in camel case.
 pub(crate) fn meant(name: &str) -> Option<&'static str> {
-    FOREIGN.iter().find(|(_, foreign)| foreign.contains(&name)).map(|(ours, _)| *ours)
+    let name = snake_case(name);
+    known(&name).or_else(|| {
+        FOREIGN.iter().find(|(_, foreign)| foreign.contains(&&*name)).map(|(ours, _)| *ours)
+    })
+}
+
+/// `leaseTime` is `lease_time`.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::with_capacity(name.len() + 4);
+    for c in name.chars() {
+        if c.is_uppercase() && !snake.is_empty() && !snake.ends_with('_') {
+            snake.push('_');
+        }
+        snake.extend(c.to_lowercase());
+    }
+    snake
 }
 
 pub(crate) fn explain_unknown(name: &str) -> String {
     if let Some((_, sentence)) = PLANNED.iter().find(|(planned, _)| *planned == name) {
         return (*sentence).to_owned();
     }
-    if AMBIGUOUS.contains(&name) {
+    if AMBIGUOUS.contains(&&*snake_case(name)) {
         return format!(
             "`{name}` is not an argument: it could mean two things\n\
              help: `wait = \"3s\"` is how long to wait for the lock\n\
@@ -224,6 +232,14 @@ mod tests {
     #[test]
     fn every_unknown_name_gets_an_answer() {
         assert!(explain_unknown("timeout").contains("two things"));
+        assert!(explain_unknown("lockTimeout").contains("two things"));
+        assert!(explain_unknown("lockAtMostFor").contains("write `ttl = \"30s\"`"));
+        assert!(explain_unknown("lock_at_most_for").contains("write `ttl = \"30s\"`"));
+        assert!(explain_unknown("lockAtLeastFor").contains("write `min_hold = \"50s\"`"));
+        assert!(explain_unknown("leaseTime").contains("write `ttl = \"30s\"`"));
+        assert!(explain_unknown("waitTime").contains("write `wait = \"3s\"`"));
+        assert!(explain_unknown("maxHold").contains("`maxHold` is called `max_hold` here"));
+        assert!(explain_unknown("TTL").contains("`ttl`"));
         assert!(explain_unknown("lease_time").contains("write `ttl = \"30s\"`"));
         assert!(explain_unknown("tll").contains("did you mean `ttl`?"));
         assert!(explain_unknown("colour").contains("the arguments are `key`"));

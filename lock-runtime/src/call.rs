@@ -31,6 +31,25 @@ enum PoolRef {
     Given(LockPool),
 }
 
+/// What `pool = <expression>` evaluates to: a [`LockPool`], or anything that borrows one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a lock pool",
+    label = "`pool` takes a `LockPool`, a reference to one, or an `Arc` of one",
+    note = "a pool that is installed under a name is written as a literal: `pool = \"orders\"`",
+    note = "for a name that is known at run time only: `pool = lock_runtime::pool(&name).expect(\"installed\")`"
+)]
+pub trait AsPool {
+    /// The pool.
+    fn as_pool(&self) -> &LockPool;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Borrow<LockPool>> AsPool for T {
+    fn as_pool(&self) -> &LockPool {
+        self.borrow()
+    }
+}
+
 impl Call {
     /// A call of an annotated function, with the site's options and the default pool.
     #[must_use]
@@ -79,8 +98,8 @@ impl Call {
 
     /// Takes this pool.
     #[must_use]
-    pub fn pool(mut self, pool: &impl Borrow<LockPool>) -> Self {
-        self.pool = PoolRef::Given(pool.borrow().clone());
+    pub fn pool(mut self, pool: &impl AsPool) -> Self {
+        self.pool = PoolRef::Given(pool.as_pool().clone());
         self
     }
 

@@ -116,25 +116,26 @@ pub use key::{Key, KeyPart};
 ///
 /// # Arguments
 ///
-/// | argument | syntax | default |
-/// |---|---|---|
-/// | `key` | `"order:<id>"`, or an expression that is `Into<`[`Key`]`>` | required, or `keys` |
-/// | `keys` | `["acct:<from>", "acct:<to>"]`, or an expression | |
-/// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s |
-/// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s |
-/// | `renew` | `true` `false` `"1s"` | `true`, a third of the ttl |
-/// | `max_hold`, `min_hold` | duration | none, zero |
-/// | `on_conflict` | `"error"` `"skip"` or an async function with the same arguments | `"error"` |
-/// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` |
-/// | `release` | `"await"` `"background"` | `"await"` |
-/// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R` | [`FromLockError`] |
-/// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` |
-/// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none |
-/// | `when` | bool expression over the arguments | `true` |
-/// | `reentrant` | bool | `false` |
-/// | `retry_delay`, `retry_count` | duration, number | the pool's |
-/// | `name` | text | `module::function` |
-/// | `crate` | path | `::lock_runtime` |
+/// | argument | syntax | default | meaning |
+/// |---|---|---|---|
+/// | `key` | `"order:<id>"`, or an expression that is `Into<`[`Key`]`>` | required, or `keys` | what is locked; rendered once, before the body |
+/// | `keys` | `["acct:<from>", "acct:<to>"]`, or an expression | | several keys, all or none; sorted, so that two callers cannot deadlock |
+/// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s | length of the lease: how long a crashed holder blocks the others; no limit on the body |
+/// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s | how long to wait for the lock; `"0s"` is one try |
+/// | `renew` | `true` `false` `"1s"` | `true`, a third of the ttl | interval of the renewals; `false` makes the ttl a hard limit on the body |
+/// | `max_hold` | duration | none | after this time the lease counts as lost, although it could be renewed |
+/// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end |
+/// | `on_conflict` | `"error"` `"skip"` or an async function with the same arguments | `"error"` | what an acquire that did not succeed in time returns |
+/// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
+/// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |
+/// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R` | [`FromLockError`] | builds the return value where its type cannot carry a [`LockError`] |
+/// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` | which pool |
+/// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none | fence, `is_held()` and `lost()` for the body |
+/// | `when` | bool expression over the arguments | `true` | `false`: the body runs without the lock |
+/// | `reentrant` | bool | `false` | this task holds the key already: error at once, or pass through |
+/// | `retry_delay`, `retry_count` | duration, number | the pool's | polling, where the store cannot notify |
+/// | `name` | text | `module::function` | label in events |
+/// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
 /// # Placeholders
 ///
