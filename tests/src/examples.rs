@@ -29,7 +29,7 @@ fn build(folder: &Path) {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut command = Command::new(cargo);
     command
-        .args(["build", "--workspace", "--all-features", "--examples", "--quiet"])
+        .args(["build", "--all-features", "--examples", "--quiet"])
         .args(["--profile", profile, "--target-dir"])
         .arg(folder.parent().expect("a profile's directory is in the target directory"))
         .current_dir(root);
