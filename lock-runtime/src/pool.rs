@@ -56,6 +56,7 @@ impl LockPool {
             prefix: String::new(),
             defaults: Defaults::default(),
             patience: Duration::from_secs(1),
+            connect_timeout: None,
             node_patience: None,
             max_waiters: 10_000,
             handoff_slice: Duration::from_millis(5),
@@ -128,6 +129,7 @@ pub struct PoolBuilder {
     prefix: String,
     defaults: Defaults,
     patience: Duration,
+    connect_timeout: Option<Duration>,
     node_patience: Option<Duration>,
     max_waiters: usize,
     handoff_slice: Duration,
@@ -221,6 +223,28 @@ impl PoolBuilder {
         self
     }
 
+    /// How long a connection may take to be made: name, socket, TLS, log-in and what follows. It bounds
+    /// [`connect`](Self::connect), and each attempt to make a connection again. `?connect_timeout=10s` in a URL
+    /// comes before it, for that URL. Defaults to 5 s, or the [`patience`](Self::patience) if that is longer. It takes
+    /// five round trips at most, so raise it where one takes a second.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lock_runtime::{LockError, LockPool};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), LockError> {
+    /// # let url = "memory://";
+    /// let far_away = LockPool::builder(url).connect_timeout(Duration::from_secs(15));
+    /// let pool = far_away.patience(Duration::from_secs(4)).connect().await?;
+    /// # drop(pool);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = Some(limit);
+        self
+    }
+
     /// How long the vote of one node of a `redlock://` quorum may take; then the others decide. Defaults to a
     /// twentieth of the ttl, between 5 and 50 ms. Raise it where nodes are far away: to some three round trips.
     pub fn node_patience(mut self, patience: Duration) -> Self {
@@ -257,6 +281,15 @@ impl PoolBuilder {
             return Err(LockError::new(ErrorKind::Config, "a patience of zero answers nothing")
                 .remedy("write for example `.patience(Duration::from_secs(1))`"));
         }
+        let connect_timeout =
+            self.connect_timeout.unwrap_or_else(|| self.patience.max(Duration::from_secs(5)));
+        if connect_timeout.is_zero() {
+            return Err(LockError::new(
+                ErrorKind::Config,
+                "a connect_timeout of zero connects to nothing",
+            )
+            .remedy("write for example `.connect_timeout(Duration::from_secs(5))`"));
+        }
         // A default that cannot work is told here, not at the first call.
         Policy::new(&LockOptions::new(), &self.defaults)?;
         let store = match self.origin {
@@ -264,7 +297,13 @@ impl PoolBuilder {
                 let prefix = self.prefix.clone();
                 let (patience, node_patience) = (self.patience, self.node_patience);
                 let opened = async move {
-                    let setting = Setting { prefix: &prefix, clock, patience, node_patience };
+                    let setting = Setting {
+                        prefix: &prefix,
+                        clock,
+                        patience,
+                        connect_timeout,
+                        node_patience,
+                    };
                     backend::connect(&url, setting).await
                 };
                 driver.run(opened).await??

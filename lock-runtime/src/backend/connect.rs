@@ -17,8 +17,32 @@ pub(crate) struct Setting<'a> {
     pub(crate) clock: Clock,
     /// How long one request may take.
     pub(crate) patience: Duration,
+    /// How long a connection may take to be made, until requests can be sent over it.
+    pub(crate) connect_timeout: Duration,
     /// How long the vote of one node of a quorum may take, if not by the ttl.
     pub(crate) node_patience: Option<Duration>,
+}
+
+#[cfg(feature = "redis")]
+impl Setting<'_> {
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { connect: self.connect_timeout, request: self.patience }
+    }
+
+    /// With what a URL says, which comes before what the builder says.
+    pub(crate) fn with_connect_timeout(self, connect_timeout: Option<Duration>) -> Self {
+        Self { connect_timeout: connect_timeout.unwrap_or(self.connect_timeout), ..self }
+    }
+}
+
+/// How long a server may take.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// To be connected to, until requests can be sent.
+    pub(crate) connect: Duration,
+    /// To answer one request; after that long without any answer the connection is replaced.
+    pub(crate) request: Duration,
 }
 
 /// Opens the store at `url`. Errors show the scheme and the host at most.

@@ -19,6 +19,8 @@ pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
+#[cfg(feature = "redis")]
+pub(crate) use connect::Limits;
 pub(crate) use connect::{Setting, connect};
 
 /// What one acquire asks for. The same for all of its attempts, but for `attempt`; who wants several keys may

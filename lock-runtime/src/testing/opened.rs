@@ -20,7 +20,8 @@ pub struct Opened(Arc<dyn Store>);
 /// As [`LockPool::connect`](crate::LockPool::connect).
 pub async fn open(url: &str) -> Result<Opened, LockError> {
     let (clock, patience) = (Clock::runtime(), Duration::from_secs(1));
-    let setting = Setting { prefix: "", clock, patience, node_patience: None };
+    let connect_timeout = Duration::from_secs(5);
+    let setting = Setting { prefix: "", clock, patience, connect_timeout, node_patience: None };
     backend::connect(url, setting).await.map(Opened)
 }
 

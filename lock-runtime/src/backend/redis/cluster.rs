@@ -225,13 +225,14 @@ impl Cluster {
         seeds: Vec<Endpoint>,
         setting: Setting<'_>,
     ) -> Result<(Self, Result<(), BackendError>), LockError> {
-        let patience = setting.patience;
+        let setting =
+            setting.with_connect_timeout(seeds.first().and_then(|seed| seed.connect_timeout));
         let (household, strays) = Household::new(Names::of_cluster(setting.prefix), setting)?;
         let mut dialers = Vec::with_capacity(seeds.len());
         for seed in &seeds {
             dialers.push(Dialer::new(seed.clone()).await?);
         }
-        let first = first_map(dialers, patience).await;
+        let first = first_map(dialers, setting.connect_timeout).await;
         // Without a map nobody has any slot, and it is looked up until there is one.
         let map = first.as_ref().map_or_else(|_| Map::default(), Map::clone);
         let shared = Arc::new(Shared {
@@ -524,9 +525,7 @@ impl Shared {
                     let opened = Server::of(&household, dialer, home.clone(), probe).await;
                     opened.map_err(Unfit::into_error)
                 };
-                // The connection itself gets one patience; a server may freeze right behind it.
-                let opened = timeout(household.patience.saturating_mul(2), opened).await;
-                match opened.unwrap_or_else(|_| Err(slow(&address).before_sending())) {
+                match opened.await {
                     Ok(server) => {
                         tell.send_replace(State::Open(Arc::new(server)));
                         if round > 0 {
@@ -624,7 +623,7 @@ impl Shared {
         for endpoint in self.seeds.iter().cloned().chain(replicas) {
             dialers.extend(Dialer::new(endpoint).await.ok());
         }
-        first_map(dialers, self.household.patience).await.ok()
+        first_map(dialers, self.household.limits.connect).await.ok()
     }
 
     /// Opens connections to masters that are new, and drops those that are gone. One that is up stays:
@@ -727,13 +726,13 @@ pub(super) async fn together<T>(calls: Vec<Boxed<'_, T>>, lag: Option<Lag>) -> V
 }
 
 /// The first map that anybody tells.
-async fn first_map(dialers: Vec<Dialer>, patience: Duration) -> Result<Map, BackendError> {
+async fn first_map(dialers: Vec<Dialer>, limit: Duration) -> Result<Map, BackendError> {
     let mut asked = JoinSet::new();
     for dialer in dialers {
         asked.spawn(async move {
             let Endpoint { host, port, .. } = dialer.endpoint();
             let address = Address::new(host, *port);
-            let answer = ask_once(&dialer, patience, &cluster_slots()).await?;
+            let answer = ask_once(&dialer, limit, &cluster_slots()).await?;
             useful(Map::parse(&answer, &address)).ok_or_else(|| {
                 no_server(format!("Redis at {address} knows of no server that has slots"))
             })

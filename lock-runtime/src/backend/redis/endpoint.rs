@@ -1,6 +1,7 @@
 //! What a `redis://` URL says.
 
 use std::fmt;
+use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use redis::{ProtocolVersion, RedisConnectionInfo};
@@ -12,6 +13,8 @@ const DEFAULT_PORT: u16 = 6379;
 
 const REPLICAS: &str = "replicas";
 
+const CONNECT_TIMEOUT: &str = "connect_timeout";
+
 /// One server, and how to log in. Displays without user and password.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
@@ -22,6 +25,8 @@ pub(super) struct Endpoint {
     pub(super) scripts: Scripts,
     /// How many replicas have to have a lock before it is believed in.
     pub(super) replicas: u16,
+    /// How long a connection may take to be made, if not as the pool's builder says.
+    pub(super) connect_timeout: Option<Duration>,
 }
 
 /// Whether locks are kept by Lua scripts: `?scripts=`.
@@ -81,8 +86,9 @@ impl Endpoint {
         }
         let (tls, scripts) = query(&url)?;
         let replicas = replicas(&url)?;
+        let connect_timeout = connect_timeout(&url)?;
         let port = url.port().unwrap_or(DEFAULT_PORT);
-        Ok(Self { host, port, tls, login, scripts, replicas })
+        Ok(Self { host, port, tls, login, scripts, replicas, connect_timeout })
     }
 }
 
@@ -106,6 +112,30 @@ fn replicas(url: &Url) -> Result<u16, LockError> {
             )
         })
     })
+}
+
+fn connect_timeout(url: &Url) -> Result<Option<Duration>, LockError> {
+    let Some((_, text)) = url.query_pairs().find(|(name, _)| name == CONNECT_TIMEOUT) else {
+        return Ok(None);
+    };
+    let limit = duration(&text).filter(|limit| !limit.is_zero());
+    limit.map(Some).ok_or_else(|| {
+        wrong("`?connect_timeout=` in the URL is not a time")
+            .remedy("write for example `?connect_timeout=10s` or `?connect_timeout=2500ms`")
+    })
+}
+
+/// A whole number of `ms`, `s` or `m`.
+fn duration(text: &str) -> Option<Duration> {
+    let unit = text.find(|character: char| !character.is_ascii_digit())?;
+    let (number, unit) = text.split_at(unit);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => number.checked_mul(60).map(Duration::from_secs),
+        _ => None,
+    }
 }
 
 /// What else stands behind the `?`.
@@ -132,10 +162,10 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
                 };
                 continue;
             }
-            REPLICAS => continue,
+            REPLICAS | CONNECT_TIMEOUT => continue,
             _ => {
                 return Err(wrong(format!("`?{name}=` in the URL is not known"))
-                    .remedy("known are `scripts` and `replicas`, and for `rediss://` `ca`, `cert` and `key`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+                    .remedy("known are `scripts`, `replicas` and `connect_timeout`, and for `rediss://` `ca`, `cert` and `key`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
             }
         };
         if !encrypted {
@@ -196,6 +226,12 @@ mod tests {
         let plain = Endpoint::parse("redis://host").unwrap();
         assert_eq!((plain.port, plain.replicas), (6379, 0));
         assert_eq!(Endpoint::parse("redis://host?replicas=2").unwrap().replicas, 2);
+        assert_eq!(plain.connect_timeout, None);
+        for (text, millis) in [("2500ms", 2_500), ("10s", 10_000), ("1m", 60_000)] {
+            let url = format!("redis://host?connect_timeout={text}");
+            let limit = Endpoint::parse(&url).unwrap().connect_timeout;
+            assert_eq!(limit, Some(Duration::from_millis(millis)));
+        }
         for (query, scripts) in
             [("", Scripts::Auto), ("?scripts=on", Scripts::On), ("?scripts=off", Scripts::Off)]
         {
@@ -216,6 +252,11 @@ mod tests {
             "redis://:c4n4ry@host?scripts=c4n4ry",
             "redis://:c4n4ry@host?replicas=-1",
             "redis://:c4n4ry@host?replicas=",
+            "redis://:c4n4ry@host?connect_timeout=5",
+            "redis://:c4n4ry@host?connect_timeout=0s",
+            "redis://:c4n4ry@host?connect_timeout=s",
+            "redis://:c4n4ry@host?connect_timeout=99999999999999999999s",
+            "redis://:c4n4ry@host?connect_timeout=307445734561825861m",
             "redis://:c4n4ry@host#insecure",
             "rediss://:c4n4ry@host?cert=/x.pem",
             "redis://:c4n4ry%ff@host",

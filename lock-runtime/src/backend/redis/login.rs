@@ -1,6 +1,6 @@
 //! The greeting of a connection: who we are, what we want to be told, and how much the other end understands.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -14,6 +14,7 @@ use super::reply;
 use super::resolver::Resolver;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
+use crate::clock::{Clock, Instant};
 
 /// What the server may say without being asked.
 pub(super) struct Hearing {
@@ -51,6 +52,92 @@ pub(super) enum Dialect {
     Touchy,
 }
 
+/// How far a connection has come that is being made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reached {
+    #[default]
+    Nothing,
+    /// The host has an address.
+    Address,
+    Socket,
+    Tls,
+    /// The server has answered the log-in.
+    LogIn,
+}
+
+/// Where an attempt to connect is, for the error if its time is over.
+#[derive(Debug, Default)]
+pub(super) struct Progress(Mutex<Reached>);
+
+impl Progress {
+    pub(super) fn note(&self, reached: Reached) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reached;
+    }
+
+    fn reached(&self) -> Reached {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error of an attempt that is not done within `limit`.
+    pub(super) fn too_slow(&self, server: &str, limit: Duration) -> BackendError {
+        let (so_far, remedy) = match self.reached() {
+            Reached::Nothing => ("its name is not resolved", CHECK_REACH),
+            Reached::Address => ("there is no TCP connection", CHECK_REACH),
+            Reached::Socket => ("there is a TCP connection, and no answer over it", CHECK_REACH),
+            Reached::Tls => ("there is a TLS connection, and no answer to the log-in", CHECK_SLOW),
+            Reached::LogIn => ("the log-in is answered, and what follows is not", CHECK_SLOW),
+        };
+        slow(server, limit, so_far, remedy)
+    }
+}
+
+const CHECK_REACH: &str = "check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`; a slow link needs a longer `connect_timeout` of the builder, or `?connect_timeout=10s` in the URL";
+
+const CHECK_SLOW: &str = "check the server and the network to it; a slow link needs a longer `connect_timeout` of the builder, or `?connect_timeout=10s` in the URL";
+
+fn slow(server: &str, limit: Duration, so_far: &str, remedy: &'static str) -> BackendError {
+    let message = format!("Redis at {server} did not answer within {limit:?}: {so_far}");
+    BackendError::new(Failure::NotNow, message).remedy(remedy)
+}
+
+/// The time in which a store has to be opened, its connection included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    clock: Clock,
+    until: Instant,
+    limit: Duration,
+}
+
+impl Opening {
+    pub(super) fn begin(clock: Clock, limit: Duration) -> Self {
+        Self { clock, until: clock.now() + limit, limit }
+    }
+
+    /// Asks `server` something over the new connection; `what` says what, for the error if the time is over.
+    pub(super) async fn ask<T>(
+        self,
+        server: &str,
+        what: &str,
+        question: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        let left = self.until.since(self.clock.now());
+        let answer = timeout(left, question).await;
+        answer.unwrap_or_else(|_| {
+            let so_far = format!("it is connected, and {what} is not answered");
+            Err(slow(server, self.limit, &so_far, CHECK_SLOW))
+        })
+    }
+}
+
+/// What it means if the other end hangs up on the greeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HangUp {
+    /// It may be a proxy that does not know the commands, which is found out.
+    MayBeAProxy,
+    /// The server has understood the greeting before, and cannot serve now.
+    IsAFailure,
+}
+
 /// A connection that may be used.
 pub(super) struct Greeted {
     pub(super) requests: MultiplexedConnection,
@@ -59,58 +146,90 @@ pub(super) struct Greeted {
     pub(super) dialect: Dialect,
 }
 
-/// Connects by `dialer`; `resolver` has to agree that this is the server that is meant.
+/// Who is meant: what a new connection has to show before it is used.
+#[derive(Clone, Copy)]
+pub(super) struct Meant<'a> {
+    pub(super) resolver: &'a Resolver,
+    /// What the last server has answered that was a replica and no master any more.
+    pub(super) replica: Option<&'a BackendError>,
+    pub(super) hang_up: HangUp,
+}
+
+impl Meant<'_> {
+    async fn confirm(
+        self,
+        dialer: &Dialer,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), BackendError> {
+        self.resolver.confirm(dialer, connection, self.replica).await
+    }
+}
+
+/// Connects by `dialer`, in three flights: the socket, the log-in, and all the rest.
 pub(super) async fn log_in(
     dialer: &Dialer,
-    resolver: &Resolver,
+    meant: Meant<'_>,
     hearing: Option<&Hearing>,
+    progress: &Progress,
 ) -> Result<Greeted, BackendError> {
-    if let Some(greeted) = log_in_fully(dialer, resolver, hearing).await? {
-        return Ok(greeted);
+    let hung_up = match log_in_fully(dialer, meant, hearing, progress).await? {
+        Ok(greeted) => return Ok(greeted),
+        Err(error) => error,
+    };
+    if meant.hang_up == HangUp::IsAFailure {
+        return Err(refused(dialer, hung_up));
     }
     // Some proxies hang up on what they do not know. But so does a server that is going down, and one that
     // comes back is not to be spoken to plainly ever after.
-    let (mut requests, mover) = log_in_plainly(dialer).await?;
-    if let Some(greeted) = log_in_fully(dialer, resolver, hearing).await? {
+    let (mut requests, mover) = log_in_plainly(dialer, progress).await?;
+    if let Ok(greeted) = log_in_fully(dialer, meant, hearing, progress).await? {
         return Ok(greeted);
     }
-    resolver.confirm(dialer, &mut requests).await?;
+    meant.confirm(dialer, &mut requests).await?;
     Ok(Greeted { requests, mover, hears: Hears::default(), dialect: Dialect::Touchy })
 }
 
-/// `None` if the other end has hung up over it.
+/// The inner error is that of the other end hanging up over it.
 async fn log_in_fully(
     dialer: &Dialer,
-    resolver: &Resolver,
+    meant: Meant<'_>,
     hearing: Option<&Hearing>,
-) -> Result<Option<Greeted>, BackendError> {
+    progress: &Progress,
+) -> Result<Result<Greeted, RedisError>, BackendError> {
     let hear = hearing.map(|Hearing { ears, home, .. }| {
         let (ears, home) = (ears.clone(), home.clone());
         move |push: PushInfo| ears.hear(&push, &home)
     });
-    let (mut requests, mover) = match speak(dialer, &dialer.endpoint().login, hear).await? {
+    let (requests, mover) = match speak(dialer, &dialer.endpoint().login, hear, progress).await? {
         Ok(connected) => connected,
-        Err(error) if reply::is_hang_up(&error) => return Ok(None),
+        Err(error) if reply::is_hang_up(&error) => return Ok(Err(error)),
         // Older servers and some proxies know RESP2 only, which serves as well.
         Err(error) if knows_no_hello(&error) => {
-            let (mut requests, mover) = log_in_plainly(dialer).await?;
-            resolver.confirm(dialer, &mut requests).await?;
+            let (mut requests, mover) = log_in_plainly(dialer, progress).await?;
+            meant.confirm(dialer, &mut requests).await?;
             let (hears, dialect) = (Hears::default(), Dialect::Plain);
-            return Ok(Some(Greeted { requests, mover, hears, dialect }));
+            return Ok(Ok(Greeted { requests, mover, hears, dialect }));
         }
         Err(error) => return Err(refused(dialer, error)),
     };
-    resolver.confirm(dialer, &mut requests).await?;
-    let hears = match hearing {
-        Some(hearing) => listen(&mut requests, hearing).await,
-        None => Some(Hears::default()),
+    let (mut to_confirm, to_listen) = (requests.clone(), requests.clone());
+    let listening = async {
+        match hearing {
+            Some(hearing) => listen(to_listen, hearing).await,
+            None => Ok(Hears::default()),
+        }
     };
+    // In one flight: each is sent before any is answered, in this order.
+    let (confirmed, hears) =
+        tokio::join!(biased; meant.confirm(dialer, &mut to_confirm), listening);
+    confirmed?;
     Ok(hears.map(|hears| Greeted { requests, mover, hears, dialect: Dialect::Full }))
 }
 
 /// With nothing that a proxy could stumble over.
 pub(super) async fn log_in_plainly(
     dialer: &Dialer,
+    progress: &Progress,
 ) -> Result<(MultiplexedConnection, Mover), BackendError> {
     let login = &dialer.endpoint().login;
     let refused = |error| refused(dialer, error);
@@ -118,7 +237,7 @@ pub(super) async fn log_in_plainly(
         .set_protocol(ProtocolVersion::RESP2)
         .set_skip_set_lib_name();
     let (mut requests, mover) =
-        speak(dialer, &nobody, None::<fn(PushInfo)>).await?.map_err(refused)?;
+        speak(dialer, &nobody, None::<fn(PushInfo)>, progress).await?.map_err(refused)?;
     // By hand, as the library does not tell why a password is refused.
     let mut ask = async |command: &Cmd| requests.req_packed_command(command).await?.extract_error();
     if let Some(password) = login.password() {
@@ -131,68 +250,70 @@ pub(super) async fn log_in_plainly(
     }
     // Without a password nothing has been said yet. A refusal is an answer too.
     match ask(&redis::cmd("PING")).await {
-        Err(error) if error.code().is_none() => Err(refused(error)),
+        Err(error) if error.code().is_none() || reply::is_full(&error) => Err(refused(error)),
         Ok(_) | Err(_) => Ok((requests, mover)),
     }
 }
 
-/// Asks to be told of changes and calls. A user who may not, waits by asking. `None` if the other end has
-/// hung up over it.
-async fn listen(connection: &mut MultiplexedConnection, hearing: &Hearing) -> Option<Hears> {
-    let mut track = redis::cmd("CLIENT");
-    // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
-    track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
-    let changes: Result<Value, _> = track.query_async(connection).await;
-    if changes.as_ref().is_err_and(reply::is_hang_up) {
-        return None;
-    }
-    let changes = changes.is_ok();
+/// Asks to be told of changes and calls, in one flight. A user without the right to it waits by asking. The error
+/// is that of the other end hanging up over it.
+async fn listen(connection: MultiplexedConnection, hearing: &Hearing) -> Result<Hears, RedisError> {
+    let (mut first, mut second, mut third) = (connection.clone(), connection.clone(), connection);
+    let changes = async {
+        let mut track = redis::cmd("CLIENT");
+        // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
+        track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
+        first.req_packed_command(&track).await?.extract_error()
+    };
     let Hearing { home, calls, .. } = hearing;
     let Some(Calls { channel, probe }) = calls else {
-        return Some(Hears { changes, calls: false });
+        let changes = unless_hung_up(changes.await)?.is_ok();
+        return Ok(Hears { changes, calls: false });
     };
-    let subscribed = connection.subscribe(channel.name()).await;
-    let subscribed_to = subscribed.is_ok();
-    let heard: Result<u64, _> = match subscribed {
-        Ok(()) => probe(home.some_slot()).query_async(connection).await,
-        Err(error) => Err(error),
-    };
-    let calls = match heard {
+    let probe = probe(home.some_slot());
+    let heard = async { probe.query_async::<u64>(&mut third).await };
+    let (changes, subscribed, heard) =
+        tokio::join!(biased; changes, second.subscribe(channel.name()), heard);
+    let changes = unless_hung_up(changes)?.is_ok();
+    let subscribed = unless_hung_up(subscribed)?.is_ok();
+    let calls = match unless_hung_up(heard)? {
         // More than one: the server may not have noticed yet that an earlier connection is gone.
-        Ok(ears) => ears >= 1,
-        Err(error) if reply::is_hang_up(&error) => return None,
+        Ok(ears) => subscribed && ears >= 1,
         // Passes by itself; the claims will tell.
-        Err(error) => subscribed_to && reply::passes(&error),
+        Err(error) => subscribed && reply::passes(&error),
     };
-    Some(Hears { changes, calls })
+    Ok(Hears { changes, calls })
+}
+
+fn unless_hung_up<T>(answer: Result<T, RedisError>) -> Result<Result<T, RedisError>, RedisError> {
+    match answer {
+        Err(error) if reply::is_hang_up(&error) => Err(error),
+        answer => Ok(answer),
+    }
 }
 
 /// Asks `command` on a connection that is for it alone.
 pub(super) async fn ask_once(
     dialer: &Dialer,
-    patience: Duration,
+    limit: Duration,
     command: &Cmd,
 ) -> Result<Value, BackendError> {
+    let progress = Progress::default();
     let asking = async {
-        let stream = dialer.dial().await?;
+        let stream = dialer.dial(&progress).await?;
         // No pushes are expected, and this is understood by all.
         let login = dialer.endpoint().login.clone().set_protocol(ProtocolVersion::RESP2);
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
         let (mut connection, mover) = opened.map_err(|error| refused(dialer, error))?;
+        progress.note(Reached::LogIn);
         let _mover = Mover::start(mover);
         let answer = connection.req_packed_command(command).await;
         answer.and_then(Value::extract_error).map_err(|error| refused(dialer, error))
     };
-    timeout(patience, asking)
+    timeout(limit, asking)
         .await
-        .unwrap_or_else(|_| Err(no_answer(&dialer.endpoint().to_string(), patience)))
-}
-
-pub(super) fn no_answer(server: &str, patience: Duration) -> BackendError {
-    let message = format!("Redis at {server} did not answer within {patience:?}");
-    BackendError::new(Failure::NotNow, message)
-        .remedy("check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`")
+        .unwrap_or_else(|_| Err(progress.too_slow(&dialer.endpoint().to_string(), limit)))
 }
 
 /// Dials and greets. The inner error is the server's answer to the greeting; pushes need RESP3.
@@ -200,8 +321,9 @@ pub(super) async fn speak(
     dialer: &Dialer,
     login: &redis::RedisConnectionInfo,
     hear: Option<impl Fn(PushInfo) + Send + Sync + 'static>,
+    progress: &Progress,
 ) -> Result<Result<(MultiplexedConnection, Mover), RedisError>, BackendError> {
-    let stream = dialer.dial().await?;
+    let stream = dialer.dial(progress).await?;
     // Time limits are those of the requests' makers; the library's own would only add timers.
     let mut config = AsyncConnectionConfig::new()
         .set_connection_timeout(None)
@@ -214,7 +336,10 @@ pub(super) async fn speak(
         });
     }
     let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-    Ok(opened.map(|(connection, mover)| (connection, Mover::start(mover))))
+    Ok(opened.map(|(connection, mover)| {
+        progress.note(Reached::LogIn);
+        (connection, Mover::start(mover))
+    }))
 }
 
 pub(super) fn knows_no_hello(error: &RedisError) -> bool {

@@ -21,6 +21,7 @@
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
 //! lose locks.
 
+mod backoff;
 mod check;
 mod cluster;
 mod desk;
@@ -57,7 +58,7 @@ use self::sentinel::Sentinels;
 use self::server::{Server, Unfit};
 use self::service::Service;
 use self::stream::Dialer;
-use super::{Setting, Store};
+use super::{Limits, Setting, Store};
 use crate::error::LockError;
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
@@ -71,11 +72,14 @@ pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Stor
     }
     let names = Names::of_server(setting.prefix);
     if Service::is_named_by(url) {
-        let sentinels = Sentinels::new(Service::parse(url)?, setting).await?;
+        let service = Service::parse(url)?;
+        let setting = setting.with_connect_timeout(service.master.connect_timeout);
+        let sentinels = Sentinels::new(service, setting).await?;
         let server = Server::connect(sentinels, names, setting).await?;
         return Ok(Arc::new(server.map_err(|unfit| LockError::backend(unfit.into_error()))?));
     }
     let dialer = Dialer::new(Endpoint::parse(url)?).await?;
+    let setting = setting.with_connect_timeout(dialer.endpoint().connect_timeout);
     let scripts = dialer.endpoint().scripts;
     let cause = if scripts == Scripts::Off {
         Cause::Wish

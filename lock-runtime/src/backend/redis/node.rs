@@ -5,6 +5,7 @@
 //! answered any more is replaced.
 
 use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,11 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::login::{Dialect, Greeted, Hearing, Hears, log_in, log_in_plainly, no_answer};
+use super::Limits;
+use super::backoff::Backoff;
+use super::login::{
+    Dialect, Greeted, HangUp, Hearing, Hears, Meant, Progress, log_in, log_in_plainly,
+};
 use super::mover::{Bytes, Mover};
 use super::reply;
 use super::resolver::Resolver;
@@ -22,7 +27,6 @@ use super::spare::Spare;
 use super::stream::Dialer;
 use crate::backend::{BackendError, Failure};
 use crate::clock::{Clock, Instant};
-use crate::jitter;
 
 /// More requests than this are not left behind unanswered on one connection.
 const MAX_UNANSWERED: usize = 10_000;
@@ -34,13 +38,40 @@ pub(super) struct Node {
 
 struct Shared {
     resolver: Resolver,
-    dialled: Mutex<Option<Dialer>>,
+    past: Mutex<Past>,
     clock: Clock,
-    /// How long a connection may take to come up, and how long it may be silent.
-    patience: Duration,
+    limits: Limits,
     /// Not there on a connection that is told nothing.
     hearing: Option<Hearing>,
     line: Mutex<Line>,
+    /// When the request was sent that was answered last, in the clock's nanoseconds.
+    answered: AtomicU64,
+}
+
+/// What earlier connections have shown.
+#[derive(Default)]
+struct Past {
+    dialled: Option<Dialer>,
+    /// What the last server has answered that was a replica; until there is a master.
+    replica: Option<BackendError>,
+    /// That of the last connection that came up.
+    dialect: Option<Dialect>,
+    /// Attempts since a connection was up.
+    failures: u32,
+}
+
+impl Past {
+    /// A server that has understood the greeting is not looked at as a proxy each time that it hangs up, but now and
+    /// then: another one may be at the address.
+    fn hang_up(&self) -> HangUp {
+        const NOW_AND_THEN: u32 = 8;
+        match self.dialect {
+            Some(Dialect::Full | Dialect::Plain) if self.failures % NOW_AND_THEN != 7 => {
+                HangUp::IsAFailure
+            }
+            _ => HangUp::MayBeAProxy,
+        }
+    }
 }
 
 enum Line {
@@ -51,16 +82,17 @@ enum Line {
 struct Connection {
     requests: MultiplexedConnection,
     bytes: Arc<Bytes>,
+    up_since: Instant,
     silence: Silence,
     hears: Hears,
     dialect: Dialect,
 }
 
 impl Connection {
-    fn new(greeted: Greeted) -> (Self, Mover) {
+    fn new(greeted: Greeted, up_since: Instant) -> (Self, Mover) {
         let Greeted { requests, mover, hears, dialect } = greeted;
-        let bytes = mover.bytes();
-        (Self { requests, bytes, silence: Silence::default(), hears, dialect }, mover)
+        let (bytes, silence) = (mover.bytes(), Silence::default());
+        (Self { requests, bytes, up_since, silence, hears, dialect }, mover)
     }
 }
 
@@ -86,10 +118,10 @@ impl Node {
     pub(super) async fn connect(
         resolver: impl Into<Resolver>,
         clock: Clock,
-        patience: Duration,
+        limits: Limits,
         hearing: Hearing,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(resolver, clock, patience, Some(hearing)).await;
+        let (node, opened) = Self::begin(resolver, clock, limits, Some(hearing)).await;
         opened.map(|()| node)
     }
 
@@ -97,9 +129,9 @@ impl Node {
     pub(super) async fn connect_deaf(
         resolver: impl Into<Resolver>,
         clock: Clock,
-        patience: Duration,
+        limits: Limits,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(resolver, clock, patience, None).await;
+        let (node, opened) = Self::begin(resolver, clock, limits, None).await;
         opened.map(|()| node)
     }
 
@@ -107,18 +139,18 @@ impl Node {
     pub(super) async fn begin(
         resolver: impl Into<Resolver>,
         clock: Clock,
-        patience: Duration,
+        limits: Limits,
         hearing: Option<Hearing>,
     ) -> (Self, Result<(), BackendError>) {
         let resolver = resolver.into();
-        let dialled = Mutex::new(None);
+        let (past, answered) = (Mutex::default(), AtomicU64::new(0));
         let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
-        let shared = Arc::new(Shared { resolver, dialled, clock, patience, hearing, line });
+        let shared = Arc::new(Shared { resolver, past, clock, limits, hearing, line, answered });
         let (link, opened) = match shared.open().await {
             Ok(opened) => (Some(shared.put_up(opened)), Ok(())),
             Err(error) => {
-                *shared.line() = Line::Down(error.clone());
+                shared.note_failure(error.clone());
                 (None, Err(error))
             }
         };
@@ -144,9 +176,10 @@ impl Node {
         let Some(dialer) = shared.dialled() else {
             return Err(BackendError::new(Failure::NotNow, "not connected yet"));
         };
-        let opened = timeout(shared.patience, log_in_plainly(&dialer)).await;
+        let (progress, limit) = (Progress::default(), shared.limits.connect);
+        let opened = timeout(limit, log_in_plainly(&dialer, &progress)).await;
         let (requests, mover) =
-            opened.unwrap_or_else(|_| Err(no_answer(&shared.server(), shared.patience)))?;
+            opened.unwrap_or_else(|_| Err(progress.too_slow(&shared.server(), limit)))?;
         Ok(Spare::new(requests, mover))
     }
 
@@ -236,9 +269,9 @@ impl Node {
     }
 
     pub(super) fn failure(&self, error: RedisError) -> BackendError {
-        let is_replica = reply::is_of_a_replica(&error);
+        let (is_replica, is_loading) = (reply::is_of_a_replica(&error), reply::is_loading(&error));
         let failure = reply::failure(&self.shared.server(), error);
-        if is_replica {
+        if is_replica || (is_loading && self.shared.has_served()) {
             self.shared.give_up_a_replica(&failure);
         }
         failure
@@ -316,6 +349,7 @@ impl Shared {
     /// Answers come in the order of the requests: one for a request sent at `sent` vouches for all
     /// that were sent before.
     fn note_answer(&self, sent: Instant) {
+        self.answered.store(sent.as_nanos(), Ordering::Relaxed);
         if let Line::Up(Connection { silence, .. }) = &mut *self.line()
             && silence.since.is_some_and(|since| since <= sent)
         {
@@ -337,7 +371,7 @@ impl Shared {
     fn give_up_if_silent<'a>(&'a self, line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
         match &*line {
             Line::Up(Connection { silence, .. })
-                if silence.is_too_long(self.clock.now(), self.patience) =>
+                if silence.is_too_long(self.clock.now(), self.limits.request) =>
             {
                 self.give_up(line, self.silent())
             }
@@ -359,19 +393,32 @@ impl Shared {
         self.line()
     }
 
-    /// Ends the connection to a server that is not the master any more, where there is a way to find the
-    /// one that is.
+    /// Ends the connection to a server that is not the master any more. The sentinels name the one that is, or
+    /// the name or the address of the URL leads to it.
     fn give_up_a_replica(&self, failure: &BackendError) {
         let line = self.line();
-        if let Line::Up(_) = &*line
-            && self.resolver.finds_masters()
-        {
+        if let Line::Up(_) = &*line {
+            self.past().replica = Some(failure.clone());
             drop(self.give_up(line, failure.clone()));
         }
     }
 
+    /// Whether the connection has answered requests for a while.
+    fn has_served(&self) -> bool {
+        match &*self.line() {
+            Line::Up(connection) => Backoff::is_steady(self.answered_for(connection.up_since)),
+            Line::Down(_) => false,
+        }
+    }
+
+    /// How long after it came up a connection gave its last answer.
+    fn answered_for(&self, up_since: Instant) -> Duration {
+        Instant::from_nanos(self.answered.load(Ordering::Relaxed)).since(up_since)
+    }
+
     /// Keeps the connection up for the life of the node, beginning with `link`.
     async fn keep(self: Arc<Self>, mut link: Option<Link>) {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         loop {
             if let Some(mut link) = link.take() {
                 let why = tokio::select! {
@@ -380,21 +427,21 @@ impl Shared {
                     () = self.resolver.moved(link.dialer.endpoint()) => self.moved(),
                     () = link.mover.ended() => self.lost(),
                 };
+                backoff.ended(self.answered_for(link.up_since));
                 drop(link);
                 let mut line = self.line();
                 if let Line::Up(_) = &*line {
                     *line = Line::Down(why);
                 }
             }
-            link = Some(self.reconnect().await);
+            link = Some(self.reconnect(&mut backoff).await);
         }
     }
 
-    async fn reconnect(&self) -> Link {
-        let mut pause = Duration::from_millis(5);
+    async fn reconnect(&self, backoff: &mut Backoff) -> Link {
         loop {
             tokio::select! {
-                () = tokio::time::sleep(jitter::below(pause)) => {}
+                () = tokio::time::sleep(backoff.next()) => {}
                 () = self.moved_on() => {}
             }
             match self.open().await {
@@ -405,9 +452,8 @@ impl Shared {
                     }
                     return link;
                 }
-                Err(error) => *self.line() = Line::Down(error),
+                Err(error) => self.note_failure(error),
             }
-            pause = (pause * 2).min(Duration::from_millis(500));
         }
     }
 
@@ -419,24 +465,45 @@ impl Shared {
         }
     }
 
+    fn note_failure(&self, error: BackendError) {
+        let mut past = self.past();
+        past.failures = past.failures.wrapping_add(1);
+        drop(past);
+        *self.line() = Line::Down(error);
+    }
+
     fn put_up(&self, (connection, link): (Connection, Link)) -> Link {
+        let mut past = self.past();
+        past.failures = 0;
+        past.replica = None;
+        past.dialect = Some(connection.dialect);
+        drop(past);
         *self.line() = Line::Up(connection);
         link
     }
 
     async fn open(&self) -> Result<(Connection, Link), BackendError> {
+        let progress = Progress::default();
         let opened = async {
             let last = self.dialled();
             let dialer = self.resolver.resolve(last.as_ref().map(Dialer::endpoint)).await?;
-            *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) = Some(dialer.clone());
-            let (connection, mover) = tokio::select! {
-                greeted = log_in(&dialer, &self.resolver, self.hearing.as_ref()) => Connection::new(greeted?),
+            let (replica, hang_up) = {
+                let mut past = self.past();
+                past.dialled = Some(dialer.clone());
+                (past.replica.clone(), past.hang_up())
+            };
+            let meant = Meant { resolver: &self.resolver, replica: replica.as_ref(), hang_up };
+            let greeted = tokio::select! {
+                greeted = log_in(&dialer, meant, self.hearing.as_ref(), &progress) => greeted?,
                 () = self.resolver.moved(dialer.endpoint()) => return Err(self.moved()),
             };
-            Ok((connection, Link { mover, dialer }))
+            let up_since = self.clock.now();
+            let (connection, mover) = Connection::new(greeted, up_since);
+            Ok((connection, Link { mover, dialer, up_since }))
         };
-        let opened = timeout(self.patience, opened).await;
-        opened.unwrap_or_else(|_| Err(no_answer(&self.server(), self.patience)))
+        let limit = self.limits.connect;
+        let opened = timeout(limit, opened).await;
+        opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))
     }
 
     fn lost(&self) -> BackendError {
@@ -468,7 +535,11 @@ impl Shared {
     }
 
     fn dialled(&self) -> Option<Dialer> {
-        self.dialled.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.past().dialled.clone()
+    }
+
+    fn past(&self) -> MutexGuard<'_, Past> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -487,4 +558,5 @@ impl Silence {
 struct Link {
     mover: Mover,
     dialer: Dialer,
+    up_since: Instant,
 }

@@ -25,7 +25,7 @@ use super::Setting;
 use super::desk::{Desk, Exchanged, Seen};
 use super::ears::{Ears, Home};
 use super::line::{self, Token};
-use super::login::Hearing;
+use super::login::{Hearing, Opening};
 use super::names::Names;
 use super::node::Node;
 use super::reply;
@@ -101,15 +101,20 @@ impl Plain {
         setting: Setting<'_>,
         cause: Cause,
     ) -> Result<Self, LockError> {
-        let Setting { clock, patience, .. } = setting;
+        let Setting { clock, .. } = setting;
+        let limits = setting.limits();
+        let opening = Opening::begin(clock, limits.connect);
         // Nobody calls under a name here.
         let (strays, _) = mpsc::unbounded_channel();
         let ears = Arc::new(Ears::new(strays, Arc::default(), clock));
         let hearing = Hearing { ears: ears.clone(), home: Home::Server, calls: None };
         let node =
-            Node::connect(dialer, clock, patience, hearing).await.map_err(LockError::backend)?;
+            Node::connect(dialer, clock, limits, hearing).await.map_err(LockError::backend)?;
         let node = Arc::new(node);
-        let ways = Ways::of(&node, &names.probe(0)).await.map_err(LockError::backend)?;
+        let probe = names.probe(0);
+        let ways = Ways::of(&node, &probe);
+        let ways = opening.ask(&node.server(), "what it can do without scripts", ways).await;
+        let ways = ways.map_err(LockError::backend)?;
         let reason = match &cause {
             Cause::Wish => "the URL says `?scripts=off`",
             Cause::Refusal(refusal) => refusal.message(),

@@ -22,6 +22,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::Setting;
+use super::login::Opening;
 use super::node::Node;
 use super::reply;
 use super::resolver::Resolver;
@@ -56,18 +57,20 @@ impl Replicas {
         setting: Setting<'_>,
     ) -> Result<Option<Self>, LockError> {
         let Setting { clock, patience, .. } = setting;
+        let limits = setting.limits();
         let wanted = resolver.replicas();
         if wanted == 0 {
             return Ok(None);
         }
-        let node =
-            Node::connect_deaf(resolver, clock, patience).await.map_err(LockError::backend)?;
+        let opening = Opening::begin(clock, limits.connect);
+        let node = Node::connect_deaf(resolver, clock, limits).await.map_err(LockError::backend)?;
         // With no keys and no replicas both answer at once. Who may not wait should learn it here; and the
         // server knows the script from now on.
         let mut probe = Pipeline::with_capacity(2);
         probe.add_command(confirmation(By::Text, &[], b"", Duration::ZERO));
         probe.cmd("WAIT").arg(0).arg(1);
-        let answers = node.send_all(&probe).await.map_err(LockError::backend)?;
+        let answers = opening.ask(&node.server(), "`WAIT`", node.send_all(&probe)).await;
+        let answers = answers.map_err(LockError::backend)?;
         if let Some(Err(error)) = answers.into_iter().nth(1)
             && error.code() == Some("NOPERM")
         {

@@ -89,16 +89,28 @@ pub(super) fn passes(error: &RedisError) -> bool {
     )
 }
 
+/// Whether the server has as many connections as it may have.
+pub(super) fn is_full(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    error.code() == Some("ERR") && detail.starts_with("max number of clients")
+}
+
 /// Whether only a replica says so: the server is not the master any more.
 pub(super) fn is_of_a_replica(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
-    matches!(code, Some("READONLY" | "MASTERDOWN"))
+    matches!(code, Some("READONLY" | "MASTERDOWN" | "UNBLOCKED"))
+}
+
+/// Whether the server is not there yet with all its data. One that has served before takes over the data of another.
+pub(super) fn is_loading(error: &RedisError) -> bool {
+    let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
+    code == Some("LOADING")
 }
 
 /// The same of the text of an error that a script has answered as a value.
 pub(super) fn tells_of_a_replica(text: &str) -> bool {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
-    matches!(unscripted(code, detail).0, "READONLY" | "MASTERDOWN")
+    matches!(unscripted(code, detail).0, "READONLY" | "MASTERDOWN" | "UNBLOCKED")
 }
 
 /// Sorts `error`, which came from the server at `server` after a request was sent.
@@ -186,7 +198,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
             said,
             "the server is a replica, or was one a moment ago; point the URL at the master",
         ),
-        "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => (
+        "LOADING" | "MASTERDOWN" | "UNBLOCKED" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => (
             Failure::NotNow,
             said,
             "the server cannot serve yet; it was asked again until the wait was over",

@@ -35,26 +35,28 @@ impl Resolver {
         }
     }
 
-    /// Whether another answer than the last one is possible.
-    pub(super) fn finds_masters(&self) -> bool {
-        matches!(self, Self::Sentinels(_))
-    }
-
-    /// Makes sure that a new connection is to a master, if one was looked for: who names one may know less
-    /// than the server itself.
+    /// Makes sure that a new connection is to a master, if one was looked for: a sentinel may know less
+    /// than the server itself. At a fixed address so if there was no master before, with this `replica`'s answer: the
+    /// name or the address may lead to another server by now, or not yet.
     pub(super) async fn confirm(
         &self,
         dialer: &Dialer,
         connection: &mut MultiplexedConnection,
+        replica: Option<&BackendError>,
     ) -> Result<(), BackendError> {
-        if !self.finds_masters() {
+        if let (Self::Fixed(_), None) = (self, replica) {
             return Ok(());
         }
         let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
-        match role {
-            Ok(Value::Array(parts)) if is_master(&parts) => Ok(()),
-            Ok(_) => Err(not_yet(dialer.endpoint())),
-            Err(error) => Err(not_told(dialer.endpoint(), error)),
+        match (self, role) {
+            (_, Ok(Value::Array(parts))) if is_master(&parts) => Ok(()),
+            (Self::Sentinels(_), Ok(_)) => Err(not_yet(dialer.endpoint())),
+            (Self::Sentinels(_), Err(error)) => Err(not_told(dialer.endpoint(), error)),
+            (Self::Fixed(_), Ok(Value::Array(parts))) if is_replica(&parts) => {
+                replica.cloned().map_or(Ok(()), Err)
+            }
+            // Not every user may ask, and not every proxy knows the question. The next request will tell.
+            (Self::Fixed(_), _) => Ok(()),
         }
     }
 
@@ -97,9 +99,17 @@ impl fmt::Display for Resolver {
 }
 
 fn is_master(role: &[Value]) -> bool {
+    is_role(role, "master")
+}
+
+fn is_replica(role: &[Value]) -> bool {
+    is_role(role, "slave")
+}
+
+fn is_role(role: &[Value], name: &str) -> bool {
     match role.first() {
-        Some(Value::BulkString(role)) => role == b"master",
-        Some(Value::SimpleString(role)) => role == "master",
+        Some(Value::BulkString(role)) => role == name.as_bytes(),
+        Some(Value::SimpleString(role)) => role == name,
         _ => false,
     }
 }

@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use redis::{ProtocolVersion, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::Setting;
+use super::backoff::Backoff;
 use super::endpoint::Endpoint;
-use super::login::{knows_no_hello, speak};
+use super::login::{Progress, knows_no_hello, speak};
 use super::mover::Mover;
 use super::reply;
 use super::service::Service;
@@ -48,7 +49,9 @@ pub(super) struct Sentinels {
 struct Board {
     service: String,
     clock: Clock,
-    /// How long one sentinel may take to answer.
+    /// How long one sentinel may take to be connected to.
+    connect_limit: Duration,
+    /// How long it may take to answer.
     limit: Duration,
     /// Counted up to have all asked at once.
     round: watch::Sender<u64>,
@@ -86,7 +89,8 @@ impl Sentinels {
             service: service.name,
             clock: setting.clock,
             // What is left is for the master.
-            limit: setting.patience / 2,
+            connect_limit: setting.connect_timeout / 2,
+            limit: setting.patience,
             round: watch::Sender::default(),
             words: watch::Sender::new(vec![Word::default(); dialers.len()]),
         });
@@ -182,8 +186,7 @@ impl Board {
         let one = |words: &Vec<Word>| {
             all(words) || words.iter().any(|word| answered(word) && word.error.is_none())
         };
-        // Connecting and asking are bounded each.
-        if timeout(self.limit, words.wait_for(one)).await.is_ok() {
+        if timeout(self.connect_limit, words.wait_for(one)).await.is_ok() {
             let _ = timeout(GRACE, words.wait_for(all)).await;
         }
     }
@@ -206,40 +209,40 @@ impl Board {
 
     /// Asks one sentinel, again and again.
     async fn watch(self: Arc<Self>, at: usize, dialer: Dialer) {
-        const SHORTEST: Duration = Duration::from_millis(50);
         let mut rounds = self.round.subscribe();
-        let mut pause = SHORTEST;
+        let mut backoff = Backoff::new(Duration::from_millis(50), LOOK);
         loop {
             let round = *rounds.borrow_and_update();
-            let connected = timeout(self.limit, Sentinel::connect(&dialer)).await;
-            let ended = match connected.unwrap_or_else(|_| Err(silent(&dialer))) {
-                Ok(sentinel) => self.follow(at, &dialer, sentinel, &mut rounds).await,
-                Err(error) => Err((round, error)),
-            };
-            let Err((round, error)) = ended else {
-                pause = SHORTEST;
-                continue;
-            };
-            self.post(at, round, Err(error));
+            let connected = timeout(self.connect_limit, Sentinel::connect(&dialer)).await;
+            match connected.unwrap_or_else(|_| Err(silent(&dialer))) {
+                Ok(sentinel) => {
+                    let Followed { answered_for, ended } =
+                        self.follow(at, &dialer, sentinel, &mut rounds).await;
+                    backoff.ended(answered_for);
+                    if let Err((round, error)) = ended {
+                        self.post(at, round, Err(error));
+                    }
+                }
+                Err(error) => self.post(at, round, Err(error)),
+            }
             tokio::select! {
-                () = tokio::time::sleep(jitter::below(pause)) => {}
+                () = tokio::time::sleep(backoff.next()) => {}
                 Ok(()) = rounds.changed() => {}
             }
-            pause = (pause * 2).min(LOOK);
         }
     }
 
-    /// Asks over one connection as long as it answers. Returns why it does not, if it never did or does not
-    /// hang up.
+    /// Asks over one connection as long as it answers.
     async fn follow(
         &self,
         at: usize,
         dialer: &Dialer,
         mut sentinel: Sentinel,
         rounds: &mut watch::Receiver<u64>,
-    ) -> Result<(), (u64, BackendError)> {
-        let mut has_answered = false;
-        loop {
+    ) -> Followed {
+        let up_since = self.clock.now();
+        let mut answered = None;
+        let ended = loop {
             let round = *rounds.borrow_and_update();
             match timeout(self.limit, sentinel.ask(&self.service)).await {
                 Ok(Ok(Some(master))) => self.post(at, round, Ok(master)),
@@ -247,18 +250,20 @@ impl Board {
                 Ok(Err(error)) if error.code().is_some() => {
                     self.post(at, round, Err(refused(dialer, error)));
                 }
-                Ok(Err(_)) if has_answered => return Ok(()),
-                Ok(Err(error)) => return Err((round, refused(dialer, error))),
-                Err(_) => return Err((round, silent(dialer))),
+                Ok(Err(_)) if answered.is_some() => break Ok(()),
+                Ok(Err(error)) => break Err((round, refused(dialer, error))),
+                Err(_) => break Err((round, silent(dialer))),
             }
-            has_answered = true;
+            answered = Some(self.clock.now());
             tokio::select! {
                 () = tokio::time::sleep(jitter::below(LOOK)) => {}
                 () = sentinel.news.notified() => {}
                 Ok(()) = rounds.changed() => {}
-                () = sentinel.mover.ended() => return Ok(()),
+                () = sentinel.mover.ended() => break Ok(()),
             }
-        }
+        };
+        let answered_for = answered.map_or(Duration::ZERO, |answered| answered.since(up_since));
+        Followed { answered_for, ended }
     }
 
     fn unknown(&self, dialer: &Dialer) -> BackendError {
@@ -287,6 +292,14 @@ impl Board {
     }
 }
 
+/// How a connection to a sentinel has ended.
+struct Followed {
+    /// How long after the log-in the last answer came.
+    answered_for: Duration,
+    /// Why there is no answer of this round, if it never gave one or does not hang up.
+    ended: Result<(), (u64, BackendError)>,
+}
+
 /// A connection to one sentinel.
 struct Sentinel {
     requests: MultiplexedConnection,
@@ -304,11 +317,13 @@ impl Sentinel {
             }
         };
         let login = dialer.endpoint().login.clone();
-        let (mut requests, mover) = match speak(dialer, &login, Some(hear)).await? {
+        // A sentinel that is too slow is just left out.
+        let progress = Progress::default();
+        let (mut requests, mover) = match speak(dialer, &login, Some(hear), &progress).await? {
             Ok(connected) => connected,
             Err(error) if knows_no_hello(&error) => {
                 let login = login.set_protocol(ProtocolVersion::RESP2);
-                let (requests, mover) = speak(dialer, &login, None::<fn(PushInfo)>)
+                let (requests, mover) = speak(dialer, &login, None::<fn(PushInfo)>, &progress)
                     .await?
                     .map_err(|error| refused(dialer, error))?;
                 return Ok(Self { requests, mover, news });
@@ -329,10 +344,14 @@ impl Sentinel {
         };
         // The epoch first: if there is a failover between the two, the new master goes under the old epoch,
         // which is put right by the next look, and never the old one under the new.
-        let epoch = epoch(&ask("MASTER").query_async(&mut self.requests).await);
-        let command: Cmd = ask("GET-MASTER-ADDR-BY-NAME");
-        let address: Option<(String, u16)> = command.query_async(&mut self.requests).await?;
-        Ok(address.map(|(host, port)| Master { epoch, host, port }))
+        let (about, whereabouts) = (ask("MASTER"), ask("GET-MASTER-ADDR-BY-NAME"));
+        let mut second = self.requests.clone();
+        let (about, address) = tokio::join!(biased;
+            about.query_async::<Value>(&mut self.requests),
+            whereabouts.query_async::<Option<(String, u16)>>(&mut second)
+        );
+        let epoch = epoch(&about);
+        Ok(address?.map(|(host, port)| Master { epoch, host, port }))
     }
 }
 

@@ -7,16 +7,16 @@ use redis::{Cmd, Pipeline, Value};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::Setting;
 use super::check;
 use super::ears::{Ears, Home, Newcomers, Stray};
 use super::line::{self, Channel, Hot, Token};
-use super::login::{Calls, Hearing, Hears};
+use super::login::{Calls, Hearing, Hears, Opening};
 use super::names::Names;
 use super::node::{Ahead, Node};
 use super::replicas::Replicas;
 use super::resolver::Resolver;
 use super::script::{self, ACQUIRE, By, LINE, RELEASE, RENEW};
+use super::{Limits, Setting};
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Standing, Warning,
@@ -57,6 +57,7 @@ pub(super) struct Household {
     pub(super) channel: Channel,
     pub(super) clock: Clock,
     pub(super) patience: Duration,
+    pub(super) limits: Limits,
 }
 
 impl Household {
@@ -66,11 +67,12 @@ impl Household {
         setting: Setting<'_>,
     ) -> Result<(Self, mpsc::UnboundedReceiver<Stray>), LockError> {
         let Setting { clock, patience, .. } = setting;
+        let limits = setting.limits();
         let (found, strays) = mpsc::unbounded_channel();
         let hot = Arc::<Hot>::default();
         let ears = Arc::new(Ears::new(found, hot.clone(), clock));
         let channel = Channel::random()?;
-        Ok((Self { names, ears, hot, channel, clock, patience }, strays))
+        Ok((Self { names, ears, hot, channel, clock, patience, limits }, strays))
     }
 }
 
@@ -135,7 +137,7 @@ impl Server {
         home: Home,
         probe: Owner,
     ) -> Result<Self, Unfit> {
-        let Household { names, ears, hot, channel, clock, patience } = household.clone();
+        let Household { names, ears, hot, channel, clock, limits, .. } = household.clone();
         let slot = home.some_slot();
         let probe = {
             let (names, token) = (names.clone(), Token::new(&probe, Some(channel)));
@@ -143,14 +145,26 @@ impl Server {
         };
         let calls = Some(Calls { channel, probe });
         let hearing = Hearing { ears: ears.clone(), home, calls };
-        let node = Arc::new(Node::connect(resolver, clock, patience, hearing).await?);
-        // Whoever may not run scripts could take a lock by plain `SET` and never free it.
-        if let Some(refusal) = script::refusal(&node, &names.probe(slot)).await? {
+        let opening = Opening::begin(clock, limits.connect);
+        let node = Arc::new(Node::connect(resolver, clock, limits, hearing).await?);
+        let server = node.server();
+        let lock = names.probe(slot);
+        // A user without the right to scripts could take a lock by plain `SET` and never free it.
+        let refusal = script::refusal(&node, &lock);
+        let info = async {
+            if node.is_touchy() {
+                Ok(None)
+            } else {
+                node.try_send(&check::question()).await.map(Some)
+            }
+        };
+        // In one flight.
+        let both = async { Ok(tokio::join!(biased; refusal, info)) };
+        let (refusal, info) = opening.ask(&server, "the first script (`EVAL`)", both).await?;
+        if let Some(refusal) = refusal? {
             return Err(Unfit::NoScripts(refusal));
         }
-        if !node.is_touchy() {
-            let info = node.try_send(&check::question()).await?;
-            let server = node.server();
+        if let Some(info) = info? {
             for warning in check::warnings(&server, names.are_of_server(), &info, &[]) {
                 observe::weak_store(&server, &warning);
             }

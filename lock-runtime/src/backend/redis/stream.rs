@@ -1,17 +1,25 @@
 //! A byte stream to a server: TCP without delay, and TLS over it where the URL says so.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::endpoint::Endpoint;
+use super::login::{Progress, Reached};
 use crate::backend::{BackendError, Failure};
 use crate::error::LockError;
 
 const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// How long one address of a name may be silent before the next one is tried beside it: the Connection
+/// Attempt Delay of RFC 8305.
+const STAGGER: Duration = Duration::from_millis(250);
 
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -62,11 +70,14 @@ impl Dialer {
         &self.endpoint
     }
 
-    pub(super) async fn dial(&self) -> Result<Box<dyn Stream>, BackendError> {
+    pub(super) async fn dial(&self, progress: &Progress) -> Result<Box<dyn Stream>, BackendError> {
         let Endpoint { host, port, .. } = &self.endpoint;
-        let tcp = TcpStream::connect((host.as_str(), *port))
-            .await
-            .map_err(|error| self.unreachable(error))?;
+        // Asked anew each time: after a failover the name may lead elsewhere.
+        let addresses = lookup_host((host.as_str(), *port)).await;
+        let addresses = addresses.map_err(|error| self.unreachable(error))?.collect();
+        progress.note(Reached::Address);
+        let tcp = race(addresses).await.map_err(|error| self.unreachable(error))?;
+        progress.note(Reached::Socket);
         // Nagle's algorithm holds a second small request back behind an unanswered first.
         tcp.set_nodelay(true).map_err(|error| self.unreachable(error))?;
         // Notices a peer that is gone without a word, also while nothing is sent.
@@ -77,6 +88,7 @@ impl Dialer {
         #[cfg(feature = "rediss")]
         if let Some(tls) = &self.tls {
             let stream = tls.connect(tcp).await.map_err(|error| self.untrusted(error))?;
+            progress.note(Reached::Tls);
             return Ok(Box::new(stream));
         }
         Ok(Box::new(tcp))
@@ -95,5 +107,124 @@ impl Dialer {
         BackendError::new(Failure::NotNow, message)
             .remedy("check that the port speaks TLS and the certificate names the host; a private authority goes into the URL: `?ca=/path.pem`")
             .because(error)
+    }
+}
+
+/// Connects to whichever of `addresses` answers first (Happy Eyeballs, RFC 8305): each gets a moment before the
+/// next is tried beside it, and one that refuses gives way to the next at once. Dropped, it ends all attempts.
+async fn race(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let mut waiting = interleaved(addresses).into_iter();
+    let mut attempts = JoinSet::new();
+    let mut failure = None;
+    loop {
+        if let Some(address) = waiting.next() {
+            attempts.spawn(TcpStream::connect(address));
+        }
+        let ended = tokio::select! {
+            ended = attempts.join_next() => ended,
+            () = sleep(STAGGER), if waiting.len() > 0 => continue,
+        };
+        match ended {
+            Some(Ok(Ok(stream))) => return Ok(stream),
+            // The first address is the one that the system prefers, so its failure says most.
+            Some(Ok(Err(error))) => {
+                failure.get_or_insert(error);
+            }
+            Some(Err(_)) => {}
+            None if waiting.len() == 0 => {
+                return Err(failure.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()));
+            }
+            None => {}
+        }
+    }
+}
+
+/// The families of addresses in turns, that of the first one first; in each the order of the system stays.
+fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let Some(first) = addresses.first().map(SocketAddr::is_ipv4) else { return addresses };
+    let count = addresses.len();
+    let (ones, others): (Vec<_>, Vec<_>) =
+        addresses.into_iter().partition(|address| address.is_ipv4() == first);
+    let (mut ones, mut others) = (ones.into_iter(), others.into_iter());
+    let mut all = Vec::with_capacity(count);
+    while all.len() < count {
+        all.extend(ones.next());
+        all.extend(others.next());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+
+    use super::*;
+
+    /// An address that swallows packets: the kernel drops what comes while its backlog is full.
+    async fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
+        use socket2::{Domain, Socket, Type};
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        let mut all = vec![listener];
+        loop {
+            let filler = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            filler.set_nonblocking(true).unwrap();
+            let _ = filler.connect(&address.into());
+            all.push(filler);
+            if tokio::time::timeout(STAGGER, TcpStream::connect(address)).await.is_err() {
+                return (address, all);
+            }
+        }
+    }
+
+    fn listening() -> (SocketAddr, TcpListener) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        (listener.local_addr().unwrap(), listener)
+    }
+
+    fn refusing() -> SocketAddr {
+        listening().0
+    }
+
+    async fn reached(addresses: Vec<SocketAddr>) -> io::Result<SocketAddr> {
+        race(addresses).await?.peer_addr()
+    }
+
+    #[tokio::test]
+    async fn addresses_that_swallow_packets_do_not_keep_the_one_that_answers_away() {
+        let ((one, _one), (other, _other)) = (silent().await, silent().await);
+        let (open, _listener) = listening();
+        assert_eq!(reached(vec![one, open]).await.unwrap(), open);
+        assert_eq!(reached(vec![one, other, open]).await.unwrap(), open);
+        assert_eq!(reached(vec![one, refusing(), other, open]).await.unwrap(), open);
+        // It would be tried for minutes.
+        let alone = tokio::time::timeout(2 * STAGGER, reached(vec![one, other])).await;
+        assert!(alone.is_err(), "{alone:?}");
+    }
+
+    #[tokio::test]
+    async fn the_first_that_answers_is_taken_and_refusals_are_told() {
+        let (first, _first) = listening();
+        let (second, _second) = listening();
+        assert_eq!(reached(vec![first, second]).await.unwrap(), first);
+        assert_eq!(reached(vec![refusing(), second]).await.unwrap(), second);
+        let refused = reached(vec![refusing(), refusing()]).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(reached(Vec::new()).await.is_err());
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let v4 = |port| SocketAddr::from((IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+        let v6 = |port| SocketAddr::from((IpAddr::V6(Ipv6Addr::LOCALHOST), port));
+        assert_eq!(
+            interleaved(vec![v6(1), v6(2), v6(3), v4(1), v4(2)]),
+            [v6(1), v4(1), v6(2), v4(2), v6(3)]
+        );
+        assert_eq!(interleaved(vec![v4(1), v4(2), v6(1)]), [v4(1), v6(1), v4(2)]);
+        assert_eq!(interleaved(vec![v4(1), v4(2)]), [v4(1), v4(2)]);
+        assert!(interleaved(Vec::new()).is_empty());
     }
 }

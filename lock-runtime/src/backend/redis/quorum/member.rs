@@ -44,14 +44,20 @@ impl Member {
         place: Place,
         number: usize,
         changes: &Arc<Changes>,
-        setting: Setting<'_>,
+        mut setting: Setting<'_>,
     ) -> Result<(Self, Result<(), BackendError>), LockError> {
-        let Setting { clock, patience, .. } = setting;
+        let Setting { clock, .. } = setting;
         let name = place.to_string();
         let bell = Bell::new(MemberEar::new(number, changes, clock));
         let resolver: Resolver = match place {
-            Place::Server(endpoint) => Dialer::new(endpoint).await?.into(),
-            Place::Service(service) => Sentinels::new(service, setting).await?.into(),
+            Place::Server(endpoint) => {
+                setting = setting.with_connect_timeout(endpoint.connect_timeout);
+                Dialer::new(endpoint).await?.into()
+            }
+            Place::Service(service) => {
+                setting = setting.with_connect_timeout(service.master.connect_timeout);
+                Sentinels::new(service, setting).await?.into()
+            }
             // As a store of its own is opened: it listens for calls, too, though here nobody is ever called.
             Place::Cluster(seeds) => {
                 let (cluster, opened) = Cluster::begin(seeds, setting).await?;
@@ -64,7 +70,7 @@ impl Member {
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
         ears.attach(bell);
         let hearing = Hearing { ears, home: Home::Server, calls: None };
-        let (node, opened) = Node::begin(resolver, clock, patience, Some(hearing)).await;
+        let (node, opened) = Node::begin(resolver, clock, setting.limits(), Some(hearing)).await;
         Ok((Self { name, body: Body::Server(node) }, opened))
     }
 
