@@ -16,6 +16,7 @@ use crate::options::Defaults;
 use crate::outbox::Outbox;
 use crate::queue::Queue;
 use crate::registry::Registry;
+use crate::round_trip::RoundTrip;
 use crate::watchdog::{Tools, Watchdog};
 
 pub(crate) struct Engine {
@@ -32,6 +33,8 @@ pub(crate) struct Engine {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) outbox: Outbox,
+    /// What one claim takes at the store.
+    pub(crate) round_trip: RoundTrip,
     /// How long the process keeps a lock among its own tasks while others may want it.
     pub(crate) handoff_slice: Duration,
     pub(crate) open_window: Option<OpenWindow>,
@@ -90,6 +93,7 @@ impl Engine {
             watchdog,
             registry,
             outbox: Outbox::default(),
+            round_trip: RoundTrip::default(),
             handoff_slice,
             open_window,
             tasks,
@@ -104,6 +108,14 @@ impl Engine {
     /// The first name stays.
     pub(crate) fn christen(&self, name: &str) {
         let _ = self.name.set(Arc::from(name));
+    }
+
+    /// The least time that one claim is given, however short the caller's wait is: what one takes by experience, and
+    /// all the patience that there is while there is none.
+    pub(crate) fn least(&self) -> Duration {
+        const LEAST: Duration = Duration::from_millis(250);
+        let limit = self.round_trip.limit().unwrap_or(self.patience);
+        limit.max(LEAST).min(self.patience)
     }
 
     /// Runs `work` to its end, whatever becomes of the caller: on the driver, or, where the store

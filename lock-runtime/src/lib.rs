@@ -70,6 +70,7 @@ mod queue;
 mod registry;
 mod release;
 mod request;
+mod round_trip;
 #[cfg(test)]
 mod schedules;
 mod site;

@@ -62,7 +62,8 @@ impl Outbox {
         if !engine.driver.is_gone()
             && let Some(trip) = self.at_once(engine)
         {
-            return engine.driver.begin(first_requests(trip, vec![ask]));
+            let patience = patience(engine, engine.least(), &ask.ask);
+            return engine.driver.begin(first_requests(trip, patience, vec![ask]));
         }
         let mut letters = self.letters();
         letters.asks.push(ask);
@@ -158,12 +159,13 @@ impl Post {
             if !departures.is_empty() {
                 spawn(release::depart(self.trip(), departures));
             }
+            let least = self.engine.least();
             while let Some(first) = asks.first() {
                 // Usually all of them. One that has less patience must not cut the others' short.
-                let its = patience(&self.engine, &first.ask);
-                let differs = |ask: &mut FirstAsk| patience(&self.engine, &ask.ask) != its;
+                let its = patience(&self.engine, least, &first.ask);
+                let differs = |ask: &mut FirstAsk| patience(&self.engine, least, &ask.ask) != its;
                 let others = asks.extract_if(.., differs).collect();
-                spawn(first_requests(self.trip(), std::mem::replace(&mut asks, others)));
+                spawn(first_requests(self.trip(), its, std::mem::replace(&mut asks, others)));
             }
             // The server is at work on this batch while the next is made.
             yield_now().await;
@@ -196,29 +198,47 @@ fn take_batch<T>(all: &mut Vec<T>) -> Vec<T> {
     std::mem::replace(all, rest)
 }
 
-/// How long a first request may take. A single try gets all the patience that there is for one request;
-/// who waits is answered when the wait is over, but for what a request takes at least.
-fn patience(engine: &Engine, ask: &Ask) -> Duration {
-    const LEAST: Duration = Duration::from_millis(250);
+/// How long a first request may take. A single try gets all the patience that there is for one request; a longer
+/// one ends with the wait, and has at least what a request takes: the wait bounds when another one may begin.
+fn patience(engine: &Engine, least: Duration, ask: &Ask) -> Duration {
     let waits = match ask.policy.wait {
         Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
-        Wait::For(wait) => wait.max(LEAST),
+        Wait::For(wait) => wait.max(least),
     };
     engine.patience.min(waits).min(ask.policy.ttl.belief())
 }
 
-async fn first_requests(trip: Trip, firsts: Vec<FirstAsk>) {
+async fn first_requests(trip: Trip, patience: Duration, firsts: Vec<FirstAsk>) {
     let engine = trip.engine();
-    let Some(first) = firsts.first() else { return };
-    let patience = patience(&engine, &first.ask);
     let claims: Vec<_> = firsts.iter().map(|first| first.claim.clone()).collect();
     let sent = engine.clock.now();
-    let answers = timeout(patience, engine.store.acquire(&claims)).await;
+    let mut answers = ask_store(&engine, &claims, sent, patience).await.into_iter();
     drop(trip);
-    let mut answers = answers.unwrap_or_default().into_iter();
     for first in firsts {
         let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));
         answered(&engine, first, sent, answer);
+    }
+}
+
+/// Puts `claims` to the store at `sent`, and learns from it how long that takes. Nothing if they are not answered
+/// within `patience`.
+pub(crate) async fn ask_store(
+    engine: &Engine,
+    claims: &[Claim],
+    sent: Instant,
+    patience: Duration,
+) -> Vec<Result<Attempt, BackendError>> {
+    match timeout(patience, engine.store.acquire(claims)).await {
+        Ok(answers) => {
+            if answers.iter().any(Result::is_ok) {
+                engine.round_trip.answered(engine.clock.now().since(sent));
+            }
+            answers
+        }
+        Err(_) => {
+            engine.round_trip.silent(patience);
+            Vec::new()
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::key::Key;
 use crate::lease::{Lease, Tenure};
 use crate::observe;
 use crate::options::Wait;
-use crate::outbox::silence;
+use crate::outbox::{ask_store, silence};
 use crate::place::Place;
 use crate::queue::{Newcomer, Wish};
 use crate::registry::Errand;
@@ -251,7 +251,7 @@ impl Pursuit {
         let believable = ask.policy.ttl.belief();
         let patience = self.patience(applicant, sent).min(believable);
         engine.queue.spread(&ask.wire, &Word::Asked(sent));
-        let answers = timeout(patience, engine.store.acquire(&[claim])).await.unwrap_or_default();
+        let answers = ask_store(&engine, &[claim], sent, patience).await;
         let now = engine.clock.now();
         let error = match answers.into_iter().next().unwrap_or_else(|| Err(silence(patience))) {
             Ok(Attempt::Granted { .. }) if is_step && now < sent + believable => {
@@ -304,11 +304,10 @@ impl Pursuit {
     /// How long this attempt may take: the end of the wait is the limit, but for what a request takes at
     /// least. A single try gets all the patience that there is for one request.
     fn patience(&self, applicant: &Applicant, now: Instant) -> Duration {
-        const LEAST: Duration = Duration::from_millis(250);
         let patience = self.engine.patience;
         let waits = applicant.ask.policy.wait != Wait::For(Duration::ZERO);
         match applicant.deadline {
-            Some(deadline) if waits => patience.min(deadline.since(now).max(LEAST)),
+            Some(deadline) if waits => patience.min(deadline.since(now).max(self.engine.least())),
             _ => patience,
         }
     }
