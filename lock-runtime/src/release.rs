@@ -79,6 +79,12 @@ impl Departure {
             let _ = reply.send(result);
         }
     }
+
+    /// Tells the caller that the store has not freed the lease in time, and lets the next in line ask for it.
+    fn answer_without_success(&mut self, error: &BackendError) {
+        drop(self.lease.take_turns());
+        self.answer(Err(LockError::backend(error.clone())));
+    }
 }
 
 /// Frees all of `departures` in one call. Those that fail go on alone.
@@ -90,6 +96,7 @@ pub(crate) async fn depart(trip: Trip, mut ready: Vec<Departure>) {
     if ready.is_empty() {
         return;
     }
+    let began = engine.clock.now();
     let releases: Vec<_> = ready.iter().map(|ready| to_release(&engine, &ready.lease)).collect();
     let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
     drop(trip);
@@ -98,7 +105,7 @@ pub(crate) async fn depart(trip: Trip, mut ready: Vec<Departure>) {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {
             Ok(outcome) => arrived(&engine, departure, &release, outcome, false),
             Err(error) => {
-                spawn(keep_trying(engine.clone(), departure, release, error));
+                spawn(keep_trying(engine.clone(), departure, release, began, error));
             }
         }
     }
@@ -106,22 +113,26 @@ pub(crate) async fn depart(trip: Trip, mut ready: Vec<Departure>) {
 
 /// Frees a lease whose renewal is still on its way.
 async fn go_alone(engine: Arc<Engine>, departure: Departure) {
+    let began = engine.clock.now();
     settle(&engine, std::slice::from_ref(&departure.lease)).await;
     let release = to_release(&engine, &departure.lease);
     match release_once(&engine, &release).await {
         Ok(outcome) => arrived(&engine, departure, &release, outcome, false),
-        Err(error) => keep_trying(engine, departure, release, error).await,
+        Err(error) => keep_trying(engine, departure, release, began, error).await,
     }
 }
 
-/// Repeats a release that failed with `error`, however long it takes.
+/// Repeats a release that began at `began` and failed with `error`, however long it takes.
 async fn keep_trying(
     engine: Arc<Engine>,
     mut departure: Departure,
     mut release: Release,
+    began: Instant,
     mut error: BackendError,
 ) {
-    let began = engine.clock.now();
+    // Twice the patience: long enough to be sure of a connection that went silent, and to try another. Then the
+    // caller is told, whatever is still on its way.
+    let answer_by = began + engine.patience.saturating_mul(2);
     let mut pause = Duration::from_millis(5);
     let mut unanswered = false;
     loop {
@@ -142,16 +153,31 @@ async fn keep_trying(
             departure.answer(Err(LockError::backend(error)));
             return;
         }
-        // Twice the patience: long enough to be sure of a connection that went silent, and to try another.
-        let enough = engine.patience.saturating_mul(2);
-        if error.failure() == Failure::Refused || now.since(began) >= enough {
-            drop(lease.take_turns());
-            departure.answer(Err(LockError::backend(error)));
+        if error.failure() == Failure::Refused || now >= answer_by {
+            departure.answer_without_success(&error);
         }
-        engine.clock.sleep_until(now + pause).await;
+        let mut is_told = now >= answer_by;
+        let outcome = {
+            let lease = departure.lease.clone();
+            let again = async {
+                engine.clock.sleep_until(now + pause).await;
+                release.keep_for = lease.keep_for();
+                release_once(&engine, &release).await
+            };
+            tokio::pin!(again);
+            loop {
+                tokio::select! {
+                    biased;
+                    outcome = &mut again => break outcome,
+                    () = engine.clock.sleep_until(answer_by), if !is_told => {
+                        departure.answer_without_success(&error);
+                        is_told = true;
+                    }
+                }
+            }
+        };
         pause = (pause * 2).min(Duration::from_secs(1));
-        release.keep_for = departure.lease.keep_for();
-        match release_once(&engine, &release).await {
+        match outcome {
             Ok(outcome) => return arrived(&engine, departure, &release, outcome, unanswered),
             Err(again) => error = again,
         }
