@@ -2,6 +2,7 @@
 
 mod chaos;
 mod fencing;
+mod links;
 mod lost_replies;
 mod renewal;
 mod server_errors;

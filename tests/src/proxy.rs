@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -96,7 +96,7 @@ impl FaultProxy {
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .expect("a port is free");
         let port = listener.local_addr().expect("a bound socket has an address").port();
-        let wire = Arc::new(Wire::default());
+        let wire = Arc::new(Wire { upstream: upstream.into(), ..Wire::default() });
         let (stop, stopped) = oneshot::channel();
         let shared = Arc::clone(&wire);
         std::thread::Builder::new()
@@ -105,7 +105,7 @@ impl FaultProxy {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 runtime.expect("a runtime can be made").block_on(async {
                     tokio::select! {
-                        () = serve(listener, upstream, &shared) => {}
+                        () = serve(listener, &shared) => {}
                         _ = stopped => {}
                     }
                 });
@@ -122,6 +122,12 @@ impl FaultProxy {
     /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// New connections go to this port of this machine, as after a failover behind a name or a virtual address.
+    /// Those that are there stay.
+    pub fn redirect(&self, upstream: u16) {
+        self.wire.upstream.store(upstream, Ordering::SeqCst);
     }
 
     /// Resets all connections and forgets what they held. New ones are taken.
@@ -285,6 +291,7 @@ impl Command {
 /// What the test's threads and the proxy's share.
 #[derive(Default)]
 struct Wire {
+    upstream: AtomicU16,
     gates: watch::Sender<Gates>,
     delays: Mutex<Delays>,
     rules: Mutex<Vec<Rule>>,
@@ -381,7 +388,7 @@ enum Expected {
     Confirmations(usize),
 }
 
-async fn serve(listener: std::net::TcpListener, upstream: u16, wire: &Arc<Wire>) {
+async fn serve(listener: std::net::TcpListener, wire: &Arc<Wire>) {
     let listener = TcpListener::from_std(listener).expect("a listener can be registered");
     loop {
         let Ok((client, _)) = listener.accept().await else { continue };
@@ -393,16 +400,17 @@ async fn serve(listener: std::net::TcpListener, upstream: u16, wire: &Arc<Wire>)
         let wire = Arc::clone(wire);
         tokio::spawn(async move {
             wire.open.fetch_add(1, Ordering::SeqCst);
-            carry(client, upstream, &wire).await;
+            carry(client, &wire).await;
             wire.open.fetch_sub(1, Ordering::SeqCst);
         });
     }
 }
 
-async fn carry(mut client: TcpStream, upstream: u16, wire: &Wire) {
+async fn carry(mut client: TcpStream, wire: &Wire) {
     // Before anything is awaited, so that no cut is missed.
     let mut cuts = wire.gates.subscribe();
     let before = cuts.borrow_and_update().cuts;
+    let upstream = wire.upstream.load(Ordering::SeqCst);
     let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream)).await else {
         return reset(client);
     };

@@ -1,0 +1,341 @@
+//! How a connection is made and kept: over slow links, behind names that lead elsewhere, to servers that hang up.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::proxy::{Action, Command, Direction, named};
+use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
+
+const KEY: &str = "order:42";
+/// What a busy machine may take for something that is done at once.
+const SOON: Duration = Duration::from_secs(20);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Each way takes half of it.
+fn round_trip(proxy: &FaultProxy, time: Duration) {
+    proxy.delay(Direction::ToServer, time / 2);
+    proxy.delay(Direction::ToClient, time / 2);
+}
+
+async fn works(pool: &LockPool) {
+    pool.lock(KEY).wait(SOON).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// `new` has all that `old` has.
+fn replicate(old: &RedisServer, new: &RedisServer) {
+    new.cli(&["REPLICAOF", "127.0.0.1", &old.port().to_string()]);
+    eventually(SOON, "the replica has a copy", || {
+        new.cli(&["INFO", "replication"]).contains("master_link_status:up")
+    });
+}
+
+fn fail_over(old: &RedisServer, new: &RedisServer) {
+    new.cli(&["REPLICAOF", "NO", "ONE"]);
+    old.cli(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+}
+
+/// Failover by DNS, a virtual address, a Kubernetes service: the old master keeps its connections.
+#[tokio::test]
+async fn a_master_that_is_demoted_is_left_for_the_one_that_the_address_leads_to() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    replicate(&old, &new);
+    let proxy = FaultProxy::start(&old);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    let held = pool.lock("held").ttl(ms(3_000)).acquire().await.unwrap();
+    eventually(SOON, "the replica has the lock", || new.cli(&["EXISTS", "held"]) == "1");
+    works(&pool).await;
+    fail_over(&old, &new);
+    proxy.redirect(new.port());
+    let began = Instant::now();
+    let guard = pool.lock(KEY).wait(SOON).acquire().await.unwrap();
+    println!("first success {:?} after the failover", began.elapsed());
+    assert_eq!(new.cli(&["EXISTS", KEY]), "1", "it is in the new master");
+    guard.release().await.unwrap();
+    // Renewed there.
+    tokio::time::sleep(ms(3_500)).await;
+    held.verify().await.unwrap();
+    held.release().await.unwrap();
+}
+
+/// It copies the data of the new master, and says `LOADING` until it has them.
+#[tokio::test]
+async fn a_master_that_loads_the_data_of_another_is_left_too() {
+    let config = || RedisServer::builder().arg("enable-debug-command", "yes");
+    let old = config().arg("key-load-delay", "5000").arg("repl-diskless-load", "disabled");
+    let old = old.arg("loading-process-events-interval-bytes", "1024").start();
+    let new = config().start();
+    new.cli(&["DEBUG", "POPULATE", "10000", "key", "100"]);
+    let proxy = FaultProxy::start(&old);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    works(&pool).await;
+    // A server that has served for a while.
+    tokio::time::sleep(ms(1_100)).await;
+    works(&pool).await;
+    old.cli(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    eventually(SOON, "it loads", || old.cli(&["INFO", "persistence"]).contains("\nloading:1"));
+    let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    proxy.redirect(new.port());
+    works(&pool).await;
+    assert!(old.cli(&["INFO", "persistence"]).contains("\nloading:1"), "it would load for long");
+}
+
+/// A name that goes on leading to the replica is looked up again and again, but not all the time.
+#[tokio::test]
+async fn a_replica_is_not_dialled_all_the_time() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    replicate(&old, &new);
+    let proxy = FaultProxy::start(&old);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    works(&pool).await;
+    fail_over(&old, &new);
+    let (began, before) = (Instant::now(), proxy.connections());
+    let mut refusals = 0;
+    while began.elapsed() < ms(3_000) {
+        let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert!(error.to_string().contains("READONLY"), "{error}");
+        refusals += 1;
+        tokio::time::sleep(ms(2)).await;
+    }
+    let (took, dialled) = (began.elapsed(), proxy.connections() - before);
+    println!("{dialled} connections and {refusals} refusals in {took:?}");
+    assert!(dialled >= 2, "it is looked for");
+    assert!(dialled < 40, "{dialled} connections in {took:?}");
+    proxy.redirect(new.port());
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn a_link_of_half_a_second_is_connected_to_and_survives_a_cut() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    round_trip(&proxy, ms(500));
+    let began = Instant::now();
+    let pool = LockPool::builder(proxy.url()).patience(ms(2_000)).connect().await.unwrap();
+    println!("connected after {:?}", began.elapsed());
+    let held = pool.lock("held").ttl(ms(15_000)).acquire().await.unwrap();
+    for _ in 0..2 {
+        proxy.cut();
+        let began = Instant::now();
+        works(&pool).await;
+        println!("first success {:?} after the cut", began.elapsed());
+    }
+    held.verify().await.unwrap();
+    held.release().await.unwrap();
+}
+
+/// With the patience of a second that is the default.
+#[tokio::test]
+async fn a_link_of_300_ms_needs_no_settings() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    round_trip(&proxy, ms(300));
+    let began = Instant::now();
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    println!("connected after {:?}", began.elapsed());
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn the_setting_for_a_slow_link_is_named_and_works() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    round_trip(&proxy, ms(600));
+    let builder = |url: String| LockPool::builder(url).connect_timeout(ms(300));
+    let error = builder(proxy.url().to_owned()).connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    for says in ["within 300ms", "TCP connection", "`connect_timeout`", "?connect_timeout=10s"] {
+        assert!(error.to_string().contains(says), "{says}: {error}");
+    }
+    // The URL comes first.
+    let pool = builder(format!("{}?connect_timeout=30s", proxy.url())).connect().await.unwrap();
+    works(&pool).await;
+    let error = LockPool::builder(proxy.url()).connect_timeout(Duration::ZERO).connect().await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Config);
+}
+
+/// `wait` bounds when another request may begin. One request always gets the time that it takes.
+#[tokio::test]
+async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
+    const CALLS: u64 = 8;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    round_trip(&proxy, ms(400));
+    let builder = LockPool::builder(proxy.url()).patience(ms(4_000)).wait(ms(100));
+    let pool = builder.connect_timeout(SOON).connect().await.unwrap();
+    for n in 0..CALLS {
+        let guard = pool.lock(format!("order:{n}")).acquire().await;
+        guard.unwrap().release().await.unwrap();
+    }
+    // A link that becomes slow is learned, too.
+    round_trip(&proxy, ms(900));
+    let mut failures = 0;
+    for n in 0..CALLS {
+        match pool.lock(format!("order:{n}")).acquire().await {
+            Ok(guard) => guard.release().await.unwrap(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+                failures += 1;
+            }
+        }
+    }
+    assert!(failures <= 3, "{failures} of {CALLS} free locks were not had");
+}
+
+/// Whichever answer is lost.
+#[tokio::test]
+async fn a_connect_ends_whatever_is_lost() {
+    const LIMIT: Duration = ms(1_500);
+    let mut said = Vec::new();
+    for scripts in ["", "?scripts=off", "?replicas=1"] {
+        for n in 1..12 {
+            let server = RedisServer::start();
+            let proxy = FaultProxy::start(&server);
+            let trap = proxy.drop_reply_of(n);
+            let began = Instant::now();
+            let url = format!("{}{scripts}", proxy.url());
+            let connecting = LockPool::builder(url).connect_timeout(LIMIT).connect();
+            let connected = tokio::time::timeout(SOON, connecting).await;
+            let Ok(connected) = connected else { panic!("{scripts} {n}: still at it") };
+            if !trap.sprung() {
+                connected.unwrap();
+                break;
+            }
+            if let Err(error) = connected {
+                let text = error.to_string();
+                let took = began.elapsed();
+                assert!(text.contains("did not answer within 1.5s: "), "{scripts} {n}: {text}");
+                assert!(text.contains("`connect_timeout`"), "{scripts} {n}: {text}");
+                said.push(format!("{scripts} {n} {took:?}: {text}"));
+            }
+        }
+    }
+    let said = said.join("\n");
+    println!("{said}");
+    for reached in ["no answer over it", "the log-in is answered", "it is connected, and"] {
+        assert!(said.contains(reached), "{reached}: {said}");
+    }
+}
+
+/// Each connection is logged in and closed.
+#[tokio::test]
+async fn a_server_that_hangs_up_on_its_clients_is_not_dialled_all_the_time() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    works(&pool).await;
+    let (began, before) = (Instant::now(), proxy.connections());
+    while began.elapsed() < ms(3_000) {
+        server.kill_clients();
+        tokio::time::sleep(ms(1)).await;
+    }
+    let (took, dialled) = (began.elapsed(), proxy.connections() - before);
+    println!("{dialled} connections in {took:?}");
+    assert!(dialled >= 2, "it is tried");
+    assert!(dialled < 40, "{dialled} connections in {took:?}");
+    let began = Instant::now();
+    works(&pool).await;
+    println!("first success {:?} after the last kill", began.elapsed());
+}
+
+/// As behind a proxy whose server is away: what is sent is never answered, and the connection is closed.
+#[tokio::test]
+async fn a_server_that_hangs_up_on_requests_is_not_dialled_all_the_time() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    works(&pool).await;
+    proxy.know_only(|command: &Command| !command.is("SET") && !command.is("EVALSHA"));
+    let (began, before) = (Instant::now(), proxy.connections());
+    while began.elapsed() < ms(3_000) {
+        let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend);
+        tokio::time::sleep(ms(2)).await;
+    }
+    let (took, dialled) = (began.elapsed(), proxy.connections() - before);
+    println!("{dialled} connections in {took:?}");
+    assert!(dialled < 40, "{dialled} connections in {took:?}");
+    proxy.know_only(|_| true);
+    works(&pool).await;
+}
+
+#[tokio::test]
+async fn a_server_with_all_its_clients_is_dialled_once_by_each_attempt() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    works(&pool).await;
+    let others: Vec<TcpStream> = (0..5).map(|_| server.connect().unwrap()).collect();
+    eventually(SOON, "they are connected", || {
+        server.cli(&["CLIENT", "LIST"]).lines().count() >= others.len() + 2
+    });
+    server.cli(&["CONFIG", "SET", "maxclients", "1"]);
+    proxy.cut();
+    let (began, before) = (Instant::now(), proxy.connections());
+    let mut told = String::new();
+    while began.elapsed() < ms(3_000) {
+        let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
+        told = error.to_string();
+        tokio::time::sleep(ms(2)).await;
+    }
+    let (took, dialled) = (began.elapsed(), proxy.connections() - before);
+    println!("{dialled} connections in {took:?}; {told}");
+    assert!(told.contains("maxclients"), "{told}");
+    assert!(dialled < 40, "{dialled} connections in {took:?}");
+    server.cli(&["CONFIG", "SET", "maxclients", "1000"]);
+    works(&pool).await;
+
+    // A first attempt says why, too.
+    server.cli(&["CONFIG", "SET", "maxclients", "1"]);
+    let before = proxy.connections();
+    let error = LockPool::connect(proxy.url()).await.unwrap_err();
+    assert!(error.to_string().contains("maxclients"), "{error}");
+    let dialled = proxy.connections() - before;
+    assert!(dialled <= 2, "{dialled} dials");
+}
+
+/// It is told within two patiences, however far the tries are.
+#[tokio::test]
+async fn a_release_at_a_frozen_server_is_told_in_time() {
+    const PATIENCE: Duration = ms(2_000);
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).patience(PATIENCE).connect().await.unwrap();
+    let guard = pool.lock(KEY).ttl(ms(60_000)).acquire().await.unwrap();
+    server.pause();
+    let began = Instant::now();
+    let error = guard.release().await.unwrap_err();
+    let took = began.elapsed();
+    println!("told after {took:?}: {error}");
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(took < PATIENCE * 5 / 2, "{took:?}");
+    server.resume();
+    eventually_async(SOON, "it is released all the same", async || {
+        server.cli(&["EXISTS", KEY]) == "0"
+    })
+    .await;
+    works(&pool).await;
+}
+
+/// Nothing in the greeting is left out when the link breaks in it: what comes back is spoken to in full.
+#[tokio::test]
+async fn a_server_that_was_known_is_not_taken_for_a_proxy() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::connect(proxy.url()).await.unwrap();
+    for command in ["HELLO", "SUBSCRIBE", "EVAL"] {
+        let trap = proxy.on_next(named(command), Action::CutBeforeForward);
+        let before = proxy.connections();
+        proxy.cut();
+        works(&pool).await;
+        assert!(trap.sprung(), "{command}");
+        assert_eq!(proxy.connections() - before, 2, "{command}: one that broke, and one more");
+        let clients = server.cli(&["CLIENT", "LIST"]);
+        assert!(clients.contains("resp=3") && clients.contains("sub=1"), "{command}: {clients}");
+    }
+}
