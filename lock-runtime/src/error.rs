@@ -19,7 +19,8 @@ pub enum ErrorKind {
     Backend,
     /// The key is empty. Nothing ran.
     InvalidKey,
-    /// The lease ended while it was in use: somebody else may be at work now.
+    /// The lease ended before its holder let go: another holder may be at work now. [`LockError::progress`] tells whether the
+    /// body had begun.
     Lost,
     /// No pool is installed under this name. Nothing ran.
     NotConfigured,
@@ -27,8 +28,41 @@ pub enum ErrorKind {
     QueueFull,
     /// This very task holds the key; waiting would be a deadlock. Nothing ran.
     Reentrant,
-    /// The pool is shutting down.
+    /// The holder has let go: what [`LockGuard::lost`](crate::LockGuard::lost) resolves to if nothing is lost before.
+    Released,
+    /// The pool is shutting down. [`LockError::progress`] tells whether the body had begun.
     Shutdown,
+}
+
+/// How far the work under a lock came before its error: the answer to "did it run?", whatever the kind.
+///
+/// The work is the body of an annotated function, or of [`LockRequest::run`](crate::LockRequest::run). With a
+/// [`LockGuard`](crate::LockGuard) it is what the caller does between the acquire and the release.
+///
+/// ```
+/// use lock_runtime::{LockError, Progress};
+///
+/// fn advice(error: &LockError) -> &'static str {
+///     match error.progress() {
+///         Progress::NotStarted => "try again",
+///         Progress::Finished => "done; another holder may have been at work too",
+///         _ => "find out how far it came",
+///     }
+/// }
+/// ```
+///
+/// An error speaks for the one lock that it names ([`template`](LockError::template)). A body that passes on the error of a
+/// call further in has run up to that call.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Progress {
+    /// The work did not begin.
+    NotStarted,
+    /// The work began and had not come to its end. A body was dropped at one of its awaits; the holder of a guard is
+    /// still at work and told by this error.
+    Unfinished,
+    /// The work came to its end. The lock was lost before it was released, or its release is not confirmed.
+    Finished,
 }
 
 /// An error of a lock operation: one pointer, cheap to clone.
@@ -41,6 +75,7 @@ pub struct LockError(Arc<Inner>);
 #[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
+    progress: Progress,
     cause: Cow<'static, str>,
     remedy: Cow<'static, str>,
     template: Option<Cow<'static, str>>,
@@ -54,6 +89,7 @@ impl LockError {
     pub(crate) fn new(kind: ErrorKind, cause: impl Into<Cow<'static, str>>) -> Self {
         Self(Arc::new(Inner {
             kind,
+            progress: Progress::NotStarted,
             cause: cause.into(),
             remedy: Cow::Borrowed(""),
             template: None,
@@ -100,6 +136,11 @@ impl LockError {
         self.with(|inner| inner.pool = Some(pool.clone()))
     }
 
+    /// Notes how far the work had come.
+    pub(crate) fn after(self, progress: Progress) -> Self {
+        self.with(|inner| inner.progress = progress)
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         change(Arc::make_mut(&mut self.0));
         self
@@ -109,6 +150,19 @@ impl LockError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// How far the work under the lock came.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.0.progress
+    }
+
+    /// True if the work under the lock began: not for [`Progress::NotStarted`], where nothing ran and the call may be
+    /// repeated.
+    #[must_use]
+    pub fn body_started(&self) -> bool {
+        self.progress() != Progress::NotStarted
     }
 
     /// True if somebody else holds the lock.
@@ -163,6 +217,7 @@ impl fmt::Debug for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockError")
             .field("kind", &self.kind())
+            .field("progress", &self.progress())
             .field("message", &format_args!("{self}"))
             .finish()
     }

@@ -88,7 +88,7 @@ mod readme {}
 #[doc(hidden)]
 pub mod __private;
 
-pub use error::{ErrorKind, LockError};
+pub use error::{ErrorKind, LockError, Progress};
 pub use fence::Fence;
 pub use global::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
 pub use guard::{LockGuard, Lost};
