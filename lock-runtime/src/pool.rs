@@ -37,6 +37,7 @@ impl LockPool {
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
     /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
     /// | any of Redis with `?replicas=n` | the same, where a lock is granted when `n` replicas have it |
+    /// | any of Redis with `?connect_timeout=10s` | the same, with so long for a connection to be made (`ms`, `s`, `m`) |
     ///
     /// Locks in Redis are kept by scripts. A server or proxy that refuses them is found out, and then they are kept by
     /// plain commands, without fences; [`health`](Self::health) warns of it. `?scripts=off` begins with that,

@@ -125,7 +125,7 @@ impl FaultProxy {
     }
 
     /// New connections go to this port of this machine, as after a failover behind a name or a virtual address.
-    /// Those that are there stay.
+    /// Open ones stay.
     pub fn redirect(&self, upstream: u16) {
         self.wire.upstream.store(upstream, Ordering::SeqCst);
     }

@@ -146,7 +146,7 @@ pub(super) struct Greeted {
     pub(super) dialect: Dialect,
 }
 
-/// Who is meant: what a new connection has to show before it is used.
+/// What a new connection has to show before it is used.
 #[derive(Clone, Copy)]
 pub(super) struct Meant<'a> {
     pub(super) resolver: &'a Resolver,
@@ -233,11 +233,11 @@ pub(super) async fn log_in_plainly(
 ) -> Result<(MultiplexedConnection, Mover), BackendError> {
     let login = &dialer.endpoint().login;
     let refused = |error| refused(dialer, error);
-    let nobody = redis::RedisConnectionInfo::default()
+    let anonymous = redis::RedisConnectionInfo::default()
         .set_protocol(ProtocolVersion::RESP2)
         .set_skip_set_lib_name();
     let (mut requests, mover) =
-        speak(dialer, &nobody, None::<fn(PushInfo)>, progress).await?.map_err(refused)?;
+        speak(dialer, &anonymous, None::<fn(PushInfo)>, progress).await?.map_err(refused)?;
     // By hand, as the library does not tell why a password is refused.
     let mut ask = async |command: &Cmd| requests.req_packed_command(command).await?.extract_error();
     if let Some(password) = login.password() {

@@ -304,6 +304,9 @@ impl Node {
             Pending { shared: &self.shared, sent: self.shared.clock.now(), answered: false };
         let answer = bytes.carry(request(&mut connection)).await;
         pending.answered = true;
+        if !answer.as_ref().is_err_and(reply::is_hang_up) {
+            self.shared.answered.store(pending.sent.as_nanos(), Ordering::Relaxed);
+        }
         Ok(answer)
     }
 
@@ -349,7 +352,6 @@ impl Shared {
     /// Answers come in the order of the requests: one for a request sent at `sent` vouches for all
     /// that were sent before.
     fn note_answer(&self, sent: Instant) {
-        self.answered.store(sent.as_nanos(), Ordering::Relaxed);
         if let Line::Up(Connection { silence, .. }) = &mut *self.line()
             && silence.since.is_some_and(|since| since <= sent)
         {

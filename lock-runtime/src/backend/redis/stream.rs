@@ -21,6 +21,10 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Attempt Delay of RFC 8305.
 const STAGGER: Duration = Duration::from_millis(250);
 
+/// How long all of them may be silent before they are tried once more beside that. The first packets may have gone to
+/// a host that another one has replaced since.
+const AGAIN: Duration = Duration::from_secs(1);
+
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
@@ -113,16 +117,23 @@ impl Dialer {
 /// Connects to whichever of `addresses` answers first (Happy Eyeballs, RFC 8305): each gets a moment before the
 /// next is tried beside it, and one that refuses gives way to the next at once. Dropped, it ends all attempts.
 async fn race(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
-    let mut waiting = interleaved(addresses).into_iter();
+    let addresses = interleaved(addresses);
+    let mut waiting = addresses.iter();
     let mut attempts = JoinSet::new();
     let mut failure = None;
     loop {
         if let Some(address) = waiting.next() {
-            attempts.spawn(TcpStream::connect(address));
+            attempts.spawn(TcpStream::connect(*address));
         }
+        let is_last = waiting.len() == 0;
         let ended = tokio::select! {
             ended = attempts.join_next() => ended,
-            () = sleep(STAGGER), if waiting.len() > 0 => continue,
+            () = sleep(if is_last { AGAIN } else { STAGGER }) => {
+                if is_last {
+                    waiting = addresses.iter();
+                }
+                continue;
+            }
         };
         match ended {
             Some(Ok(Ok(stream))) => return Ok(stream),
@@ -131,7 +142,7 @@ async fn race(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
                 failure.get_or_insert(error);
             }
             Some(Err(_)) => {}
-            None if waiting.len() == 0 => {
+            None if is_last => {
                 return Err(failure.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()));
             }
             None => {}
@@ -199,7 +210,7 @@ mod tests {
         assert_eq!(reached(vec![one, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, other, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, refusing(), other, open]).await.unwrap(), open);
-        // It would be tried for minutes.
+        // They are tried as long as there is time.
         let alone = tokio::time::timeout(2 * STAGGER, reached(vec![one, other])).await;
         assert!(alone.is_err(), "{alone:?}");
     }
