@@ -14,7 +14,8 @@ use lock_runtime::{ErrorKind, LockError, LockPool, Wait, distributed_lock};
 use lock_tests::logs::Logs;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::told::{
-    CANARY, KEY, PATIENCE, Told, chain, installed, set, unshown, with_password, within, works,
+    CANARY, CONNECT_TIMEOUT, KEY, PATIENCE, Told, chain, installed, set, unshown, with_password,
+    within, works,
 };
 use lock_tests::{RedisServer, eventually, eventually_async};
 
@@ -74,7 +75,7 @@ async fn a_store_that_is_down_or_is_no_store_at_init() {
         ("a port that talks garbage", garbage.port, "does not speak the Redis protocol"),
     ] {
         let url = format!("redis://worker:{CANARY}@127.0.0.1:{port}");
-        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+        let error = within(CONNECT_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
         let at = format!("127.0.0.1:{port}");
         Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(
             case,
@@ -83,7 +84,7 @@ async fn a_store_that_is_down_or_is_no_store_at_init() {
         );
     }
     let url = format!("redis://:{CANARY}@no-such-host.invalid");
-    let error = within(5 * PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+    let error = within(CONNECT_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
     Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(
         "a host that does not exist",
         &error,
@@ -129,7 +130,7 @@ async fn tls_that_cannot_be_trusted() {
         ("plain to a TLS port", format!("redis://127.0.0.1:{}", tls(&good)), "`rediss://`"),
     ] {
         let url = url.replacen("//", &format!("//:{CANARY}@"), 1);
-        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
+        let error = within(CONNECT_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
         Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(case, &error, &[says]);
     }
     // The same bench lets the right one in.
@@ -242,7 +243,8 @@ async fn a_server_that_refuses_says_why_and_serves_again() {
                 server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
             },
             end: |server| drop(server.cli(&["REPLICAOF", "NO", "ONE"])),
-            says: &["MASTERDOWN", "again"],
+            // The first refusal stands until there is a master.
+            says: &["READONLY", "master"],
         },
         // Last, as its folder is gone for good.
         Refusal {
@@ -358,7 +360,7 @@ async fn a_server_with_too_many_clients() {
     let server = with_password().start();
     let pool = installed("clients", LockPool::builder(server.url())).await;
     server.cli(&["CONFIG", "SET", "maxclients", "1"]);
-    let error = within(PATIENCE, lock_runtime::init(&server.url())).await.unwrap_err();
+    let error = within(CONNECT_TIMEOUT, lock_runtime::init(&server.url())).await.unwrap_err();
     let told = Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) };
     told.check("too many clients at init", &error, &["`maxclients`"]);
     server.kill_clients();

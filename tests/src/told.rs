@@ -19,6 +19,8 @@ pub const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
 pub const KEY: &str = "order:7";
 /// What `init` and a plain builder give a request.
 pub const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a connection may take to be made, by default.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a busy machine may add to any time limit.
 pub const NOISE: Duration = Duration::from_secs(2);
 
