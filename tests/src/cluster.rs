@@ -56,6 +56,32 @@ impl RedisCluster {
         cluster
     }
 
+    /// A cluster of one server, which has all slots: what an endpoint is like that checks slots and serves them all.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses, or does not serve within 30 s.
+    #[track_caller]
+    pub fn of_one(config: Config) -> RedisServer {
+        let node = node(config);
+        Self::give_all_slots_to(&node);
+        node
+    }
+
+    /// Gives all slots to `node`, which knows no other, and waits until it serves.
+    ///
+    /// # Panics
+    ///
+    /// When the server refuses, or does not serve within 30 s.
+    #[track_caller]
+    pub fn give_all_slots_to(node: &RedisServer) {
+        let all = (SLOTS - 1).to_string();
+        must(node, &["CLUSTER", "ADDSLOTSRANGE", "0", &all]);
+        eventually(PATIENCE, "the server serves all slots", || {
+            node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+        });
+    }
+
     /// Starts one more server and has it join, as a master without slots; the last of [`nodes`](Self::nodes).
     ///
     /// # Panics

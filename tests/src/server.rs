@@ -383,6 +383,11 @@ fn log_path(dir: &TempDir) -> PathBuf {
     dir.path().join("server.log")
 }
 
+/// A port for one more thing than a server has by itself.
+pub fn another_port() -> u16 {
+    free_port()
+}
+
 /// Below the ephemeral range: there, an outgoing connection could take the port of a killed
 /// server, or a client that looks for it could connect to itself. Another one with every call: a client
 /// that still looks for a server of one test must not find that of another.

@@ -9,3 +9,4 @@ mod replicas;
 mod scriptless;
 mod sentinel;
 mod server_versions;
+mod slot_checks;

@@ -789,7 +789,7 @@ pub(super) fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
 #[cold]
 fn divided(one: &str, other: &str) -> BackendError {
     let message = format!("`{one}` and `{other}` are in different slots of the Redis Cluster");
-    BackendError::new(Failure::Refused, message).remedy("locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`")
+    BackendError::new(Failure::Refused, message).remedy(reply::SHARE_A_SLOT)
 }
 
 #[cold]

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::ears::{Ears, Home};
 use super::line::Channel;
 use super::mover::Mover;
+use super::names::Names;
 use super::reply;
 use super::resolver::Resolver;
 use super::stream::Dialer;
@@ -31,6 +32,8 @@ pub(super) struct Calls {
     pub(super) channel: Channel,
     /// Finds out whether this user may do what the line of a lock needs, with a key of this slot.
     pub(super) probe: Box<dyn Fn(u16) -> Cmd + Send + Sync>,
+    /// Those that the probe uses.
+    pub(super) names: Names,
 }
 
 /// What this user is told on this connection without asking.
@@ -266,17 +269,23 @@ async fn listen(connection: MultiplexedConnection, hearing: &Hearing) -> Result<
         first.req_packed_command(&track).await?.extract_error()
     };
     let Hearing { home, calls, .. } = hearing;
-    let Some(Calls { channel, probe }) = calls else {
+    let Some(Calls { channel, probe, names }) = calls else {
         let changes = unless_hung_up(changes.await)?.is_ok();
         return Ok(Hears { changes, calls: false });
     };
-    let probe = probe(home.some_slot());
-    let heard = async { probe.query_async::<u64>(&mut third).await };
+    let slot = home.some_slot();
+    let question = probe(slot);
+    let heard = async { question.query_async::<u64>(&mut third).await };
     let (changes, subscribed, heard) =
         tokio::join!(biased; changes, second.subscribe(channel.name()), heard);
     let changes = unless_hung_up(changes)?.is_ok();
     let subscribed = unless_hung_up(subscribed)?.is_ok();
-    let calls = match unless_hung_up(heard)? {
+    let mut heard = unless_hung_up(heard)?;
+    if heard.as_ref().is_err_and(reply::crosses_slots) && !names.are_tagged() {
+        names.tag_all();
+        heard = unless_hung_up(probe(slot).query_async(&mut second).await)?;
+    }
+    let calls = match heard {
         // More than one: the server may not have noticed yet that an earlier connection is gone.
         Ok(ears) => subscribed && ears >= 1,
         // Passes by itself; the claims will tell.

@@ -1,6 +1,8 @@
 //! The names of the keys beside a lock.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::slots::{slot, tag};
 use crate::key::Key;
@@ -42,72 +44,107 @@ impl Book {
     }
 }
 
-/// How the keys beside a lock are named.
+/// How the keys beside a lock are named. Clones share what they learn of the server.
+///
+/// All processes have to agree on the names, so the server decides and not the URL: where one script may have keys of
+/// several slots they stand as they are, and where it may not each bears the tag of its lock's slot. A server gives the
+/// same answer to all, so the fences of a slot come from one counter. A server that begins to check slots leaves the
+/// counter without a tag behind; the fences go on growing by its clock, as after the loss of a counter (`fence.lua`).
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     fence_counter: String,
     probe: String,
-    space: Space,
+    keeper: Keeper,
+}
+
+/// Which servers the keys are in.
+#[derive(Clone, Debug)]
+enum Keeper {
+    /// One endpoint; true once it has refused a script for having keys of several slots.
+    Server(Arc<AtomicBool>),
+    /// Servers that keep some slots each.
+    Cluster,
 }
 
 /// Where the keys of a lock may be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
-    /// Anywhere.
-    Server,
+    Anywhere,
     /// All in the slot of the lock, whose key is the user's: `{tag}` in front puts the others there.
-    Cluster,
+    OneSlot,
 }
 
 impl Names {
     /// For a server that keeps all keys; `prefix` is the pool's.
     pub(super) fn of_server(prefix: &str) -> Self {
-        Self::new(prefix, Space::Server)
+        Self::new(prefix, Keeper::Server(Arc::default()))
     }
 
     /// For servers that keep some slots each.
     pub(super) fn of_cluster(prefix: &str) -> Self {
-        Self::new(prefix, Space::Cluster)
+        Self::new(prefix, Keeper::Cluster)
     }
 
-    fn new(prefix: &str, space: Space) -> Self {
+    fn new(prefix: &str, keeper: Keeper) -> Self {
         let fence_counter = [prefix, FENCE_COUNTER].concat();
-        Self { fence_counter, probe: [prefix, PROBE].concat(), space }
+        Self { fence_counter, probe: [prefix, PROBE].concat(), keeper }
     }
 
+    /// Whether they are for one endpoint that is asked for all keys.
     pub(super) fn are_of_server(&self) -> bool {
-        matches!(self.space, Space::Server)
+        matches!(self.keeper, Keeper::Server(_))
+    }
+
+    /// Whether all keys of a lock bear the tag of its slot.
+    pub(super) fn are_tagged(&self) -> bool {
+        self.space() == Space::OneSlot
+    }
+
+    /// From now on for a server that refuses scripts with keys of several slots.
+    pub(super) fn tag_all(&self) {
+        if let Keeper::Server(checks_slots) = &self.keeper {
+            checks_slots.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn space(&self) -> Space {
+        match &self.keeper {
+            Keeper::Server(checks_slots) if !checks_slots.load(Ordering::Relaxed) => {
+                Space::Anywhere
+            }
+            Keeper::Server(_) | Keeper::Cluster => Space::OneSlot,
+        }
     }
 
     pub(super) fn line(&self, lock: &Key) -> String {
         let lock = lock.as_str();
-        match self.space {
-            Space::Server => [lock, LINE].concat(),
-            Space::Cluster => format!("{{{}}}{lock}{LINE}", tag(slot(lock))),
+        match self.space() {
+            Space::Anywhere => [lock, LINE].concat(),
+            Space::OneSlot => format!("{{{}}}{lock}{LINE}", tag(slot(lock))),
         }
     }
 
     /// Where the fences of `locks` come from.
     pub(super) fn fence_counter(&self, locks: &[Key]) -> Cow<'_, str> {
-        match (self.space, locks) {
-            (Space::Cluster, [lock, ..]) => in_slot(slot(lock.as_str()), &self.fence_counter),
+        match (self.space(), locks) {
+            (Space::OneSlot, [lock, ..]) => in_slot(slot(lock.as_str()), &self.fence_counter),
             _ => (&self.fence_counter).into(),
         }
     }
 
-    /// A lock that nobody takes; in a cluster in `slot`.
+    /// A lock that nobody takes; where names are tagged in `slot`.
     pub(super) fn probe(&self, slot: u16) -> Key {
-        match self.space {
-            Space::Server => (&self.probe).into(),
-            Space::Cluster => in_slot(slot, &self.probe).into_owned().into(),
+        match self.space() {
+            Space::Anywhere => (&self.probe).into(),
+            Space::OneSlot => in_slot(slot, &self.probe).into_owned().into(),
         }
     }
 
     /// Whether one script may have both `a` and `b`.
     pub(super) fn may_share_a_script(&self, a: &Key, b: &Key) -> bool {
-        match self.space {
-            Space::Server => true,
-            Space::Cluster => slot(a.as_str()) == slot(b.as_str()),
+        match self.space() {
+            Space::Anywhere => true,
+            Space::OneSlot => slot(a.as_str()) == slot(b.as_str()),
         }
     }
 }
@@ -133,5 +170,19 @@ mod tests {
             assert_eq!(slot(probe.as_str()), home, "{lock}");
             assert_eq!(slot(&names.line(&probe)), home, "{lock}");
         }
+    }
+
+    #[test]
+    fn a_server_that_checks_slots_has_the_names_of_a_cluster() {
+        let (server, cluster) = (Names::of_server("shop:"), Names::of_cluster("shop:"));
+        let lock = [Key::from("shop:a")];
+        let all = |names: &Names| {
+            (names.line(&lock[0]), names.fence_counter(&lock).into_owned(), names.probe(7))
+        };
+        assert_eq!(server.fence_counter(&lock), "shop:lock_runtime:fence");
+        assert!(!server.are_tagged() && cluster.are_tagged());
+        server.clone().tag_all();
+        assert!(server.are_tagged() && server.are_of_server());
+        assert_eq!(all(&server), all(&cluster));
     }
 }

@@ -39,6 +39,18 @@ pub(super) fn is_about_slots(error: &RedisError) -> bool {
     matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT"))
 }
 
+/// Whether the keys of one command are in several slots, of which the server allows one.
+pub(super) fn crosses_slots(error: &RedisError) -> bool {
+    // Proxies that keep slots say it in words of their own.
+    let in_words = || error.detail().is_some_and(|detail| detail.contains("same slot"));
+    error.code() == Some("CROSSSLOT") || (error.code() == Some("ERR") && in_words())
+}
+
+/// The same of what became of a request.
+pub(super) fn is_across_slots(error: &BackendError) -> bool {
+    error.cause::<RedisError>().is_some_and(crosses_slots)
+}
+
 /// Whether the connection ended instead of an answer.
 pub(super) fn is_hang_up(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Io
@@ -157,6 +169,9 @@ fn coded<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
     (if forbidden { "NOPERM" } else { code }, detail)
 }
 
+/// What to do about locks that are taken together and are in different slots.
+pub(super) const SHARE_A_SLOT: &str = "locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`";
+
 fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
     let said = format!("answered {code} {detail}");
     match code {
@@ -203,11 +218,13 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
             said,
             "the server cannot serve yet; it was asked again until the wait was over",
         ),
-        "MOVED" | "ASK" | "CROSSSLOT" => (
+        "MOVED" | "ASK" => (
             Failure::Refused,
             said,
             "the server is part of a Redis Cluster: write `redis+cluster://` instead of `redis://`",
         ),
+        "CROSSSLOT" => (Failure::Refused, said, SHARE_A_SLOT),
+        "ERR" if detail.contains("same slot") => (Failure::Refused, said, SHARE_A_SLOT),
         "ERR" if detail.contains("cluster support disabled") => (
             Failure::Refused,
             said,

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use once_cell::sync::Lazy;
 use redis::Cmd;
 
+use super::names::Names;
 use super::node::Node;
 use super::reply;
 use crate::backend::BackendError;
-use crate::key::Key;
 
 /// A script that the server may or may not know yet.
 #[derive(Debug)]
@@ -62,15 +62,26 @@ impl Script {
     }
 }
 
-/// Why the server runs no scripts for this user, if it does not. `probe` is a lock that nobody takes; without
-/// any key a proxy would not know which server to ask.
+/// Why the server runs no scripts for this user, if it does not. Asks with a lock that nobody takes and its line, and
+/// has `names` tagged if the server refuses those two together. Without any key a proxy would not know which
+/// server to ask; `slot` is one that this server has.
 pub(super) async fn refusal(
     node: &Node,
-    probe: &Key,
+    names: &Names,
+    slot: u16,
 ) -> Result<Option<BackendError>, BackendError> {
-    let mut call = RELEASE.call(By::Text, 1, 1);
-    call.arg(probe.as_str()).arg("");
-    let Err(error) = node.try_send(&call).await? else { return Ok(None) };
+    let call = || {
+        let probe = names.probe(slot);
+        let mut call = RELEASE.call(By::Text, 2, 1);
+        call.arg(probe.as_str()).arg(names.line(&probe)).arg("");
+        call
+    };
+    let mut answer = node.try_send(&call()).await?;
+    if answer.as_ref().is_err_and(reply::crosses_slots) && !names.are_tagged() {
+        names.tag_all();
+        answer = node.try_send(&call()).await?;
+    }
+    let Err(error) = answer else { return Ok(None) };
     // The script was looked at, and it is only the key that is not for us, or not here.
     if reply::is_beyond_this_user(&error) || reply::is_about_slots(&error) {
         return Ok(None);
@@ -80,7 +91,7 @@ pub(super) async fn refusal(
     }
     if reply::is_hang_up(&error) {
         // An accident, or a proxy's way to say no. On a connection of its own, as that ends with it.
-        let again = node.another().await?.send(&call).await;
+        let again = node.another().await?.send(&call()).await;
         if again.is_err_and(|again| reply::is_hang_up(&again)) {
             return Ok(Some(node.failure(error)));
         }

@@ -14,6 +14,7 @@ use super::login::{Calls, Hearing, Hears, Opening};
 use super::names::Names;
 use super::node::{Ahead, Node};
 use super::replicas::Replicas;
+use super::reply;
 use super::resolver::Resolver;
 use super::script::{self, ACQUIRE, By, LINE, RELEASE, RENEW};
 use super::{Limits, Setting};
@@ -143,14 +144,13 @@ impl Server {
             let (names, token) = (names.clone(), Token::new(&probe, Some(channel)));
             Box::new(move |slot| probe_of(&names, slot, &token))
         };
-        let calls = Some(Calls { channel, probe });
+        let calls = Some(Calls { channel, probe, names: names.clone() });
         let hearing = Hearing { ears: ears.clone(), home, calls };
         let opening = Opening::begin(clock, limits.connect);
         let node = Arc::new(Node::connect(resolver, clock, limits, hearing).await?);
         let server = node.server();
-        let lock = names.probe(slot);
         // A user without the right to scripts could take a lock by plain `SET` and never free it.
-        let refusal = script::refusal(&node, &lock);
+        let refusal = script::refusal(&node, &names, slot);
         let info = async {
             if node.is_touchy() {
                 Ok(None)
@@ -430,7 +430,7 @@ impl Server {
     ) -> Vec<Result<Attempt, BackendError>> {
         let command = |at: usize, by| self.command(&claims[at], forms[at], by);
         let ahead = self.ahead(way, false);
-        let mut answers = self.node.run(claims.len(), ahead, command).await;
+        let mut answers = self.run_named(claims.len(), ahead, command).await;
         let mut again = Vec::new();
         for (at, answer) in answers.iter().enumerate() {
             if let Ok(answer) = answer
@@ -442,7 +442,7 @@ impl Server {
         if !again.is_empty() {
             let command = |n: usize, by| self.command(&claims[again[n].0], again[n].1, by);
             let ahead = self.ahead(way, true);
-            let more = self.node.run(again.len(), ahead, command).await;
+            let more = self.run_named(again.len(), ahead, command).await;
             for ((at, form), answer) in again.into_iter().zip(more) {
                 forms[at] = form;
                 answers[at] = answer;
@@ -457,6 +457,19 @@ impl Server {
         way: Way,
         leases: &[LeaseRef],
     ) -> Vec<Result<Held, BackendError>> {
+        let were_tagged = self.names.are_tagged();
+        let outcomes = self.renew_once(way, leases).await;
+        let crosses =
+            |outcome: &Result<Held, _>| outcome.as_ref().is_err_and(reply::is_across_slots);
+        if were_tagged || !outcomes.iter().any(crosses) {
+            return outcomes;
+        }
+        // From now on leases share a command only within a slot.
+        self.names.tag_all();
+        self.renew_once(way, leases).await
+    }
+
+    async fn renew_once(&self, way: Way, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
         // Reads the locks too, and so is told if one is taken away.
         let ahead = self.ahead(way, true);
         let together = match (way, ahead) {
@@ -536,13 +549,13 @@ impl Server {
             }
         };
         let ahead = self.ahead(way, false);
-        let mut answers = self.node.run(releases.len(), ahead, command).await;
+        let mut answers = self.run_named(releases.len(), ahead, command).await;
         let again: Vec<_> = (0..answers.len())
             .filter(|&at| plain[at] && matches!(answers[at], Ok(Value::Int(0))))
             .collect();
         if !again.is_empty() {
             let command = |n: usize, by| self.release_in_line(&releases[again[n]], by);
-            let more = self.node.run(again.len(), ahead, command).await;
+            let more = self.run_named(again.len(), ahead, command).await;
             for (at, answer) in again.into_iter().zip(more) {
                 answers[at] = answer;
             }
@@ -571,6 +584,31 @@ impl Server {
             answer.map(|holders| held_by(&lease.owner, &holders))
         };
         leases.iter().zip(answers).map(held).collect()
+    }
+
+    /// As [`Node::run`]. What is refused because the server has begun to check slots is put to it once more, by
+    /// tagged names.
+    async fn run_named(
+        &self,
+        count: usize,
+        ahead: Ahead,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        let were_tagged = self.names.are_tagged();
+        let mut answers = self.node.run(count, ahead, &command).await;
+        if were_tagged || !answers.iter().any(Result::is_err) {
+            return answers;
+        }
+        let crosses = |at: &usize| answers[*at].as_ref().is_err_and(reply::is_across_slots);
+        let refused: Vec<_> = (0..count).filter(crosses).collect();
+        if !refused.is_empty() {
+            self.names.tag_all();
+            let more = self.node.run(refused.len(), ahead, |n, by| command(refused[n], by)).await;
+            for (at, answer) in refused.into_iter().zip(more) {
+                answers[at] = answer;
+            }
+        }
+        answers
     }
 
     /// Sends other commands than those of this module. See [`Node::run`].
