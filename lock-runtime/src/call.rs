@@ -199,6 +199,7 @@ fn prepare(call: Call) -> Result<Prepared, LockError> {
     let engine = pool.engine();
     let located = |error: LockError| error.at(subject.template()).in_pool(engine.name());
     let keys = sorted(keys.map_err(located)?).map_err(located)?;
+    keys.iter().try_for_each(|key| key.is_free_behind(&engine.prefix)).map_err(located)?;
     let policy = Policy::new(&options, &engine.defaults).map_err(located)?;
     if let Some(holder) = nesting::holder(engine, &keys) {
         if policy.reentrant && keys.iter().all(|key| holder.keys().contains(key)) {

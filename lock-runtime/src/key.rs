@@ -17,7 +17,13 @@ const MAX_BYTES: usize = 512;
 /// value can look like one.
 const HASH_MARK: &str = "%~";
 
+/// Stands in the names of what is kept beside the locks, their wait queues and the counters of fences.
+const RESERVED: &str = "lock_runtime:";
+
 /// The name of a lock. Cheap to clone; a literal is not copied.
+///
+/// Text with `lock_runtime:` in it is no key: names like that are those of what is kept beside the locks. An acquire refuses it
+/// as [`ErrorKind::InvalidKey`], in every store, as it does an empty one.
 ///
 /// Made from text, which is taken as it is:
 ///
@@ -62,6 +68,17 @@ impl Key {
             return Ok(self);
         }
         Ok(Self::from(shortened(text)))
+    }
+
+    /// Refuses a key that, behind `prefix`, could be the name of something beside a lock.
+    pub(crate) fn is_free_behind(&self, prefix: &str) -> Result<(), LockError> {
+        let text = self.as_str();
+        let crosses = |at| prefix.ends_with(&RESERVED[..at]) && text.starts_with(&RESERVED[at..]);
+        if text.contains(RESERVED) || (!prefix.is_empty() && (1..RESERVED.len()).any(crosses)) {
+            let cause = format!("the lock key `{prefix}{text}` contains `{RESERVED}`");
+            return Err(LockError::new(ErrorKind::InvalidKey, cause).remedy("names like that are those of what is kept beside the locks; name the lock otherwise"));
+        }
+        Ok(())
     }
 
     pub(crate) fn prefixed(&self, prefix: &str) -> Self {
@@ -331,6 +348,34 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidKey);
         assert!(error.to_string().contains("`<b>`"), "{error}");
         assert_eq!(error.template(), Some("order:<a>:<b>"));
+    }
+
+    #[test]
+    fn the_names_beside_a_lock_are_no_keys() {
+        let refused = |prefix: &str, text: &str| {
+            Key::from(text).is_free_behind(prefix).err().map(|error| {
+                assert_eq!(error.kind(), ErrorKind::InvalidKey);
+                assert!(error.to_string().contains("lock_runtime:"), "{error}");
+            })
+        };
+        for (prefix, text) in [
+            ("", "lock_runtime:fence"),
+            ("app:", "lock_runtime:ballots"),
+            ("", "app:order:7:lock_runtime:line"),
+            ("lock_", "runtime:fence"),
+            ("app:lock_runtime", ":probe"),
+            ("l", "ock_runtime:fence"),
+        ] {
+            assert!(refused(prefix, text).is_some(), "{prefix} {text}");
+        }
+        for (prefix, text) in [
+            ("", "lock_runtime"),
+            ("lock_", "lock_"),
+            ("lock_runtime", "fence"),
+            ("app:", "order:7"),
+        ] {
+            assert!(refused(prefix, text).is_none(), "{prefix} {text}");
+        }
     }
 
     #[test]
