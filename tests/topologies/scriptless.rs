@@ -7,7 +7,7 @@ use std::time::Duration;
 use lock_runtime::testing::{conformance_without_fences, open};
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::logs::Logs;
-use lock_tests::proxy::{Action, Trap, named};
+use lock_tests::proxy::{Action, Direction, Trap, named};
 use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
 
 const KEY: &str = "order:42";
@@ -478,4 +478,41 @@ async fn a_shutdown_frees_everything() {
     let report = bench.pool.shutdown(Duration::ZERO).await;
     assert_eq!((report.released, report.abandoned), (20, 0));
     assert_eq!(bench.server.cli(&["DBSIZE"]), "0");
+}
+
+/// Each release takes two round trips, and those of many tasks share them.
+#[tokio::test]
+async fn releases_of_many_tasks_do_not_wait_for_each_other() {
+    const TASKS: u64 = 100;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let patience = Duration::from_secs(2);
+    let builder = LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).patience(patience);
+    let pool = builder.connect().await.unwrap();
+    let mut guards = Vec::new();
+    for n in 0..TASKS {
+        guards.push(pool.lock(format!("k{n}")).fencing(false).acquire().await.unwrap());
+    }
+    let watched = || -> u64 {
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let calls = stats.split_once("cmdstat_watch:calls=").and_then(|(_, it)| it.split_once(','));
+        calls.map_or(0, |(calls, _)| calls.parse().unwrap())
+    };
+    let before = watched();
+    for direction in [Direction::ToServer, Direction::ToClient] {
+        proxy.delay(direction, Duration::from_millis(100));
+    }
+    let mut tasks = tokio::task::JoinSet::new();
+    for (n, guard) in (0..TASKS).zip(guards) {
+        tasks.spawn(async move {
+            // Not in one call.
+            tokio::time::sleep(Duration::from_millis(5 * n)).await;
+            guard.release().await
+        });
+    }
+    let failed: Vec<_> = tasks.join_all().await.into_iter().filter_map(Result::err).collect();
+    assert!(failed.is_empty(), "{} of {TASKS} releases: {}", failed.len(), failed[0]);
+    let exchanges = watched() - before;
+    println!("{TASKS} releases in {exchanges} exchanges");
+    assert!(exchanges < TASKS / 2, "{exchanges}");
 }

@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::Setting;
 use super::desk::{Desk, Exchanged, Seen};
@@ -49,7 +51,10 @@ const TRIES: usize = 4;
 pub(super) struct Plain {
     node: Arc<Node>,
     ears: Arc<Ears>,
-    desk: Desk,
+    desk: Arc<Desk>,
+    /// To [`make_changes`].
+    jobs: mpsc::UnboundedSender<Job>,
+    worker: AbortHandle,
     ways: Mutex<Ways>,
     warning: Warning,
 }
@@ -101,7 +106,7 @@ impl Plain {
         setting: Setting<'_>,
         cause: Cause,
     ) -> Result<Self, LockError> {
-        let Setting { clock, .. } = setting;
+        let Setting { clock, patience, .. } = setting;
         let limits = setting.limits();
         let opening = Opening::begin(clock, limits.connect);
         // Nobody calls under a name here.
@@ -137,8 +142,10 @@ impl Plain {
             text,
             "allow `EVAL` and `EVALSHA`, and leave `?scripts=off` out of the URL",
         );
-        let desk = Desk::new(node.clone());
-        Ok(Self { node, ears, desk, ways: Mutex::new(ways), warning })
+        let desk = Arc::new(Desk::new(node.clone()));
+        let (jobs, waiting) = mpsc::unbounded_channel();
+        let worker = tokio::spawn(make_changes(desk.clone(), patience, waiting)).abort_handle();
+        Ok(Self { node, ears, desk, jobs, worker, ways: Mutex::new(ways), warning })
     }
 
     fn ways(&self) -> MutexGuard<'_, Ways> {
@@ -280,12 +287,17 @@ impl Plain {
     /// Makes each change to the keys that are its owner's. False if one was not.
     async fn change(&self, changes: &[Change<'_>]) -> Vec<Result<bool, BackendError>> {
         let mut outcomes = self.change_by_comparing(changes).await;
-        let open: Vec<_> = (0..changes.len()).filter(|&at| outcomes[at].is_none()).collect();
-        for open in open.chunks(CHANGED_TOGETHER) {
-            let together: Vec<_> = open.iter().map(|&at| changes[at]).collect();
-            for (&at, outcome) in open.iter().zip(self.change_at_desk(&together).await) {
-                outcomes[at] = Some(outcome);
-            }
+        let mut at_desk = Vec::new();
+        for (at, change) in changes.iter().enumerate().filter(|(at, _)| outcomes[*at].is_none()) {
+            let (reply, answer) = oneshot::channel();
+            let Change { lease, write, is_whole } = *change;
+            let job = Job { lease: lease.clone(), write, is_whole, reply };
+            // Refused after the end, which the answer tells too.
+            let _ = self.jobs.send(job);
+            at_desk.push((at, answer));
+        }
+        for (at, answer) in at_desk {
+            outcomes[at] = Some(answer.await.unwrap_or_else(|_| Err(closed())));
         }
         outcomes.into_iter().flatten().collect()
     }
@@ -339,77 +351,116 @@ impl Plain {
         }
         outcomes
     }
+}
 
-    /// All changes in one exchange, or, if they are in each other's way, one by one.
-    async fn change_at_desk(&self, changes: &[Change<'_>]) -> Vec<Result<bool, BackendError>> {
-        match self.try_at_desk(changes).await {
+/// A change that waits for the desk.
+struct Job {
+    lease: LeaseRef,
+    write: Write,
+    is_whole: bool,
+    reply: oneshot::Sender<Result<bool, BackendError>>,
+}
+
+impl Job {
+    fn change(&self) -> Change<'_> {
+        Change { lease: &self.lease, write: self.write, is_whole: self.is_whole }
+    }
+}
+
+/// Makes the changes that take an exchange: what has come by the time that the desk is free in one. Otherwise each would wait
+/// for the two round trips of all before it. Lives as long as the store, so a caller that gives up breaks no exchange off.
+async fn make_changes(desk: Arc<Desk>, patience: Duration, mut jobs: mpsc::UnboundedReceiver<Job>) {
+    let mut together = Vec::new();
+    while jobs.recv_many(&mut together, CHANGED_TOGETHER).await > 0 {
+        let changes: Vec<_> = together.iter().map(Job::change).collect();
+        let outcomes = change_at_desk(&desk, patience, &changes).await;
+        for (job, outcome) in together.drain(..).zip(outcomes) {
+            let _ = job.reply.send(outcome);
+        }
+    }
+}
+
+/// All changes in one exchange, or, if they are in each other's way, in several.
+async fn change_at_desk(
+    desk: &Desk,
+    patience: Duration,
+    changes: &[Change<'_>],
+) -> Vec<Result<bool, BackendError>> {
+    for _ in 0..TRIES {
+        let tried = timeout(patience, try_at_desk(desk, changes)).await;
+        match tried.unwrap_or_else(|_| Err(silent())) {
             Ok(Some(outcomes)) => return outcomes,
-            Err(error) if changes.len() == 1 || error.failure() != Failure::Refused => {
-                return changes.iter().map(|_| Err(error.clone())).collect();
-            }
-            Ok(None) | Err(_) => {}
+            Ok(None) => {}
+            // One may be refused for another.
+            Err(error) if changes.len() > 1 && error.failure() == Failure::Refused => break,
+            Err(error) => return changes.iter().map(|_| Err(error.clone())).collect(),
         }
-        let mut outcomes = Vec::with_capacity(changes.len());
+    }
+    if let [_] = changes {
+        return vec![Err(BackendError::new(
+            Failure::NotNow,
+            "the key was changed each time it was looked at",
+        )
+        .remedy("somebody else writes to the keys of locks; give them a prefix of their own"))];
+    }
+    let (some, others) = changes.split_at(changes.len() / 2);
+    let mut outcomes = Box::pin(change_at_desk(desk, patience, some)).await;
+    outcomes.extend(Box::pin(change_at_desk(desk, patience, others)).await);
+    outcomes
+}
+
+#[cold]
+fn closed() -> BackendError {
+    BackendError::new(Failure::Refused, "the connections to Redis are closed")
+}
+
+#[cold]
+fn silent() -> BackendError {
+    BackendError::new(Failure::Unknown, "Redis did not answer a transaction in time").remedy(
+        "check that the server is up and reachable; what it may still do is for our own keys",
+    )
+}
+
+/// `None` if a key changed meanwhile.
+async fn try_at_desk(
+    desk: &Desk,
+    changes: &[Change<'_>],
+) -> Result<Option<Vec<Result<bool, BackendError>>>, BackendError> {
+    let keys: Vec<_> = changes.iter().flat_map(|change| change.lease.keys.iter()).collect();
+    let mut plans = Vec::with_capacity(changes.len());
+    let decide = |seen: &[Seen]| {
+        let (mut seen, mut writes) = (seen.iter(), Vec::new());
         for change in changes {
-            outcomes.push(self.change_alone(*change).await);
-        }
-        outcomes
-    }
-
-    async fn change_alone(&self, change: Change<'_>) -> Result<bool, BackendError> {
-        for _ in 0..TRIES {
-            if let Some(outcome) = self.try_at_desk(&[change]).await?
-                && let Some(outcome) = outcome.into_iter().next()
-            {
-                return outcome;
-            }
-        }
-        Err(BackendError::new(Failure::NotNow, "the key was changed each time it was looked at")
-            .remedy("somebody else writes to the keys of locks; give them a prefix of their own"))
-    }
-
-    /// `None` if a key changed meanwhile.
-    async fn try_at_desk(
-        &self,
-        changes: &[Change<'_>],
-    ) -> Result<Option<Vec<Result<bool, BackendError>>>, BackendError> {
-        let keys: Vec<_> = changes.iter().flat_map(|change| change.lease.keys.iter()).collect();
-        let mut plans = Vec::with_capacity(changes.len());
-        let decide = |seen: &[Seen]| {
-            let (mut seen, mut writes) = (seen.iter(), Vec::new());
-            for change in changes {
-                let before = writes.len();
-                let mut outcome = Ok(true);
-                for (key, seen) in change.lease.keys.iter().zip(&mut seen) {
-                    match seen {
-                        Seen::Held { by, .. } if line::is_of(by, &change.lease.owner) => {
-                            writes.push(change.write.command(key));
-                        }
-                        Seen::Failed(error) => outcome = Err(error.clone()),
-                        Seen::Held { .. } | Seen::Free | Seen::Strange(_) => {
-                            outcome = outcome.and(Ok(false));
-                        }
+            let before = writes.len();
+            let mut outcome = Ok(true);
+            for (key, seen) in change.lease.keys.iter().zip(&mut seen) {
+                match seen {
+                    Seen::Held { by, .. } if line::is_of(by, &change.lease.owner) => {
+                        writes.push(change.write.command(key));
+                    }
+                    Seen::Failed(error) => outcome = Err(error.clone()),
+                    Seen::Held { .. } | Seen::Free | Seen::Strange(_) => {
+                        outcome = outcome.and(Ok(false));
                     }
                 }
-                if change.is_whole && !matches!(outcome, Ok(true)) {
-                    writes.truncate(before);
-                }
-                plans.push((outcome, writes.len() - before));
             }
-            writes
-        };
-        let Exchanged::Written(answers) = self.desk.exchange(&keys, decide).await? else {
-            return Ok(None);
-        };
-        let mut answers = answers.into_iter();
-        let outcome = |(outcome, count): (Result<bool, BackendError>, usize)| {
-            // Its time was over just before.
-            let done =
-                answers.by_ref().take(count).filter(|answer| *answer == Value::Int(1)).count();
-            outcome.map(|all_ours| all_ours && done == count)
-        };
-        Ok(Some(plans.into_iter().map(outcome).collect()))
-    }
+            if change.is_whole && !matches!(outcome, Ok(true)) {
+                writes.truncate(before);
+            }
+            plans.push((outcome, writes.len() - before));
+        }
+        writes
+    };
+    let Exchanged::Written(answers) = desk.exchange(&keys, decide).await? else {
+        return Ok(None);
+    };
+    let mut answers = answers.into_iter();
+    let outcome = |(outcome, count): (Result<bool, BackendError>, usize)| {
+        // Its time was over just before.
+        let done = answers.by_ref().take(count).filter(|answer| *answer == Value::Int(1)).count();
+        outcome.map(|all_ours| all_ours && done == count)
+    };
+    Ok(Some(plans.into_iter().map(outcome).collect()))
 }
 
 /// A claim that is being made.
@@ -672,8 +723,15 @@ impl Backend for Plain {
     }
 
     async fn close(&self) {
+        self.worker.abort();
         self.node.close();
         self.desk.close().await;
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.worker.abort();
     }
 }
 
