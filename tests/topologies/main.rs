@@ -9,4 +9,5 @@ mod replicas;
 mod scriptless;
 mod sentinel;
 mod server_versions;
+mod shard_messages;
 mod slot_checks;

@@ -166,7 +166,7 @@ mod taken_away {
         until_in_line(&server, KEY, 1).await;
         let token = server.cli(&["GET", KEY]);
         let waiting = server.cli(&["ZRANGE", "k:lock_runtime:line", "0", "-1"]);
-        let channel = |token: &str| format!("lock_runtime:{}", &token[33..49]);
+        let channel = |token: &str| format!("lock_runtime:{}", &token[33..45]);
         let (holders, waiters) = (channel(&token), channel(&waiting));
         let (owner, other) = (&waiting[..32], "0".repeat(32));
         let monitor = Monitor::start(&server);

@@ -16,7 +16,8 @@
 //! 4. **A divided slot.** While a slot moves some of its keys are at either server, and what needs keys of both is
 //!    refused until it is over (`TRYAGAIN`): a claim with a fence or in line, not a plain one, a renewal or a release.
 //! 5. **One channel on all servers.** A script that calls somebody counts the listeners of its own server, so each
-//!    connection listens. A message comes over every one of them, and counts where the slot is.
+//!    connection listens. A message comes over every one of them, and counts where the slot is. From 7.0 on each connection
+//!    has a channel in its shard besides, which is tried first; see `shard`.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -38,6 +39,7 @@ use super::login::ask_once;
 use super::names::Names;
 use super::reply::{self, Redirect};
 use super::server::{Household, Server, Unfit, Way, note_calls};
+use super::shard::Shard;
 use super::slots::{self, Address, Map, Slots};
 use super::stream::Dialer;
 use crate::backend::{
@@ -513,7 +515,8 @@ impl Shared {
     fn open(&self, address: Address) -> Member {
         let endpoint = self.endpoint(&address);
         let (household, probe) = (self.household.clone(), self.probe);
-        let home = Home::Node { slots: self.slots.clone(), address: address.clone() };
+        let (slots, shard) = (self.slots.clone(), Shard::default());
+        let home = Home::Node { slots, address: address.clone(), shard };
         let (tell, state) = watch::channel(State::Opening);
         let opening = async move {
             let mut pause = Duration::from_millis(5);
@@ -521,7 +524,8 @@ impl Shared {
                 let opened = async {
                     let dialer = Dialer::new(endpoint.clone()).await;
                     let dialer = dialer
-                        .map_err(|error| BackendError::new(Failure::Refused, error.to_string()))?;
+                        .map_err(|error| BackendError::new(Failure::Refused, error.to_string()))?
+                        .of_a_shard();
                     let opened = Server::of(&household, dialer, home.clone(), probe).await;
                     opened.map_err(Unfit::into_error)
                 };

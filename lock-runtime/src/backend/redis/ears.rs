@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
+use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::line::{Hot, Message, What};
+use super::line::{Channel, Hot, Message, What};
+use super::shard::Shard;
 use super::slots::{Address, Slots, slot};
 use crate::backend::{Bell, Owner};
 use crate::clock::Clock;
@@ -25,14 +27,33 @@ pub(super) enum Home {
     Server,
     /// Those about the slots that the node has. The nodes of a cluster pass each message on to each other, and the
     /// connections to the others bring copies: some so late that the lock has been let go meanwhile.
-    Node { slots: Arc<Slots>, address: Address },
+    Node { slots: Arc<Slots>, address: Address, shard: Shard },
 }
 
 impl Home {
     fn keeps(&self, key: &str) -> bool {
         match self {
             Self::Server => true,
-            Self::Node { slots, address } => slots.is_owner(slot(key), address),
+            Self::Node { slots, address, .. } => slots.is_owner(slot(key), address),
+        }
+    }
+
+    /// The channel that tokens name here.
+    pub(super) fn channel(&self, channel: Channel) -> Channel {
+        match self {
+            Self::Server => channel,
+            Self::Node { shard, .. } => shard.of(channel),
+        }
+    }
+
+    /// Has messages of this server told on `connection` alone, where the server has shard channels.
+    pub(super) async fn listen(&self, connection: &mut MultiplexedConnection, channel: Channel) {
+        match self {
+            Self::Server => {}
+            Self::Node { slots, address, shard } => {
+                let is_here = |slot| slots.is_owner(slot, address);
+                shard.listen(connection, channel, is_here).await;
+            }
         }
     }
 
@@ -40,7 +61,7 @@ impl Home {
     pub(super) fn some_slot(&self) -> u16 {
         match self {
             Self::Server => 0,
-            Self::Node { slots, address } => slots.some_slot(address).unwrap_or(0),
+            Self::Node { slots, address, .. } => slots.some_slot(address).unwrap_or(0),
         }
     }
 }
@@ -88,7 +109,9 @@ impl Ears {
             }
             // All keys: FLUSHALL, FLUSHDB.
             (PushKind::Invalidate, _) => bell.all_changed(),
-            (PushKind::Message, [_, Value::BulkString(payload)]) => self.told(bell, payload, home),
+            (PushKind::Message | PushKind::SMessage, [_, Value::BulkString(payload)]) => {
+                self.told(bell, payload, home);
+            }
             _ => {}
         }
     }

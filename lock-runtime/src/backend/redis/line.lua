@@ -12,10 +12,16 @@ local function is_ours(token)
 end
 local function is_marked(token) return #token == 50 end
 local function tell(token, what, key)
-  local channel = 'lock_runtime:' .. string.sub(token, 34, 49)
+  local message = what .. owner_of(token) .. key
   -- a user who may not, any more, reaches nobody, and still frees its locks
-  local heard = redis.pcall('PUBLISH', channel, what .. owner_of(token) .. key)
-  return type(heard) == 'number' and heard or 0
+  local function send(command, id)
+    local heard = redis.pcall(command, 'lock_runtime:' .. id, message)
+    return type(heard) == 'number' and heard or 0
+  end
+  -- The last four digits name a channel of this shard, if not zero. The key may have come from another shard since, and a
+  -- pool that has lost that channel still hears the one without them, which goes to all servers of a cluster.
+  local heard = string.sub(token, 46, 49) ~= '0000' and send('SPUBLISH', string.sub(token, 34, 49)) or 0
+  return heard > 0 and heard or send('PUBLISH', string.sub(token, 34, 45))
 end
 
 -- Gives a lock of ours to the first in line who is alive, for as long as a living one needs to claim it.

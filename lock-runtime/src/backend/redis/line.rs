@@ -12,6 +12,9 @@
 //!                             └ no claim in time: K expires, and whoever claims next has it
 //! ```
 //!
+//! A message goes to the channel of a pool. In a Redis Cluster a channel is heard at all servers, and so each message goes
+//! to all; from 7.0 on a message to a pool that also has a channel in the lock's shard goes to that alone ([`shard`](super::shard)).
+//!
 //! 1. **A message is a hint.** Nobody enters on one: a process that is called sends its claim again, and only
 //!    the answer to that is a grant, believed from the moment the claim was sent. So nothing hangs on when a
 //!    message was sent or came, and a lost one costs time only.
@@ -49,19 +52,38 @@ const CHANNEL: &str = "lock_runtime:";
 
 const OWNER: usize = 32;
 
-/// The channel of one pool.
+const POOL: usize = 12;
+
+/// The channel of one pool, and behind its name four digits for that of one shard; see [`shard`](super::shard).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Channel([u8; 16]);
+pub(super) struct Channel([u8; POOL + 4]);
 
 impl Channel {
+    /// Of no shard.
     pub(super) fn random() -> Result<Self, LockError> {
-        let mut id = [0; 16];
-        id.copy_from_slice(&Owner::random()?.as_bytes()[..16]);
+        let mut id = [b'0'; POOL + 4];
+        id[..POOL].copy_from_slice(&Owner::random()?.as_bytes()[..POOL]);
         Ok(Self(id))
     }
 
+    /// The same pool's in the shard of this number; zero is none.
+    pub(super) fn in_shard(self, number: u16) -> Self {
+        let mut id = self.0;
+        for (at, digit) in id[POOL..].iter_mut().enumerate() {
+            *digit = b"0123456789abcdef"[usize::from(number >> (12 - 4 * at) & 0xf)];
+        }
+        Self(id)
+    }
+
+    /// On which the pool hears what any server of a cluster says.
     pub(super) fn name(self) -> Vec<u8> {
-        [CHANNEL.as_bytes(), &self.0].concat()
+        [CHANNEL.as_bytes(), &self.0[..POOL]].concat()
+    }
+
+    /// On which it hears one shard.
+    pub(super) fn shard_name(self) -> String {
+        let id: String = self.0.iter().copied().map(char::from).collect();
+        [CHANNEL, &id].concat()
     }
 }
 
@@ -194,12 +216,16 @@ mod tests {
     #[test]
     fn a_token_is_its_owners_with_and_without_the_mark() {
         let (owner, other) = (Owner::random().unwrap(), Owner::random().unwrap());
-        for channel in [None, Some(Channel::random().unwrap())] {
+        let channel = Channel::random().unwrap();
+        for channel in [None, Some(channel), Some(channel.in_shard(0xa0f3))] {
             let token = Token::new(&owner, channel);
             assert!(is_of(token.as_bytes(), &owner));
             assert!(is_of(&[token.as_bytes(), b"+"].concat(), &owner));
             assert!(!is_of(token.as_bytes(), &other));
             assert!(!is_of(b"", &owner));
         }
+        let names = [channel, channel.in_shard(0xa0f3)].map(|it| (it.name(), it.shard_name()));
+        assert_eq!(names[0].0, names[1].0, "one channel of the pool");
+        assert!(names[0].1.ends_with("0000") && names[1].1.ends_with("a0f3"), "{names:?}");
     }
 }

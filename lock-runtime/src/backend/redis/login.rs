@@ -261,7 +261,8 @@ pub(super) async fn log_in_plainly(
 /// Asks to be told of changes and calls, in one flight. A user without the right to it waits by asking. The error
 /// is that of the other end hanging up over it.
 async fn listen(connection: MultiplexedConnection, hearing: &Hearing) -> Result<Hears, RedisError> {
-    let (mut first, mut second, mut third) = (connection.clone(), connection.clone(), connection);
+    let [mut first, mut second, mut third] = std::array::from_fn(|_| connection.clone());
+    let mut fourth = connection;
     let changes = async {
         let mut track = redis::cmd("CLIENT");
         // Only what is read behind `CLIENT CACHING YES`, and not what is changed on this connection.
@@ -276,14 +277,16 @@ async fn listen(connection: MultiplexedConnection, hearing: &Hearing) -> Result<
     let slot = home.some_slot();
     let question = probe(slot);
     let heard = async { question.query_async::<u64>(&mut third).await };
-    let (changes, subscribed, heard) =
-        tokio::join!(biased; changes, second.subscribe(channel.name()), heard);
+    let subscribed = second.subscribe(channel.name());
+    let in_shard = home.listen(&mut fourth, *channel);
+    let (changes, subscribed, heard, ()) =
+        tokio::join!(biased; changes, subscribed, heard, in_shard);
     let changes = unless_hung_up(changes)?.is_ok();
     let subscribed = unless_hung_up(subscribed)?.is_ok();
     let mut heard = unless_hung_up(heard)?;
     if heard.as_ref().is_err_and(reply::crosses_slots) && !names.are_tagged() {
         names.tag_all();
-        heard = unless_hung_up(probe(slot).query_async(&mut second).await)?;
+        heard = unless_hung_up(probe(slot).query_async(&mut fourth).await)?;
     }
     let calls = match heard {
         // More than one: the server may not have noticed yet that an earlier connection is gone.

@@ -13,7 +13,7 @@
 //! redis+cluster://  cluster ─────┘  ├─ replicas    whether they have what was granted
 //!                    └─ slots       └─ node    one connection, kept up ── stream, tls: its bytes
 //! redlock://        quorum               ├─ login   its greeting
-//!                    └─ node, cluster    └─ ears    what the server says without being asked
+//!                    └─ node, cluster    └─ ears    what the server says without being asked ── shard
 //! without scripts   plain     the same locks by plain commands
 //!                    └─ desk    read, compare, write on a connection of its own ── spare
 //! ```
@@ -41,6 +41,7 @@ mod script;
 mod sentinel;
 mod server;
 mod service;
+mod shard;
 mod slots;
 mod spare;
 mod stream;

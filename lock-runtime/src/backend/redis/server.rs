@@ -42,6 +42,7 @@ pub(super) struct Server {
     names: Names,
     /// In every token of this pool, if it could hear its channel when it connected.
     channel: Option<Channel>,
+    home: Home,
     hot: Arc<Hot>,
     /// If replicas have to have a grant too.
     replicas: Option<Replicas>,
@@ -145,7 +146,7 @@ impl Server {
             Box::new(move |slot| probe_of(&names, slot, &token))
         };
         let calls = Some(Calls { channel, probe, names: names.clone() });
-        let hearing = Hearing { ears: ears.clone(), home, calls };
+        let hearing = Hearing { ears: ears.clone(), home: home.clone(), calls };
         let opening = Opening::begin(clock, limits.connect);
         let node = Arc::new(Node::connect(resolver, clock, limits, hearing).await?);
         let server = node.server();
@@ -171,7 +172,7 @@ impl Server {
         }
         let channel = node.hears().calls.then_some(channel);
         let (replicas, strays) = (None, None);
-        Ok(Self { node, ears, clock, names, channel, hot, replicas, strays })
+        Ok(Self { node, ears, clock, names, channel, home, hot, replicas, strays })
     }
 
     /// How `claim` is put to the server.
@@ -311,7 +312,7 @@ impl Server {
     }
 
     fn token(&self, owner: &Owner) -> Token {
-        Token::new(owner, self.channel)
+        Token::new(owner, self.channel.map(|channel| self.home.channel(channel)))
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use super::endpoint::Endpoint;
 use super::login::{Progress, Reached};
+use super::shard::UntilTakenAway;
 use crate::backend::{BackendError, Failure};
 use crate::error::LockError;
 
@@ -33,6 +34,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 #[derive(Clone)]
 pub(super) struct Dialer {
     endpoint: Endpoint,
+    /// Whether streams end where a shard channel is taken away.
+    is_of_a_shard: bool,
     #[cfg(feature = "rediss")]
     tls: Option<super::tls::Connector>,
 }
@@ -46,7 +49,7 @@ impl Dialer {
                 Some(files) => Some(super::tls::Connector::new(&endpoint.host, files).await?),
                 None => None,
             };
-            Ok(Self { endpoint, tls })
+            Ok(Self { endpoint, is_of_a_shard: false, tls })
         }
         #[cfg(not(feature = "rediss"))]
         {
@@ -57,7 +60,7 @@ impl Dialer {
                 )
                 .remedy("enable the feature `rediss` of lock-runtime"));
             }
-            Ok(Self { endpoint })
+            Ok(Self { endpoint, is_of_a_shard: false })
         }
     }
 
@@ -66,8 +69,14 @@ impl Dialer {
         Ok(Self {
             #[cfg(feature = "rediss")]
             tls: self.tls.as_ref().map(|tls| tls.to(&endpoint.host)).transpose()?,
+            is_of_a_shard: self.is_of_a_shard,
             endpoint,
         })
+    }
+
+    /// For connections on which a shard channel may be heard.
+    pub(super) fn of_a_shard(self) -> Self {
+        Self { is_of_a_shard: true, ..self }
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -75,6 +84,11 @@ impl Dialer {
     }
 
     pub(super) async fn dial(&self, progress: &Progress) -> Result<Box<dyn Stream>, BackendError> {
+        let stream = self.open(progress).await?;
+        Ok(if self.is_of_a_shard { Box::new(UntilTakenAway::new(stream)) } else { stream })
+    }
+
+    async fn open(&self, progress: &Progress) -> Result<Box<dyn Stream>, BackendError> {
         let Endpoint { host, port, .. } = &self.endpoint;
         // Asked anew each time: after a failover the name may lead elsewhere.
         let addresses = lookup_host((host.as_str(), *port)).await;
