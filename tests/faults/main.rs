@@ -1,5 +1,6 @@
-//! Lost replies, frozen processes, silent servers, and what a server refuses.
+//! Lost replies, frozen processes, silent servers, what a server refuses, and stores that break a rule.
 
+mod broken_stores;
 mod chaos;
 mod fencing;
 mod links;

@@ -1,5 +1,6 @@
 //! What every store has to do, as a suite that stops at the first thing it does not.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,24 +8,40 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::backend::{
-    Attempt, Backend, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released, Standing,
+    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
+    Standing,
 };
 use crate::bell::Ear;
 use crate::clock::Clock;
 use crate::fence::Fence;
 use crate::key::Key;
 
+mod batches;
+mod dropped;
+mod fences;
+mod races;
+
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes a second or two.
+/// An answer that takes longer counts as one that never comes.
+const ANSWERED: Duration = Duration::from_secs(30);
+
+/// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes some seconds.
+///
+/// It shows that a store grants once, renews and releases by owner, forgets in time, answers batches in order,
+/// survives calls that are dropped, and gives fences that grow. Requests for one key race from two connections, from one
+/// connection, and from two threads of tokio's blocking pool.
+///
+/// A failure that passes by itself ([`Failure::NotNow`], [`Failure::Unknown`]) is asked again where an acquire or a
+/// renewal meets it.
 ///
 /// # Panics
-/// With the rule that is broken.
+/// With the rule that is broken, and if an answer takes longer than 30 seconds. Also outside of a tokio runtime.
 pub async fn conformance<B: Backend>(one: B, other: B) {
-    let suite = Suite::new(one, other);
+    let suite = Arc::new(Suite::new(one, other));
     suite.all_but_fences().await;
-    suite.fences_grow().await;
+    suite.all_of_fences().await;
 }
 
 /// As [`conformance`], for a store that has no fences: one that is asked for must be refused.
@@ -32,7 +49,7 @@ pub async fn conformance<B: Backend>(one: B, other: B) {
 /// # Panics
 /// With the rule that is broken.
 pub async fn conformance_without_fences<B: Backend>(one: B, other: B) {
-    let suite = Suite::new(one, other);
+    let suite = Arc::new(Suite::new(one, other));
     suite.all_but_fences().await;
     suite.fences_are_refused().await;
 }
@@ -44,21 +61,26 @@ struct Suite<B> {
     rung: Arc<Rung>,
 }
 
-/// Hears the bell of both connections.
+/// Hears the bell of both connections, as far as it is about [`CHANGING`].
 #[derive(Default)]
 struct Rung(Notify);
 
+/// The key of which changes are told.
+const CHANGING: &str = "change";
+
 impl Ear for Arc<Rung> {
-    fn changed(&self, _key: &str) {
-        self.0.notify_one();
+    fn changed(&self, key: &str) {
+        if key == CHANGING {
+            self.0.notify_one();
+        }
     }
 
     fn all_changed(&self) {
         self.0.notify_one();
     }
 
-    fn called(&self, _key: &str, _owner: &Owner, _within: Duration) -> bool {
-        self.0.notify_one();
+    fn called(&self, key: &str, _owner: &Owner, _within: Duration) -> bool {
+        self.changed(key);
         true
     }
 
@@ -73,20 +95,47 @@ impl<B: Backend> Suite<B> {
         Self { one, other, clock: Clock::runtime(), rung }
     }
 
-    async fn all_but_fences(&self) {
+    async fn all_but_fences(self: &Arc<Self>) {
+        self.it_is_healthy().await;
         self.one_owner_at_a_time().await;
         self.a_retry_by_the_owner_succeeds_again().await;
-        self.a_late_retry_for_less_time_shortens_nothing().await;
         self.only_the_owner_renews_and_releases().await;
-        self.a_grant_ends_with_its_ttl().await;
-        self.a_renewal_counts_from_now().await;
-        self.a_kept_key_stays_taken_for_a_while().await;
         self.several_keys_are_taken_together_or_not_at_all().await;
         self.who_stands_in_line_takes_several_keys_one_by_one().await;
         self.batches_answer_in_order().await;
+        self.a_batch_of_acquires_answers_in_order().await;
+        self.leases_of_different_sizes_are_renewed_together().await;
+        self.one_of_a_batch_has_the_key().await;
         self.a_change_is_told_if_the_store_can_tell().await;
         self.odd_keys_are_keys().await;
         self.a_hundred_owners_take_turns().await;
+        self.a_dropped_call_disturbs_no_other().await;
+        self.one_of_those_that_ask_at_once_has_a_free_key().await;
+        self.one_of_those_that_ask_at_once_has_several_keys().await;
+        self.one_of_two_threads_has_a_free_key().await;
+        self.a_late_renewal_takes_nothing_from_the_next_owner().await;
+        self.a_late_release_takes_nothing_from_the_next_owner().await;
+        // They wait rather than ask.
+        tokio::join!(
+            self.a_late_retry_for_less_time_shortens_nothing(),
+            self.a_grant_ends_with_its_ttl(),
+            self.a_grant_that_has_ended_stays_so(),
+            self.a_renewal_counts_from_now(),
+            self.every_key_of_a_lease_is_renewed(),
+            self.one_of_several_keys_is_lost(),
+            self.a_kept_key_stays_taken_for_a_while(),
+            self.several_keys_are_kept_past_their_ttl(),
+            self.only_the_owner_keeps(),
+            self.an_end_of_the_ttl_is_found_as_told(),
+            self.one_of_those_that_ask_at_once_has_an_expired_key(),
+        );
+    }
+
+    async fn it_is_healthy(&self) {
+        for backend in [&self.one, &self.other] {
+            let health = answer(backend.health()).await;
+            assert!(health.is_ok(), "a store that serves is healthy: {health:?}");
+        }
     }
 
     async fn one_owner_at_a_time(&self) {
@@ -192,6 +241,135 @@ impl<B: Backend> Suite<B> {
         release(&self.other, &theirs).await;
     }
 
+    async fn a_grant_that_has_ended_stays_so(&self) {
+        let mine = claim(["ended"], SHORT);
+        granted(&self.one, &mine).await;
+        let theirs = claim(["ended"], LONG);
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        release(&self.other, &theirs).await;
+        assert_eq!(holds(&self.one, &mine).await, Held::No, "what has expired is not held");
+        assert_eq!(
+            renew(&self.one, &mine).await,
+            Held::No,
+            "what has expired, and was another's since, cannot be renewed"
+        );
+        let theirs = claim(["ended"], LONG);
+        granted(&self.other, &theirs).await;
+        release(&self.other, &theirs).await;
+    }
+
+    async fn every_key_of_a_lease_is_renewed(&self) {
+        let mine = claim(["{every}:a", "{every}:b", "{every}:c"], SHORT);
+        granted(&self.one, &mine).await;
+        let longer = Claim { ttl: LONG, ..mine.clone() };
+        assert_eq!(renew(&self.one, &longer).await, Held::Yes, "a held lock is renewed");
+        tokio::time::sleep(SHORT * 2).await;
+        for key in mine.keys.iter() {
+            let answer = attempt(&self.other, &claim([key.clone()], LONG)).await;
+            assert!(
+                matches!(answer, Attempt::Busy { .. }),
+                "a renewal extends every key, to the ttl that it names: {key} is free"
+            );
+        }
+        assert_eq!(holds(&self.other, &mine).await, Held::Yes, "several keys are renewed together");
+        release(&self.one, &mine).await;
+    }
+
+    async fn one_of_several_keys_is_lost(&self) {
+        for lost in 0..2 {
+            let mine = claim(["{lost}:a", "{lost}:b"], LONG);
+            granted(&self.one, &mine).await;
+            let one = |keys: &[Key]| Claim { keys: Arc::from(keys), ..mine.clone() };
+            release(&self.one, &one(&mine.keys[lost..=lost])).await;
+            let theirs = claim([mine.keys[lost].clone()], LONG);
+            granted(&self.other, &theirs).await;
+            let answers = (holds(&self.one, &mine).await, renew(&self.one, &mine).await);
+            assert_eq!(
+                answers,
+                (Held::No, Held::No),
+                "of several keys all are the owner's, or the lease is lost"
+            );
+            assert_eq!(
+                release(&self.one, &mine).await,
+                Released::No,
+                "a release tells that one of several keys was not the owner's"
+            );
+            let is_theirs = holds(&self.other, &theirs).await;
+            assert_eq!(is_theirs, Held::Yes, "the owner of one of several keys is not disturbed");
+            release(&self.one, &one(&mine.keys[1 - lost..=1 - lost])).await;
+            release(&self.other, &theirs).await;
+        }
+    }
+
+    async fn several_keys_are_kept_past_their_ttl(&self) {
+        let mine = claim(["{kept}:a", "{kept}:b"], SHORT);
+        let keep_for = SHORT * 3;
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let kept = Release { keep_for, ..end(&mine) };
+        assert_eq!(released(&self.one, &[kept]).await, [Released::Yes], "a release may keep keys");
+        while self.clock.now().since(began) < SHORT * 2 {
+            // Each for itself: both at once would be busy for the sake of one.
+            for key in mine.keys.iter() {
+                let theirs = claim([key.clone()], LONG);
+                if let Attempt::Granted { .. } = attempt(&self.other, &theirs).await {
+                    let is_over = self.clock.now().since(began) >= keep_for;
+                    assert!(is_over, "a release keeps every key past its ttl: {key} is free");
+                    release(&self.other, &theirs).await;
+                }
+            }
+            tokio::time::sleep(SHORT / 4).await;
+        }
+        for key in mine.keys.iter() {
+            let theirs = claim([key.clone()], LONG);
+            self.granted_within(&self.other, &theirs, SHORT * 20).await;
+            release(&self.other, &theirs).await;
+        }
+    }
+
+    async fn only_the_owner_keeps(&self) {
+        let mine = claim(["keeper"], LONG);
+        granted(&self.one, &mine).await;
+        let theirs = Release { keep_for: SHORT / 2, ..end(&claim(["keeper"], LONG)) };
+        assert_eq!(
+            released(&self.other, &[theirs]).await,
+            [Released::No],
+            "a stranger keeps nothing taken"
+        );
+        tokio::time::sleep(SHORT).await;
+        assert_eq!(
+            holds(&self.one, &mine).await,
+            Held::Yes,
+            "a stranger's release changes no owner's time"
+        );
+        release(&self.one, &mine).await;
+    }
+
+    /// What a store promises to tell, and when to ask again otherwise, is enough to find a lock whose holder is
+    /// gone.
+    async fn an_end_of_the_ttl_is_found_as_told(&self) {
+        granted(&self.one, &claim([CHANGING], SHORT)).await;
+        let theirs = Claim { in_line: self.other.has_lines(), ..claim([CHANGING], LONG) };
+        let found = async {
+            loop {
+                let told = self.rung.0.notified();
+                let ask_again = match attempt(&self.other, &theirs).await {
+                    Attempt::Granted { .. } => return,
+                    Attempt::Busy { standing: Standing::Outside, .. } => SHORT / 10,
+                    Attempt::Busy {
+                        standing: Standing::Watching { ask_again } | Standing::InLine { ask_again },
+                        ..
+                    } => ask_again,
+                };
+                // Told, or not: it is asked again.
+                let _ = timeout(ask_again, told).await;
+            }
+        };
+        let found = timeout(SHORT * 20, found).await;
+        assert!(found.is_ok(), "an end of the ttl is told, or found by asking again when told to");
+        release(&self.other, &theirs).await;
+    }
+
     async fn a_kept_key_stays_taken_for_a_while(&self) {
         let mine = claim(["kept"], LONG);
         granted(&self.one, &mine).await;
@@ -289,9 +467,11 @@ impl<B: Backend> Suite<B> {
         let releases: Vec<_> = claims.iter().map(end).collect();
         let expected: Vec<_> =
             (0..10).map(|n| if n % 2 == 0 { Held::Yes } else { Held::No }).collect();
-        let renewed: Vec<_> =
-            self.one.renew(&leases).await.into_iter().map(Result::unwrap).collect();
-        assert_eq!(renewed, expected, "a batch of renewals answers in order");
+        assert_eq!(
+            renewed(&self.one, &leases).await,
+            expected,
+            "a batch of renewals answers in order"
+        );
         let expected: Vec<_> =
             (0..10).map(|n| if n % 2 == 0 { Released::Yes } else { Released::No }).collect();
         assert_eq!(
@@ -299,42 +479,15 @@ impl<B: Backend> Suite<B> {
             expected,
             "a batch of releases answers in order"
         );
+        assert!(self.one.acquire(&[]).await.is_empty(), "an empty batch has no answers");
         assert!(self.one.renew(&[]).await.is_empty(), "an empty batch has no answers");
-    }
-
-    async fn fences_grow(&self) {
-        let mut last = None;
-        for n in 0..200 {
-            let backend = if n % 2 == 0 { &self.one } else { &self.other };
-            let claim = Claim { fencing: true, ..claim([format!("fence:{}", n % 3)], LONG) };
-            let fence = granted(backend, &claim).await;
-            assert!(fence.is_some(), "a fence that is asked for is given");
-            assert!(fence > last, "{fence:?} does not follow {last:?}");
-            last = fence;
-            release(backend, &claim).await;
-        }
-        let unfenced = claim(["fence:0"], LONG);
-        assert_eq!(
-            granted(&self.one, &unfenced).await,
-            None,
-            "a fence is given only when asked for"
-        );
-        release(&self.one, &unfenced).await;
-    }
-
-    async fn fences_are_refused(&self) {
-        let fenced = Claim { fencing: true, ..claim(["fence"], LONG) };
-        let mut answers = self.one.acquire(std::slice::from_ref(&fenced)).await;
-        let answer = answers.pop();
-        let is_refused = matches!(&answer, Some(Err(error)) if error.failure() == Failure::Refused);
-        assert!(is_refused, "a fence that cannot be given is refused: {answer:?}");
-        assert_eq!(holds(&self.other, &fenced).await, Held::No, "what is refused takes nothing");
+        assert!(self.one.release(&[]).await.is_empty(), "an empty batch has no answers");
     }
 
     async fn a_change_is_told_if_the_store_can_tell(&self) {
-        let mine = claim(["change"], LONG);
+        let mine = claim([CHANGING], LONG);
         granted(&self.one, &mine).await;
-        let theirs = claim(["change"], LONG);
+        let theirs = claim([CHANGING], LONG);
         let told = match attempt(&self.other, &theirs).await {
             Attempt::Busy { standing: Standing::Outside, .. } => {
                 release(&self.one, &mine).await;
@@ -351,12 +504,32 @@ impl<B: Backend> Suite<B> {
     }
 
     async fn odd_keys_are_keys(&self) {
-        let long = "x".repeat(512);
-        let odd =
-            ["a b", "a:b", "{a}b", "a{", "}", "ünï→☃", "a\r\nb", "a\0b", "*", "A", "a", &long];
+        let long = "x".repeat(511);
+        let (long, other_end) = (format!("{long}1"), format!("{long}2"));
+        let odd = [
+            "a b",
+            "a b ",
+            "a:b",
+            "{a}b",
+            "a{",
+            "}",
+            "ünï→☃",
+            "u\u{308}nï→☃",
+            "uni→☃",
+            "a\r\nb",
+            "a\0b",
+            "a\0c",
+            "*",
+            "A",
+            "a",
+            &long,
+            &other_end,
+        ];
         let claims: Vec<_> = odd.iter().map(|key| claim([*key], LONG)).collect();
         for claim in &claims {
-            granted(&self.one, claim).await;
+            let answer = attempt(&self.one, claim).await;
+            let is_granted = matches!(answer, Attempt::Granted { .. });
+            assert!(is_granted, "{:?} is a key of its own", claim.keys);
         }
         for claim in &claims {
             assert_eq!(
@@ -386,15 +559,16 @@ impl<B: Backend> Suite<B> {
         assert_eq!(inside.get(), 100);
     }
 
-    async fn granted_within(&self, backend: &B, claim: &Claim, limit: Duration) {
+    /// The fence, if one was asked for, of the grant that ends a wait.
+    async fn granted_within(&self, backend: &B, claim: &Claim, limit: Duration) -> Option<Fence> {
         let mut claim = claim.clone();
         let deadline = self.clock.now() + limit;
         loop {
-            match backend.acquire(std::slice::from_ref(&claim)).await.pop() {
-                Some(Ok(Attempt::Granted { .. })) => return,
-                Some(Err(error)) if error.failure() == Failure::Refused => panic!("{error}"),
+            match one(answer(backend.acquire(std::slice::from_ref(&claim))).await) {
+                Ok(Attempt::Granted { fence, .. }) => return fence,
                 // A store of several servers may be of two minds at the moment when a lock ends.
-                _ => {}
+                Ok(Attempt::Busy { .. }) => {}
+                Err(error) => passes(&error),
             }
             assert!(self.clock.now() < deadline, "{:?} is not free after {limit:?}", claim.keys);
             claim.attempt += 1;
@@ -422,8 +596,20 @@ fn end(claim: &Claim) -> Release {
     }
 }
 
+/// One answer that counts. A failure that passes by itself is asked again, as a pool does.
 async fn attempt<B: Backend>(backend: &B, claim: &Claim) -> Attempt {
-    one(backend.acquire(std::slice::from_ref(claim)).await)
+    let mut claim = claim.clone();
+    let asked = async {
+        loop {
+            match one(backend.acquire(std::slice::from_ref(&claim)).await) {
+                Ok(attempt) => return attempt,
+                Err(error) => passes(&error),
+            }
+            claim.attempt += 1;
+            tokio::time::sleep(SHORT / 30).await;
+        }
+    };
+    answer(asked).await
 }
 
 async fn granted<B: Backend>(backend: &B, claim: &Claim) -> Option<Fence> {
@@ -440,23 +626,70 @@ async fn busy<B: Backend>(backend: &B, claim: &Claim) -> Option<Duration> {
     }
 }
 
+/// Asks once. A failure that passes by itself is no grant.
+async fn takes<B: Backend>(backend: &B, claim: &Claim) -> bool {
+    match one(answer(backend.acquire(std::slice::from_ref(claim))).await) {
+        Ok(attempt) => matches!(attempt, Attempt::Granted { .. }),
+        Err(error) => {
+            passes(&error);
+            false
+        }
+    }
+}
+
 async fn renew<B: Backend>(backend: &B, claim: &Claim) -> Held {
-    one(backend.renew(&[lease(claim)]).await)
+    one(renewed(backend, &[lease(claim)]).await)
+}
+
+async fn renewed<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<Held> {
+    let asked = async {
+        loop {
+            let outcomes = backend.renew(leases).await;
+            assert_eq!(outcomes.len(), leases.len(), "one outcome for each lease");
+            match outcomes.into_iter().collect::<Result<_, _>>() {
+                Ok(held) => return held,
+                Err(error) => passes(&error),
+            }
+            tokio::time::sleep(SHORT / 30).await;
+        }
+    };
+    answer(asked).await
 }
 
 async fn release<B: Backend>(backend: &B, claim: &Claim) -> Released {
-    one(backend.release(&[end(claim)]).await)
+    one(released(backend, &[end(claim)]).await)
 }
 
 async fn released<B: Backend>(backend: &B, releases: &[Release]) -> Vec<Released> {
-    backend.release(releases).await.into_iter().map(Result::unwrap).collect()
+    let outcomes = answer(backend.release(releases)).await;
+    assert_eq!(outcomes.len(), releases.len(), "one outcome for each release");
+    outcomes.into_iter().map(Result::unwrap).collect()
 }
 
 async fn holds<B: Backend>(backend: &B, claim: &Claim) -> Held {
-    backend.holds(&lease(claim)).await.unwrap()
+    answer(backend.holds(&lease(claim))).await.unwrap()
 }
 
-fn one<T, E: std::fmt::Debug>(mut outcomes: Vec<Result<T, E>>) -> T {
-    assert_eq!(outcomes.len(), 1, "one outcome per entry");
-    outcomes.remove(0).unwrap()
+/// Any of the outcomes of a race is fine, and what it left is freed.
+async fn free_all<B: Backend>(backend: &B, claims: &[Claim]) {
+    let releases: Vec<_> = claims.iter().map(end).collect();
+    released(backend, &releases).await;
+}
+
+async fn answer<T>(asked: impl Future<Output = T>) -> T {
+    match timeout(ANSWERED, asked).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("the store has not answered within {ANSWERED:?}"),
+    }
+}
+
+/// # Panics
+/// If `error` does not pass by itself.
+fn passes(error: &BackendError) {
+    assert!(error.failure() != Failure::Refused, "the store refuses: {error}");
+}
+
+fn one<T>(mut outcomes: Vec<T>) -> T {
+    assert_eq!(outcomes.len(), 1, "one outcome for each entry");
+    outcomes.remove(0)
 }

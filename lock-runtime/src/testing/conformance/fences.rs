@@ -1,0 +1,113 @@
+//! Numbers that grow with every grant of a key.
+
+use std::collections::HashMap;
+
+use super::*;
+
+/// The greatest fence of each key so far.
+#[derive(Default)]
+struct Last(HashMap<Key, u64>);
+
+impl Last {
+    /// # Panics
+    /// Unless `fence` is greater than all before it of any key of `claim`.
+    fn grows(&mut self, claim: &Claim, fence: Option<Fence>, spare: u32, after: &str) {
+        let Some(fence) = fence else { panic!("a fence that is asked for is given") };
+        for key in claim.keys.iter() {
+            let last = self.0.get(key).copied();
+            assert!(
+                last.is_none_or(|last| fence.get() > last),
+                "a fence grows after {after}: {key} has {fence:?} after {last:?}"
+            );
+            self.0.insert(key.clone(), fence.get().saturating_add(u64::from(spare)));
+        }
+    }
+}
+
+impl<B: Backend> Suite<B> {
+    pub(super) async fn all_of_fences(&self) {
+        self.fences_grow().await;
+        self.fences_of_several_keys_grow().await;
+        self.spare_fences_are_not_given_again().await;
+        self.fences_grow_past_ends_of_all_kinds().await;
+        self.a_fence_is_given_only_when_asked_for().await;
+    }
+
+    async fn fences_grow(&self) {
+        let mut last = Last::default();
+        for n in 0..200 {
+            let backend = if n % 2 == 0 { &self.one } else { &self.other };
+            let claim = fenced([format!("fence:{}", n % 3)], LONG);
+            last.grows(&claim, granted(backend, &claim).await, 0, "a release");
+            release(backend, &claim).await;
+        }
+    }
+
+    async fn fences_of_several_keys_grow(&self) {
+        let mut last = Last::default();
+        let [a, b] = ["{fences}:a", "{fences}:b"];
+        for keys in [&[a][..], &[b], &[b], &[b], &[a, b], &[a], &[a], &[a], &[a, b], &[b], &[a]] {
+            let claim = fenced(keys.iter().copied(), LONG);
+            last.grows(&claim, granted(&self.one, &claim).await, 0, "a grant of several keys");
+            release(&self.one, &claim).await;
+        }
+    }
+
+    async fn spare_fences_are_not_given_again(&self) {
+        let mut last = Last::default();
+        for n in 0..4 {
+            let backend = if n % 2 == 0 { &self.one } else { &self.other };
+            let claim = Claim { spare_fences: 5, ..fenced(["fence:spare"], LONG) };
+            let Attempt::Granted { fence, spare_fences, .. } = attempt(backend, &claim).await
+            else {
+                panic!("{:?} should have been free", claim.keys);
+            };
+            assert!(
+                spare_fences <= 5,
+                "no more fences are set aside than asked for: {spare_fences}"
+            );
+            last.grows(&claim, fence, spare_fences, "fences that are set aside");
+            release(backend, &claim).await;
+        }
+    }
+
+    async fn fences_grow_past_ends_of_all_kinds(&self) {
+        let mut last = Last::default();
+        let key = "fence:end";
+        let lost = fenced([key], SHORT);
+        last.grows(&lost, granted(&self.one, &lost).await, 0, "nothing");
+        let lost = Claim { attempt: 1, ..lost };
+        // The same holder: its first number may be told again.
+        let again = granted(&self.one, &lost).await.map(Fence::get);
+        assert!(again >= last.0.get(&lost.keys[0]).copied(), "a fence of a retry is no lower");
+        last.0.extend(again.map(|again| (lost.keys[0].clone(), again)));
+        let kept = fenced([key], LONG);
+        let fence = self.granted_within(&self.other, &kept, SHORT * 20).await;
+        last.grows(&kept, fence, 0, "an end of the ttl");
+        released(&self.other, &[Release { keep_for: SHORT, ..end(&kept) }]).await;
+        let next = fenced([key], LONG);
+        let fence = self.granted_within(&self.one, &next, SHORT * 20).await;
+        last.grows(&next, fence, 0, "a release that keeps");
+        release(&self.one, &next).await;
+    }
+
+    async fn a_fence_is_given_only_when_asked_for(&self) {
+        let unfenced = claim(["fence:0"], LONG);
+        let fence = granted(&self.one, &unfenced).await;
+        assert_eq!(fence, None, "a fence is given only when asked for");
+        release(&self.one, &unfenced).await;
+    }
+
+    pub(super) async fn fences_are_refused(&self) {
+        let fenced = fenced(["fence"], LONG);
+        let mut answers = self.one.acquire(std::slice::from_ref(&fenced)).await;
+        let answer = answers.pop();
+        let is_refused = matches!(&answer, Some(Err(error)) if error.failure() == Failure::Refused);
+        assert!(is_refused, "a fence that cannot be given is refused: {answer:?}");
+        assert_eq!(holds(&self.other, &fenced).await, Held::No, "what is refused takes nothing");
+    }
+}
+
+fn fenced<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Claim {
+    Claim { fencing: true, ..claim(keys, ttl) }
+}

@@ -1,0 +1,640 @@
+//! Stores that break a rule, each in one way: the published suite finds every one of them.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use lock_runtime::backend::{
+    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
+    Standing, Warning,
+};
+use lock_runtime::testing::conformance;
+use lock_runtime::{Fence, Key};
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+/// The one thing that a [`Table`] does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flaw {
+    Nothing,
+
+    // Two connections.
+    KeepsConnectionsApart,
+
+    // What is not one step.
+    ChecksThenTakes,
+    ChecksThenTakesOnItsThread,
+    ChecksThenTakesWhatHasExpired,
+    ChecksThenRenews,
+    ChecksThenReleases,
+
+    // Owners.
+    ForgetsItsOwner,
+    CountsGrants,
+    RenewsForStrangers,
+    ReleasesForStrangers,
+    KeepsForStrangers,
+
+    // Batches.
+    AnswersAcquiresInReverse,
+    AnswersRenewalsInReverse,
+    AnswersReleasesInReverse,
+    TakesInReverse,
+    AnswersOneOfManyAcquires,
+    AnswersOneOfManyRenewals,
+    AnswersOneOfManyReleases,
+    ReadsABatchBeforeItWrites,
+    TakesLeasesForOneSize,
+
+    // Several keys.
+    AsksForTheFirstKey,
+    TakesWhatIsFree,
+    RenewsTheFirstKey,
+    ReleasesTheFirstKey,
+    KeepsTheFirstKey,
+    HoldsByTheFirstKey,
+    RenewsByTheFirstKey,
+    RenewsByAnyKey,
+    ReleasesByAnyKey,
+
+    // Time.
+    NeverForgets,
+    CountsWholeSeconds,
+    CountsMillisAsSeconds,
+    ShortensOnARetry,
+    ExtendsWhenBusy,
+    RenewsNothing,
+    AddsToTheTtl,
+    RenewsToTheFirstTtl,
+    RenewsWhatHasExpired,
+    HoldsWhatHasExpired,
+    KeepsNothing,
+    KeepsForTheTtlAtMost,
+
+    // Fences.
+    GivesNoFence,
+    GivesFencesUnasked,
+    RepeatsFences,
+    ForgetsFencesOnRelease,
+    ForgetsFencesOnExpiry,
+    CountsFencesByTheFirstKey,
+    GivesSpareFencesAgain,
+    SetsTooManyFencesAside,
+
+    // Calls that are dropped.
+    AnswersWhatWasDropped,
+    StaysBusyWithWhatWasDropped,
+
+    // Keys.
+    CutsKeys,
+    IgnoresCase,
+    TrimsKeys,
+
+    // What it tells.
+    TellsNothing,
+    TellsOfOtherKeys,
+    TellsNoEndOfTheTtl,
+    IsNeverHealthy,
+    NeverAnswers,
+}
+
+use Flaw::*;
+
+/// A store like that of `examples/custom_backend.rs`, correct but for its flaw. All connections share one table.
+#[derive(Clone)]
+struct Table {
+    flaw: Flaw,
+    rows: Arc<Mutex<Rows>>,
+    /// Held while a call is at work.
+    line: Arc<tokio::sync::Mutex<Vec<Vec<bool>>>>,
+}
+
+#[derive(Default)]
+struct Rows {
+    by_key: HashMap<String, Row>,
+    fences: HashMap<String, u64>,
+    last_fence: u64,
+    bells: Vec<Bell>,
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    owner: Owner,
+    expires: Instant,
+    /// As it was taken.
+    ttl: Duration,
+    grants: u32,
+}
+
+impl Table {
+    fn connections(flaw: Flaw) -> [Self; 2] {
+        let new = || Self { flaw, rows: Arc::default(), line: Arc::default() };
+        let one = new();
+        if flaw == KeepsConnectionsApart { [one, new()] } else { [one.clone(), one] }
+    }
+
+    fn is(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap()
+    }
+
+    fn name(&self, key: &Key) -> String {
+        match self.flaw {
+            CutsKeys => key.as_str().chars().take(255).collect(),
+            IgnoresCase => key.as_str().to_lowercase(),
+            TrimsKeys => key.as_str().trim_end().to_owned(),
+            _ => key.as_str().to_owned(),
+        }
+    }
+
+    fn names(&self, keys: &[Key]) -> Vec<String> {
+        keys.iter().map(|key| self.name(key)).collect()
+    }
+
+    fn row<'a>(&self, rows: &'a Rows, name: &str) -> Option<&'a Row> {
+        let lives = |row: &&Row| self.is(NeverForgets) || row.expires > Instant::now();
+        rows.by_key.get(name).filter(lives)
+    }
+
+    fn is_ours(&self, rows: &Rows, name: &str, owner: &Owner) -> bool {
+        self.row(rows, name).is_some_and(|row| row.owner == *owner)
+    }
+
+    /// The time of the other owner that is in the way the longest.
+    fn in_the_way(&self, rows: &mut Rows, claim: &Claim) -> Option<Duration> {
+        let asked = if self.is(AsksForTheFirstKey) { 1 } else { claim.keys.len() };
+        let names = self.names(&claim.keys[..asked]);
+        let is_stranger = |row: &Row| self.is(ForgetsItsOwner) || row.owner != claim.owner;
+        let rows_in_the_way = names.iter().filter_map(|name| self.row(rows, name));
+        let expires =
+            rows_in_the_way.filter(|row| is_stranger(row)).map(|row| row.expires).max()?;
+        if self.is(ExtendsWhenBusy) {
+            for name in &names {
+                if let Some(row) = rows.by_key.get_mut(name) {
+                    row.expires = Instant::now() + row.ttl;
+                }
+            }
+        }
+        if self.is(TakesWhatIsFree) {
+            for name in
+                names.iter().filter(|name| self.row(rows, name).is_none()).collect::<Vec<_>>()
+            {
+                self.put(rows, name, claim);
+            }
+        }
+        Some(expires.saturating_duration_since(Instant::now()))
+    }
+
+    fn put(&self, rows: &mut Rows, name: &str, claim: &Claim) {
+        let ttl = match self.flaw {
+            CountsWholeSeconds => Duration::from_secs(claim.ttl.as_secs()),
+            CountsMillisAsSeconds => claim.ttl * 1_000,
+            _ => claim.ttl,
+        };
+        let mine = self.row(rows, name).filter(|row| row.owner == claim.owner).cloned();
+        let known = mine.as_ref().map(|row| row.expires).filter(|_| !self.is(ShortensOnARetry));
+        let expires = (Instant::now() + ttl).max(known.unwrap_or_else(Instant::now));
+        if self.is(ForgetsFencesOnExpiry) && self.row(rows, name).is_none() {
+            // A row that is there still has run out.
+            if rows.by_key.contains_key(name) {
+                rows.last_fence = 0;
+            }
+        }
+        let grants = mine.map_or(0, |row| row.grants) + 1;
+        rows.by_key.insert(name.to_owned(), Row { owner: claim.owner, expires, ttl, grants });
+    }
+
+    fn take(&self, rows: &mut Rows, claim: &Claim) -> Attempt {
+        let names = self.names(&claim.keys);
+        for name in &names {
+            self.put(rows, name, claim);
+        }
+        let spare = if self.is(SetsTooManyFencesAside) { 7 } else { claim.spare_fences };
+        let fence = match self.flaw {
+            GivesNoFence => None,
+            RepeatsFences => Some(1),
+            CountsFencesByTheFirstKey => {
+                let last = rows.fences.entry(names[0].clone()).or_default();
+                *last += 1 + u64::from(spare);
+                Some(*last - u64::from(spare))
+            }
+            GivesSpareFencesAgain => {
+                rows.last_fence += 1;
+                Some(rows.last_fence)
+            }
+            _ => {
+                rows.last_fence += 1 + u64::from(spare);
+                Some(rows.last_fence - u64::from(spare))
+            }
+        };
+        let fence = fence.filter(|_| claim.fencing || self.is(GivesFencesUnasked)).map(Fence::new);
+        Attempt::Granted { fence, spare_fences: spare, wanted: None }
+    }
+
+    fn busy(&self, free_in: Duration) -> Attempt {
+        let ask_again = match self.flaw {
+            TellsNoEndOfTheTtl => Duration::from_secs(3_600),
+            _ => free_in + Duration::from_millis(1),
+        };
+        Attempt::Busy { free_in: Some(free_in), standing: Standing::Watching { ask_again } }
+    }
+
+    async fn attempt(&self, claim: &Claim) -> Attempt {
+        let was_there =
+            claim.keys.iter().any(|key| self.rows().by_key.contains_key(&self.name(key)));
+        let in_the_way = || self.in_the_way(&mut self.rows(), claim);
+        match self.flaw {
+            ChecksThenTakesOnItsThread => {
+                if let Some(free_in) = in_the_way() {
+                    return self.busy(free_in);
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            ChecksThenTakes => {
+                if let Some(free_in) = in_the_way() {
+                    return self.busy(free_in);
+                }
+                yield_now().await;
+            }
+            ChecksThenTakesWhatHasExpired if was_there => {
+                if let Some(free_in) = in_the_way() {
+                    return self.busy(free_in);
+                }
+                yield_now().await;
+            }
+            _ => {
+                let mut rows = self.rows();
+                return match self.in_the_way(&mut rows, claim) {
+                    Some(free_in) => self.busy(free_in),
+                    None => self.take(&mut rows, claim),
+                };
+            }
+        }
+        self.take(&mut self.rows(), claim)
+    }
+
+    /// Whether a lease is its owner's, as far as the table cares.
+    fn held(&self, rows: &Rows, lease: &LeaseRef, by_the_first: bool, by_any: bool) -> bool {
+        let names = self.names(&lease.keys);
+        let mut ours = names.iter().map(|name| self.is_ours(rows, name, &lease.owner));
+        match (by_the_first, by_any) {
+            (true, _) => ours.next().unwrap_or_default(),
+            (_, true) => ours.any(|ours| ours),
+            _ => ours.all(|ours| ours),
+        }
+    }
+
+    async fn renew_one(&self, lease: &LeaseRef) -> Held {
+        let held = {
+            let rows = self.rows();
+            let remembered =
+                |key| rows.by_key.get(&self.name(key)).is_some_and(|row| row.owner == lease.owner);
+            match self.flaw {
+                RenewsForStrangers => {
+                    lease.keys.iter().all(|key| self.row(&rows, &self.name(key)).is_some())
+                }
+                RenewsWhatHasExpired => {
+                    // It has a memory of all owners that it ever had.
+                    lease
+                        .keys
+                        .iter()
+                        .all(|key| remembered(key) || !rows.by_key.contains_key(&self.name(key)))
+                }
+                flaw => {
+                    self.held(&rows, lease, flaw == RenewsByTheFirstKey, flaw == RenewsByAnyKey)
+                }
+            }
+        };
+        if !held {
+            return Held::No;
+        }
+        if self.is(ChecksThenRenews) {
+            yield_now().await;
+        }
+        let mut rows = self.rows();
+        let count = if self.is(RenewsTheFirstKey) { 1 } else { lease.keys.len() };
+        for name in self.names(&lease.keys[..count]) {
+            let row = rows.by_key.get(&name).cloned();
+            let mut row = row.unwrap_or(Row {
+                owner: lease.owner,
+                expires: Instant::now(),
+                ttl: lease.ttl,
+                grants: 1,
+            });
+            row.expires = match self.flaw {
+                RenewsNothing => row.expires,
+                AddsToTheTtl => row.expires + lease.ttl,
+                RenewsToTheFirstTtl => Instant::now() + row.ttl,
+                _ => Instant::now() + lease.ttl,
+            };
+            if self.is(ChecksThenRenews) {
+                row.owner = lease.owner;
+            }
+            if !self.is(RenewsByAnyKey) || row.owner == lease.owner {
+                rows.by_key.insert(name, row);
+            }
+        }
+        Held::Yes
+    }
+
+    async fn release_one(&self, release: &Release) -> Released {
+        let Release { lease, keep_for, .. } = release;
+        let held = self.held(&self.rows(), lease, false, self.is(ReleasesByAnyKey));
+        if self.is(ChecksThenReleases) && held {
+            yield_now().await;
+        }
+        let mut rows = self.rows();
+        for (at, name) in self.names(&lease.keys).into_iter().enumerate() {
+            let is_ours = match self.flaw {
+                ReleasesForStrangers => true,
+                KeepsForStrangers if !keep_for.is_zero() => true,
+                ChecksThenReleases => held,
+                ReleasesTheFirstKey if at > 0 => false,
+                _ => self.is_ours(&rows, &name, &lease.owner),
+            };
+            if !is_ours {
+                continue;
+            }
+            let Some(row) = rows.by_key.get_mut(&name) else { continue };
+            if self.is(CountsGrants) && row.grants > 1 {
+                row.grants -= 1;
+                continue;
+            }
+            let keep_for = match self.flaw {
+                KeepsNothing => Duration::ZERO,
+                KeepsTheFirstKey if at > 0 => Duration::ZERO,
+                KeepsForTheTtlAtMost => (*keep_for).min(row.expires - Instant::now()),
+                _ => *keep_for,
+            };
+            if keep_for.is_zero() {
+                rows.by_key.remove(&name);
+                if self.is(ForgetsFencesOnRelease) {
+                    rows.last_fence = 0;
+                }
+            } else {
+                row.expires = Instant::now() + keep_for;
+            }
+        }
+        if held { Released::Yes } else { Released::No }
+    }
+
+    fn tell(&self, keys: impl Iterator<Item = Key>) {
+        let bells = self.rows().bells.clone();
+        for key in keys {
+            match self.flaw {
+                TellsNothing => {}
+                TellsOfOtherKeys => {
+                    bells.iter().for_each(|bell| bell.changed(&format!("app:{key}")))
+                }
+                _ => bells.iter().for_each(|bell| bell.changed(key.as_str())),
+            }
+        }
+    }
+}
+
+/// What `outcomes` come to on their way back.
+fn answered<T>(outcomes: Vec<T>, reversed: bool, cut: bool) -> Vec<Result<T, BackendError>> {
+    let mut outcomes: Vec<_> = outcomes.into_iter().map(Ok).collect();
+    if reversed {
+        outcomes.reverse();
+    }
+    if cut {
+        outcomes.truncate(1);
+    }
+    outcomes
+}
+
+impl Backend for Table {
+    fn attach(&self, bell: Bell) {
+        self.rows().bells.push(bell);
+    }
+
+    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+        if self.is(NeverAnswers) {
+            pending::<()>().await;
+        }
+        let mut attempts = Vec::new();
+        match self.flaw {
+            ReadsABatchBeforeItWrites => {
+                let mut rows = self.rows();
+                let busy: Vec<_> =
+                    claims.iter().map(|claim| self.in_the_way(&mut rows, claim)).collect();
+                for (claim, busy) in claims.iter().zip(busy) {
+                    attempts.push(match busy {
+                        Some(free_in) => self.busy(free_in),
+                        None => self.take(&mut rows, claim),
+                    });
+                }
+            }
+            AnswersWhatWasDropped => {
+                // Replies lie in the order of their requests. Of a call that is dropped one is left.
+                let mut replies = self.line.lock().await;
+                let mut reply = Vec::new();
+                for claim in claims {
+                    reply.push(matches!(self.attempt(claim).await, Attempt::Granted { .. }));
+                }
+                replies.push(reply);
+                yield_now().await;
+                for is_granted in replies.remove(0) {
+                    attempts.push(if is_granted {
+                        Attempt::granted(None)
+                    } else {
+                        Attempt::busy(None)
+                    });
+                }
+            }
+            StaysBusyWithWhatWasDropped => {
+                let mut unfinished = self.line.lock().await;
+                if !unfinished.is_empty() {
+                    pending::<()>().await;
+                }
+                unfinished.push(Vec::new());
+                yield_now().await;
+                unfinished.clear();
+                for claim in claims {
+                    attempts.push(self.attempt(claim).await);
+                }
+            }
+            TakesInReverse => {
+                // Answered as if in order, and done the other way round.
+                let is_granted: Vec<_> = claims
+                    .iter()
+                    .map(|claim| self.in_the_way(&mut self.rows(), claim).is_none())
+                    .collect();
+                for claim in claims.iter().rev() {
+                    attempts.push(self.attempt(claim).await);
+                }
+                let busy = Attempt::busy(None);
+                attempts = is_granted
+                    .iter()
+                    .map(|yes| if *yes { Attempt::granted(None) } else { busy })
+                    .collect();
+                if claims.len() > 2 {
+                    // The last one got what the first was told that it has.
+                    let ends = [claims[0].owner, claims[claims.len() - 1].owner];
+                    for row in self.rows().by_key.values_mut() {
+                        if let Some(at) = ends.iter().position(|owner| *owner == row.owner) {
+                            row.owner = ends[1 - at];
+                        }
+                    }
+                }
+            }
+            _ => {
+                for claim in claims {
+                    attempts.push(self.attempt(claim).await);
+                }
+            }
+        }
+        answered(attempts, self.is(AnswersAcquiresInReverse), self.is(AnswersOneOfManyAcquires))
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        let mut outcomes = Vec::new();
+        let first = leases.first().map_or(1, |lease| lease.keys.len());
+        for lease in leases {
+            // Cut to the size of the first.
+            let lease = match self.flaw {
+                TakesLeasesForOneSize => {
+                    let count = first.min(lease.keys.len());
+                    LeaseRef { keys: lease.keys[..count].into(), ..lease.clone() }
+                }
+                _ => lease.clone(),
+            };
+            let is_short = self.is(TakesLeasesForOneSize) && lease.keys.len() < first;
+            outcomes.push(if is_short { Held::No } else { self.renew_one(&lease).await });
+        }
+        answered(outcomes, self.is(AnswersRenewalsInReverse), self.is(AnswersOneOfManyRenewals))
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+        let mut outcomes = Vec::new();
+        for release in releases {
+            outcomes.push(self.release_one(release).await);
+        }
+        self.tell(releases.iter().flat_map(|release| release.lease.keys.iter().cloned()));
+        answered(outcomes, self.is(AnswersReleasesInReverse), self.is(AnswersOneOfManyReleases))
+    }
+
+    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+        let rows = self.rows();
+        let held = match self.flaw {
+            HoldsWhatHasExpired => lease.keys.iter().all(|key| {
+                let row = rows.by_key.get(&self.name(key));
+                row.is_none_or(|row| row.owner == lease.owner)
+            }),
+            flaw => self.held(&rows, lease, flaw == HoldsByTheFirstKey, false),
+        };
+        Ok(if held { Held::Yes } else { Held::No })
+    }
+
+    fn in_place(&self) -> bool {
+        true
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        match self.flaw {
+            IsNeverHealthy => Err(BackendError::new(Failure::NotNow, "not today")),
+            _ => Ok(Vec::new()),
+        }
+    }
+}
+
+macro_rules! stores {
+    ($($name:ident: $flaw:ident => $rule:literal,)*) => { $(
+        #[tokio::test(start_paused = true)]
+        #[should_panic(expected = $rule)]
+        async fn $name() {
+            let [one, other] = Table::connections($flaw);
+            conformance(one, other).await;
+        }
+    )* };
+}
+
+/// So what the others fail for is their flaw.
+#[tokio::test(start_paused = true)]
+async fn without_a_flaw_the_table_passes() {
+    let [one, other] = Table::connections(Nothing);
+    conformance(one, other).await;
+}
+
+stores! {
+    keeps_connections_apart: KeepsConnectionsApart => "has two owners",
+
+    checks_then_takes: ChecksThenTakes => "a free key was granted to 3 owners that asked at the same time",
+    checks_then_takes_on_its_thread: ChecksThenTakesOnItsThread => "were granted to both",
+    checks_then_takes_what_has_expired: ChecksThenTakesWhatHasExpired
+        => "an expired key was granted to 3 owners that asked at the same time",
+    checks_then_renews: ChecksThenRenews
+        => "a renewal that meets the release takes nothing from the next owner",
+    checks_then_releases: ChecksThenReleases
+        => "a release that is repeated frees nothing of the next owner's",
+
+    forgets_its_owner: ForgetsItsOwner => "\"retry\"",
+    counts_grants: CountsGrants => "a second release finds nothing",
+    renews_for_strangers: RenewsForStrangers => "a stranger renews nothing",
+    releases_for_strangers: ReleasesForStrangers => "strangers change nothing",
+    keeps_for_strangers: KeepsForStrangers => "a stranger's release changes no owner's time",
+
+    answers_acquires_in_reverse: AnswersAcquiresInReverse => "a batch of acquires answers in order",
+    answers_renewals_in_reverse: AnswersRenewalsInReverse => "a batch of renewals answers in order",
+    answers_releases_in_reverse: AnswersReleasesInReverse => "a batch of releases answers in order",
+    takes_in_reverse: TakesInReverse => "a batch of acquires takes what it answers",
+    answers_one_of_many_acquires: AnswersOneOfManyAcquires => "one outcome for each claim",
+    answers_one_of_many_renewals: AnswersOneOfManyRenewals => "one outcome for each lease",
+    answers_one_of_many_releases: AnswersOneOfManyReleases => "one outcome for each release",
+    reads_a_batch_before_it_writes: ReadsABatchBeforeItWrites
+        => "a key was granted to 3 owners in one call",
+    takes_leases_for_one_size: TakesLeasesForOneSize
+        => "leases of different sizes are renewed together",
+
+    asks_for_the_first_key: AsksForTheFirstKey => "has two owners",
+    takes_what_is_free: TakesWhatIsFree => "\"{pair}:c\"",
+    renews_the_first_key: RenewsTheFirstKey => "a renewal extends every key, to the ttl that it names",
+    releases_the_first_key: ReleasesTheFirstKey => "\"{pair}:b\"",
+    keeps_the_first_key: KeepsTheFirstKey => "a release keeps every key past its ttl: {kept}:b",
+    holds_by_the_first_key: HoldsByTheFirstKey => "of several keys all are the owner's, or the lease is lost",
+    renews_by_the_first_key: RenewsByTheFirstKey => "of several keys all are the owner's, or the lease is lost",
+    renews_by_any_key: RenewsByAnyKey => "of several keys all are the owner's, or the lease is lost",
+    releases_by_any_key: ReleasesByAnyKey => "a release tells that one of several keys was not the owner's",
+
+    never_forgets: NeverForgets => "is not free after 6s",
+    counts_whole_seconds: CountsWholeSeconds => "a grant of 300ms lasted",
+    counts_millis_as_seconds: CountsMillisAsSeconds => "the holder's time is at most its ttl",
+    shortens_on_a_retry: ShortensOnARetry => "[Key(\"late\")] has two owners",
+    extends_when_busy: ExtendsWhenBusy => "is not free after 6s",
+    renews_nothing: RenewsNothing => "a held lock is renewed",
+    adds_to_the_ttl: AddsToTheTtl => "[Key(\"renewal\")] is not free after 6s",
+    renews_to_the_first_ttl: RenewsToTheFirstTtl => "a renewal extends every key, to the ttl that it names",
+    renews_what_has_expired: RenewsWhatHasExpired => "cannot be renewed",
+    holds_what_has_expired: HoldsWhatHasExpired => "what has expired is not held",
+    keeps_nothing: KeepsNothing => "[Key(\"kept\")] has two owners",
+    keeps_for_the_ttl_at_most: KeepsForTheTtlAtMost => "a release keeps every key past its ttl: {kept}:a",
+
+    gives_no_fence: GivesNoFence => "a fence that is asked for is given",
+    gives_fences_unasked: GivesFencesUnasked => "a fence is given only when asked for",
+    repeats_fences: RepeatsFences => "a fence grows after a release",
+    forgets_fences_on_release: ForgetsFencesOnRelease => "a fence grows after a release",
+    forgets_fences_on_expiry: ForgetsFencesOnExpiry => "a fence grows after an end of the ttl",
+    counts_fences_by_the_first_key: CountsFencesByTheFirstKey => "a fence grows after a grant of several keys",
+    gives_spare_fences_again: GivesSpareFencesAgain => "a fence grows after fences that are set aside",
+    sets_too_many_fences_aside: SetsTooManyFencesAside => "no more fences are set aside than asked for",
+
+    answers_what_was_dropped: AnswersWhatWasDropped => "changes no answer to what is asked next",
+    stays_busy_with_what_was_dropped: StaysBusyWithWhatWasDropped => "the store has not answered within 30s",
+
+    cuts_keys: CutsKeys => "is a key of its own",
+    ignores_case: IgnoresCase => "is a key of its own",
+    trims_keys: TrimsKeys => "is a key of its own",
+
+    tells_nothing: TellsNothing => "a release rings for those who were told that it would",
+    tells_of_other_keys: TellsOfOtherKeys => "a release rings for those who were told that it would",
+    tells_no_end_of_the_ttl: TellsNoEndOfTheTtl => "an end of the ttl is told",
+    is_never_healthy: IsNeverHealthy => "a store that serves is healthy",
+    never_answers: NeverAnswers => "the store has not answered within 30s",
+}
