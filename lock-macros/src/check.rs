@@ -13,10 +13,11 @@ use crate::item::{Function, Shape};
 use crate::params::{Param, Params};
 use crate::policy::OnConflict;
 use crate::template::{Access, Name, Template};
-use crate::value::{Constant, Keys, Pool, Renew, Source, Time};
+use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
     signature(function, errors);
@@ -25,6 +26,8 @@ pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &
     guard(args, params, errors);
     fallback(args, function, params, errors);
     times(args, errors);
+    tries(args, errors);
+    reentrant(args, errors);
     twins(args, function, errors);
 }
 
@@ -285,6 +288,11 @@ fn times(args: &Args, errors: &mut Errors) {
                 every.span,
                 "a lease cannot be renewed every `0s`\nhelp: `renew = false` turns renewal off",
             );
+        } else if every.value < SHORTEST_INTERVAL {
+            errors.push(
+                every.span,
+                "`renew` is at least `\"2ms\"`: the watchdog looks no more often\nhelp: `renew = true` renews after a third of the `ttl`",
+            );
         } else if let Some(ttl) = ttl.filter(|ttl| every.value > ttl.value / 2) {
             let message = format!(
                 "`renew` is more than half of the `ttl`, {:?}: there is no time left to renew again if that fails\nhelp: `renew = true` renews after a third of it",
@@ -303,6 +311,9 @@ fn times(args: &Args, errors: &mut Errors) {
     {
         errors.push(min.span, "`min_hold` is longer than `max_hold`");
     }
+    if let Some(min) = min_hold.filter(|min| min.value > LONGEST_TTL) {
+        errors.push(min.span, "`min_hold` is at most `\"7d\"`: the lock stays taken for as long");
+    }
     if let (Some(max), Some(ttl), Some(Renew::Flag(false, _))) = (max_hold, ttl, &args.renew)
         && max.value > ttl.value
     {
@@ -312,10 +323,48 @@ fn times(args: &Args, errors: &mut Errors) {
              help: leave `max_hold` out, or `renew = false`",
         );
     }
-    if let Some(delay) =
-        args.retry_delay.as_ref().and_then(Time::constant).filter(|delay| delay.value.is_zero())
-    {
-        errors.push(delay.span, "a `retry_delay` of zero would flood the store");
+    if let Some(delay) = args.retry_delay.as_ref().and_then(Time::constant) {
+        if delay.value.is_zero() {
+            errors.push(delay.span, "a `retry_delay` of zero would flood the store");
+        } else if delay.value > LONGEST_TTL {
+            errors.push(delay.span, "`retry_delay` is at most `\"7d\"`");
+        }
+    }
+}
+
+/// A wait of zero is one try.
+fn tries(args: &Args, errors: &mut Errors) {
+    let Some(Wait::For(Time::Constant(wait))) = &args.wait else { return };
+    if !wait.value.is_zero() {
+        return;
+    }
+    for name in ["retry_delay", "retry_count"] {
+        if let Some(span) = args.written(name) {
+            let message = format!(
+                "`wait = \"0s\"` is one try, and `{name}` is about the next ones\nhelp: leave `{name}` out, or say how long to wait"
+            );
+            errors.push(span, message);
+        }
+    }
+}
+
+/// A call that passes through the lock around it has no lease of its own.
+fn reentrant(args: &Args, errors: &mut Errors) {
+    if args.reentrant != Some(true) {
+        return;
+    }
+    let renews = matches!(&args.renew, None | Some(Renew::Flag(true, _)));
+    for (name, refused) in [
+        ("max_hold", args.max_hold.is_some()),
+        ("min_hold", args.min_hold.is_some()),
+        ("renew", !renews),
+    ] {
+        if let Some(span) = args.written(name).filter(|_| refused) {
+            let message = format!(
+                "`{name}` and `reentrant` exclude each other: a call that passes through the lock around it has no lease of its own\nhelp: set `{name}` on the outermost function, or lock in one that is not `reentrant`"
+            );
+            errors.push(span, message);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a caller may ask for, and what a pool fills in.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::error::{ErrorKind, LockError};
@@ -27,7 +28,7 @@ pub enum Renew {
     Off,
     /// Every third of the ttl.
     Third,
-    /// At this interval, at most half of the ttl.
+    /// At this interval: at least 2 ms, at most half of the ttl.
     Every(Duration),
 }
 
@@ -148,6 +149,12 @@ impl Default for Defaults {
     }
 }
 
+/// Longer than this, a length of time is a typo.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The shortest time that timers keep.
+pub(crate) const TIMER: Duration = Duration::from_millis(1);
+
 /// Lease length. A value that exists is between 10 ms and 7 days: less is below what timers and a
 /// network can keep, more is a typo that a crashed holder would make everybody wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,22 +165,27 @@ pub(crate) struct Ttl {
 
 impl Ttl {
     const MIN: Duration = Duration::from_millis(10);
-    const MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+    const MAX: Duration = LONGEST;
+
+    /// With more than this, less than half of a ttl is left behind its first renewal: too little to hand the lock on, and
+    /// for a second renewal if the first one fails.
+    const MOST_DRIFT: f64 = 0.25;
 
     fn new(length: Duration, drift_factor: f64) -> Result<Self, LockError> {
         if !(Self::MIN..=Self::MAX).contains(&length) {
-            return Err(LockError::new(
-                ErrorKind::Config,
+            return Err(refused(
                 format!("a ttl of {length:?} is not between 10 ms and 7 days"),
-            )
-            .remedy("the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`"));
+                "the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`",
+            ));
         }
-        if !(0.0..=0.5).contains(&drift_factor) {
-            return Err(LockError::new(
-                ErrorKind::Config,
-                format!("a drift_factor of {drift_factor} is not between 0 and 0.5"),
-            )
-            .remedy("it is the share of a ttl that two clocks may differ by meanwhile; write for example `.drift_factor(0.01)`"));
+        if !(0.0..=Self::MOST_DRIFT).contains(&drift_factor) {
+            return Err(refused(
+                format!(
+                    "a drift_factor of {drift_factor} is not between 0 and {}",
+                    Self::MOST_DRIFT
+                ),
+                "it is the share of a ttl that two clocks may differ by meanwhile; write for example `.drift_factor(0.01)`",
+            ));
         }
         // Two clocks may run apart by the drift, and stores round by a millisecond.
         let drift = length.mul_f64(drift_factor) + Duration::from_millis(2);
@@ -189,7 +201,32 @@ impl Ttl {
     pub(crate) const fn belief(self) -> Duration {
         self.belief
     }
+
+    /// The longest interval between renewals: as much again as half of it is left to confirm a renewal, before the holder
+    /// has to be told. Later than half-way there is no time for a second try.
+    fn longest_interval(self, notice: Duration) -> Duration {
+        (self.belief.saturating_sub(notice) * 2 / 3).min(self.length / 2)
+    }
+
+    /// The shortest ttl for which a renewal every third of it comes in time.
+    fn shortest_renewed(drift_factor: f64) -> Duration {
+        let is_kept = |length: &Duration| {
+            let ttl = Self::new(*length, drift_factor);
+            ttl.is_ok_and(|ttl| ttl.get() / 3 <= ttl.longest_interval(notice(ttl, None)))
+        };
+        (10..=1_000).map(Duration::from_millis).find(is_kept).unwrap_or(Duration::from_secs(1))
+    }
 }
+
+/// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
+/// hold, between 1 ms and 500 ms.
+fn notice(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
+    let hold = max_hold.map_or(ttl.get(), |max_hold| max_hold.min(ttl.get()));
+    (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
+}
+
+/// The watchdog looks after all that is due within this span at once.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The options of one call, complete and checked.
 #[derive(Clone, Copy, Debug)]
@@ -212,45 +249,17 @@ impl Policy {
     /// Fills `options` up from a pool's `defaults`, and checks what only the sum of both can tell.
     pub(crate) fn new(options: &LockOptions, defaults: &Defaults) -> Result<Self, LockError> {
         let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?;
-        let renew_every = match options.renew.unwrap_or(Renew::Third) {
-            Renew::Off => None,
-            Renew::Third => Some(ttl.get() / 3),
-            // Later than half-way there is no time left for a second try.
-            Renew::Every(interval) if interval.is_zero() || interval > ttl.get() / 2 => {
-                return Err(LockError::new(
-                    ErrorKind::Config,
-                    format!("a renewal every {interval:?} does not keep a lease of {:?} alive", ttl.get()),
-                )
-                .remedy("leave `renew` out for a third of the ttl, or choose an interval of at most half the ttl"));
-            }
-            Renew::Every(interval) => Some(interval),
-        };
+        let renew = options.renew.unwrap_or(Renew::Third);
         let min_hold = options.min_hold.unwrap_or_default();
-        if let Some(max_hold) = options.max_hold
-            && (max_hold < Ttl::MIN || max_hold < min_hold)
-        {
-            return Err(LockError::new(
-                ErrorKind::Config,
-                format!("a max_hold of {max_hold:?} is shorter than 10 ms or than min_hold ({min_hold:?})"),
-            )
-            .remedy("raise `max_hold`, or leave it out for no limit"));
-        }
         let retry_delay = options.retry_delay.or(defaults.retry_delay);
-        if retry_delay.is_some_and(|delay| delay.is_zero()) {
-            return Err(LockError::new(
-                ErrorKind::Config,
-                "a retry_delay of zero would ask the store without a pause",
-            )
-            .remedy("write for example `retry_delay = \"50ms\"`, or leave it out"));
-        }
-        if min_hold > Ttl::MAX {
-            return Err(LockError::new(ErrorKind::Config, format!("a min_hold of {min_hold:?} is longer than 7 days"))
-                .remedy("`min_hold` is how long the lock stays taken at least; write for example `min_hold = \"1m\"`"));
-        }
-        Ok(Self {
+        let policy = Self {
             ttl,
             wait: options.wait.unwrap_or(defaults.wait),
-            renew_every,
+            renew_every: match renew {
+                Renew::Off => None,
+                Renew::Third => Some(ttl.get() / 3),
+                Renew::Every(interval) => Some(interval),
+            },
             max_hold: options.max_hold,
             min_hold,
             on_lost: options.on_lost.unwrap_or(OnLost::Cancel),
@@ -259,7 +268,102 @@ impl Policy {
             retry_delay,
             retry_count: options.retry_count.or(defaults.retry_count),
             fencing: options.fencing.unwrap_or(false),
-        })
+        };
+        policy.renewals_come_in_time(renew, defaults)?;
+        policy.holds_are_possible()?;
+        if policy.reentrant {
+            policy.can_pass_through(renew)?;
+        }
+        if retry_delay.is_some_and(|delay| delay.is_zero() || delay > LONGEST) {
+            return Err(refused(
+                format!(
+                    "a retry_delay of {:?} is not between zero, which would ask the store without a pause, and 7 days",
+                    retry_delay.unwrap_or_default()
+                ),
+                "write for example `retry_delay = \"50ms\"`, or leave it out",
+            ));
+        }
+        Ok(policy)
+    }
+
+    fn renewals_come_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
+        let Some(interval) = self.renew_every else { return Ok(()) };
+        let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.notice()));
+        if interval > longest && renew == Renew::Third {
+            let shortest = Ttl::shortest_renewed(defaults.drift_factor);
+            return Err(refused(
+                format!(
+                    "a ttl of {ttl:?} with a drift_factor of {} is over before a renewal can be confirmed",
+                    defaults.drift_factor
+                ),
+                format!("choose a `ttl` of at least {shortest:?}, or a smaller `drift_factor`"),
+            ));
+        }
+        if interval > longest {
+            return Err(refused(
+                format!("a renewal every {interval:?} does not keep a lease of {ttl:?} alive"),
+                format!(
+                    "leave `renew` out for a third of the ttl, or choose an interval of at most {longest:?}"
+                ),
+            ));
+        }
+        if interval < SHORTEST_INTERVAL {
+            return Err(refused(
+                format!("a renewal every {interval:?} comes faster than the watchdog looks"),
+                "leave `renew` out for a third of the ttl, or choose an interval of at least 2 ms",
+            ));
+        }
+        Ok(())
+    }
+
+    fn holds_are_possible(&self) -> Result<(), LockError> {
+        let min_hold = self.min_hold;
+        if min_hold > LONGEST {
+            return Err(refused(
+                format!("a min_hold of {min_hold:?} is longer than 7 days"),
+                "`min_hold` is how long the lock stays taken at least; write for example `min_hold = \"1m\"`",
+            ));
+        }
+        let Some(max_hold) = self.max_hold else { return Ok(()) };
+        if max_hold < Ttl::MIN || max_hold < min_hold {
+            return Err(refused(
+                format!(
+                    "a max_hold of {max_hold:?} is shorter than 10 ms or than min_hold ({min_hold:?})"
+                ),
+                "raise `max_hold`, or leave it out for no limit",
+            ));
+        }
+        if self.renew_every.is_none() && max_hold > self.ttl.get() {
+            return Err(refused(
+                format!(
+                    "without renewal the hold ends with its ttl of {:?}, before a max_hold of {max_hold:?}",
+                    self.ttl.get()
+                ),
+                "leave `max_hold` out, or `renew = false`",
+            ));
+        }
+        Ok(())
+    }
+
+    /// A call that passes through the lock around it has no lease of its own to limit, to keep or to renew.
+    fn can_pass_through(&self, renew: Renew) -> Result<(), LockError> {
+        let name = if self.max_hold.is_some() {
+            "max_hold"
+        } else if !self.min_hold.is_zero() {
+            "min_hold"
+        } else if renew != Renew::Third {
+            "renew"
+        } else {
+            return Ok(());
+        };
+        Err(refused(
+            format!(
+                "`{name}` and `reentrant` exclude each other: a call that passes through has no lease of its own"
+            ),
+            format!(
+                "set `{name}` on the outermost call, or lock in a function that is not `reentrant`"
+            ),
+        ))
     }
 
     /// Whether one attempt is not all there is.
@@ -267,10 +371,60 @@ impl Policy {
         self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)
     }
 
-    /// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
-    /// hold, between 1 ms and 500 ms.
+    /// How long before the end of belief a body is told.
     pub(crate) fn notice(&self) -> Duration {
-        let hold = self.max_hold.map_or(self.ttl.get(), |max_hold| max_hold.min(self.ttl.get()));
-        (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
+        notice(self.ttl, self.max_hold)
+    }
+}
+
+#[cold]
+fn refused(cause: String, remedy: impl Into<Cow<'static, str>>) -> LockError {
+    LockError::new(ErrorKind::Config, cause).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is accepted can work: the body is told before belief ends, and every renewal leaves time to confirm it.
+    #[test]
+    fn an_accepted_lease_can_be_renewed() {
+        let mut accepted = 0;
+        for ttl in [10, 11, 12, 13, 14, 16, 20, 50, 100, 1_000, 30_000, 604_800_000] {
+            let ttl = Duration::from_millis(ttl);
+            for drift_factor in [0.0, 0.01, 0.05, 0.1, 0.2, 0.25] {
+                let defaults = Defaults { ttl, drift_factor, ..Defaults::default() };
+                let fractions = (2..10_u32).map(|n| Renew::Every(ttl / n));
+                for renew in fractions.chain([Renew::Off, Renew::Third]) {
+                    let case = format!("{ttl:?} {drift_factor} {renew:?}");
+                    let policy = Policy::new(&LockOptions::new().renew(renew), &defaults);
+                    let Ok(policy) = policy else {
+                        assert!(ttl < Duration::from_millis(20) || drift_factor > 0.05, "{case}");
+                        continue;
+                    };
+                    accepted += 1;
+                    let last_call = policy.ttl.belief() - policy.notice();
+                    assert!(last_call > policy.notice(), "{case}");
+                    if let Some(interval) = policy.renew_every {
+                        assert!(last_call - interval >= interval / 2, "{case}");
+                    }
+                }
+            }
+        }
+        assert!(accepted > 500, "{accepted}");
+    }
+
+    #[test]
+    fn the_remedy_of_a_refused_ttl_is_accepted() {
+        let defaults = Defaults { drift_factor: 0.25, ..Defaults::default() };
+        let with = |ttl| Policy::new(&LockOptions::new().ttl(ttl), &defaults);
+        let error = with(Duration::from_millis(10)).unwrap_err().to_string();
+        assert!(error.contains("at least 14ms"), "{error}");
+        with(Duration::from_millis(14)).unwrap();
+        let renewed = LockOptions::new().renew(Renew::Every(Duration::from_secs(15)));
+        let error = Policy::new(&renewed, &defaults).unwrap_err().to_string();
+        let limit = defaults.ttl.mul_f64(0.75) - Duration::from_millis(502);
+        assert!(error.contains(&format!("at most {:?}", limit * 2 / 3)), "{error}");
+        Policy::new(&renewed.renew(Renew::Every(limit * 2 / 3)), &defaults).unwrap();
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::{Engine, OpenWindow, Plan};
 use crate::error::{ErrorKind, LockError};
 use crate::key::Key;
 use crate::lease::Loss;
-use crate::options::{Defaults, LockOptions, Policy, Wait};
+use crate::options::{Defaults, LockOptions, Policy, TIMER, Wait};
 use crate::registry::Stage;
 use crate::release::release_all;
 use crate::request::LockRequest;
@@ -189,7 +189,7 @@ impl PoolBuilder {
     /// How long this process keeps a lock among its own tasks while other processes may want it. Within
     /// the slice a release hands the lock to the next task in line without asking the store; then the others
     /// have their turn. While nobody else wants the lock, there is no limit. Zero asks the store every
-    /// time. Defaults to 5 ms; on a slow network some 25 round trips are a good value.
+    /// time. At most the pool's ttl. Defaults to 5 ms; on a slow network some 25 round trips are a good value.
     pub fn handoff_slice(mut self, slice: Duration) -> Self {
         self.handoff_slice = slice;
         self
@@ -199,7 +199,7 @@ impl PoolBuilder {
     /// queue for a busy lock, and so it is never free for those who cannot: clients of other
     /// libraries, processes that may not use channels, and requests for several keys with a `retry_count`. With a
     /// window longer than they poll they get their turn, at the cost of `length / every` of the throughput.
-    /// Off by default; 6 ms every 250 ms are a good start.
+    /// Off by default; 6 ms every 250 ms are a good start. The window is at least 1 ms long, and shorter than `every`.
     pub fn open_window(mut self, every: Duration, length: Duration) -> Self {
         self.open_window = Some(OpenWindow { every, length });
         self
@@ -218,7 +218,7 @@ impl PoolBuilder {
         self
     }
 
-    /// How long one request to the store may take before it counts as unanswered. Defaults to 1 s.
+    /// How long one request to the store may take before it counts as unanswered. Between 1 ms and 1 h. Defaults to 1 s.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -255,7 +255,7 @@ impl PoolBuilder {
 
     /// Which share of a ttl the clocks of this machine and of the store may differ by over that time: a lock is
     /// not believed to be ours for the whole ttl, but for this share and 2 ms less (Redlock's
-    /// `CLOCK_DRIFT`). Between 0 and 0.5. Defaults to 0.01.
+    /// `CLOCK_DRIFT`). Between 0 and 0.25: with more, too little of a lease is left to renew it. Defaults to 0.01.
     pub fn drift_factor(mut self, factor: f64) -> Self {
         self.defaults.drift_factor = factor;
         self
@@ -278,21 +278,9 @@ impl PoolBuilder {
             Drive::Background => (Driver::background()?, Clock::Boot),
             Drive::CurrentRuntime => (Driver::current()?, Clock::runtime()),
         };
-        if self.patience.is_zero() {
-            return Err(LockError::new(ErrorKind::Config, "a patience of zero answers nothing")
-                .remedy("write for example `.patience(Duration::from_secs(1))`"));
-        }
+        self.check()?;
         let connect_timeout =
             self.connect_timeout.unwrap_or_else(|| self.patience.max(Duration::from_secs(5)));
-        if connect_timeout.is_zero() {
-            return Err(LockError::new(
-                ErrorKind::Config,
-                "a connect_timeout of zero connects to nothing",
-            )
-            .remedy("write for example `.connect_timeout(Duration::from_secs(5))`"));
-        }
-        // A default that cannot work is told here, not at the first call.
-        Policy::new(&LockOptions::new(), &self.defaults)?;
         let store = match self.origin {
             Origin::Url(url) => {
                 let prefix = self.prefix.clone();
@@ -323,6 +311,61 @@ impl PoolBuilder {
             driver,
         };
         Ok(LockPool(Engine::start(plan)))
+    }
+}
+
+impl PoolBuilder {
+    /// A setting that cannot work is told here, not at the first call.
+    fn check(&self) -> Result<(), LockError> {
+        const LONGEST_PATIENCE: Duration = Duration::from_secs(60 * 60);
+        let refused =
+            |cause: String, remedy| Err(LockError::new(ErrorKind::Config, cause).remedy(remedy));
+        Policy::new(&LockOptions::new(), &self.defaults)?;
+        let patience = self.patience;
+        if !(TIMER..=LONGEST_PATIENCE).contains(&patience) {
+            return refused(
+                format!("a patience of {patience:?} is not between 1 ms and 1 h"),
+                "it is how long one request may take; write for example `.patience(Duration::from_secs(1))`",
+            );
+        }
+        if let Some(of_node) = self.node_patience
+            && !(TIMER..=patience).contains(&of_node)
+        {
+            return refused(
+                format!(
+                    "a node_patience of {of_node:?} is not between 1 ms and the patience of {patience:?}"
+                ),
+                "the vote of a node is a part of a request; raise `patience` too, or write some three round trips to the node",
+            );
+        }
+        if let Some(limit) = self.connect_timeout
+            && !(TIMER..=LONGEST_PATIENCE).contains(&limit)
+        {
+            return refused(
+                format!("a connect_timeout of {limit:?} is not between 1 ms and 1 h"),
+                "write for example `.connect_timeout(Duration::from_secs(5))`",
+            );
+        }
+        let (slice, ttl) = (self.handoff_slice, self.defaults.ttl);
+        if slice > ttl {
+            return refused(
+                format!(
+                    "a handoff_slice of {slice:?} makes other processes wait longer than a crashed holder does, whose ttl is {ttl:?}"
+                ),
+                "write for example `.handoff_slice(Duration::from_millis(5))`",
+            );
+        }
+        if let Some(OpenWindow { every, length }) = self.open_window
+            && (length < TIMER || length >= every)
+        {
+            return refused(
+                format!(
+                    "an open_window of {length:?} every {every:?} is never open, or never shut"
+                ),
+                "the window is at least 1 ms long, and shorter than the time between two; write for example `.open_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
+            );
+        }
+        Ok(())
     }
 }
 

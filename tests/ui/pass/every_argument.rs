@@ -26,7 +26,7 @@ fn pool() -> LockPool {
     on_error = |error: LockError| Err(error),
     pool = "orders",
     guard = lock,
-    reentrant = true,
+    reentrant = false,
     retry_delay = "100ms",
     retry_count = 10,
     name = "settle"
@@ -62,6 +62,20 @@ async fn expressions(id: u64, live: bool) -> Result<u64, LockError> {
 )]
 async fn others() -> Result<(), LockError> {
     Ok(())
+}
+
+#[distributed_lock(
+    key = "order:<id>",
+    ttl = "5s",
+    wait = "1s",
+    renew = true,
+    on_lost = "notify",
+    guard = lock,
+    reentrant = true,
+    retry_count = 10
+)]
+async fn passes_through(id: u64) -> Result<u64, LockError> {
+    Ok(id + u64::from(lock.is_held()))
 }
 
 fn main() {}
