@@ -8,6 +8,7 @@ use crate::acquire::{Ask, acquire};
 use crate::engine::Engine;
 use crate::error::{ErrorKind, LockError};
 use crate::global;
+use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::locked::Entry;
 use crate::nesting;
@@ -23,6 +24,8 @@ pub struct Call {
     keys: Result<Vec<Key>, LockError>,
     options: LockOptions,
     locks: bool,
+    /// Whether the caller sees the guard, and so its fence.
+    shows_guard: bool,
 }
 
 #[derive(Debug)]
@@ -60,6 +63,8 @@ impl Call {
             keys: Ok(Vec::new()),
             options: site.options(),
             locks: true,
+            // A site asks for a fence if it has a `guard`.
+            shows_guard: true,
         }
     }
 
@@ -73,7 +78,12 @@ impl Call {
         let subject = Subject::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
         let keys = keys.into_iter().map(Key::checked).collect();
         let options = LockOptions::new().fencing(true);
-        Self { subject, pool: PoolRef::Given(pool), keys, options, locks: true }
+        Self { subject, pool: PoolRef::Given(pool), keys, options, locks: true, shows_guard: true }
+    }
+
+    /// The guard stays inside, as that of a body which has no name for it.
+    pub(crate) fn without_guard(self) -> Self {
+        Self { shows_guard: false, ..self }
     }
 
     /// Sets the key.
@@ -190,7 +200,7 @@ fn prepare(call: Call) -> Result<Prepared, LockError> {
     if !call.locks {
         return Ok(Prepared::Entry(Entry::unlocked()));
     }
-    let Call { subject, pool, keys, options, .. } = call;
+    let Call { subject, pool, keys, options, shows_guard, .. } = call;
     let located = |error: LockError| error.at(subject.template());
     let pool = match pool {
         PoolRef::Given(pool) => pool,
@@ -202,13 +212,29 @@ fn prepare(call: Call) -> Result<Prepared, LockError> {
     keys.iter().try_for_each(|key| key.is_free_behind(&engine.prefix)).map_err(located)?;
     let policy = Policy::new(&options, &engine.defaults).map_err(located)?;
     if let Some(holder) = nesting::holder(engine, &keys) {
-        if policy.reentrant && keys.iter().all(|key| holder.keys().contains(key)) {
-            return Ok(Prepared::Entry(Entry::nested(holder)));
-        }
-        return Err(located(reentrant(&keys)));
+        return pass(holder, &keys, &policy, shows_guard).map(Prepared::Entry).map_err(located);
     }
     let ask = Ask::new(engine, subject, keys, policy);
     Ok(Prepared::Ask(engine.clone(), Arc::new(ask)))
+}
+
+/// Lets a call through a lock that its task holds.
+fn pass(
+    holder: LockGuard,
+    keys: &[Key],
+    policy: &Policy,
+    shows_guard: bool,
+) -> Result<Entry, LockError> {
+    if !holder.is_held() {
+        return Err(holder.end_error());
+    }
+    if !policy.reentrant || !keys.iter().all(|key| holder.keys().contains(key)) {
+        return Err(reentrant(keys));
+    }
+    if shows_guard && policy.fencing && !holder.lease().ask.policy.fencing {
+        return Err(unfenced());
+    }
+    Ok(Entry::nested(holder, policy.on_lost))
 }
 
 /// In one order for all callers, so that two of them cannot wait for each other.
@@ -230,4 +256,13 @@ fn reentrant(keys: &[Key]) -> LockError {
         format!("this task already holds a lock of {names}, and would wait for itself"),
     )
     .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")
+}
+
+#[cold]
+fn unfenced() -> LockError {
+    LockError::new(
+        ErrorKind::Config,
+        "the call wants a guard with a fence, and the lock around it was taken without one",
+    )
+    .remedy("write `guard = lock` on the outer function, or `.fencing(true)` on the outer request; a request that needs no fence says `.fencing(false)`")
 }

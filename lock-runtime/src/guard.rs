@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use crate::backend::{BackendError, Failure, Held};
 use crate::engine::Engine;
-use crate::error::{ErrorKind, LockError};
+use crate::error::{ErrorKind, LockError, Progress};
 use crate::fence::Fence;
 use crate::key::Key;
-use crate::lease::{Lease, Loss};
+use crate::lease::{Ending, Lease, Listener, Loss};
 use crate::observe;
 use crate::release::{Releasing, release};
 
@@ -88,12 +88,41 @@ impl LockGuard {
         self.lease.valid_for()
     }
 
-    /// Resolves when the lock is lost, with the reason; a little before belief ends, so that there is
-    /// time to stop. Never resolves if the lock is released first.
+    /// Resolves when the hold ends, with the reason.
     ///
-    /// Cancel safe.
+    /// | how the hold ends | kind of the error |
+    /// |---|---|
+    /// | the lock is lost, or its `max_hold` is over; told a little before belief ends, so that there is time to stop | [`ErrorKind::Lost`] |
+    /// | the pool shuts down, and its grace is over | [`ErrorKind::Shutdown`] |
+    /// | the holder lets the lock go: by `release`, by a drop of the guard, or at the end of the body | [`ErrorKind::Released`] |
+    ///
+    /// The future borrows nothing and may outlive the guard. A task that waits for it ends with the hold at the latest.
+    /// [`is_lost`](LockError::is_lost) tells a loss from a release.
+    ///
+    /// ```
+    /// # use lock_runtime::{ErrorKind, LockPool};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// let guard = LockPool::connect("memory://").await?.lock("order:42").acquire().await?;
+    /// let alarm = tokio::spawn({
+    ///     let lost = guard.lost();
+    ///     async move {
+    ///         let error = lost.await;
+    ///         if error.is_lost() {
+    ///             eprintln!("{error}");
+    ///         }
+    ///         error.kind()
+    ///     }
+    /// });
+    /// guard.release().await?;
+    /// assert_eq!(alarm.await.unwrap(), ErrorKind::Released);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Cancel safe. Dropped, it leaves nothing behind.
     pub fn lost(&self) -> Lost {
-        Lost { guard: self.view(), listener: None }
+        Lost { guard: self.view(), listener: Listener::new(&self.lease) }
     }
 
     /// Asks the store whether the lock is still ours (Chubby's CheckSequencer).
@@ -101,6 +130,10 @@ impl LockGuard {
     /// # Errors
     /// [`ErrorKind::Lost`] if it is not, [`ErrorKind::Backend`] if the store cannot be asked.
     pub async fn verify(&self) -> Result<(), LockError> {
+        self.ask_the_store().await.map_err(|error| error.after(Progress::Unfinished))
+    }
+
+    async fn ask_the_store(&self) -> Result<(), LockError> {
         if let Some(loss) = self.lease.loss() {
             return Err(self.loss_error(loss));
         }
@@ -137,13 +170,15 @@ impl LockGuard {
     /// is over.
     pub async fn release(self) -> Result<(), LockError> {
         let loss = self.lease.loss();
-        let Some(releasing) = self.let_go() else {
-            return loss.map_or(Ok(()), |loss| Err(self.loss_error(loss)));
+        let released = match self.let_go() {
+            Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
+            None => Ok(()),
         };
-        match (releasing.await, loss) {
+        let outcome = match (released, loss) {
             (Ok(()), Some(loss)) => Err(self.loss_error(loss)),
-            (outcome, _) => outcome.map_err(|error| self.locate(error)),
-        }
+            (outcome, _) => outcome,
+        };
+        outcome.map_err(|error| error.after(Progress::Finished))
     }
 
     /// Gives the guard to the one who waits for it. If that one is gone, it comes back and releases as
@@ -169,6 +204,11 @@ impl LockGuard {
         self.loss_error(self.lease.loss().unwrap_or(Loss::Expired))
     }
 
+    /// Whether the lease is ended by another guard.
+    pub(crate) fn is_view(&self) -> bool {
+        self.role == Role::View
+    }
+
     /// Starts the release; `None` if this guard is a view or the lock is let go already.
     pub(crate) fn let_go(&self) -> Option<Releasing> {
         match self.role {
@@ -185,7 +225,7 @@ impl LockGuard {
         })
     }
 
-    fn locate(&self, error: LockError) -> LockError {
+    pub(crate) fn locate(&self, error: LockError) -> LockError {
         error.at(self.lease.ask.subject.template()).in_pool(self.engine.name())
     }
 }
@@ -207,12 +247,12 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// The future of [`LockGuard::lost`].
+/// The future of [`LockGuard::lost`]. It keeps nothing held.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
     guard: LockGuard,
-    listener: Option<u64>,
+    listener: Listener,
 }
 
 impl Future for Lost {
@@ -221,17 +261,22 @@ impl Future for Lost {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
         let this = &mut *self;
         if this.guard.lease.is_overdue() {
-            return Poll::Ready(this.guard.end_error());
+            return Poll::Ready(this.guard.end_error().after(Progress::Unfinished));
         }
-        let lost = this.guard.lease.poll_lost(&mut this.listener, cx);
-        lost.map(|loss| this.guard.loss_error(loss))
+        this.listener.poll(cx).map(|ending| match ending {
+            Ending::Lost(loss) => this.guard.loss_error(loss).after(Progress::Unfinished),
+            Ending::Released => this.guard.locate(released()).after(Progress::Finished),
+        })
     }
 }
 
-impl Drop for Lost {
-    fn drop(&mut self) {
-        self.guard.lease.forget_listener(self.listener);
-    }
+#[cold]
+fn released() -> LockError {
+    LockError::new(
+        ErrorKind::Released,
+        "the lock was released by its holder before anything was lost",
+    )
+    .remedy("end what waits for a loss; `is_lost()` is true of a loss alone")
 }
 
 #[cold]

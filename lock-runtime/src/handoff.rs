@@ -26,7 +26,7 @@ pub(crate) fn hand_on(engine: &Arc<Engine>, lease: &Arc<Lease>) -> bool {
         let held_for = now.since(lease.tenure_since);
         if wanted && held_for >= slice { None } else { lease.pass_on(ask) }
     });
-    let Some((waiter, tenure)) = next else { return false };
+    let Some((waiter, (tenure, listeners))) = next else { return false };
     engine.watchdog.forget(lease);
     observe::passed_on(lease);
     // Dropped in this instant, the next in line releases in turn, or hands on.
@@ -36,5 +36,6 @@ pub(crate) fn hand_on(engine: &Arc<Engine>, lease: &Arc<Lease>) -> bool {
         engine.registry.forget(lease);
         guard.deliver(reply);
     }
+    listeners.wake();
     true
 }

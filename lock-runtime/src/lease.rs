@@ -62,11 +62,21 @@ struct State {
     next_renewal: Option<Instant>,
     /// What the store answered to the last renewal, if it did not confirm it.
     unconfirmed: Option<Box<BackendError>>,
-    listeners: Vec<(u64, Waker)>,
+    listeners: Listeners,
     last_listener: u64,
     /// For the holders to come.
     fences: Option<Fences>,
     turns: Vec<Turn>,
+}
+
+impl State {
+    fn ending(&self) -> Option<Ending> {
+        match (self.loss, self.phase) {
+            (Some(loss), _) => Some(Ending::Lost(loss)),
+            (None, Phase::Passed | Phase::Leaving | Phase::Releasing) => Some(Ending::Released),
+            (None, Phase::Held | Phase::Renewing | Phase::Lost | Phase::LostRenewing) => None,
+        }
+    }
 }
 
 /// The life of a lease. Every request to the store is sent in the phase that names it, and only one
@@ -99,6 +109,58 @@ pub(crate) enum Loss {
     MaxHold,
     /// The pool shuts down and its grace is over.
     Shutdown,
+}
+
+/// What the listeners of a lease are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Lost(Loss),
+    /// The holder has let go, and nothing was lost before.
+    Released,
+}
+
+/// The tasks that listen for the end of a lease, by numbers that grow. A lease that ends gives them up, and each
+/// is woken once.
+#[derive(Debug, Default)]
+#[must_use = "a listener that is not woken waits for good"]
+pub(crate) struct Listeners(Vec<(u64, Waker)>);
+
+impl Listeners {
+    fn find(&self, id: u64) -> Option<usize> {
+        self.0.binary_search_by_key(&id, |listener| listener.0).ok()
+    }
+
+    /// Wakes all of them. Not under a lock: a waker is foreign code.
+    pub(crate) fn wake(self) {
+        for (_, waker) in self.0 {
+            waker.wake();
+        }
+    }
+}
+
+/// A place among the listeners of a lease. Dropped, it leaves no waker behind.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    lease: Arc<Lease>,
+    /// `None` before the first poll.
+    id: Option<u64>,
+}
+
+impl Listener {
+    pub(crate) fn new(lease: &Arc<Lease>) -> Self {
+        Self { lease: lease.clone(), id: None }
+    }
+
+    /// Resolves when the lease has ended, and then every time.
+    pub(crate) fn poll(&mut self, cx: &Context<'_>) -> Poll<Ending> {
+        self.lease.poll_lost(&mut self.id, cx)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.lease.forget_listener(self.id);
+    }
 }
 
 /// What the watchdog has to do with a lease now.
@@ -206,7 +268,7 @@ impl Lease {
                 loss: None,
                 next_renewal: tenure.next_renewal.or_else(first_renewal),
                 unconfirmed: None,
-                listeners: Vec::new(),
+                listeners: Listeners::default(),
                 last_listener: 0,
                 fences: tenure.fences,
                 turns: tenure.turns,
@@ -218,7 +280,9 @@ impl Lease {
 
     /// Ends this holder's time and gives what the process has at the store to `next`, if that is as good
     /// as a new grant for it. Otherwise nothing has changed, and the lease is to be released.
-    pub(crate) fn pass_on(&self, next: &Ask) -> Option<Tenure> {
+    ///
+    /// The caller wakes the listeners, for it may have the queue locked now.
+    pub(crate) fn pass_on(&self, next: &Ask) -> Option<(Tenure, Listeners)> {
         let now = self.clock.now();
         let (mine, its) = (&self.ask.policy, &next.policy);
         // A limit on one holder's time is not for the next; and a renewal is sent under one ttl.
@@ -242,7 +306,8 @@ impl Lease {
         }
         state.phase = Phase::Passed;
         self.valid_until.store(0, Ordering::Release);
-        Some(Tenure {
+        let listeners = std::mem::take(&mut state.listeners);
+        let tenure = Tenure {
             owner: self.owner,
             since: self.tenure_since,
             haunted_until: None,
@@ -251,7 +316,8 @@ impl Lease {
             next_renewal: state.next_renewal,
             fences: state.fences,
             turns: std::mem::take(&mut state.turns),
-        })
+        };
+        Some((tenure, listeners))
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -304,29 +370,37 @@ impl Lease {
         self.state().phase == Phase::Passed
     }
 
-    /// Resolves when the lease is lost. `listener` is the caller's place among the listeners, `None`
+    /// Resolves when the lease is lost or let go. `listener` is the caller's place among the listeners, `None`
     /// at first.
-    pub(crate) fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Loss> {
+    fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
         let mut state = self.state();
-        if let Some(loss) = state.loss {
-            return Poll::Ready(loss);
+        if let Some(ending) = state.ending() {
+            return Poll::Ready(ending);
         }
-        let known = listener.and_then(|id| state.listeners.iter_mut().find(|known| known.0 == id));
-        if let Some((_, waker)) = known {
-            waker.clone_from(cx.waker());
+        if let Some(at) = listener.and_then(|id| state.listeners.find(id)) {
+            let (_, waker) = &mut state.listeners.0[at];
+            if !waker.will_wake(cx.waker()) {
+                let stale = std::mem::replace(waker, cx.waker().clone());
+                // The last waker of a task may drop it, and another listener with it.
+                drop(state);
+                drop(stale);
+            }
             return Poll::Pending;
         }
         state.last_listener += 1;
         let id = state.last_listener;
-        state.listeners.push((id, cx.waker().clone()));
+        state.listeners.0.push((id, cx.waker().clone()));
         *listener = Some(id);
         Poll::Pending
     }
 
-    pub(crate) fn forget_listener(&self, listener: Option<u64>) {
-        if let Some(id) = listener {
-            self.state().listeners.retain(|known| known.0 != id);
-        }
+    fn forget_listener(&self, listener: Option<u64>) {
+        let Some(id) = listener else { return };
+        let mut state = self.state();
+        let forgotten = state.listeners.find(id).map(|at| state.listeners.0.remove(at));
+        // As above.
+        drop(state);
+        drop(forgotten);
     }
 
     /// Ends belief at once, unless the holder has let go already.
@@ -344,9 +418,7 @@ impl Lease {
                 let turns = std::mem::take(&mut state.turns);
                 drop(state);
                 drop(turns);
-                for (_, waker) in listeners {
-                    waker.wake();
-                }
+                listeners.wake();
                 true
             }
             Phase::Passed
@@ -462,7 +534,7 @@ impl Lease {
         self.store_until(stored_from);
     }
 
-    /// The holder lets go. True for the one caller that has to see to the release.
+    /// The holder lets go, and the listeners are told. True for the one caller that has to see to the release.
     pub(crate) fn let_go(&self) -> bool {
         let mut state = self.state();
         state.phase = match state.phase {
@@ -471,6 +543,9 @@ impl Lease {
             Phase::Passed | Phase::Leaving | Phase::Releasing => return false,
         };
         self.valid_until.store(0, Ordering::Release);
+        let listeners = std::mem::take(&mut state.listeners);
+        drop(state);
+        listeners.wake();
         true
     }
 
@@ -530,3 +605,6 @@ impl Lease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,9 +7,9 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 
-use crate::error::LockError;
+use crate::error::{ErrorKind, LockError, Progress};
 use crate::guard::LockGuard;
-use crate::lease::Loss;
+use crate::lease::{Ending, Listener};
 use crate::nesting;
 use crate::options::{OnLost, ReleaseMode};
 use crate::release::Releasing;
@@ -21,8 +21,11 @@ pub struct Entry(Ticket);
 #[derive(Debug)]
 enum Ticket {
     Locked(LockGuard),
-    /// The lock is held by a call further out, which also sees to its loss and release.
-    Nested(LockGuard),
+    /// The lock is held by a call further out, which also sees to its release.
+    Nested {
+        view: LockGuard,
+        on_lost: OnLost,
+    },
     Unlocked,
 }
 
@@ -31,8 +34,8 @@ impl Entry {
         Self(Ticket::Locked(guard))
     }
 
-    pub(crate) fn nested(guard: LockGuard) -> Self {
-        Self(Ticket::Nested(guard))
+    pub(crate) fn nested(view: LockGuard, on_lost: OnLost) -> Self {
+        Self(Ticket::Nested { view, on_lost })
     }
 
     pub(crate) fn unlocked() -> Self {
@@ -41,7 +44,7 @@ impl Entry {
 
     pub(crate) fn into_guard(self) -> Option<LockGuard> {
         match self.0 {
-            Ticket::Locked(guard) | Ticket::Nested(guard) => Some(guard),
+            Ticket::Locked(guard) | Ticket::Nested { view: guard, .. } => Some(guard),
             Ticket::Unlocked => None,
         }
     }
@@ -52,16 +55,26 @@ impl Entry {
     /// Without a lock. The attribute refuses `guard` together with `when`.
     pub fn guard(&self) -> LockGuard {
         match &self.0 {
-            Ticket::Locked(guard) | Ticket::Nested(guard) => guard.view(),
+            Ticket::Locked(guard) | Ticket::Nested { view: guard, .. } => guard.view(),
             Ticket::Unlocked => unreachable!("`guard` and `when` exclude each other"),
         }
     }
 
     /// Runs `body` while the lock is held, then releases it.
     pub fn run<F: Future>(self, body: F) -> Locked<F> {
+        let held = |guard, on_lost| Stage::Held {
+            listener: None,
+            guard,
+            on_lost,
+            progress: Progress::NotStarted,
+        };
         let stage = match self.0 {
-            Ticket::Locked(guard) => Stage::Held { guard, listener: None, started: false },
-            Ticket::Nested(_) | Ticket::Unlocked => Stage::Open,
+            Ticket::Locked(guard) => {
+                let on_lost = guard.lease().ask.policy.on_lost;
+                held(guard, on_lost)
+            }
+            Ticket::Nested { view, on_lost } => held(view, on_lost),
+            Ticket::Unlocked => Stage::Open,
         };
         Locked { body: Some(body), stage, output: None }
     }
@@ -81,11 +94,14 @@ pin_project! {
 }
 
 enum Stage {
+    /// The body runs. Dropped here, the lock is let go without a word to its own listener.
     Held {
+        /// From the first poll that leaves the body pending.
+        listener: Option<Listener>,
+        /// A view where a call further out holds the lock.
         guard: LockGuard,
-        listener: Option<u64>,
-        /// Whether the body has been polled.
-        started: bool,
+        on_lost: OnLost,
+        progress: Progress,
     },
     /// Nothing to watch and nothing to release.
     Open,
@@ -100,22 +116,32 @@ impl<F: Future> Future for Locked<F> {
         let mut this = self.project();
         loop {
             match this.stage {
-                Stage::Held { guard, listener, started } => {
-                    let watched = guard.lease().ask.policy.on_lost == OnLost::Cancel;
+                Stage::Held { listener, guard, on_lost, progress } => {
+                    let watched = *on_lost == OnLost::Cancel;
                     // A body that is only told about a loss still does not begin after one.
-                    if (watched || !*started) && !guard.is_held() {
-                        let error = guard.end_error();
+                    let begins = *progress == Progress::NotStarted;
+                    let error = if guard.is_view() && !nesting::is_within(guard.lease()) {
+                        Some(outside(guard))
+                    } else if (watched || begins) && !guard.is_held() {
+                        Some(guard.end_error())
+                    } else {
+                        None
+                    };
+                    if let Some(error) = error {
+                        let error = error.after(*progress);
                         this.body.set(None);
                         *this.stage = Stage::Open;
                         return Poll::Ready(Err(error));
                     }
                     let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
-                    *started = true;
+                    *progress = Progress::Unfinished;
                     match nesting::within(guard, || body.poll(cx)) {
                         Poll::Ready(output) => {
                             // The body's locals and arguments end before the lock does.
                             this.body.set(None);
                             *this.output = Some(output);
+                            // Otherwise the release would wake this very task.
+                            *listener = None;
                             let mode = guard.lease().ask.policy.release;
                             *this.stage = match (guard.let_go(), mode) {
                                 (Some(releasing), ReleaseMode::Awaited) => {
@@ -127,7 +153,9 @@ impl<F: Future> Future for Locked<F> {
                         Poll::Pending if !watched => return Poll::Pending,
                         // Lost meanwhile: go round once more and stop it.
                         Poll::Pending => {
-                            let _: Loss = ready!(guard.lease().poll_lost(listener, cx));
+                            let listener =
+                                listener.get_or_insert_with(|| Listener::new(guard.lease()));
+                            let _: Ending = ready!(listener.poll(cx));
                         }
                     }
                 }
@@ -148,6 +176,18 @@ impl<F: Future> Future for Locked<F> {
             }
         }
     }
+}
+
+/// A call that was let through the lock around it is polled outside of the body that holds the lock.
+#[cold]
+fn outside(guard: &LockGuard) -> LockError {
+    let error = LockError::new(
+        ErrorKind::Lost,
+        "the call was let through the lock around it, and goes on outside of the body that holds the lock",
+    );
+    guard.locate(error.remedy(
+        "await a `reentrant` call in the body that made it; in a task of its own make the call there, so that it takes the lock itself",
+    ))
 }
 
 impl<F: Future> fmt::Debug for Locked<F> {

@@ -4,14 +4,34 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use tokio::task;
+
 use crate::engine::Engine;
 use crate::guard::LockGuard;
 use crate::key::Key;
+use crate::lease::Lease;
 
 thread_local! {
     /// The locks around the code that runs on this thread right now, innermost last. Filled for the
     /// length of one poll, so that it follows a task across threads and is not seen by other tasks.
-    static AROUND: RefCell<Vec<LockGuard>> = const { RefCell::new(Vec::new()) };
+    static AROUND: RefCell<Vec<Hold>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A lock around the running code.
+struct Hold {
+    guard: LockGuard,
+    /// The tokio task whose body is polled under the lock. A `LocalSet` polls its tasks within the poll of another one.
+    task: Option<task::Id>,
+}
+
+impl Hold {
+    fn new(guard: &LockGuard) -> Self {
+        Self { guard: guard.view(), task: task::try_id() }
+    }
+
+    fn is_of_this_task(&self) -> bool {
+        self.task == task::try_id()
+    }
 }
 
 /// Runs `poll` as code that holds `guard`'s lock.
@@ -26,15 +46,24 @@ pub(crate) fn within<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
         }
     }
 
-    AROUND.with_borrow_mut(|around| around.push(guard.view()));
+    AROUND.with_borrow_mut(|around| around.push(Hold::new(guard)));
     let _leave = Leave;
     poll()
 }
 
-/// The innermost lock around the running code that has one of `keys` of this pool.
+/// The innermost lock of this task around the running code that has one of `keys` of this pool.
 pub(crate) fn holder(engine: &Arc<Engine>, keys: &[Key]) -> Option<LockGuard> {
-    let holds = |guard: &&LockGuard| {
-        Arc::ptr_eq(guard.engine(), engine) && guard.keys().iter().any(|key| keys.contains(key))
+    let holds = |hold: &&Hold| {
+        let guard = &hold.guard;
+        Arc::ptr_eq(guard.engine(), engine)
+            && guard.keys().iter().any(|key| keys.contains(key))
+            && hold.is_of_this_task()
     };
-    AROUND.with_borrow(|around| around.iter().rev().find(holds).map(LockGuard::view))
+    AROUND.with_borrow(|around| around.iter().rev().find(holds).map(|hold| hold.guard.view()))
+}
+
+/// Whether the running code is polled by the body that holds `lease`.
+pub(crate) fn is_within(lease: &Arc<Lease>) -> bool {
+    let holds = |hold: &Hold| Arc::ptr_eq(hold.guard.lease(), lease) && hold.is_of_this_task();
+    AROUND.with_borrow(|around| around.iter().rev().any(holds))
 }

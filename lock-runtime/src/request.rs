@@ -137,6 +137,6 @@ impl LockRequest {
     /// # Errors
     /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] if the body was stopped.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(self.0).await?.run(body).await
+        enter(self.0.without_guard()).await?.run(body).await
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lock_runtime::{ErrorKind, LockError, LockPool, Wait, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, LockPool, PoolBuilder, Wait, distributed_lock};
 use lock_tests::logs::Logs;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::told::{
@@ -576,6 +576,25 @@ async fn calls_that_cannot_work() {
             "min_hold",
         ),
         ("min_hold 30 d", ErrorKind::Config, pool.lock(KEY).min_hold(30 * day), "min_hold"),
+        (
+            "max_hold behind the ttl",
+            ErrorKind::Config,
+            pool.lock(KEY).ttl(ms(50)).renew(false).max_hold(ms(60)),
+            "`renew = false`",
+        ),
+        ("renewed too often", ErrorKind::Config, pool.lock(KEY).renew(ms(1)), "at least 2 ms"),
+        (
+            "renewed too late",
+            ErrorKind::Config,
+            pool.lock(KEY).ttl(ms(10)).renew(ms(5)),
+            "at most 4.6ms",
+        ),
+        (
+            "retry_delay without end",
+            ErrorKind::Config,
+            pool.lock(KEY).retry_delay(Duration::MAX),
+            "50ms",
+        ),
     ] {
         let error = request.acquire().await.unwrap_err();
         Told { kind, ..Told::by("calls") }.check(case, &error, &[says]);
@@ -589,8 +608,10 @@ async fn calls_that_cannot_work() {
     let told = Told { template: Some("user:<first>:<last>"), ..told };
     told.check("an empty placeholder", &error, &["`<last>`", "empty"]);
 
-    let patience = LockPool::builder("memory://").patience(Duration::ZERO).connect();
-    Told::of(ErrorKind::Config).check("patience 0", &patience.await.unwrap_err(), &["patience"]);
+    for (case, builder, says) in settings_that_cannot_work() {
+        let error = builder.connect().await.unwrap_err();
+        Told::of(ErrorKind::Config).check(case, &error, &says);
+    }
     let elsewhere = thread::spawn(|| {
         let connect = LockPool::builder("memory://").on_current_runtime().connect();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -602,6 +623,63 @@ async fn calls_that_cannot_work() {
     let error = lock_runtime::install("calls", pool.clone()).unwrap_err();
     let told = Told { template: None, kind: ErrorKind::Config, ..Told::by("calls") };
     told.check("a name that is taken", &error, &["already"]);
+}
+
+/// Each with what would work.
+fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str; 2])> {
+    let (nothing, tiny, long) = (Duration::ZERO, Duration::from_nanos(1), Duration::MAX);
+    let (ten, second) = (Duration::from_millis(10), Duration::from_secs(1));
+    let pool = || LockPool::builder("memory://");
+    vec![
+        ("patience 0", pool().patience(nothing), ["patience", "1 ms"]),
+        ("patience 1 ns", pool().patience(tiny), ["patience", "1 ms"]),
+        ("patience without end", pool().patience(long), ["patience", "1 h"]),
+        ("node_patience 0", pool().node_patience(nothing), ["node_patience", "1 ms"]),
+        (
+            "node_patience > patience",
+            pool().patience(second).node_patience(2 * second),
+            ["node_patience", "`patience`"],
+        ),
+        ("drift_factor 0.5", pool().drift_factor(0.5), ["drift_factor of 0.5", "0.25"]),
+        ("drift_factor 0.26", pool().drift_factor(0.26), ["drift_factor", "0.25"]),
+        ("drift_factor -1", pool().drift_factor(-1.0), ["drift_factor", "0.01"]),
+        ("drift_factor NaN", pool().drift_factor(f64::NAN), ["drift_factor", "0.01"]),
+        (
+            "a ttl as long as its drift",
+            pool().ttl(ten).drift_factor(0.25),
+            ["ttl", "at least 14ms"],
+        ),
+        ("ttl 0", pool().ttl(nothing), ["ttl", "10 ms"]),
+        ("ttl without end", pool().ttl(long), ["ttl", "7 days"]),
+        ("retry_delay 0", pool().retry_delay(nothing), ["retry_delay", "50ms"]),
+        ("retry_delay without end", pool().retry_delay(long), ["retry_delay", "50ms"]),
+        ("a slice above the ttl", pool().handoff_slice(long), ["handoff_slice", "from_millis(5)"]),
+        ("no window", pool().open_window(nothing, nothing), ["open_window", "at least 1 ms"]),
+        ("windows all the time", pool().open_window(nothing, ten), ["open_window", "shorter"]),
+        ("a window of nothing", pool().open_window(second, nothing), ["open_window", "at least"]),
+        ("a window never shut", pool().open_window(ten, ten), ["open_window", "shorter"]),
+        ("memory with parameters", LockPool::builder("memory://a?ttl=5s"), ["memory://", "?"]),
+    ]
+}
+
+#[tokio::test]
+async fn settings_at_the_edge_of_what_works() {
+    let day = Duration::from_secs(24 * 60 * 60);
+    for builder in [
+        LockPool::builder("memory://").patience(Duration::from_millis(1)),
+        LockPool::builder("memory://").patience(Duration::from_secs(3600)).node_patience(PATIENCE),
+        LockPool::builder("memory://").ttl(Duration::from_millis(10)).drift_factor(0.2),
+        LockPool::builder("memory://").drift_factor(0.25).handoff_slice(Duration::from_secs(30)),
+        LockPool::builder("memory://").ttl(7 * day).retry_delay(7 * day).max_waiters(0),
+        LockPool::builder("memory://").open_window(Duration::MAX, Duration::from_millis(1)),
+        LockPool::builder("memory://").wait(Duration::MAX),
+    ] {
+        let pool = builder.connect().await.unwrap();
+        let request = pool.lock(KEY).max_hold(Duration::MAX).wait(Duration::MAX);
+        request.run(async {}).await.unwrap();
+        pool.lock_all([KEY, "order:8"]).run(async {}).await.unwrap();
+        pool.shutdown(Duration::MAX).await;
+    }
 }
 
 #[tokio::test]

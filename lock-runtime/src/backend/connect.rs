@@ -55,6 +55,10 @@ pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn S
         ));
     };
     match scheme {
+        "memory" if rest.contains('?') => {
+            Err(LockError::new(ErrorKind::Config, "a `memory://` URL has no `?` parameters")
+                .remedy("write `memory://` or `memory://name`; ttl, wait and prefix are set on `LockPool::builder(url)`"))
+        }
         "memory" => Ok(Arc::new(Memory::open(rest, setting.clock))),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"

@@ -1,0 +1,210 @@
+//! What `LockGuard::lost` resolves to, however the hold ends.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::future::{Future, pending, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use lock_runtime::testing::{Faulty, open};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, Lost, Progress, distributed_lock};
+use lock_tests::RedisServer;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+const KEY: &str = "k";
+/// Longer than any test takes, on virtual time or on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn memory() -> LockPool {
+    LockPool::connect("memory://").await.unwrap()
+}
+
+/// A pool on virtual time.
+async fn virtual_time() -> LockPool {
+    let (backend, _) = Faulty::new(open("memory://").await.unwrap());
+    LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap()
+}
+
+/// Tasks that wait for the end of one hold.
+struct Told(Vec<JoinHandle<LockError>>);
+
+impl Told {
+    /// Two, and both wait by now.
+    async fn of(guard: &LockGuard) -> Self {
+        Self::begin([guard.lost(), guard.lost()]).await
+    }
+
+    async fn begin(waits: impl IntoIterator<Item = Lost>) -> Self {
+        let (begun, mut has_begun) = mpsc::unbounded_channel();
+        let tasks = waits.into_iter().map(|mut lost| {
+            let begun = begun.clone();
+            tokio::spawn(async move {
+                let mut first = true;
+                poll_fn(|cx| {
+                    let poll = Pin::new(&mut lost).poll(cx);
+                    assert!(!first || poll.is_pending(), "nothing has happened");
+                    if std::mem::take(&mut first) {
+                        begun.send(()).unwrap();
+                    }
+                    poll
+                })
+                .await
+            })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        for _ in &tasks {
+            has_begun.recv().await.unwrap();
+        }
+        Self(tasks)
+    }
+
+    async fn are(self, what: &str, kind: ErrorKind) {
+        for task in self.0 {
+            let error = timeout(LONG, task).await.unwrap_or_else(|_| panic!("{what}: not told"));
+            let error = error.unwrap();
+            assert_eq!((error.kind(), error.is_lost()), (kind, kind == ErrorKind::Lost), "{what}");
+            let progress = match kind {
+                ErrorKind::Released => Progress::Finished,
+                _ => Progress::Unfinished,
+            };
+            assert_eq!(error.progress(), progress, "{what}: {error}");
+            assert_eq!(error.template(), Some(KEY), "{what}");
+        }
+    }
+}
+
+async fn exits_of_a_guard(pool: &LockPool) {
+    let acquire = || pool.lock(KEY).wait(LONG).acquire();
+    let guard = acquire().await.unwrap();
+    let told = Told::of(&guard).await;
+    guard.release().await.unwrap();
+    told.are("a release", ErrorKind::Released).await;
+
+    let guard = acquire().await.unwrap();
+    let told = Told::of(&guard).await;
+    drop(guard.release());
+    told.are("a release that is not polled", ErrorKind::Released).await;
+
+    let guard = acquire().await.unwrap();
+    let told = Told::of(&guard).await;
+    drop(guard);
+    told.are("a drop", ErrorKind::Released).await;
+
+    let guard = acquire().await.unwrap();
+    let told = Told::of(&guard).await;
+    let late = guard.lost();
+    let mut next = Box::pin(acquire());
+    let pending = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await;
+    assert!(pending);
+    drop(guard);
+    told.are("a hand-over", ErrorKind::Released).await;
+    let next = next.await.unwrap();
+    assert_eq!(late.await.kind(), ErrorKind::Released, "begun after the end");
+
+    let told = Told::of(&next).await;
+    pool.shutdown(Duration::ZERO).await;
+    told.are("a shutdown", ErrorKind::Shutdown).await;
+    assert_eq!(next.lost().await.kind(), ErrorKind::Shutdown);
+    assert_eq!(next.release().await.unwrap_err().kind(), ErrorKind::Shutdown);
+}
+
+#[tokio::test]
+async fn however_a_guard_is_let_go() {
+    exits_of_a_guard(&memory().await).await;
+}
+
+#[tokio::test]
+async fn however_a_guard_is_let_go_on_redis() {
+    let server = RedisServer::start();
+    exits_of_a_guard(&LockPool::connect(&server.url()).await.unwrap()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_and_stays_told() {
+    let pool = virtual_time().await;
+    let guard = pool.lock(KEY).ttl(ms(200)).renew(false).acquire().await.unwrap();
+    let told = Told::of(&guard).await;
+    told.are("the ttl is over", ErrorKind::Lost).await;
+    let late = guard.lost();
+    guard.release().await.unwrap_err();
+    assert_eq!(late.await.kind(), ErrorKind::Lost);
+}
+
+#[distributed_lock(key = "k", pool = pool, guard = lock)]
+async fn annotated(
+    pool: LockPool,
+    inside: mpsc::UnboundedSender<Lost>,
+    end: impl Future<Output = ()>,
+) -> Result<(), LockError> {
+    inside.send(lock.lost()).unwrap();
+    inside.send(lock.lost()).unwrap();
+    end.await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn however_a_body_ends() {
+    let pool = memory().await;
+    for end in ["return", "panic", "abort"] {
+        let (inside, mut lost) = mpsc::unbounded_channel();
+        let go = Arc::new(Notify::new());
+        let told_to = go.clone();
+        let body = tokio::spawn(annotated(pool.clone(), inside, async move {
+            told_to.notified().await;
+            match end {
+                "return" => {}
+                "panic" => panic!("the body's own words"),
+                _ => pending().await,
+            }
+        }));
+        let told = Told::begin([lost.recv().await.unwrap(), lost.recv().await.unwrap()]).await;
+        if end == "abort" {
+            body.abort();
+        } else {
+            go.notify_one();
+        }
+        told.are(end, ErrorKind::Released).await;
+        assert_eq!(body.await.is_ok(), end == "return");
+    }
+}
+
+#[tokio::test]
+async fn a_thousand_tasks_wait_for_one_guard_and_half_of_them_give_up() {
+    let pool = memory().await;
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    let told = Told::begin((0..1_000).map(|_| guard.lost())).await;
+    for task in told.0.iter().step_by(2) {
+        task.abort();
+    }
+    drop(guard);
+    for (n, task) in told.0.into_iter().enumerate() {
+        match timeout(LONG, task).await.expect("it ends") {
+            Ok(error) => assert_eq!((error.kind(), n % 2), (ErrorKind::Released, 1)),
+            Err(error) => assert!(error.is_cancelled() && n % 2 == 0),
+        }
+    }
+}
+
+/// A service that watches each of its locks in a task keeps no task for a lock that is gone.
+#[tokio::test]
+async fn no_task_is_left_behind() {
+    let pool = memory().await;
+    let mut watches = JoinSet::new();
+    for n in 0..10_000 {
+        let guard = pool.lock(format!("k:{n}")).acquire().await.unwrap();
+        watches.spawn(guard.lost());
+        if n % 2 == 0 {
+            guard.release().await.unwrap();
+        }
+    }
+    let ended = timeout(LONG, watches.join_all()).await.expect("all end");
+    assert!(ended.iter().all(|error| error.kind() == ErrorKind::Released));
+}
