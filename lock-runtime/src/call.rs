@@ -174,7 +174,7 @@ impl Call {
 /// Dropping the future leaves nothing behind.
 ///
 /// # Errors
-/// Every kind but [`ErrorKind::Lost`]; the body has not run.
+/// Every kind but [`ErrorKind::Released`]; the body has not run.
 pub async fn enter(call: Call) -> Result<Entry, LockError> {
     match prepare(call)? {
         Prepared::Entry(entry) => Ok(entry),

@@ -138,6 +138,9 @@ pub use key::{Key, KeyPart};
 /// | `name` | text | `module::function` | label in events |
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
+/// `reentrant = true` excludes `max_hold`, `min_hold` and a `renew` other than `true`; what else a call that passes
+/// through keeps is told at [`LockRequest::reentrant`].
+///
 /// # Placeholders
 ///
 /// `<path>` where path begins with a name that the parameters bind, or `self`, and goes on with fields

@@ -202,8 +202,8 @@ impl Ttl {
         self.belief
     }
 
-    /// The longest interval between renewals: as much again as half of it is left to confirm a renewal, before the holder
-    /// has to be told. Later than half-way there is no time for a second try.
+    /// The longest interval between renewals. Half as much time is left to confirm a renewal before the holder has to be
+    /// told; later than half-way there is none for a second try.
     fn longest_interval(self, notice: Duration) -> Duration {
         (self.belief.saturating_sub(notice) * 2 / 3).min(self.length / 2)
     }

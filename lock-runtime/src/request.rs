@@ -43,18 +43,20 @@ impl LockRequest {
         Self(self.0.wait(wait))
     }
 
-    /// Whether the watchdog renews the lease, or how often. Defaults to `true`, every third of the ttl.
+    /// Whether the watchdog renews the lease, or how often: every 2 ms to every half of the ttl. Defaults to `true`, every
+    /// third of the ttl.
     pub fn renew(self, renew: impl Into<Renew>) -> Self {
         Self(self.0.renew(renew))
     }
 
-    /// Ends the hold after this time although it could be renewed. Defaults to no limit.
+    /// Ends the hold after this time although it could be renewed. At least 10 ms; with `renew(false)` at most the ttl.
+    /// Defaults to no limit.
     pub fn max_hold(self, max_hold: Duration) -> Self {
         Self(self.0.max_hold(max_hold))
     }
 
     /// Keeps the lock taken for at least this long after the acquire, also when it is released earlier.
-    /// Defaults to zero.
+    /// At most 7 days, and no longer than [`max_hold`](Self::max_hold). Defaults to zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
         Self(self.0.min_hold(min_hold))
     }
@@ -76,8 +78,21 @@ impl LockRequest {
     }
 
     /// Whether a lock that is held around this call already is passed through instead of being an
-    /// [`ErrorKind::Reentrant`]. Seen are annotated bodies and those of [`run`](Self::run), not guards.
-    /// Defaults to `false`.
+    /// [`ErrorKind::Reentrant`]. Seen are annotated bodies and those of [`run`](Self::run) around this call in the same
+    /// task, not guards. Defaults to `false`.
+    ///
+    /// A body that passes through runs on the lease of the lock around it. Before every poll it is checked that the task
+    /// is inside of the body that holds the lock, and that the lock is held. Otherwise the call ends with
+    /// [`ErrorKind::Lost`]; [`on_lost`](Self::on_lost) is about a loss alone. A tokio task of its own does not pass through, also
+    /// in a `LocalSet`. Futures that the body polls itself, and those of executors other than tokio's, count as the body.
+    ///
+    /// | option | of a call that passes through |
+    /// |---|---|
+    /// | [`ttl`](Self::ttl), `renew(true)` | the lease of the lock around it keeps its own |
+    /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | there is nothing to wait for |
+    /// | [`on_lost`](Self::on_lost) | honoured |
+    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also where nothing is around the call |
+    /// | [`fencing(true)`](Self::fencing) | the fence of the lock around it; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that was taken without one |
     pub fn reentrant(self, reentrant: bool) -> Self {
         Self(self.0.with(|options| options.reentrant(reentrant)))
     }
@@ -135,7 +150,8 @@ impl LockRequest {
     /// ```
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] if the body was stopped.
+    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::Shutdown`] if the body was stopped;
+    /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
         enter(self.0.without_guard()).await?.run(body).await
     }

@@ -135,8 +135,16 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
     let attribute = tokio::spawn(annotated(pool.clone(), 1, inside.clone()));
     inside.notified().await;
     let run = tokio::spawn(pool.lock("run").run(pending::<()>()));
-    let stubborn = pool.lock("stubborn").on_lost(OnLost::Notify).run(pending::<()>());
+    let stubborn = pool.lock("stubborn").on_lost(OnLost::Notify).run({
+        let inside = inside.clone();
+        async move {
+            inside.notify_one();
+            pending::<()>().await;
+        }
+    });
     let stubborn = tokio::spawn(stubborn);
+    // Held is not yet begun, and what has not begun does not begin any more.
+    inside.notified().await;
     let guard = pool.lock("guard").acquire().await.unwrap();
     eventually_async(PROMPT, "all are held", async || locks_in(&server) == 4).await;
 
