@@ -353,10 +353,13 @@ fn reentrant(args: &Args, errors: &mut Errors) {
     if args.reentrant != Some(true) {
         return;
     }
-    let renews = matches!(&args.renew, None | Some(Renew::Flag(true, _)));
+    let min_hold = args.min_hold.as_ref().and_then(Time::constant);
+    // What is computed is checked when the program runs.
+    let renews =
+        !matches!(args.renew, Some(Renew::Flag(false, _) | Renew::Every(Time::Constant(_))));
     for (name, refused) in [
         ("max_hold", args.max_hold.is_some()),
-        ("min_hold", args.min_hold.is_some()),
+        ("min_hold", min_hold.is_some_and(|min| !min.value.is_zero())),
         ("renew", !renews),
     ] {
         if let Some(span) = args.written(name).filter(|_| refused) {

@@ -1,6 +1,6 @@
 use lock_runtime::distributed_lock;
 
-#[distributed_lock(key = "order:<id>", renew = false, min_hold = minimum(), reentrant = true)]
+#[distributed_lock(key = "order:<id>", renew = false, min_hold = "1s", reentrant = true)]
 async fn settle(id: u64) -> Result<(), lock_runtime::LockError> {
     Ok(())
 }
