@@ -33,7 +33,8 @@ use lock_tests::proxy::{Action, Command};
 use lock_tests::resp;
 use lock_tests::tls::{Authority, Identity, Tls};
 use lock_tests::told::{
-    CANARY, KEY, PATIENCE, Told, installed, set, unshown, with_password, within, works,
+    CANARY, CONNECT_TIMEOUT, KEY, NOISE, PATIENCE, Told, installed, set, unshown, with_password,
+    within, works,
 };
 use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
 use tokio::task::JoinSet;
@@ -683,7 +684,7 @@ async fn tls_trouble_under_way() {
         provoke();
         server.kill_clients();
         let mut error = None;
-        eventually_async(ms(5_000), case, async || {
+        eventually_async(2 * CONNECT_TIMEOUT + NOISE, case, async || {
             let Err(answer) = pool.lock(KEY).wait(ms(50)).acquire().await else { return false };
             let is_it = answer.to_string().contains(says);
             error = Some(answer);

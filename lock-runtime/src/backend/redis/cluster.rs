@@ -506,14 +506,14 @@ impl Shared {
         if let Some(member) = members.get(address) {
             return Ok(member.state.clone());
         }
-        let member = self.open(address.clone());
+        let member = self.open(address);
         let state = member.state.clone();
         members.insert(address.clone(), member);
         Ok(state)
     }
 
-    fn open(&self, address: Address) -> Member {
-        let endpoint = self.endpoint(&address);
+    fn open(&self, address: &Address) -> Member {
+        let endpoint = self.endpoint(address);
         let (household, probe) = (self.household.clone(), self.probe);
         let (slots, shard) = (self.slots.clone(), Shard::default());
         let home = Home::Node { slots, address: address.clone(), shard };
