@@ -225,7 +225,8 @@ impl PoolBuilder {
     }
 
     /// How long a connection may take to be made: name, socket, TLS, log-in and what follows. It bounds
-    /// [`connect`](Self::connect), and each attempt to make a connection again. `?connect_timeout=10s` in a URL
+    /// [`connect`](Self::connect), and each attempt to make a connection again. The first of those has four times what
+    /// the last connection took, and at least the patience; the next ones have more. `?connect_timeout=10s` in a URL
     /// comes before it, for that URL. Defaults to 5 s, or the [`patience`](Self::patience) if that is longer. It takes
     /// five round trips at most, so raise it where one takes a second.
     ///

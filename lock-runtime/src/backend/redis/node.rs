@@ -56,6 +56,8 @@ struct Past {
     replica: Option<BackendError>,
     /// That of the last connection that came up.
     dialect: Option<Dialect>,
+    /// How long the last one took to come up.
+    took: Option<Duration>,
     /// Attempts since a connection was up.
     failures: u32,
 }
@@ -71,6 +73,14 @@ impl Past {
             }
             _ => HangUp::MayBeAProxy,
         }
+    }
+
+    /// How long the next attempt may take. Several times what one took before, as what hangs is better dialled anew;
+    /// twice as long after each that failed, as the link may have become slower.
+    fn limit(&self, limits: Limits) -> Duration {
+        let Some(took) = self.took else { return limits.connect };
+        let usual = took.saturating_mul(4).max(limits.request);
+        usual.saturating_mul(1 << self.failures.min(16)).min(limits.connect)
     }
 }
 
@@ -486,6 +496,7 @@ impl Shared {
 
     async fn open(&self) -> Result<(Connection, Link), BackendError> {
         let progress = Progress::default();
+        let (began, limit) = (self.clock.now(), self.past().limit(self.limits));
         let opened = async {
             let last = self.dialled();
             let dialer = self.resolver.resolve(last.as_ref().map(Dialer::endpoint)).await?;
@@ -500,10 +511,10 @@ impl Shared {
                 () = self.resolver.moved(dialer.endpoint()) => return Err(self.moved()),
             };
             let up_since = self.clock.now();
+            self.past().took = Some(up_since.since(began));
             let (connection, mover) = Connection::new(greeted, up_since);
             Ok((connection, Link { mover, dialer, up_since }))
         };
-        let limit = self.limits.connect;
         let opened = timeout(limit, opened).await;
         opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))
     }
