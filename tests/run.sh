@@ -3,6 +3,10 @@
 # formatting, lints, all tests on real servers, docs, examples, dependency policy.
 # Installs what is missing on Debian and Ubuntu. The tests start servers of their own on free ports;
 # a Redis that runs on this machine, such as the one Debian starts on installing, is left alone.
+#
+# LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
+# LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_FAILOVERS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,15 +14,24 @@ export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 unset LOCK_URL # the examples then run on memory://
 
+export LOCK_CHAOS_SECONDS="${LOCK_CHAOS_SECONDS:-20}"
+
 current="preparing"
 trap 'echo "tests/run.sh: FAILED while ${current}" >&2' ERR
+
+# Seconds that the last step took.
+took=0
+tested=0
 
 step() {
     current="$1"
     shift
     echo "==> ${current} (after ${SECONDS} s)"
+    local began="${SECONDS}"
     # A hang is a failure too.
     timeout --foreground 20m "$@"
+    took=$((SECONDS - began))
+    echo "    ${took} s ${current}"
 }
 
 install_missing() {
@@ -98,11 +111,38 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing the lock libraries of other languages" tests/foreign/install.sh
-step "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
-for name in api observability waiting faults topologies quorum project; do
-    step "testing ${name}" cargo test "${all[@]}" --quiet --test "${name}" -- --test-threads "$(nproc)"
-done
-step "running the doctests" cargo test "${all[@]}" --quiet --doc
+# Most tests wait: more of them run at once than there are cores.
+cores="$(nproc)"
+threads="${LOCK_TEST_THREADS:-$((cores < 4 ? 4 * cores : 16))}"
+
+tests() {
+    step "$@"
+    tested=$((tested + took))
+}
+
+# `program NAME [TEST..]`: the tests whose paths contain one of TEST measure time, or bring a load of their own. They
+# run one by one, after all others.
+program() {
+    local name="$1" skip=() test
+    shift
+    for test in "$@"; do skip+=(--skip "${test}"); done
+    local command=(cargo test "${all[@]}" --quiet --test "${name}" --)
+    tests "testing ${name}" "${command[@]}" --test-threads "${threads}" "${skip[@]}"
+    [[ $# -eq 0 ]] || tests "testing ${name}, one by one" "${command[@]}" --test-threads 1 "$@"
+}
+
+tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
+step "compiling what the attribute accepts and refuses" \
+    cargo test "${all[@]}" --quiet --test project -- ui::
+program api shutdown::
+program observability
+program waiting push:: wait_queue:: handoff::slice handoff::storm \
+    multi_key::whoever multi_key::what multi_key::nobody multi_key::given_up
+program faults chaos:: renewal::ended renewal::unreachable_store
+program topologies cluster::handed_on cluster::moved cluster::killed interop:: replicas::
+program quorum quorum:: cluster_nodes::
+tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
+tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart
 if command -v cargo-deny >/dev/null; then
@@ -110,4 +150,4 @@ if command -v cargo-deny >/dev/null; then
 else
     echo "==> skipped: cargo deny is not installed (cargo install --locked cargo-deny)"
 fi
-echo "tests/run.sh: all green in ${SECONDS} s"
+echo "tests/run.sh: all green in ${SECONDS} s, ${tested} s of them in tests"

@@ -44,10 +44,19 @@ mod kept {
         worker
     }
 
+    fn tries(contender: &Worker) -> usize {
+        contender.stdout().iter().filter(|line| *line == "busy").count()
+    }
+
+    /// Blocks for three of these ttls, and until the contender has tried often.
+    fn block_for_three(ttl: Duration, contender: &Worker) {
+        std::thread::sleep(3 * ttl);
+        eventually(ms(60_000), "it tries often", || tries(contender) >= 50);
+    }
+
     /// It tried often, and got in as soon as the lock was free at `freed_ns`, but not before.
     fn assert_kept_out(contender: &Worker, freed_ns: u64) {
-        let tries = contender.stdout().iter().filter(|line| *line == "busy").count();
-        assert!(tries >= 50, "{tries} tries");
+        assert!(tries(contender) >= 50);
         let got_in = contender.wait_for_line(ms(10_000), |line| line.starts_with("in "));
         assert!(got_in[3..].parse::<u64>().unwrap() > freed_ns, "two holders");
     }
@@ -60,6 +69,8 @@ mod kept {
         let body = async {
             let contender = contender(&server, "k");
             sleep(10 * ttl).await;
+            let often = async || tries(&contender) >= 50;
+            eventually_async(ms(60_000), "it tries often", often).await;
             (contender, now_ns())
         };
         let (contender, freed_ns) = pool.lock("k").ttl(ttl).run(body).await.unwrap();
@@ -84,8 +95,7 @@ mod kept {
         let ttl = ms(600);
         let mut other = None;
         let blocked = block(&pool, ttl, || {
-            other = Some(contender(&server, "k"));
-            std::thread::sleep(3 * ttl);
+            block_for_three(ttl, other.insert(contender(&server, "k")));
         });
         let (held, freed_ns) = blocked.await.unwrap();
         assert!(held);
@@ -103,15 +113,17 @@ mod kept {
         let (other, contending) = std::sync::mpsc::channel();
         let holder = tokio::spawn(async move {
             let blocked = block(&pool, ttl, || {
-                other.send(contender(&threads, "k")).unwrap();
+                let contender = contender(&threads, "k");
                 everybody.wait();
-                std::thread::sleep(3 * ttl);
+                block_for_three(ttl, &contender);
+                other.send(contender).unwrap();
+                everybody.wait();
             });
             blocked.await.unwrap()
         });
         let bystander = tokio::spawn(async move {
             all.wait();
-            std::thread::sleep(3 * ttl);
+            all.wait();
         });
         let (held, freed_ns) = holder.await.unwrap();
         bystander.await.unwrap();

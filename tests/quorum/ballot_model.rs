@@ -65,13 +65,11 @@
 //! both others, or have stayed away for the difference of the clients' clocks and what fences may run ahead of
 //! them besides. One that votes sooner can break both promises.
 
-mod model;
-
-use model::Claim::{
+use ballot_model::Claim::{
     self, Exclusive, HandedOnInOrder, NoRenewalOutlives, Ordered, SomeAllGranted,
     SomeGrantedAfterFaults, SomeGrantedAfterRelease, SomeHandedOn, SomeRenewed, Unique,
 };
-use model::{
+use ballot_model::{
     Back, Faults, LateRenewal, Low, Registers, Release, Retake, Rules, States, Token, Ttl,
     Withdrawal, check, counterexample,
 };

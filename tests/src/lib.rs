@@ -15,6 +15,7 @@
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`history`] | who held what and when, and whether that was safe |
 //! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
+//! | [`prompt`] | spans that are short on a busy machine too |
 //! | [`mod@alone`] | a process of its own |
 //! | [`mod@examples`] | the programs of `examples/` |
 //! | [`runtimes`] | runtimes that a test may end |
@@ -36,6 +37,7 @@ pub mod logs;
 pub mod monitor;
 pub mod poll;
 pub mod process;
+pub mod prompt;
 pub mod proxy;
 pub mod quorum;
 pub mod resp;
@@ -55,6 +57,7 @@ pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
 pub use monitor::Monitor;
 pub use process::Worker;
+pub use prompt::Prompt;
 pub use proxy::FaultProxy;
 pub use quorum::Quorum;
 pub use sentinel::Watched;

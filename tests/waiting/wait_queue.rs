@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{Fence, LockGuard, LockPool, LockRequest, Wait};
-use lock_tests::history::{History, Recorder, now_ns};
+use lock_tests::history::{Grant, History, Recorder, now_ns};
 use lock_tests::monitor::{Caller, Ran};
-use lock_tests::{Monitor, RedisServer, Worker, eventually_async};
+use lock_tests::{Monitor, Prompt, RedisServer, Worker, eventually_async};
 use tokio::task::{JoinHandle, JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
@@ -29,7 +29,9 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 const TTL: Duration = ms(20_000);
 /// What a busy machine may add. Less than the grant of a lease of [`TTL`], which is a second.
 pub(crate) const NOISE: Duration = ms(700);
-pub(crate) const PATIENCE: Duration = ms(10_000);
+pub(crate) const PATIENCE: Duration = ms(30_000);
+/// From a release to the entry of a waiter that is notified. Less than any regular look.
+const CALLED: Duration = ms(60);
 const KEY: &str = "k";
 
 async fn connect(url: &str) -> LockPool {
@@ -166,11 +168,10 @@ mod handed_on {
 
     #[tokio::test]
     async fn whoever_waits_is_called() {
-        const ROUNDS: usize = 40;
         let server = RedisServer::start();
         let [ours, theirs] = pools(&server).await;
-        let mut took = Vec::new();
-        for _ in 0..ROUNDS {
+        let mut took = Prompt::below(CALLED, 20);
+        while took.wants_more() {
             let guard = ours.lock(KEY).acquire().await.unwrap();
             let next = come(&theirs, KEY);
             until_in_line(&server, KEY, 1).await;
@@ -179,26 +180,23 @@ mod handed_on {
             took.push(got - freed);
             free(guard).await;
         }
-        println!(
-            "from release to entry: {:?}, at most {:?}",
-            median(took.clone()),
-            took.iter().max()
-        );
-        assert!(median(took) < ms(30));
+        println!("from release to entry: {took}");
         until_nothing_is_left(&server).await;
     }
 
     /// For one key with and without a fence, and for several; all of a key that nobody has waited for before.
     #[tokio::test]
     async fn also_if_it_has_only_just_come() {
-        const ROUNDS: usize = 9;
         let server = RedisServer::start();
         let [ours, theirs] = pools(&server).await;
         for (case, other, fencing) in
             [("fenced", None, true), ("plain", None, false), ("several", Some("other"), true)]
         {
-            let mut took = Vec::new();
-            for round in 0..ROUNDS {
+            let mut took = Prompt::below(CALLED, 5);
+            for round in 0.. {
+                if !took.wants_more() {
+                    break;
+                }
                 let key = format!("{case}:{round}");
                 let guard = ours.lock(key.as_str()).acquire().await.unwrap();
                 let keys = [key.as_str()].into_iter().chain(other);
@@ -209,8 +207,7 @@ mod handed_on {
                 took.push(got - freed);
                 free(guard).await;
             }
-            println!("{case}, just come: {:?}", median(took.clone()));
-            assert!(median(took) < ms(60), "{case}");
+            println!("{case}, just come: {took}");
         }
         until_nothing_is_left(&server).await;
     }
@@ -413,9 +410,17 @@ mod dead_and_frozen {
         for worker in &workers {
             worker.send_line("loop 0");
         }
-        let end = Instant::now() + ms(4_000);
+        let read = || {
+            let history = History::read(dir.path()).unwrap();
+            let by = |n| move |grant: &&Grant| grant.process == format!("p{n}");
+            let served = [0, 1, 2, 3].map(|n| history.grants().iter().filter(by(n)).count());
+            (history, served)
+        };
+        let end = Instant::now() + ms(120_000);
         let mut freezes = 0;
-        while Instant::now() < end {
+        // Every one is frozen and served again and again.
+        while freezes < 12 || read().1.iter().any(|&count| count <= 20) {
+            assert!(Instant::now() < end, "sections {:?}", read().1);
             let worker = fastrand::choice(&workers).unwrap();
             worker.pause();
             sleep(ms(if fastrand::bool() {
@@ -432,14 +437,10 @@ mod dead_and_frozen {
             assert_eq!(worker.stderr(), Vec::<String>::new());
             worker.kill();
         }
-        let history = History::read(dir.path()).unwrap();
+        let (history, served) = read();
         history.assert_safe();
-        let by =
-            |n| history.grants().iter().filter(|grant| grant.process == format!("p{n}")).count();
-        let served: Vec<_> = (0..4).map(by).collect();
         let naive = history.naive_overlaps().len();
         println!("{freezes} freezes, sections {served:?}, {naive} naive overlaps");
-        assert!(served.iter().all(|&count| count > 20), "{served:?}");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -636,17 +637,17 @@ mod given_up {
         let server = RedisServer::start();
         let pools: [_; 4] = pools(&server).await;
         let inside = Arc::new(AtomicBool::new(false));
-        let left = Arc::new(Mutex::new((Instant::now(), Duration::ZERO)));
+        let pauses = Arc::new(Mutex::new((Instant::now(), Vec::new())));
         let served: Arc<[AtomicUsize; 4 * TASKS]> = Arc::new(std::array::from_fn(|_| 0.into()));
         let given_up = Arc::new(AtomicUsize::new(0));
-        let end = Instant::now() + ms(3_000);
+        let over = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
         for n in 0..4 * TASKS {
             let pool = pools[n % 4].clone();
-            let (inside, left) = (inside.clone(), left.clone());
+            let (inside, pauses, over) = (inside.clone(), pauses.clone(), over.clone());
             let (served, given_up) = (served.clone(), given_up.clone());
             tasks.spawn(async move {
-                while Instant::now() < end {
+                while !over.load(Ordering::Relaxed) {
                     let acquire = pool.lock(KEY).acquire();
                     let guard = if fastrand::u8(..3) == 0 {
                         let patience = Duration::from_micros(fastrand::u64(..8_000));
@@ -659,30 +660,39 @@ mod given_up {
                         acquire.await.unwrap()
                     };
                     {
-                        let mut left = left.lock().unwrap();
-                        left.1 = left.1.max(left.0.elapsed());
+                        let mut pauses = pauses.lock().unwrap();
+                        let pause = pauses.0.elapsed();
+                        pauses.1.push(pause);
                     }
                     assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
                     served[n].fetch_add(1, Ordering::Relaxed);
                     tokio::task::yield_now().await;
                     assert!(inside.swap(false, Ordering::SeqCst));
-                    left.lock().unwrap().0 = Instant::now();
+                    pauses.lock().unwrap().0 = Instant::now();
                     guard.release().await.unwrap();
                 }
             });
         }
+        let load = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        eventually_async(ms(120_000), "all are served, and many give up", async || {
+            served.iter().all(|count| load(count) > 3) && load(&given_up) > 200
+        })
+        .await;
+        over.store(true, Ordering::Relaxed);
         timeout(PATIENCE, tasks.join_all()).await.expect("all are served");
-        let served: Vec<_> = served.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        let pause = left.lock().unwrap().1;
+        let served: Vec<_> = served.iter().map(load).collect();
+        let mut pauses = std::mem::take(&mut pauses.lock().unwrap().1);
+        pauses.sort();
+        // No place that was left delays the next grant until a regular look.
+        let pause = pauses[pauses.len() * 9 / 10];
         println!(
-            "{} sections, {given_up:?} given up, longest pause {pause:?}, per task {:?}..{:?}",
+            "{} sections, {given_up:?} given up, pauses {pause:?} to {:?}, per task {:?}..{:?}",
             served.iter().sum::<usize>(),
+            pauses.last(),
             served.iter().min().unwrap(),
             served.iter().max().unwrap()
         );
-        assert!(pause < NOISE, "{pause:?}");
-        assert!(served.iter().all(|&count| count > 0), "{served:?}");
-        assert!(given_up.load(Ordering::Relaxed) > 50);
+        assert!(pause < ms(150), "{pause:?}");
         until_nothing_is_left(&server).await;
     }
 }
@@ -733,11 +743,10 @@ mod marks {
 
     #[tokio::test]
     async fn a_holder_of_several_keys_calls_the_line_of_each() {
-        const ROUNDS: usize = 20;
         let server = RedisServer::start();
         let [ours, first, second] = pools(&server).await;
-        let mut took = Vec::new();
-        for _ in 0..ROUNDS {
+        let mut took = Prompt::below(CALLED, 20);
+        while took.wants_more() {
             let guard = ours.lock_all(["a", "b", "c"]).acquire().await.unwrap();
             let waiting = [come(&first, "a"), come(&second, "c")];
             until_in_line(&server, "a", 1).await;
@@ -750,18 +759,16 @@ mod marks {
                 free(guard).await;
             }
         }
-        println!("called by a holder of several keys: {:?}", median(took.clone()));
-        assert!(median(took) < ms(30));
+        println!("called by a holder of several keys: {took}");
         until_nothing_is_left(&server).await;
     }
 
     #[tokio::test]
     async fn a_request_for_several_keys_hears_of_the_release_of_one() {
-        const ROUNDS: usize = 20;
         let server = RedisServer::start();
         let [ours, theirs] = pools(&server).await;
-        let mut took = Vec::new();
-        for _ in 0..ROUNDS {
+        let mut took = Prompt::below(CALLED, 10);
+        while took.wants_more() {
             let guard = ours.lock("b").acquire().await.unwrap();
             let asks = server.cli(&["INFO", "commandstats"]);
             let next = come_with(theirs.lock_all(["a", "b"]));
@@ -778,8 +785,7 @@ mod marks {
             took.push(got - freed);
             free(guard).await;
         }
-        println!("a request for several keys woken by a push: {:?}", median(took.clone()));
-        assert!(median(took) < ms(30));
+        println!("a request for several keys woken by a push: {took}");
         until_nothing_is_left(&server).await;
     }
 

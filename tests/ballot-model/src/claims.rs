@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stateright::Property;
 
-use super::world::World;
+use crate::world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub enum Claim {
     /// M: no two believe to hold at the same time.
     Exclusive,
     /// F1: a grant's numbers are above those of all that were granted before it was asked for.
@@ -33,7 +33,7 @@ pub(crate) enum Claim {
 const COUNT: usize = Claim::SomeGrantedAfterFaults as usize + 1;
 
 impl Claim {
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Exclusive => "M",
             Self::Ordered => "F1",
@@ -49,7 +49,7 @@ impl Claim {
     }
 
     /// Whether it is about every state.
-    pub(crate) const fn is_invariant(self) -> bool {
+    pub const fn is_invariant(self) -> bool {
         (self as usize) < Self::SomeAllGranted as usize
     }
 }

@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use super::claims::{Claim, Claims};
-use super::rules::Rules;
-use super::story;
-use super::world::World;
+use crate::claims::{Claim, Claims};
+use crate::rules::Rules;
+use crate::story;
+use crate::world::World;
 
 /// The outcome of one check.
 #[derive(Debug)]
-pub(crate) struct Checked {
-    pub(crate) states: usize,
+pub struct Checked {
+    pub states: usize,
     /// The shortest way to the first state that shows it, of each claim for which there is one: the
     /// counterexample of an invariant, the example of anything else.
-    pub(crate) found: BTreeMap<&'static str, Vec<String>>,
+    pub found: BTreeMap<&'static str, Vec<String>>,
 }
 
 impl Checked {
     /// The steps after which `claim` does not hold, or has happened.
-    pub(crate) fn steps(&self, claim: Claim) -> Option<&[String]> {
+    pub fn steps(&self, claim: Claim) -> Option<&[String]> {
         self.found.get(claim.name()).map(Vec::as_slice)
     }
 }
@@ -52,7 +52,7 @@ fn explore(title: &str, rules: Rules, claims: &[Claim], finish_when: HasDiscover
 
 /// Exhausts the model: each of `fail` has a counterexample, each of `hold` has none, and each of `happen` happens.
 #[track_caller]
-pub(crate) fn check(
+pub fn check(
     title: &str,
     rules: Rules,
     hold: &[Claim],
@@ -73,7 +73,7 @@ pub(crate) fn check(
 
 /// The shortest way to break `claim`, of exactly so many steps.
 #[track_caller]
-pub(crate) fn counterexample(title: &str, rules: Rules, claim: Claim, steps: usize) {
+pub fn counterexample(title: &str, rules: Rules, claim: Claim, steps: usize) {
     let checked = explore(title, rules, &[claim], HasDiscoveries::AnyFailures);
     let found = checked.steps(claim).map(<[String]>::len);
     assert_eq!(found, Some(steps), "{title}: {claim:?} in {} states", checked.states);

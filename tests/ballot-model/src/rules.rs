@@ -2,40 +2,40 @@
 
 /// What a model is checked with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// How many acquires there are, each with a token of its own.
-    pub(crate) attempts: u8,
+    pub attempts: u8,
     /// How many rounds of proposals each may send.
-    pub(crate) rounds: u8,
+    pub rounds: u8,
     /// How many renewals each may send.
-    pub(crate) renewals: u8,
+    pub renewals: u8,
     /// The greatest number that is proposed as the first of a block.
-    pub(crate) greatest: u8,
+    pub greatest: u8,
     /// How many numbers a grant has; the holder hands them on to others of its process.
-    pub(crate) block: u8,
-    pub(crate) low: Low,
-    pub(crate) ttl: Ttl,
-    pub(crate) retake: Retake,
-    pub(crate) late_renewal: LateRenewal,
-    pub(crate) token: Token,
-    pub(crate) release: Release,
-    pub(crate) withdrawal: Withdrawal,
-    pub(crate) registers: Registers,
-    pub(crate) faults: Faults,
-    pub(crate) states: States,
+    pub block: u8,
+    pub low: Low,
+    pub ttl: Ttl,
+    pub retake: Retake,
+    pub late_renewal: LateRenewal,
+    pub token: Token,
+    pub release: Release,
+    pub withdrawal: Withdrawal,
+    pub registers: Registers,
+    pub faults: Faults,
+    pub states: States,
 }
 
 /// States that differ only in what makes no difference to anything that may follow: in the order of nodes, and
 /// in deadlines that nobody asks for any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum States {
+pub enum States {
     AreMerged,
     AreKeptApart,
 }
 
 /// A node that has accepted a number not below the proposed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Low {
+pub enum Low {
     ChangesNothing,
     /// Wrong: the next round is thought to be cheaper so.
     TakesTheKey,
@@ -43,7 +43,7 @@ pub(crate) enum Low {
 
 /// A node that grants a token once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ttl {
+pub enum Ttl {
     IsSetAgain,
     /// Wrong: the client counts from its newest round.
     StaysAsItIs,
@@ -51,7 +51,7 @@ pub(crate) enum Ttl {
 
 /// A renewal that finds no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retake {
+pub enum Retake {
     /// Takes the key unless the node has accepted a number above its own: then the node has merely forgotten it.
     /// A release is noted as above the block, so that it counts as one.
     UnlessAbove,
@@ -64,7 +64,7 @@ pub(crate) enum Retake {
 
 /// A renewal that gets its majority after the lease has run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LateRenewal {
+pub enum LateRenewal {
     CountsForNothing,
     /// The lock is believed again. Ours in one case: a grant that nobody has taken is asked for again.
     IsCounted,
@@ -72,7 +72,7 @@ pub(crate) enum LateRenewal {
 
 /// A token whose release has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Token {
+pub enum Token {
     IsNotUsedAgain,
     /// Wrong.
     IsProposedAgain,
@@ -80,7 +80,7 @@ pub(crate) enum Token {
 
 /// What a release leaves behind on a node, also where it finds no key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Release {
+pub enum Release {
     /// Proposals of the attempt that come later are refused.
     IsNoted,
     /// It frees, and that is all: the node has no memory left for the number.
@@ -89,7 +89,7 @@ pub(crate) enum Release {
 
 /// An end after which, for renewals of others, the attempt has never been on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Withdrawal {
+pub enum Withdrawal {
     OfWhatWasNotGranted,
     /// What came to nothing counts like a grant. So whoever asks in vain keeps renewals away.
     Never,
@@ -99,7 +99,7 @@ pub(crate) enum Withdrawal {
 
 /// How long a node keeps the greatest number it has accepted for the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Registers {
+pub enum Registers {
     Stay,
     /// Until some moment. Then a floor stands in for it, which no register that may be gone was above.
     GiveWayToFloor,
@@ -108,7 +108,7 @@ pub(crate) enum Registers {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Faults {
+pub enum Faults {
     None,
     /// So many times a node's clock jumps, and the key expires early.
     ClockSteps(u8),
@@ -118,7 +118,7 @@ pub(crate) enum Faults {
 
 /// When a node that has lost its data votes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Back {
+pub enum Back {
     AtOnce,
     /// With the greatest number that the others have accepted, but at any time.
     Seeded,
@@ -132,7 +132,7 @@ pub(crate) enum Back {
 
 impl Rules {
     /// Those that the product keeps to: attempts, rounds each, first numbers up to.
-    pub(crate) const fn ours(attempts: u8, rounds: u8, greatest: u8) -> Self {
+    pub const fn ours(attempts: u8, rounds: u8, greatest: u8) -> Self {
         Self {
             attempts,
             rounds,
@@ -153,7 +153,7 @@ impl Rules {
     }
 
     /// The last number of the block that begins with `first`.
-    pub(crate) const fn last(&self, first: u8) -> u8 {
+    pub const fn last(&self, first: u8) -> u8 {
         first + self.block - 1
     }
 }

@@ -1,10 +1,10 @@
 //! A way through a model, in words.
 
-use super::attempt::Sending;
-use super::claims::Claims;
-use super::node::Reply;
-use super::rules::{Back, Faults, Rules};
-use super::world::{State, Step, World};
+use crate::attempt::Sending;
+use crate::claims::Claims;
+use crate::node::Reply;
+use crate::rules::{Back, Faults, Rules};
+use crate::world::{State, Step, World};
 
 /// One line for each step.
 pub(crate) fn told(rules: &Rules, path: Vec<(State, Option<Step>)>) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! One node's part: what its script does in one step.
 
-use super::attempt::MOST_ATTEMPTS;
-use super::rules::{Low, Retake, Rules, Ttl};
+use crate::attempt::MOST_ATTEMPTS;
+use crate::rules::{Low, Retake, Rules, Ttl};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {

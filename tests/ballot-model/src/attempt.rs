@@ -1,6 +1,6 @@
 //! One attempt to acquire, with its single-use token, from its first proposal to its release.
 
-use super::node::Word;
+use crate::node::Word;
 
 pub(crate) const MOST_ATTEMPTS: usize = 3;
 const MOST_SENDINGS: usize = 5;

@@ -4,10 +4,10 @@ use std::hash::{Hash, Hasher};
 
 use stateright::{Model, Property};
 
-use super::attempt::{Attempt, MOST_ATTEMPTS, Sending, Stage};
-use super::claims::Claims;
-use super::node::{Node, Presence, Reply};
-use super::rules::{
+use crate::attempt::{Attempt, MOST_ATTEMPTS, Sending, Stage};
+use crate::claims::Claims;
+use crate::node::{Node, Presence, Reply};
+use crate::rules::{
     Back, Faults, LateRenewal, Registers, Release, Retake, Rules, States, Token, Withdrawal,
 };
 
