@@ -65,7 +65,7 @@ mod kept {
     async fn a_body_of_ten_ttls_keeps_other_processes_out() {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
-        let ttl = ms(500);
+        let ttl = ms(1_000);
         let body = async {
             let contender = contender(&server, "k");
             sleep(10 * ttl).await;

@@ -230,7 +230,7 @@ mod foreign {
     async fn the_end_of_its_ttl_wakes_who_waits() {
         let server = RedisServer::start();
         let pool = connect(&server.url()).await;
-        let mut late = Prompt::below(ms(100), 2);
+        let mut late = Prompt::below(ms(100), 4);
         while late.wants_more() {
             let ttl = ms(400);
             server.cli(&["SET", KEY, "foreign", "NX", "PX", "400"]);
