@@ -12,9 +12,9 @@ use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::options::Policy;
 use crate::outbox::FirstAsk;
-use crate::pursuit;
 use crate::queue::{Entered, Newcomer, Waiting, Wish};
 use crate::registry::Errand;
+use crate::several;
 use crate::site::Subject;
 use crate::turn::Turn;
 
@@ -88,7 +88,7 @@ fn one_key(
     let Entered::First((ask, reply)) = entered else {
         return Ok((waiting, Some(errand)));
     };
-    let turn = Turn::new(engine, key);
+    let turn = Turn::new(engine, wire.clone());
     let claim = ask.claim(Owner::random()?);
     let Newcomer { now: since, deadline, .. } = newcomer;
     let first = FirstAsk { id, turn, ask, claim, since, deadline, errand, reply };
@@ -96,30 +96,16 @@ fn one_key(
     Ok((waiting, None))
 }
 
-/// Takes the turns of all keys, in order, and then asks the store for all keys at once.
+/// Has the driver take the turns of all keys, and ask the store.
 async fn several_keys(
     engine: &Arc<Engine>,
     ask: Arc<Ask>,
     newcomer: Newcomer,
     errand: Errand,
 ) -> Result<LockGuard, LockError> {
-    let wait = newcomer.wait;
-    let mut turns = Vec::with_capacity(ask.wire.len());
-    for key in ask.wire.iter() {
-        let (reply, answer) = oneshot::channel();
-        let wish = |reply| Wish::Turn { wait, reply };
-        let now = Newcomer { now: engine.clock.now(), asks: false, ..newcomer };
-        let (id, entered) = engine.queue.enter(key, &now, reply, wish)?;
-        turns.push(match entered {
-            Entered::First(_) => Turn::new(engine, key),
-            Entered::Behind => waiting(engine, key, id, answer).await?,
-        });
-    }
     let (reply, answer) = oneshot::channel();
-    pursuit::start_for_task(engine, ask, newcomer, turns, reply)?;
-    let guard = answer.await.unwrap_or_else(|_| Err(Driver::gone()));
-    drop(errand);
-    guard
+    several::start(engine, ask, newcomer, errand, reply)?;
+    answer.await.unwrap_or_else(|_| Err(Driver::gone()))
 }
 
 fn waiting<T>(

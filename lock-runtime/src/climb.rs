@@ -5,20 +5,21 @@
 //! below ── busy ──> standing in the line of the next key ── granted ──> it has one more
 //!   ^  all at once      ^                                                 │ it waited, or that was the last
 //!   │                   └────────── busy ────────── reaching for all <────┘
-//!   └── come down: lost, held for too long, or the store keeps no line     └── granted: the lease
+//!   └── come down: lost, or the store keeps no line                        └── granted: the lease
 //! ```
 //!
 //! 1. **The claim for all keys decides.** It alone makes the lease and mints the fence, and the store grants it only
 //!    if each key is free or the owner's. What was climbed before is a means to get there: nobody works under
 //!    it, so to lose it costs time only.
-//! 2. **One order.** Everybody climbs in the order of the keys, so two who climb do not wait for each other.
+//! 2. **One order.** Each climb begins in the order of the keys, so that two do not wait for each other. After a fall
+//!    two may, but not for long (4).
 //! 3. **Only where the store keeps lines.** Elsewhere a key in the hand keeps others out and brings the next one no
 //!    nearer. So nobody climbs in a store that does not say that it has lines, and who is not put in line
 //!    after all, as its user may not use channels any more, comes down and does not climb again.
-//! 4. **Not for long.** A key in the hand that is not used keeps others out, and somebody who holds the next key
-//!    may himself be waiting for this one. So after a while everything is given back, and the task rests for as
-//!    long as it had held something: half of the time at least is left to others. The while doubles, so that
-//!    a slow line is served in the end.
+//! 4. **Not for long.** A key in the hand that is not used keeps others out, and the holder of the next key may
+//!    wait for this one. So [`KEEP_WANTED`] after others want one of them, or after a second, the keys in the hand go
+//!    back. The owner stays in the line of the next key, with nothing in the hand, and then has that one first.
+//!    The time doubles with each such fall, so that a slow line is served in the end.
 //! 5. **In no line with the lease.** All are asked for at once only from where the owner stands in no line:
 //!    below, or behind a grant of the key it stood for. Otherwise its release would call its own name.
 //! 6. **A new name after each fall.** What was asked under the old one is given back like what any acquire leaves
@@ -47,6 +48,7 @@ use crate::backend::{Claim, Held, LeaseRef, Owner, Standing};
 use crate::clock::Instant;
 use crate::engine::Engine;
 use crate::error::LockError;
+use crate::jitter;
 use crate::options::Ttl;
 use crate::place::Place;
 use crate::release::give_back;
@@ -63,22 +65,28 @@ pub(crate) struct Climb {
 enum Stage {
     /// It has nothing and asks for all keys at once. Behind this moment it climbs; `None` is never.
     Below(Option<Instant>),
-    /// It asks for the next key alone. `waited` once that was busy.
-    Standing { grip: Option<Grip>, waited: bool },
+    /// It asks for the key `at` alone. `waited` once that was busy.
+    Standing { at: usize, grip: Option<Grip>, waited: bool },
     /// It asks for all keys at once, and has some.
     Reaching(Grip),
 }
 
-/// The keys that a task has on its way up: the first `count`.
-#[derive(Clone, Copy, Debug)]
+/// The keys that a task has on its way up.
+#[derive(Clone, Debug)]
 struct Grip {
-    count: usize,
+    /// Which of the keys, in the order in which they were had.
+    had: Vec<usize>,
     /// When the first was granted.
     since: Instant,
     /// Till when all can be believed in.
     valid_until: Instant,
     renew_at: Instant,
+    /// When they go back, as others want them.
+    go_back_at: Option<Instant>,
 }
+
+/// How long keys in the hand are kept from others that want them: from 25 ms to 1.6 s.
+const KEEP_WANTED: Duration = Duration::from_millis(25);
 
 /// What a busy answer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,38 +122,56 @@ impl Climb {
     pub(crate) fn claim(&self, ask: &Ask, owner: Owner) -> Claim {
         let claim = ask.claim(owner);
         match &self.stage {
-            Stage::Standing { grip, .. } => {
-                let at = grip.map_or(0, |grip| grip.count);
-                let keys = ask.wire.iter().skip(at).take(1).cloned().collect();
+            Stage::Standing { at, .. } => {
+                let keys = ask.wire.iter().skip(*at).take(1).cloned().collect();
                 Claim { keys, fencing: false, in_line: true, ..claim }
             }
             Stage::Below(_) | Stage::Reaching(_) => claim,
         }
     }
 
-    /// Whether the next claim is for one key.
-    pub(crate) fn is_step(&self) -> bool {
-        matches!(self.stage, Stage::Standing { .. })
+    /// Which key the next claim is for, if for one alone.
+    pub(crate) fn step(&self) -> Option<usize> {
+        match self.stage {
+            Stage::Standing { at, .. } => Some(at),
+            Stage::Below(_) | Stage::Reaching(_) => None,
+        }
+    }
+
+    /// Whether it has nothing and asks for all keys at once.
+    pub(crate) fn is_below(&self) -> bool {
+        matches!(self.stage, Stage::Below(_))
+    }
+
+    /// Whether it stands in the line of a key.
+    pub(crate) fn is_standing(&self) -> bool {
+        matches!(self.stage, Stage::Standing { waited: true, .. })
+    }
+
+    /// Whether it has the key `at`, or asks for it alone.
+    pub(crate) fn is_concerned_with(&self, at: usize) -> bool {
+        self.step() == Some(at) || self.had().contains(&at)
     }
 
     /// The next key is the owner's, by a request sent at `sent`.
     pub(crate) fn step_up(&mut self, sent: Instant, ask: &Ask) {
-        let Stage::Standing { grip, waited } = &self.stage else { return };
-        let ttl = ask.policy.ttl;
-        let grip = match grip {
-            Some(grip) => Grip { count: grip.count + 1, ..*grip },
-            None => Grip {
-                count: 1,
-                since: sent,
-                valid_until: sent + ttl.belief(),
-                renew_at: renew_at(sent, ttl),
-            },
+        let below = Stage::Below(None);
+        let Stage::Standing { at, grip, waited } = std::mem::replace(&mut self.stage, below) else {
+            return;
         };
+        let ttl = ask.policy.ttl;
+        let mut grip = grip.unwrap_or_else(|| Grip {
+            had: Vec::new(),
+            since: sent,
+            valid_until: sent + ttl.belief(),
+            renew_at: renew_at(sent, ttl),
+            go_back_at: None,
+        });
+        grip.had.push(at);
         // The one that was waited for may have been the only busy one.
-        self.stage = if *waited || grip.count == ask.wire.len() {
-            Stage::Reaching(grip)
-        } else {
-            Stage::Standing { grip: Some(grip), waited: false }
+        self.stage = match grip.missing(ask) {
+            Some(next) if !waited => Stage::Standing { at: next, grip: Some(grip), waited: false },
+            _ => Stage::Reaching(grip),
         };
     }
 
@@ -153,7 +179,7 @@ impl Climb {
     pub(crate) fn busy(&mut self, standing: Standing, now: Instant, ask: &Ask) -> Next {
         match &mut self.stage {
             Stage::Below(Some(climb_at)) if *climb_at <= now => {
-                self.stage = Stage::Standing { grip: None, waited: false };
+                self.stage = Stage::Standing { at: 0, grip: None, waited: false };
                 Next::Ask
             }
             Stage::Below(_) => Next::Wait,
@@ -162,11 +188,14 @@ impl Climb {
                 Next::Wait
             }
             Stage::Standing { .. } => Next::Fall(Fall::NoLine),
-            Stage::Reaching(grip) if grip.count < ask.wire.len() => {
-                self.stage = Stage::Standing { grip: Some(*grip), waited: false };
-                Next::Ask
-            }
-            Stage::Reaching(_) => Next::Fall(Fall::Lost),
+            Stage::Reaching(grip) => match grip.missing(ask) {
+                Some(at) => {
+                    let grip = Some(grip.clone());
+                    self.stage = Stage::Standing { at, grip, waited: false };
+                    Next::Ask
+                }
+                None => Next::Fall(Fall::Lost),
+            },
         }
     }
 
@@ -175,9 +204,35 @@ impl Climb {
         self.grip().is_some()
     }
 
+    /// Which of the keys it has.
+    pub(crate) fn had(&self) -> &[usize] {
+        self.grip().map_or(&[], |grip| &grip.had)
+    }
+
+    /// Others want a key that it has.
+    pub(crate) fn wanted(&mut self, now: Instant) {
+        // Of two that want what the other one has, one gives way first.
+        let keep = jitter::below(KEEP_WANTED * (1 << self.falls.min(6)));
+        if let Some(grip) = self.grip_mut() {
+            grip.go_back_at.get_or_insert(now + keep);
+        }
+    }
+
+    /// What it has goes back, and it stands in the line of the next key with nothing.
+    pub(crate) fn let_go(&mut self) {
+        if let Stage::Standing { grip, .. } = &mut self.stage {
+            *grip = None;
+            self.falls += 1;
+        }
+    }
+
     /// When to look after what it has, if it has anything.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.grip().map(|grip| grip.renew_at.min(grip.valid_until).min(self.end(grip)))
+    }
+
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.due().is_some_and(|due| due <= now)
     }
 
     /// Keeps what it has, if it is time for that. Why it has to come down, if so.
@@ -188,7 +243,7 @@ impl Climb {
         owner: Owner,
     ) -> Option<Fall> {
         let ttl = ask.policy.ttl;
-        let grip = *self.grip()?;
+        let grip = self.grip()?.clone();
         let sent = engine.clock.now();
         if sent >= self.end(&grip) {
             return Some(Fall::TooLong);
@@ -199,7 +254,7 @@ impl Climb {
         if sent < grip.renew_at {
             return None;
         }
-        let keys = ask.wire.iter().take(grip.count).cloned().collect();
+        let keys = grip.had.iter().filter_map(|&at| ask.wire.get(at)).cloned().collect();
         let lease = [LeaseRef { keys, owner, ttl: ttl.get() }];
         let patience = engine.patience.min(grip.valid_until.since(sent));
         let answers = timeout(patience, engine.store.renew(&lease)).await.unwrap_or_default();
@@ -215,10 +270,8 @@ impl Climb {
         if now >= grip.valid_until {
             return Some(Fall::Lost);
         }
-        match &mut self.stage {
-            Stage::Standing { grip: known, .. } => *known = Some(grip),
-            Stage::Reaching(known) => *known = grip,
-            Stage::Below(_) => {}
+        if let Some(known) = self.grip_mut() {
+            *known = grip;
         }
         None
     }
@@ -234,7 +287,6 @@ impl Climb {
         let now = engine.clock.now();
         let held = self.grip().map_or(Duration::ZERO, |grip| now.since(grip.since));
         let anew = place.anew(Owner::random()?);
-        engine.queue.stand_in_all(&ask.wire, anew.owner);
         let old = std::mem::replace(place, anew);
         self.stage = Stage::Below(match fall {
             Fall::Lost => Some(now),
@@ -259,9 +311,26 @@ impl Climb {
         }
     }
 
-    /// When it has kept others out for long enough: after a second, and up to 16 of them.
+    fn grip_mut(&mut self) -> Option<&mut Grip> {
+        match &mut self.stage {
+            Stage::Below(_) => None,
+            Stage::Standing { grip, .. } => grip.as_mut(),
+            Stage::Reaching(grip) => Some(grip),
+        }
+    }
+
+    /// When it has kept others out for long enough: soon after it was told of any, and in any case after a second,
+    /// and up to 16 of them.
     fn end(&self, grip: &Grip) -> Instant {
-        grip.since + Duration::from_secs(1 << self.falls.min(4))
+        let end = grip.since + Duration::from_secs(1 << self.falls.min(4));
+        grip.go_back_at.map_or(end, |go_back_at| go_back_at.min(end))
+    }
+}
+
+impl Grip {
+    /// The first key that it has not.
+    fn missing(&self, ask: &Ask) -> Option<usize> {
+        (0..ask.wire.len()).find(|at| !self.had.contains(at))
     }
 }
 

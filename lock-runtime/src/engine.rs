@@ -74,7 +74,7 @@ impl Engine {
             clock,
             driver,
         } = plan;
-        let queue = Arc::new(Queue::new(max_waiters));
+        let queue = Arc::new(Queue::new(max_waiters, clock));
         let watchdog = Arc::<Watchdog>::default();
         store.attach(Bell::of_pool(&queue, &watchdog, clock));
         let tools = Tools { store: store.clone(), clock, driver: driver.clone(), patience };

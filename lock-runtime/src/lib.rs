@@ -73,6 +73,7 @@ mod request;
 mod round_trip;
 #[cfg(test)]
 mod schedules;
+mod several;
 mod site;
 mod sync;
 #[cfg(feature = "testing")]

@@ -2,8 +2,24 @@
 //!
 //! Whoever has the [`Turn`] of a key acts for its line: asks the store, holds the lock, lets it go. The
 //! others wait in it. This file moves waiters only; it asks the store nothing.
+//!
+//! A request for several keys takes the permits of all of them in one step, or none:
+//!
+//! 1. **One place at a time.** It waits in the line of one key that it cannot have, the one whose permit is out for
+//!    the longest time. So it keeps no key from other tasks. Its rank is the order of its coming, in each line.
+//! 2. **It moves on.** When its turn comes there and another key is missing, it moves to the line of that key, and
+//!    the next waiter goes.
+//! 3. **It keeps a key, for a while.** A request that has waited for [`KEEP_AFTER`] keeps the permit of a key that
+//!    comes back from later ranks, and has the next missing key kept too. So keys that are never free at once are
+//!    had in the end. After [`keep_for`] it gives way: all goes back, and the keys stay open for as long as they
+//!    were kept. The time doubles with every try that fails.
+//! 4. **The earlier rank wins.** A key that is kept for a later rank is free for an earlier one. So no two requests
+//!    wait for each other.
+//!
+//! What holds whenever the lines are unlocked: a waiter is in a line whose permit is out, or kept for an earlier
+//! rank. A permit that is neither out nor kept has no waiters.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, Weak};
@@ -16,6 +32,7 @@ use crate::acquire::Ask;
 use crate::backend::{BackendError, Failure, Owner};
 use crate::clock::{Clock, Instant};
 use crate::deadlines::Deadlines;
+use crate::driver::Driver;
 use crate::error::{ErrorKind, LockError};
 use crate::guard::LockGuard;
 use crate::key::Key;
@@ -25,10 +42,29 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 use crate::word::Word;
 
+/// How long a request for several keys waits before it keeps one of them from later ranks.
+const KEEP_AFTER: Duration = Duration::from_millis(10);
+
+fn keep_after() -> Duration {
+    // Clocks stand still there.
+    #[cfg(test)]
+    if crate::schedules::stage::keeps_at_once() {
+        return Duration::ZERO;
+    }
+    KEEP_AFTER
+}
+
+/// How long a request for several keys keeps some of them while others are missing, after `failures` such tries:
+/// from 50 ms to 1.6 s, less than the default wait of a single key.
+fn keep_for(failures: u32) -> Duration {
+    Duration::from_millis(50 << failures.min(5))
+}
+
 /// The lines of a pool.
 #[derive(Debug)]
 pub(crate) struct Queue {
     lines: Mutex<Lines>,
+    clock: Clock,
     /// Who is to be sent away when.
     deadlines: Deadlines<(Key, u64)>,
     max_waiters: usize,
@@ -36,8 +72,10 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct Lines {
-    /// A key has a line as long as somebody has its turn.
+    /// A key has a line as long as its permit is out or kept, or a request for several keys asks the store for it.
     by_key: HashMap<Key, Line>,
+    /// In which line each request for several keys waits.
+    places: HashMap<u64, Key>,
     /// The last failure of any key, until the store answers again.
     trouble: Option<BackendError>,
     last_id: u64,
@@ -46,7 +84,15 @@ struct Lines {
 
 #[derive(Debug, Default)]
 struct Line {
-    waiters: VecDeque<Waiter>,
+    permit: Permit,
+    /// By rank.
+    waiters: BTreeMap<u64, Waiter>,
+    /// The rank of the request for several keys for which the permit is kept, from all later ranks.
+    kept_for: Option<u64>,
+    /// The permit is not kept again before this moment.
+    open_until: Option<Instant>,
+    /// Requests for several keys that ask the store for this one too.
+    stands: Vec<Stand>,
     word: Word,
     /// The lease under which a task of this process holds the lock.
     holder: Weak<Lease>,
@@ -60,6 +106,42 @@ struct Line {
     wanted: bool,
     /// Since when the lock has not been left free.
     shut_since: Option<Instant>,
+}
+
+/// Where the permit of a line is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Permit {
+    #[default]
+    Here,
+    /// In use since then.
+    Out(Instant),
+}
+
+/// A request for several keys, for one of which the store is asked.
+#[derive(Debug)]
+struct Stand {
+    id: u64,
+    /// The name under which it asks.
+    owner: Owner,
+    wake: Arc<Notify>,
+    look_at: Option<Instant>,
+    /// Whether the store says that others want the key.
+    wanted: bool,
+}
+
+/// What a request waits for that wants the permits of several keys.
+#[derive(Debug)]
+pub(crate) struct Several {
+    keys: Arc<[Key]>,
+    wait: Wait,
+    reply: oneshot::Sender<Result<Turn, LockError>>,
+    /// Tells the request that some of its keys are kept.
+    wake: Arc<Notify>,
+    /// Since when some are.
+    kept_since: Option<Instant>,
+    failures: u32,
+    /// No key is kept before this moment.
+    keep_from: Instant,
 }
 
 /// Somebody in line.
@@ -79,29 +161,29 @@ pub(crate) struct Waiter {
 pub(crate) enum Wish {
     /// The lock. Whoever has the turn gets it, or hands it on.
     Lease { ask: Arc<Ask>, reply: oneshot::Sender<Result<LockGuard, LockError>> },
-    /// The turn itself, of a task that wants several keys.
-    Turn { wait: Wait, reply: oneshot::Sender<Result<Turn, LockError>> },
+    /// The turns of several keys.
+    Several(Box<Several>),
 }
 
 impl Wish {
     fn wait(&self) -> Wait {
         match self {
             Self::Lease { ask, .. } => ask.policy.wait,
-            Self::Turn { wait, .. } => *wait,
+            Self::Several(several) => several.wait,
         }
     }
 
     fn refuse(self, error: LockError) {
         match self {
             Self::Lease { reply, .. } => drop(reply.send(Err(error))),
-            Self::Turn { reply, .. } => drop(reply.send(Err(error))),
+            Self::Several(several) => drop(several.reply.send(Err(error))),
         }
     }
 
     fn is_gone(&self) -> bool {
         match self {
             Self::Lease { reply, .. } => reply.is_closed(),
-            Self::Turn { reply, .. } => reply.is_closed(),
+            Self::Several(several) => several.reply.is_closed(),
         }
     }
 }
@@ -112,8 +194,6 @@ pub(crate) struct Newcomer {
     pub(crate) now: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) wait: Wait,
-    /// Whether who is alone asks the store at once.
-    pub(crate) asks: bool,
 }
 
 impl Newcomer {
@@ -122,7 +202,7 @@ impl Newcomer {
             Wait::For(wait) => Some(now + wait),
             Wait::Forever => None,
         };
-        Self { now, deadline, wait, asks: true }
+        Self { now, deadline, wait }
     }
 }
 
@@ -135,15 +215,19 @@ pub(crate) enum Entered<W> {
     Behind,
 }
 
-/// What is next for a line whose turn was given back.
+/// What is next for keys whose turns were given back.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The line is no more.
-    Nobody,
-    /// Somebody waits for the lock.
-    Lease,
-    /// Somebody waits for the turn.
-    Turn(oneshot::Sender<Result<Turn, LockError>>),
+    /// A line, in which somebody waits for the lock: its keys, one.
+    Line(Arc<[Key]>),
+    /// A request for the turns of these keys.
+    Several(Arc<[Key]>, oneshot::Sender<Result<Turn, LockError>>),
+}
+
+/// The waiter that goes next when the permit of its line is free.
+enum Candidate {
+    Lease(u64),
+    Several(u64),
 }
 
 /// The first in line, for whoever asks the store on its behalf.
@@ -157,8 +241,8 @@ pub(crate) struct Front {
 }
 
 impl Queue {
-    pub(crate) fn new(max_waiters: usize) -> Self {
-        Self { lines: Mutex::default(), deadlines: Deadlines::default(), max_waiters }
+    pub(crate) fn new(max_waiters: usize, clock: Clock) -> Self {
+        Self { lines: Mutex::default(), clock, deadlines: Deadlines::default(), max_waiters }
     }
 
     /// Joins the line of `key`. `wish` is made for a place in the line only.
@@ -175,13 +259,18 @@ impl Queue {
         }
         lines.last_id += 1;
         let id = lines.last_id;
-        let Newcomer { now, deadline, wait, asks } = *newcomer;
+        let Newcomer { now, deadline, wait } = *newcomer;
         let Some(line) = lines.by_key.get_mut(key) else {
-            let word = if asks { Word::Asked(now) } else { Word::NothingAsked };
-            let line = Line { word, shut_since: Some(now), ..Line::default() };
+            let line = Line { shut_since: Some(now), ..Line::taken(now) };
             lines.by_key.insert(key.clone(), line);
             return Ok((id, Entered::First(given)));
         };
+        if line.is_open() {
+            line.permit = Permit::Out(now);
+            line.word = Word::Asked(now);
+            line.shut_since = Some(now);
+            return Ok((id, Entered::First(given)));
+        }
         if deadline.is_some_and(|deadline| deadline <= now) {
             return Err(lines.verdict(key, wait, now));
         }
@@ -189,12 +278,125 @@ impl Queue {
             return Err(full());
         }
         let wish = wish(given);
-        line.waiters.push_back(Waiter { id, since: now, deadline, attempts: 0, wish });
+        line.add(Waiter { id, since: now, deadline, attempts: 0, wish });
         self.file(key, id, deadline);
         Ok((id, Entered::Behind))
     }
 
-    /// Puts somebody at the head of the line who asked the store in vain, unless it is gone meanwhile.
+    /// The rank of a new request for several keys.
+    pub(crate) fn rank(&self) -> u64 {
+        let mut lines = self.lines();
+        lines.last_id += 1;
+        lines.last_id
+    }
+
+    /// Asks for the turns of all of `keys` at once. `reply` comes back if they are the caller's; otherwise it is
+    /// answered once they are. `wake` is notified when [`gives_way_at`](Self::gives_way_at) changes. With
+    /// `comes_again` the request has had its turns before.
+    pub(crate) fn enter_several(
+        &self,
+        id: u64,
+        keys: &Arc<[Key]>,
+        newcomer: &Newcomer,
+        wake: &Arc<Notify>,
+        reply: oneshot::Sender<Result<Turn, LockError>>,
+        comes_again: bool,
+    ) -> Result<Entered<oneshot::Sender<Result<Turn, LockError>>>, LockError> {
+        let mut lines = self.lines();
+        if lines.closed {
+            return Err(LockError::shutdown());
+        }
+        let now = self.clock.now();
+        let Some(at) = lines.missing(id, keys, None) else {
+            lines.take(id, keys, now);
+            return Ok(Entered::First(reply));
+        };
+        let Newcomer { now: since, deadline, wait } = *newcomer;
+        let key = &keys[at];
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(lines.verdict(key, wait, now));
+        }
+        let Some(line) = lines.by_key.get_mut(key) else { return Err(Driver::gone()) };
+        if !comes_again && line.waiters.len() >= self.max_waiters {
+            return Err(full());
+        }
+        let several = Several {
+            keys: keys.clone(),
+            wait,
+            reply,
+            wake: wake.clone(),
+            kept_since: None,
+            failures: 0,
+            keep_from: since + keep_after(),
+        };
+        let wish = Wish::Several(Box::new(several));
+        line.add(Waiter { id, since, deadline, attempts: 0, wish });
+        lines.places.insert(id, key.clone());
+        Ok(Entered::Behind)
+    }
+
+    /// When the request for several keys has to give back those that are kept for it, if some are.
+    pub(crate) fn gives_way_at(&self, id: u64) -> Option<Instant> {
+        let lines = self.lines();
+        let key = lines.places.get(&id)?;
+        match &lines.by_key.get(key)?.waiters.get(&id)?.wish {
+            Wish::Several(several) => {
+                several.kept_since.map(|since| since + keep_for(several.failures))
+            }
+            Wish::Lease { .. } => None,
+        }
+    }
+
+    /// The keys that are kept for the request `id` are kept no more, for as long again.
+    pub(crate) fn give_way(&self, id: u64) -> Vec<Next> {
+        let now = self.clock.now();
+        let mut lines = self.lines();
+        let Lines { by_key, places, .. } = &mut *lines;
+        let Some(line) = places.get(&id).and_then(|key| by_key.get_mut(key)) else {
+            return Vec::new();
+        };
+        let Some(Wish::Several(several)) = line.waiters.get_mut(&id).map(|waiter| &mut waiter.wish)
+        else {
+            return Vec::new();
+        };
+        let Some(since) = several.kept_since.take() else { return Vec::new() };
+        let open_until = now + now.since(since);
+        several.failures += 1;
+        several.keep_from = open_until;
+        let keys = several.keys.clone();
+        lines.keep_no_more(id, &keys, Some(open_until));
+        lines.settle(&keys, self.clock)
+    }
+
+    /// A request for several keys does not wait for their turns any more.
+    pub(crate) fn leave_several(&self, id: u64) -> Vec<Next> {
+        let mut lines = self.lines();
+        let Some(waiter) = lines.remove_several(id) else { return Vec::new() };
+        let Wish::Several(several) = &waiter.wish else { return Vec::new() };
+        let nexts = lines.settle(&several.keys, self.clock);
+        drop(lines);
+        nexts
+    }
+
+    /// Takes the turns of those of `keys` that are free.
+    pub(crate) fn take_free(&self, keys: &[Key]) -> Vec<Key> {
+        let now = self.clock.now();
+        let mut lines = self.lines();
+        let mut take = |key: &&Key| {
+            let Some(line) = lines.by_key.get_mut(*key) else {
+                lines.by_key.insert((*key).clone(), Line::taken(now));
+                return true;
+            };
+            let is_open = line.is_open();
+            if is_open {
+                line.permit = Permit::Out(now);
+            }
+            is_open
+        };
+        keys.iter().filter(&mut take).cloned().collect()
+    }
+
+    /// Puts somebody at its place in the line who asked the store in vain, unless it is gone meanwhile.
     pub(crate) fn join_front(&self, key: &Key, waiter: Waiter) {
         let mut lines = self.lines();
         if lines.closed {
@@ -206,7 +408,7 @@ impl Queue {
             return;
         }
         let (id, deadline) = (waiter.id, waiter.deadline);
-        lines.by_key.entry(key.clone()).or_default().waiters.push_front(waiter);
+        lines.line(key, self.clock).add(waiter);
         self.file(key, id, deadline);
     }
 
@@ -218,72 +420,87 @@ impl Queue {
         self.unfile(&waiter);
     }
 
-    /// The turn of `key` was given back.
-    pub(crate) fn pass(&self, key: &Key) -> Next {
+    /// The turns of `keys` were given back.
+    pub(crate) fn pass(&self, keys: &[Key]) -> Vec<Next> {
         let mut lines = self.lines();
-        let Some(line) = lines.by_key.get_mut(key) else { return Next::Nobody };
-        line.holder = Weak::new();
-        line.wake = None;
-        line.place = None;
-        line.look_at = None;
-        line.wanted = false;
-        if matches!(line.waiters.front(), Some(Waiter { wish: Wish::Lease { .. }, .. })) {
-            return Next::Lease;
-        }
-        match line.waiters.pop_front() {
-            None => {
-                lines.by_key.remove(key);
-                Next::Nobody
-            }
-            Some(waiter) => {
-                drop(lines);
-                self.unfile(&waiter);
-                match waiter.wish {
-                    Wish::Turn { reply, .. } => Next::Turn(reply),
-                    Wish::Lease { .. } => Next::Lease,
+        for key in keys {
+            if let Some(line) = lines.by_key.get_mut(key) {
+                line.come_back();
+                if line.is_vacant() {
+                    lines.by_key.remove(key);
                 }
             }
         }
+        match keys {
+            [key] => lines.settle_one(key, self.clock).into_iter().collect(),
+            _ => lines.settle(keys, self.clock),
+        }
     }
 
-    /// Nobody can act for the line of `key` any more.
-    pub(crate) fn dissolve(&self, key: &Key, error: &LockError) {
-        let line = self.lines().by_key.remove(key);
-        for waiter in line.into_iter().flat_map(|line| line.waiters) {
+    /// Nobody can act for the lines of `keys` any more.
+    pub(crate) fn dissolve(&self, keys: &[Key], error: &LockError) -> Vec<Next> {
+        let mut refused = Vec::new();
+        let mut nexts = Vec::new();
+        let mut lines = self.lines();
+        for key in keys {
+            let Some(line) = lines.by_key.get_mut(key) else { continue };
+            for (id, waiter) in std::mem::take(&mut line.waiters) {
+                if let Wish::Several(several) = &waiter.wish {
+                    lines.places.remove(&id);
+                    lines.keep_no_more(id, &several.keys, None);
+                    nexts.extend(lines.settle(&several.keys, self.clock));
+                }
+                refused.push(waiter);
+            }
+            if let Some(line) = lines.by_key.get_mut(key) {
+                line.come_back();
+            }
+            lines.remove_if_vacant(key);
+        }
+        drop(lines);
+        for waiter in refused {
             self.unfile(&waiter);
             waiter.wish.refuse(error.clone());
         }
+        nexts
     }
 
     /// The first in line, if it waits for the lock.
     pub(crate) fn front(&self, key: &Key) -> Option<Front> {
         let mut lines = self.lines();
+        let Some(Candidate::Lease(id)) = lines.candidate(key, self.clock) else { return None };
         let line = lines.by_key.get_mut(key)?;
         let behind = line.waiters.len().saturating_sub(1);
-        let waiter = line.waiters.front_mut()?;
-        match &waiter.wish {
-            Wish::Lease { ask, .. } => {
-                waiter.attempts += 1;
-                Some(Front { id: waiter.id, ask: ask.clone(), deadline: waiter.deadline, behind })
-            }
-            Wish::Turn { .. } => None,
-        }
+        let waiter = line.waiters.get_mut(&id)?;
+        let Wish::Lease { ask, .. } = &waiter.wish else { return None };
+        waiter.attempts += 1;
+        Some(Front { id, ask: ask.clone(), deadline: waiter.deadline, behind })
     }
 
-    /// Takes out the first in line if it wants the lock and `fits`.
+    /// Takes out the waiter `id` if it still waits, or the first in line if it wants the lock and `fits`.
     pub(crate) fn take_front(
         &self,
         key: &Key,
-        fits: impl FnOnce(u64, &Ask) -> bool,
+        id: u64,
+        fits: impl FnOnce(&Ask) -> bool,
     ) -> Option<Waiter> {
         let mut lines = self.lines();
-        let line = lines.by_key.get_mut(key)?;
-        let front = line.waiters.front()?;
-        let Wish::Lease { ask, .. } = &front.wish else { return None };
-        if !fits(front.id, ask) {
-            return None;
-        }
-        let waiter = line.waiters.pop_front()?;
+        let is_here = lines.by_key.get(key).is_some_and(|line| line.waiters.contains_key(&id));
+        let id = if is_here {
+            id
+        } else {
+            let Some(Candidate::Lease(first)) = lines.candidate(key, self.clock) else {
+                return None;
+            };
+            let Wish::Lease { ask, .. } = &lines.by_key.get(key)?.waiters.get(&first)?.wish else {
+                return None;
+            };
+            if !fits(ask) {
+                return None;
+            }
+            first
+        };
+        let waiter = lines.by_key.get_mut(key)?.waiters.remove(&id)?;
         drop(lines);
         self.unfile(&waiter);
         Some(waiter)
@@ -297,10 +514,11 @@ impl Queue {
         succeed: impl FnOnce(&Ask, bool) -> Option<T>,
     ) -> Option<(Waiter, T)> {
         let mut lines = self.lines();
+        let Some(Candidate::Lease(id)) = lines.candidate(key, self.clock) else { return None };
         let line = lines.by_key.get_mut(key)?;
-        let Wish::Lease { ask, .. } = &line.waiters.front()?.wish else { return None };
+        let Wish::Lease { ask, .. } = &line.waiters.get(&id)?.wish else { return None };
         let next = succeed(ask, line.wanted)?;
-        let waiter = line.waiters.pop_front()?;
+        let waiter = line.waiters.remove(&id)?;
         drop(lines);
         self.unfile(&waiter);
         Some((waiter, next))
@@ -316,33 +534,67 @@ impl Queue {
         line.wanted |= wanted.unwrap_or(false);
         line.place = None;
         line.word = Word::Taken { free_in: None };
+        line.permit = Permit::Out(lease.granted_at);
     }
 
     /// From now on the line asks the store under this name, and waits for the returned bell.
     pub(crate) fn stand(&self, key: &Key, owner: Owner) -> Arc<Notify> {
         let mut lines = self.lines();
-        let line = lines.by_key.entry(key.clone()).or_default();
+        let line = lines.line(key, self.clock);
         line.place = Some(owner);
         line.wanted = false;
         line.wake.get_or_insert_default().clone()
     }
 
-    /// Has several lines wake the same task.
-    pub(crate) fn wake_by(&self, keys: &[Key], wake: &Arc<Notify>) {
+    /// From now on the request `id` asks the store for any of `keys` under this name, and `wake` is notified when
+    /// something happens to one of them.
+    pub(crate) fn stand_in_all(&self, keys: &[Key], id: u64, owner: Owner, wake: &Arc<Notify>) {
         let mut lines = self.lines();
         for key in keys {
-            if let Some(line) = lines.by_key.get_mut(key) {
-                line.wake = Some(wake.clone());
+            let line = lines.by_key.entry(key.clone()).or_default();
+            match line.stands.iter_mut().find(|stand| stand.id == id) {
+                Some(stand) => stand.owner = owner,
+                None => {
+                    let wake = wake.clone();
+                    let stand = Stand { id, owner, wake, look_at: None, wanted: false };
+                    line.stands.push(stand);
+                }
             }
         }
     }
 
-    /// From now on the task that has the turns of several keys asks the store for any of them under this name.
-    pub(crate) fn stand_in_all(&self, keys: &[Key], owner: Owner) {
+    /// The request `id` does not ask the store any more.
+    pub(crate) fn stand_down(&self, keys: &[Key], id: u64) {
         let mut lines = self.lines();
         for key in keys {
             if let Some(line) = lines.by_key.get_mut(key) {
-                line.place = Some(owner);
+                line.stands.retain(|stand| stand.id != id);
+            }
+            lines.remove_if_vacant(key);
+        }
+    }
+
+    /// Whether others want one of `keys`, which the request `id` has at the store: others in the store's line, or
+    /// of this process in the line of a key.
+    pub(crate) fn is_wanted<'a>(&self, mut keys: impl Iterator<Item = &'a Key>, id: u64) -> bool {
+        let lines = self.lines();
+        keys.any(|key| {
+            lines.by_key.get(key).is_some_and(|line| {
+                !line.waiters.is_empty()
+                    || line.stands.iter().any(|stand| stand.id == id && stand.wanted)
+            })
+        })
+    }
+
+    /// The request `id` has let go of `keys` at the store.
+    pub(crate) fn want_no_more<'a>(&self, keys: impl Iterator<Item = &'a Key>, id: u64) {
+        let mut lines = self.lines();
+        for key in keys {
+            if let Some(line) = lines.by_key.get_mut(key) {
+                line.stands
+                    .iter_mut()
+                    .filter(|stand| stand.id == id)
+                    .for_each(|stand| stand.wanted = false);
             }
         }
     }
@@ -363,10 +615,11 @@ impl Queue {
 
     /// Somebody waits for the lock and will ask the store for it next.
     pub(crate) fn heir(&self, key: &Key) -> Option<Arc<Ask>> {
-        let lines = self.lines();
-        match &lines.by_key.get(key)?.waiters.front()?.wish {
+        let mut lines = self.lines();
+        let Some(Candidate::Lease(id)) = lines.candidate(key, self.clock) else { return None };
+        match &lines.by_key.get(key)?.waiters.get(&id)?.wish {
             Wish::Lease { ask, .. } => Some(ask.clone()),
-            Wish::Turn { .. } => None,
+            Wish::Several(_) => None,
         }
     }
 
@@ -388,30 +641,64 @@ impl Queue {
         }
     }
 
-    /// Refuses the waiters of `key` that `is_due` picks, with what the store said last.
-    pub(crate) fn refuse(&self, key: &Key, now: Instant, is_due: impl Fn(usize, &Waiter) -> bool) {
+    /// Refuses the waiters of `key` that `is_due` picks, with what the store said last. `is_due` is told how many
+    /// waiters for the lock are in front.
+    pub(crate) fn refuse(
+        &self,
+        key: &Key,
+        now: Instant,
+        is_due: impl Fn(usize, &Waiter) -> bool,
+    ) -> Vec<Next> {
         let mut lines = self.lines();
-        let Some(line) = lines.by_key.get_mut(key) else { return };
-        let mut refused = Vec::new();
-        for (at, waiter) in std::mem::take(&mut line.waiters).into_iter().enumerate() {
-            if is_due(at, &waiter) {
-                refused.push(waiter);
-            } else {
-                line.waiters.push_back(waiter);
+        let Some(line) = lines.by_key.get_mut(key) else { return Vec::new() };
+        let mut in_front = 0;
+        let mut due = Vec::new();
+        for (&id, waiter) in &line.waiters {
+            if is_due(in_front, waiter) {
+                due.push(id);
             }
+            in_front += usize::from(matches!(waiter.wish, Wish::Lease { .. }));
         }
-        let verdicts: Vec<_> =
-            refused.iter().map(|waiter| lines.verdict(key, waiter.wish.wait(), now)).collect();
+        let mut refused = Vec::new();
+        let mut nexts = Vec::new();
+        for id in due {
+            let is_several = lines.places.contains_key(&id);
+            let waiter = if is_several {
+                lines.remove_several(id)
+            } else {
+                lines.by_key.get_mut(key).and_then(|line| line.waiters.remove(&id))
+            };
+            let Some(waiter) = waiter else { continue };
+            if let Wish::Several(several) = &waiter.wish {
+                nexts.extend(lines.settle(&several.keys, self.clock));
+            }
+            refused.push((lines.verdict(key, waiter.wish.wait(), now), waiter));
+        }
         drop(lines);
-        for (waiter, verdict) in refused.into_iter().zip(verdicts) {
+        for (verdict, waiter) in refused {
             self.unfile(&waiter);
             waiter.wish.refuse(verdict);
         }
+        nexts
     }
 
     /// What to tell somebody whose wait for `key` ends now.
     pub(crate) fn verdict(&self, key: &Key, wait: Wait, now: Instant) -> LockError {
         self.lines().verdict(key, wait, now)
+    }
+
+    /// What to tell the request `id` for several keys if its wait for their turns ends now.
+    pub(crate) fn verdict_of(&self, id: u64, wait: Wait, now: Instant) -> LockError {
+        let lines = self.lines();
+        match lines.places.get(&id) {
+            Some(key) => lines.verdict(key, wait, now),
+            None => Word::default().verdict(wait, now, lines.trouble.as_ref()),
+        }
+    }
+
+    /// The last failure of any key, until the store answers again.
+    pub(crate) fn trouble(&self) -> Option<BackendError> {
+        self.lines().trouble.clone()
     }
 
     /// Something happened to `key`. Wakes who waits for it; returns who holds it.
@@ -428,7 +715,7 @@ impl Queue {
         let stir = |line: &mut Line| {
             line.stir();
             // Whoever waits may have said so while nobody listened.
-            line.wanted = true;
+            line.want();
             line.holder.upgrade()
         };
         lines.by_key.values_mut().filter_map(stir).collect()
@@ -443,22 +730,35 @@ impl Queue {
             line.look_at(by);
             return true;
         }
+        if let Some(stand) = line.stands.iter_mut().find(|stand| stand.owner == *owner) {
+            stand.look_at(by);
+            return true;
+        }
         // Who holds it by that name has no need of the call, and must not lose it for that.
         let holder = line.holder.upgrade();
         drop(lines);
         holder.is_some_and(|holder| holder.owner == *owner)
     }
 
-    /// When to look at the store for one of `keys`, if it has said so since this was last asked.
-    pub(crate) fn take_look(&self, keys: &[Key]) -> Option<Instant> {
+    /// When to look at the store for `key`, if it has said so since this was last asked.
+    pub(crate) fn take_look(&self, key: &Key) -> Option<Instant> {
+        self.lines().by_key.get_mut(key)?.look_at.take()
+    }
+
+    /// When the request `id` has to look at the store for one of `keys`, as [`take_look`](Self::take_look).
+    pub(crate) fn take_looks(&self, keys: &[Key], id: u64) -> Option<Instant> {
         let mut lines = self.lines();
-        keys.iter().filter_map(|key| lines.by_key.get_mut(key)?.look_at.take()).min()
+        let look = |key: &Key| {
+            let stands = &mut lines.by_key.get_mut(key)?.stands;
+            stands.iter_mut().find(|stand| stand.id == id)?.look_at.take()
+        };
+        keys.iter().filter_map(look).min()
     }
 
     /// Others want `key`.
     pub(crate) fn want(&self, key: &str) {
         if let Some(line) = self.lines().by_key.get_mut(key) {
-            line.wanted = true;
+            line.want();
         }
     }
 
@@ -466,8 +766,13 @@ impl Queue {
     pub(crate) fn close(&self) {
         let mut lines = self.lines();
         lines.closed = true;
-        let waiters: Vec<_> =
-            lines.by_key.values_mut().flat_map(|line| std::mem::take(&mut line.waiters)).collect();
+        lines.places.clear();
+        let mut waiters = Vec::new();
+        lines.by_key.retain(|_, line| {
+            waiters.extend(std::mem::take(&mut line.waiters).into_values());
+            line.kept_for = None;
+            !line.is_vacant()
+        });
         drop(lines);
         for waiter in waiters {
             waiter.wish.refuse(LockError::shutdown());
@@ -511,8 +816,66 @@ impl Queue {
 }
 
 impl Line {
+    /// A line whose permit goes out.
+    fn taken(now: Instant) -> Self {
+        Self { permit: Permit::Out(now), word: Word::Asked(now), ..Self::default() }
+    }
+
+    /// Whether the permit is for whoever comes.
+    fn is_open(&self) -> bool {
+        self.permit == Permit::Here && self.kept_for.is_none()
+    }
+
+    fn is_vacant(&self) -> bool {
+        self.is_open() && self.waiters.is_empty() && self.stands.is_empty()
+    }
+
+    /// Since when the permit is not to be had for a request of rank `id`; `None` if it is.
+    fn missing_since(&self, id: u64) -> Option<Instant> {
+        match (self.permit, self.kept_for) {
+            (Permit::Out(since), _) => Some(since),
+            (Permit::Here, Some(rank)) if rank < id => Some(Instant::from_nanos(u64::MAX)),
+            (Permit::Here, _) => None,
+        }
+    }
+
+    /// Whether it may be kept for a request of rank `id`.
+    fn may_be_kept(&self, id: u64, now: Instant) -> bool {
+        self.kept_for.is_none_or(|rank| rank >= id)
+            && self.open_until.is_none_or(|until| until <= now)
+    }
+
+    fn add(&mut self, waiter: Waiter) {
+        self.waiters.insert(waiter.id, waiter);
+        // A request for several keys that has this one gives it back sooner.
+        for stand in &self.stands {
+            stand.wake.notify_one();
+        }
+    }
+
+    /// The permit is given back.
+    fn come_back(&mut self) {
+        self.permit = Permit::Here;
+        self.holder = Weak::new();
+        self.wake = None;
+        self.place = None;
+        self.look_at = None;
+        self.wanted = false;
+    }
+
     fn stir(&mut self) {
         self.look_at(Instant::from_nanos(0));
+        for stand in &mut self.stands {
+            stand.look_at(Instant::from_nanos(0));
+        }
+    }
+
+    fn want(&mut self) {
+        self.wanted = true;
+        for stand in &mut self.stands {
+            stand.wanted = true;
+            stand.wake.notify_one();
+        }
     }
 
     fn look_at(&mut self, moment: Instant) {
@@ -523,6 +886,13 @@ impl Line {
     }
 }
 
+impl Stand {
+    fn look_at(&mut self, moment: Instant) {
+        self.look_at = Some(self.look_at.map_or(moment, |known| known.min(moment)));
+        self.wake.notify_one();
+    }
+}
+
 impl Lines {
     fn verdict(&self, key: &Key, wait: Wait, now: Instant) -> LockError {
         let nothing = Word::default();
@@ -530,15 +900,169 @@ impl Lines {
         word.verdict(wait, now, self.trouble.as_ref())
     }
 
+    /// The line of `key`, whose turn the caller has.
+    fn line(&mut self, key: &Key, clock: Clock) -> &mut Line {
+        self.by_key.entry(key.clone()).or_insert_with(|| Line::taken(clock.now()))
+    }
+
     fn remove(&mut self, key: &Key, id: u64) -> Option<Waiter> {
         let line = self.by_key.get_mut(key)?;
-        let at = line.waiters.iter().position(|waiter| waiter.id == id)?;
-        let waiter = line.waiters.remove(at);
-        // Whoever asks the store does so for the first.
-        if at == 0 {
+        let waiter = line.waiters.remove(&id)?;
+        let is_lease = |waiter: &Waiter| matches!(waiter.wish, Wish::Lease { .. });
+        // The store is asked for the first that wants the lock.
+        if !line.waiters.range(..id).any(|(_, waiter)| is_lease(waiter)) {
             line.stir();
         }
-        waiter
+        Some(waiter)
+    }
+
+    /// Takes out a request for several keys, for which none is kept any more. The lines of its keys are to be
+    /// settled.
+    fn remove_several(&mut self, id: u64) -> Option<Waiter> {
+        let key = self.places.remove(&id)?;
+        let waiter = self.remove(&key, id)?;
+        if let Wish::Several(several) = &waiter.wish {
+            self.keep_no_more(id, &several.keys, None);
+        }
+        Some(waiter)
+    }
+
+    fn remove_if_vacant(&mut self, key: &Key) {
+        if self.by_key.get(key).is_some_and(Line::is_vacant) {
+            self.by_key.remove(key);
+        }
+    }
+
+    /// Which of `keys` a request of rank `id` has to wait for: of those that it cannot have, the one that has been
+    /// out for the longest time. It most likely stays the longest. `given` is one that the caller gives it.
+    fn missing(&self, id: u64, keys: &[Key], given: Option<&Key>) -> Option<usize> {
+        let missing = keys.iter().enumerate().filter_map(|(at, key)| {
+            let line = self.by_key.get(key)?;
+            if given == Some(key) {
+                return None;
+            }
+            line.missing_since(id).map(|since| (since, at))
+        });
+        missing.min().map(|(_, at)| at)
+    }
+
+    /// The permits of all of `keys` go out to the request `id`.
+    fn take(&mut self, id: u64, keys: &[Key], now: Instant) {
+        for key in keys {
+            match self.by_key.get_mut(key) {
+                Some(line) => {
+                    line.permit = Permit::Out(now);
+                    line.kept_for = line.kept_for.filter(|rank| *rank != id);
+                }
+                None => {
+                    let line = Line { word: Word::NothingAsked, ..Line::taken(now) };
+                    self.by_key.insert(key.clone(), line);
+                }
+            }
+        }
+    }
+
+    /// None of `keys` is kept for the request `id` any more, nor for another one before `open_until`.
+    fn keep_no_more(&mut self, id: u64, keys: &[Key], open_until: Option<Instant>) {
+        for key in keys {
+            if let Some(line) = self.by_key.get_mut(key)
+                && line.kept_for == Some(id)
+            {
+                line.kept_for = None;
+                line.open_until = open_until;
+            }
+        }
+    }
+
+    /// The waiter that goes next if the permit of `key` is free for it. Requests for several keys that come before
+    /// it and miss another key move on.
+    fn candidate(&mut self, key: &Key, clock: Clock) -> Option<Candidate> {
+        loop {
+            let line = self.by_key.get_mut(key)?;
+            let (&id, waiter) = line.waiters.first_key_value()?;
+            if line.kept_for.is_some_and(|rank| rank < id) {
+                return None;
+            }
+            let Wish::Several(several) = &waiter.wish else { return Some(Candidate::Lease(id)) };
+            let keys = several.keys.clone();
+            match self.missing(id, &keys, Some(key)) {
+                None => return Some(Candidate::Several(id)),
+                Some(at) => self.move_on(id, key, &keys[at], clock.now())?,
+            }
+        }
+    }
+
+    /// The request `id`, whose turn has come in the line of `key`, waits for `missing` from now on. It may keep `key`
+    /// meanwhile.
+    fn move_on(&mut self, id: u64, key: &Key, missing: &Key, now: Instant) -> Option<()> {
+        let line = self.by_key.get_mut(key)?;
+        let mut waiter = line.waiters.remove(&id)?;
+        if let Wish::Several(several) = &mut waiter.wish
+            && several.keep_from <= now
+            && line.may_be_kept(id, now)
+        {
+            line.kept_for = Some(id);
+            if several.kept_since.is_none() {
+                several.kept_since = Some(now);
+                several.wake.notify_one();
+            }
+            if let Some(line) = self.by_key.get_mut(missing)
+                && line.may_be_kept(id, now)
+            {
+                line.kept_for = Some(id);
+            }
+        }
+        self.places.insert(id, missing.clone());
+        self.by_key.get_mut(missing)?.add(waiter);
+        Some(())
+    }
+
+    /// Gives the permits of `keys` that are free to those that wait for them.
+    fn settle(&mut self, keys: &[Key], clock: Clock) -> Vec<Next> {
+        let mut nexts = Vec::new();
+        let first = |key: &Key| {
+            let first = self.by_key.get(key).and_then(|line| line.waiters.keys().next());
+            first.copied().unwrap_or(u64::MAX)
+        };
+        let mut order: Vec<_> = keys.iter().map(|key| (first(key), key)).collect();
+        order.sort_unstable_by_key(|(rank, _)| *rank);
+        for (_, key) in order {
+            if let Some(next) = self.settle_one(key, clock) {
+                nexts.push(next);
+            }
+        }
+        nexts
+    }
+
+    fn settle_one(&mut self, key: &Key, clock: Clock) -> Option<Next> {
+        if self.by_key.get(key)?.permit != Permit::Here {
+            return None;
+        }
+        let Some(candidate) = self.candidate(key, clock) else {
+            self.remove_if_vacant(key);
+            return None;
+        };
+        let line = self.by_key.get_mut(key)?;
+        match candidate {
+            Candidate::Lease(id) => {
+                line.permit = Permit::Out(clock.now());
+                match &line.waiters.get(&id)?.wish {
+                    Wish::Lease { ask, .. } => Some(Next::Line(ask.wire.clone())),
+                    Wish::Several(_) => None,
+                }
+            }
+            Candidate::Several(id) => {
+                self.places.remove(&id);
+                match line.waiters.remove(&id)?.wish {
+                    Wish::Several(several) => {
+                        let Several { keys, reply, .. } = *several;
+                        self.take(id, &keys, clock.now());
+                        Some(Next::Several(keys, reply))
+                    }
+                    Wish::Lease { .. } => None,
+                }
+            }
+        }
     }
 }
 

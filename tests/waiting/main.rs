@@ -3,4 +3,5 @@
 mod handoff;
 mod multi_key;
 mod push;
+mod several_keys;
 mod wait_queue;

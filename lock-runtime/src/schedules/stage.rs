@@ -18,6 +18,11 @@ fn is_set() -> bool {
     IS_SET.get()
 }
 
+/// Whether a request for several keys may keep one of them without having waited before: now and then.
+pub(crate) fn keeps_at_once() -> bool {
+    is_set() && shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
+}
+
 /// Runs `scene` under `runner` on this thread, on a stage whose clock stands still.
 ///
 /// So no timer ever comes to the rescue: somebody whom nobody wakes is stuck for good, and shuttle says so.
