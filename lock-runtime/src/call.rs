@@ -245,7 +245,24 @@ fn sorted(mut keys: Vec<Key>) -> Result<Arc<[Key]>, LockError> {
         return Err(LockError::new(ErrorKind::InvalidKey, "the list of lock keys is empty")
             .remedy("name at least one key, or skip the call when there is nothing to lock"));
     }
+    if keys.len() > MOST_KEYS {
+        return Err(too_many(keys.len()));
+    }
     Ok(keys.into())
+}
+
+/// How many keys one request may name. Their script takes the store about a millisecond, and no other client is
+/// served meanwhile.
+const MOST_KEYS: usize = 128;
+
+#[cold]
+fn too_many(count: usize) -> LockError {
+    let message = format!(
+        "{count} keys in one request; {MOST_KEYS} are the most, as the store serves no other client meanwhile"
+    );
+    LockError::new(ErrorKind::Config, message).remedy(
+        "lock one key that stands for all of them, or take them by several requests, in the same order everywhere",
+    )
 }
 
 #[cold]

@@ -85,8 +85,17 @@ struct Grip {
     go_back_at: Option<Instant>,
 }
 
-/// How long keys in the hand are kept from others that want them: from 25 ms to 1.6 s.
-const KEEP_WANTED: Duration = Duration::from_millis(25);
+/// How long keys in the hand are kept from others that want them: 100 ms, and up to 1.6 s after falls.
+const KEEP_WANTED: Duration = Duration::from_millis(100);
+
+fn keep_wanted(falls: u32) -> Duration {
+    // Clocks stand still there.
+    #[cfg(test)]
+    if crate::schedules::stage::is_set() {
+        return Duration::ZERO;
+    }
+    KEEP_WANTED * (1 << falls.min(4))
+}
 
 /// What a busy answer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +221,7 @@ impl Climb {
     /// Others want a key that it has.
     pub(crate) fn wanted(&mut self, now: Instant) {
         // Of two that want what the other one has, one gives way first.
-        let keep = jitter::below(KEEP_WANTED * (1 << self.falls.min(6)));
+        let keep = jitter::below(keep_wanted(self.falls));
         if let Some(grip) = self.grip_mut() {
             grip.go_back_at.get_or_insert(now + keep);
         }

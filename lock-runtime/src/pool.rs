@@ -77,8 +77,8 @@ impl LockPool {
     }
 
     /// Asks for the locks of all of `keys`, all or nothing. They are sorted and de-duplicated, so
-    /// that two callers cannot wait for each other. Who waits may keep some of them from others for a moment, until
-    /// all are there or the wait is over.
+    /// that two callers cannot wait for each other. A request that waits may keep some of them from others for a
+    /// moment, from 50 ms to 1.6 s. More than 128 keys are an [`ErrorKind::Config`](crate::ErrorKind::Config).
     pub fn lock_all<I>(&self, keys: I) -> LockRequest
     where
         I: IntoIterator,

@@ -261,8 +261,7 @@ impl Queue {
         let id = lines.last_id;
         let Newcomer { now, deadline, wait } = *newcomer;
         let Some(line) = lines.by_key.get_mut(key) else {
-            let line = Line { shut_since: Some(now), ..Line::taken(now) };
-            lines.by_key.insert(key.clone(), line);
+            lines.by_key.insert(key.clone(), Line::taken(now));
             return Ok((id, Entered::First(given)));
         };
         if line.is_open() {
@@ -365,7 +364,10 @@ impl Queue {
         several.keep_from = open_until;
         let keys = several.keys.clone();
         lines.keep_no_more(id, &keys, Some(open_until));
-        lines.settle(&keys, self.clock)
+        let nexts = lines.settle(&keys, self.clock);
+        #[cfg(test)]
+        lines.check();
+        nexts
     }
 
     /// A request for several keys does not wait for their turns any more.
@@ -374,6 +376,8 @@ impl Queue {
         let Some(waiter) = lines.remove_several(id) else { return Vec::new() };
         let Wish::Several(several) = &waiter.wish else { return Vec::new() };
         let nexts = lines.settle(&several.keys, self.clock);
+        #[cfg(test)]
+        lines.check();
         drop(lines);
         nexts
     }
@@ -431,10 +435,13 @@ impl Queue {
                 }
             }
         }
-        match keys {
+        let nexts = match keys {
             [key] => lines.settle_one(key, self.clock).into_iter().collect(),
             _ => lines.settle(keys, self.clock),
-        }
+        };
+        #[cfg(test)]
+        lines.check();
+        nexts
     }
 
     /// Nobody can act for the lines of `keys` any more.
@@ -534,7 +541,10 @@ impl Queue {
         line.wanted |= wanted.unwrap_or(false);
         line.place = None;
         line.word = Word::Taken { free_in: None };
-        line.permit = Permit::Out(lease.granted_at);
+        // Unless it was lost at once, and its turn has passed on.
+        if let Permit::Out(since) = &mut line.permit {
+            *since = lease.granted_at;
+        }
     }
 
     /// From now on the line asks the store under this name, and waits for the returned bell.
@@ -793,6 +803,13 @@ impl Queue {
         }
     }
 
+    /// As if the time of all that keep keys were over.
+    #[cfg(test)]
+    pub(crate) fn all_give_way(&self) -> Vec<Next> {
+        let ids: Vec<_> = self.lines().places.keys().copied().collect();
+        ids.into_iter().flat_map(|id| self.give_way(id)).collect()
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.lines().by_key.is_empty()
@@ -818,7 +835,8 @@ impl Queue {
 impl Line {
     /// A line whose permit goes out.
     fn taken(now: Instant) -> Self {
-        Self { permit: Permit::Out(now), word: Word::Asked(now), ..Self::default() }
+        let (permit, word) = (Permit::Out(now), Word::Asked(now));
+        Self { permit, word, shut_since: Some(now), ..Self::default() }
     }
 
     /// Whether the permit is for whoever comes.
@@ -960,6 +978,33 @@ impl Lines {
                 }
             }
         }
+    }
+
+    /// Fails if the lines are not as the head of this file says.
+    #[cfg(test)]
+    fn check(&self) {
+        for (key, line) in &self.by_key {
+            if line.permit == Permit::Here {
+                let rank = line.kept_for;
+                let are_later = |rank| line.waiters.keys().all(|id| rank < *id);
+                let is_right = rank.map_or(line.waiters.is_empty(), are_later);
+                assert!(is_right, "a free permit and waiters: {key}, {line:?}");
+            }
+            if let Some(rank) = line.kept_for {
+                assert!(self.places.contains_key(&rank), "{key} is kept for nobody: {line:?}");
+            }
+        }
+        for (id, key) in &self.places {
+            let line = self.by_key.get(key);
+            let waiter = line.and_then(|line| line.waiters.get(id));
+            let is_several = waiter.is_some_and(|waiter| matches!(waiter.wish, Wish::Several(_)));
+            assert!(is_several, "a place without its waiter: {key}");
+        }
+        let several = |line: &Line| {
+            let is_several = |waiter: &&Waiter| matches!(waiter.wish, Wish::Several(_));
+            line.waiters.values().filter(is_several).count()
+        };
+        assert_eq!(self.by_key.values().map(several).sum::<usize>(), self.places.len());
     }
 
     /// None of `keys` is kept for the request `id` any more, nor for another one before `open_until`.

@@ -20,6 +20,7 @@ use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::options::Wait;
 use crate::pool::LockPool;
+use crate::turn;
 use model::Server;
 
 mod model;
@@ -45,6 +46,10 @@ struct Scene {
     mixed: bool,
     /// How many more want this key and others.
     pairs: usize,
+    /// How often requests for several keys give back what is kept for them.
+    gives_way: usize,
+    /// Whether holders of the key ask for the one before it, too.
+    nests: bool,
     shuts_down: bool,
     hands_on: bool,
 }
@@ -73,6 +78,8 @@ const PLAIN: Scene = Scene {
     clings: false,
     mixed: false,
     pairs: 0,
+    gives_way: 0,
+    nests: false,
     shuts_down: false,
     hands_on: true,
 };
@@ -162,6 +169,13 @@ fn act(scene: Scene) -> usize {
             server.delete(&KEY);
         }));
     }
+    for n in 0..scene.gives_way {
+        let pool = pools[n % pools.len()].clone();
+        actors.push(thread::spawn(move || {
+            a_while();
+            give_way(&pool);
+        }));
+    }
     if scene.shuts_down {
         let pool = pools[0].clone();
         actors.push(thread::spawn(move || {
@@ -217,6 +231,28 @@ fn a_while() {
     }
 }
 
+/// The time is over for which requests of `pool` for several keys keep some of them.
+fn give_way(pool: &LockPool) {
+    let engine = pool.engine();
+    turn::call(engine, engine.queue.all_give_way());
+}
+
+/// Takes the key before the one that is held. Clocks stand still, so it sees to it that the others give way.
+async fn nested(pool: &LockPool) {
+    let acquiring = pool.lock(BEFORE).wait(Wait::Forever).fencing(false).acquire();
+    let giving_way = async {
+        loop {
+            give_way(pool);
+            yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        guard = acquiring => drop(guard),
+        () = giving_way => {}
+    }
+}
+
 fn connect(builder: crate::pool::PoolBuilder, scene: Scene) -> LockPool {
     let slice = if scene.hands_on { Duration::from_millis(5) } else { Duration::ZERO };
     block_on(builder.on_current_runtime().handoff_slice(slice).connect()).unwrap()
@@ -261,6 +297,9 @@ async fn wait_and_hold(
     floor.enter(&guard);
     for _ in 0..thread_rng().gen_range(0..8) {
         yield_now().await;
+    }
+    if scene.nests && pair.is_none() {
+        nested(pool).await;
     }
     floor.leave(&guard);
     let view = guard.view();
@@ -336,6 +375,9 @@ scenes! {
     in_place_some_give_up: 3_000 of { waiters: 4, cancels: 3 }
     in_place_nothing_is_handed_on: 2_000 of { cancels: 2, hands_on: false }
     in_place_some_want_two_keys: 3_000 of { waiters: 4, cancels: 2, pairs: 2 }
+    in_place_some_who_want_two_keys_give_up: 2_000 of { waiters: 2, cancels: 5, pairs: 3, gives_way: 2 }
+    in_place_holders_ask_for_more: 2_000 of { waiters: 2, pairs: 3, nests: true, hands_on: false }
+    in_place_two_keys_and_the_pool_shuts_down: 2_000 of { waiters: 2, cancels: 1, pairs: 2, gives_way: 1, shuts_down: true, hands_on: false }
     in_place_the_pool_shuts_down: 3_000 of { cancels: 1, shuts_down: true }
     remote_some_give_up: 4_000 of { store: Store::Remote(1), waiters: 4, cancels: 3, mixed: true }
     remote_two_pools: 4_000 of { store: Store::Remote(2), waiters: 5, cancels: 3 }
@@ -343,6 +385,8 @@ scenes! {
     remote_all_give_up: 4_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, mixed: true }
     remote_all_give_up_while_one_holds: 3_000 of { store: Store::Remote(2), waiters: 4, cancels: 4, clings: true, hands_on: false }
     remote_some_want_two_keys: 4_000 of { store: Store::Remote(2), cancels: 3, pairs: 2 }
+    remote_holders_ask_for_more: 2_000 of { store: Store::Remote(2), waiters: 2, pairs: 2, nests: true, hands_on: false }
+    remote_some_give_way: 2_000 of { store: Store::Remote(2), waiters: 2, cancels: 3, pairs: 3, gives_way: 3, hands_on: false }
     remote_two_keys_and_three_pools: 3_000 of { store: Store::Remote(3), waiters: 3, cancels: 1, pairs: 3, hands_on: false }
     remote_some_who_want_two_keys_give_up: 4_000 of { store: Store::Remote(2), waiters: 2, cancels: 5, pairs: 3, hands_on: false }
     remote_two_keys_and_a_pool_shuts_down: 4_000 of { store: Store::Remote(2), waiters: 2, cancels: 1, pairs: 2, shuts_down: true, hands_on: false }

@@ -354,3 +354,53 @@ mod the_wait {
         }
     }
 }
+
+mod the_number_of_keys {
+    use super::*;
+
+    const MOST: usize = 128;
+
+    fn names(count: usize) -> impl Iterator<Item = String> {
+        (0..count).map(|n| format!("{{tag}}:{n}"))
+    }
+
+    #[tokio::test]
+    async fn is_bounded_by_an_error_that_says_what_to_do() {
+        let (pool, _) = pool(Store::Memory).await;
+        for count in [MOST + 1, 10_000] {
+            let error = pool.lock_all(names(count)).acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            let text = error.to_string();
+            assert!(text.contains(&count.to_string()) && text.contains("128"), "{text}");
+            assert!(text.contains("one key"), "{text}");
+        }
+        // Each key counts once.
+        let twice = names(MOST).chain(names(MOST));
+        pool.lock_all(twice).acquire().await.unwrap().release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn that_is_the_most_is_locked_and_waited_for_everywhere() {
+        let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+        let nodes: Vec<_> =
+            servers.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        for url in [servers[0].url(), format!("redlock://{}", nodes.join(","))] {
+            let (ours, theirs) = (connect(&url).await, connect(&url).await);
+            let guard = ours.lock_all(names(MOST)).acquire().await.unwrap();
+            assert_eq!(guard.keys().len(), MOST);
+            let next = theirs.lock_all(names(MOST)).acquire();
+            let next = tokio::spawn(async move { next.await.unwrap() });
+            until_waiting(&next).await;
+            guard.verify().await.unwrap();
+            guard.release().await.unwrap();
+            soon("the next", next).await.unwrap().release().await.unwrap();
+            // One of them is held elsewhere: all others are had on the way.
+            let last = ours.lock("{tag}:127").acquire().await.unwrap();
+            let next = theirs.lock_all(names(MOST)).acquire();
+            let next = tokio::spawn(async move { next.await.unwrap() });
+            until_waiting(&next).await;
+            last.release().await.unwrap();
+            soon("all of them", next).await.unwrap().release().await.unwrap();
+        }
+    }
+}

@@ -14,7 +14,8 @@ thread_local! {
     static IS_SET: Cell<bool> = const { Cell::new(false) };
 }
 
-fn is_set() -> bool {
+/// Whether this thread is on stage.
+pub(crate) fn is_set() -> bool {
     IS_SET.get()
 }
 

@@ -29,7 +29,7 @@ use crate::jitter;
 use crate::key::Key;
 use crate::observe;
 
-/// The server runs one script at a time: so many leases cost it about a millisecond.
+/// The server runs one script at a time: so many locks cost it about a millisecond.
 const RENEWED_TOGETHER: usize = 256;
 
 /// Where reads are tracked, the server notes all keys of a script with each of its reads.
@@ -486,8 +486,12 @@ impl Server {
                     _ => true,
                 }
         };
+        let leases_of = |alike: &[LeaseRef]| {
+            let locks = alike.first().map_or(1, |lease| lease.keys.len().max(1));
+            (together / locks).max(1)
+        };
         let chunks: Vec<_> =
-            leases.chunk_by(alike).flat_map(|alike| alike.chunks(together)).collect();
+            leases.chunk_by(alike).flat_map(|alike| alike.chunks(leases_of(alike))).collect();
         let command = |at: usize, by| {
             let chunk: &[LeaseRef] = chunks[at];
             let (ttl, locks) = (chunk[0].ttl, chunk[0].keys.len());
