@@ -88,6 +88,8 @@ struct Grip {
 /// How long keys in the hand are kept from others that want them: 100 ms, and up to 1.6 s after falls.
 const KEEP_WANTED: Duration = Duration::from_millis(100);
 
+const LONGEST_KEEP: Duration = Duration::from_millis(1_600);
+
 fn keep_wanted(falls: u32) -> Duration {
     // Clocks stand still there.
     #[cfg(test)]
@@ -218,10 +220,12 @@ impl Climb {
         self.grip().map_or(&[], |grip| &grip.had)
     }
 
-    /// Others want a key that it has.
-    pub(crate) fn wanted(&mut self, now: Instant) {
+    /// Others want a key that it has. `round_trip` is how long the last answer took: a few of them are needed to
+    /// come by the next key.
+    pub(crate) fn wanted(&mut self, now: Instant, round_trip: Duration) {
+        let keep = keep_wanted(self.falls).max(round_trip.saturating_mul(8)).min(LONGEST_KEEP);
         // Of two that want what the other one has, one gives way first.
-        let keep = jitter::below(keep_wanted(self.falls));
+        let keep = jitter::below(keep);
         if let Some(grip) = self.grip_mut() {
             grip.go_back_at.get_or_insert(now + keep);
         }

@@ -212,7 +212,7 @@ impl Pursuit {
         let fits = |ask: &Ask| ask.policy.ttl == policy.ttl && ask.policy.fencing == policy.fencing;
         let waiter = self.engine.queue.take_front(self.turn.key(), applicant.id, fits);
         let Some(waiter) = waiter else {
-            // A grant that nobody has taken is to be given back like one of an unanswered request.
+            // A grant that no waiter has taken is to be given back like one of an unanswered request.
             self.place.unanswered += 1;
             self.place.haunted_until = sent;
             return Delivered::No(Box::new(self));

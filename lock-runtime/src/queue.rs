@@ -218,7 +218,7 @@ pub(crate) enum Entered<W> {
 /// What is next for keys whose turns were given back.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// A line, in which somebody waits for the lock: its keys, one.
+    /// A line in which a task waits for the lock: its keys, one.
     Line(Arc<[Key]>),
     /// A request for the turns of these keys.
     Several(Arc<[Key]>, oneshot::Sender<Result<Turn, LockError>>),
@@ -400,7 +400,7 @@ impl Queue {
         keys.iter().filter(&mut take).cloned().collect()
     }
 
-    /// Puts somebody at its place in the line who asked the store in vain, unless it is gone meanwhile.
+    /// Puts a waiter that asked the store in vain at its place in the line, unless it is gone meanwhile.
     pub(crate) fn join_front(&self, key: &Key, waiter: Waiter) {
         let mut lines = self.lines();
         if lines.closed {
@@ -444,7 +444,7 @@ impl Queue {
         nexts
     }
 
-    /// Nobody can act for the lines of `keys` any more.
+    /// The lines of `keys` can be acted for no more.
     pub(crate) fn dissolve(&self, keys: &[Key], error: &LockError) -> Vec<Next> {
         let mut refused = Vec::new();
         let mut nexts = Vec::new();
@@ -839,7 +839,7 @@ impl Line {
         Self { permit, word, shut_since: Some(now), ..Self::default() }
     }
 
-    /// Whether the permit is for whoever comes.
+    /// Whether the permit is for the next task that comes.
     fn is_open(&self) -> bool {
         self.permit == Permit::Here && self.kept_for.is_none()
     }
@@ -991,7 +991,7 @@ impl Lines {
                 assert!(is_right, "a free permit and waiters: {key}, {line:?}");
             }
             if let Some(rank) = line.kept_for {
-                assert!(self.places.contains_key(&rank), "{key} is kept for nobody: {line:?}");
+                assert!(self.places.contains_key(&rank), "{key} is kept for no request: {line:?}");
             }
         }
         for (id, key) in &self.places {

@@ -54,6 +54,8 @@ struct Several {
     stance: Option<Stance>,
     wake: Arc<Notify>,
     word: Word,
+    /// How long the last answer of the store took.
+    round_trip: Duration,
     failing_since: Option<Instant>,
     /// Whether it has been told that the lock is contended.
     contended: bool,
@@ -137,6 +139,7 @@ pub(crate) fn start(
         stance: None,
         wake: Arc::default(),
         word: Word::default(),
+        round_trip: Duration::ZERO,
         failing_since: None,
         contended: false,
         over: false,
@@ -315,7 +318,7 @@ impl Several {
         let (wire, queue) = (&self.ask.wire, &self.engine.queue);
         let had = self.climb.had().iter().filter_map(|&at| wire.get(at));
         if self.climb.has_any() && queue.is_wanted(had, self.id) {
-            self.climb.wanted(self.engine.clock.now());
+            self.climb.wanted(self.engine.clock.now(), self.round_trip);
         }
     }
 
@@ -409,12 +412,13 @@ impl Several {
         let answers = in_time(&engine, caller, &self.newcomer, told_at, word, asking).await;
         let answer = answers.into_iter().next();
         let now = engine.clock.now();
+        self.round_trip = now.since(sent);
         let error = match answer.unwrap_or_else(|| Err(silence(patience))) {
             Ok(Attempt::Granted { wanted, .. }) if is_step && now < sent + believable => {
                 self.failing_since = None;
                 self.climb.step_up(sent, &ask);
                 if wanted == Some(true) {
-                    self.climb.wanted(now);
+                    self.climb.wanted(now, self.round_trip);
                 }
                 self.place.attempt += 1;
                 self.hear(Word::Taken { free_in: None });

@@ -9,8 +9,8 @@ use crate::key::Key;
 use crate::pursuit;
 use crate::queue::{Next, Queue};
 
-/// The right to ask the store for keys, usually one, to hold them and to let them go, on behalf of everybody in
-/// their lines of this process. There is one for each line. Dropped, it goes to the next, that of several keys in
+/// The right to ask the store for keys, usually one, to hold them and to let them go, on behalf of all that
+/// wait in their lines of this process. There is one for each line. Dropped, it goes to the next, that of several keys in
 /// one step: so a line is never stuck, whatever becomes of the one that acted for it.
 pub(crate) struct Turn {
     engine: Arc<Engine>,
@@ -20,7 +20,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// The turn of lines in which nobody has it.
+    /// The turn of lines in which it is free.
     pub(crate) fn new(engine: &Arc<Engine>, keys: Arc<[Key]>) -> Self {
         Self { engine: engine.clone(), keys, stance: None }
     }
@@ -75,7 +75,7 @@ pub(crate) fn call(engine: &Arc<Engine>, nexts: Vec<Next>) {
     for next in nexts {
         match next {
             Next::Line(keys) => pursuit::start(engine, Turn::new(engine, keys)),
-            // If nobody receives it, it comes back and calls the one behind.
+            // If it is not received, it comes back and calls the one behind.
             Next::Several(keys, reply) => drop(reply.send(Ok(Turn::new(engine, keys)))),
         }
     }

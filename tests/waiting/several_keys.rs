@@ -108,6 +108,30 @@ mod a_key_that_cannot_be_used_yet {
         }
     }
 
+    /// The request keeps `a`, which comes back first, while it waits for `b`.
+    #[tokio::test]
+    async fn goes_back_if_the_other_one_takes_long() {
+        for store in STORES {
+            let (pool, _server) = pool(store).await;
+            let a = pool.lock("a").acquire().await.unwrap();
+            let b = pool.lock("b").acquire().await.unwrap();
+            let both = want(&pool, &["a", "b"]);
+            until_waiting(&both).await;
+            a.release().await.unwrap();
+            let mut waits = Vec::new();
+            for _ in 0..5 {
+                let asked = Instant::now();
+                let a = pool.lock("a").wait(ms(2_500)).acquire().await;
+                let a = a.unwrap_or_else(|error| panic!("{store:?}: {error}"));
+                waits.push(asked.elapsed());
+                a.release().await.unwrap();
+            }
+            println!("{store:?}: `a` by the holder of `b` after {waits:?}");
+            b.release().await.unwrap();
+            soon("both keys", both).await.unwrap().release().await.unwrap();
+        }
+    }
+
     /// The holder of `b` is another process, so the request waits in the line of the server.
     #[tokio::test]
     async fn is_had_by_its_own_process_as_soon_as_by_another() {
@@ -120,12 +144,12 @@ mod a_key_that_cannot_be_used_yet {
         let b = holder.lock("b").acquire().await.unwrap();
         let both = want(&ours, &["a", "b"]);
         until_in_line(&server, "b", 1).await;
-        for (whose, pool) in [("our", &ours), ("their", &theirs)] {
+        for (name, pool) in [("our", &ours), ("their", &theirs)] {
             for round in 0..5 {
                 let asked = Instant::now();
                 let a = pool.lock("a").wait(ms(2_500)).acquire().await;
-                let a = a.unwrap_or_else(|error| panic!("{whose} {round}: {error}"));
-                println!("{whose} own `a` after {:?}", asked.elapsed());
+                let a = a.unwrap_or_else(|error| panic!("{name} {round}: {error}"));
+                println!("{name} own `a` after {:?}", asked.elapsed());
                 a.release().await.unwrap();
             }
         }
