@@ -121,6 +121,8 @@ pub(super) enum Ahead {
 struct Silence {
     since: Option<Instant>,
     unanswered: usize,
+    /// When the last answer came, to whichever request. A connection on which answers come is slow, not silent.
+    answered_at: Option<Instant>,
 }
 
 impl Node {
@@ -362,10 +364,11 @@ impl Shared {
     /// Answers come in the order of the requests: one for a request sent at `sent` vouches for all
     /// that were sent before.
     fn note_answer(&self, sent: Instant) {
-        if let Line::Up(Connection { silence, .. }) = &mut *self.line()
-            && silence.since.is_some_and(|since| since <= sent)
-        {
-            *silence = Silence::default();
+        if let Line::Up(Connection { silence, .. }) = &mut *self.line() {
+            if silence.since.is_some_and(|since| since <= sent) {
+                *silence = Silence::default();
+            }
+            silence.answered_at = Some(self.clock.now());
         }
     }
 
@@ -562,8 +565,10 @@ impl Shared {
 
 impl Silence {
     fn is_too_long(&self, now: Instant, patience: Duration) -> bool {
-        self.unanswered > MAX_UNANSWERED
-            || self.since.is_some_and(|since| now.since(since) >= patience)
+        let is_silent = |since: Instant| {
+            now.since(self.answered_at.map_or(since, |answered| answered.max(since))) >= patience
+        };
+        self.unanswered > MAX_UNANSWERED || self.since.is_some_and(is_silent)
     }
 }
 
