@@ -18,14 +18,21 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// The store of `memory://name`, shared by all pools of the process with that name; plain `memory://`
 /// is a store of its own.
+///
+/// Each value is the connection of one pool. Dropped, it takes its notifier out of the store.
 #[derive(Debug)]
-pub(crate) struct Memory(Arc<Shelf>);
+pub(crate) struct Memory {
+    shelf: Arc<Shelf>,
+    /// Tells the connection from the others.
+    id: u64,
+}
 
 #[derive(Debug)]
 struct Shelf {
     clock: Clock,
     slots: Mutex<Slots>,
-    bells: Mutex<Vec<Bell>>,
+    /// Of each pool that is there, by connection. Shared, so that none is called under the mutex.
+    bells: Mutex<Arc<[(u64, Bell)]>>,
     /// Whether one pool alone can get at it.
     private: bool,
 }
@@ -46,19 +53,21 @@ struct Slot {
 impl Memory {
     pub(crate) fn open(name: &str, clock: Clock) -> Self {
         static NAMED: Lazy<Mutex<HashMap<String, Weak<Shelf>>>> = Lazy::new(Mutex::default);
+        static LAST_ID: AtomicU64 = AtomicU64::new(0);
+        let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
         if name.is_empty() {
-            return Self(Arc::new(Shelf::new(clock, true)));
+            return Self { shelf: Arc::new(Shelf::new(clock, true)), id };
         }
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shelf| shelf.strong_count() > 0);
         let shelf = named.get(name).and_then(Weak::upgrade);
         let shelf = shelf.unwrap_or_else(|| Arc::new(Shelf::new(clock, false)));
         named.insert(name.to_owned(), Arc::downgrade(&shelf));
-        Self(shelf)
+        Self { shelf, id }
     }
 
     fn attempt(&self, claim: &Claim) -> Attempt {
-        let now = self.0.clock.now();
+        let now = self.shelf.clock.now();
         let mut slots = self.slots();
         let busy = claim
             .keys
@@ -86,17 +95,35 @@ impl Memory {
             let last = LAST_FENCE.fetch_add(1 + u64::from(spare_fences), Ordering::Relaxed);
             Fence::new(last + 1)
         });
-        Attempt::Granted { fence, spare_fences, wanted: self.0.private.then_some(false) }
+        Attempt::Granted { fence, spare_fences, wanted: self.shelf.private.then_some(false) }
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shelf.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Shelf {
     fn new(clock: Clock, private: bool) -> Self {
-        Self { clock, slots: Mutex::default(), bells: Mutex::default(), private }
+        Self { clock, slots: Mutex::default(), bells: Mutex::new(Arc::default()), private }
+    }
+
+    fn bells(&self) -> Arc<[(u64, Bell)]> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes a new list of notifiers of the present one.
+    fn list(&self, change: impl FnOnce(&mut Vec<(u64, Bell)>)) {
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = bells.to_vec();
+        change(&mut listed);
+        *bells = listed.into();
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.shelf.list(|listed| listed.retain(|(id, _)| *id != self.id));
     }
 }
 
@@ -127,7 +154,7 @@ fn yes_if(held: bool) -> Held {
 
 impl Backend for Memory {
     fn attach(&self, bell: Bell) {
-        self.0.bells.lock().unwrap_or_else(PoisonError::into_inner).push(bell);
+        self.shelf.list(|listed| listed.push((self.id, bell)));
     }
 
     async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
@@ -135,7 +162,7 @@ impl Backend for Memory {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        let now = self.0.clock.now();
+        let now = self.shelf.clock.now();
         let mut slots = self.slots();
         let mut renew = |lease: &LeaseRef| {
             let held = slots.is_held(lease, now);
@@ -151,7 +178,7 @@ impl Backend for Memory {
     }
 
     async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
-        let now = self.0.clock.now();
+        let now = self.shelf.clock.now();
         let mut slots = self.slots();
         let mut release = |Release { lease, keep_for, .. }: &Release| {
             let held = slots.is_held(lease, now);
@@ -166,15 +193,15 @@ impl Backend for Memory {
         };
         let outcomes = releases.iter().map(&mut release).collect();
         drop(slots);
-        let bells = self.0.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        let bells = self.shelf.bells();
         for key in releases.iter().flat_map(|release| release.lease.keys.iter()) {
-            bells.iter().for_each(|bell| bell.changed(key.as_str()));
+            bells.iter().for_each(|(_, bell)| bell.changed(key.as_str()));
         }
         outcomes
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
-        Ok(yes_if(self.slots().is_held(lease, self.0.clock.now())))
+        Ok(yes_if(self.slots().is_held(lease, self.shelf.clock.now())))
     }
 
     fn in_place(&self) -> bool {
@@ -183,5 +210,34 @@ impl Backend for Memory {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         Ok(Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::LockPool;
+
+    /// A pool that is gone is told nothing, and costs the others nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_pool_leaves_no_notifier_in_a_shared_store() {
+        let url = "memory://dropped-pools";
+        let connect = || LockPool::builder(url).on_current_runtime().connect();
+        let stays = connect().await.unwrap();
+        let store = Memory::open("dropped-pools", Clock::runtime());
+        for _ in 0..50 {
+            let pool = connect().await.unwrap();
+            pool.lock("order:42").acquire().await.unwrap().release().await.unwrap();
+            assert!(store.shelf.bells().len() >= 2, "both are told");
+        }
+        // The tasks of a dropped pool end when the runtime comes to them.
+        for _ in 0..1_000 {
+            if store.shelf.bells().len() == 1 {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(store.shelf.bells().len(), 1, "the pool that is there, and no other");
+        stays.lock("order:42").acquire().await.unwrap().release().await.unwrap();
     }
 }
