@@ -17,6 +17,7 @@ use crate::outbox::Outbox;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::round_trip::RoundTrip;
+use crate::undo::Undo;
 use crate::watchdog::{Tools, Watchdog};
 
 pub(crate) struct Engine {
@@ -35,6 +36,7 @@ pub(crate) struct Engine {
     pub(crate) outbox: Outbox,
     /// What one claim takes at the store.
     pub(crate) round_trip: RoundTrip,
+    pub(crate) undo: Undo,
     /// How long the process keeps a lock among its own tasks while others may want it.
     pub(crate) handoff_slice: Duration,
     pub(crate) open_window: Option<OpenWindow>,
@@ -94,6 +96,7 @@ impl Engine {
             registry,
             outbox: Outbox::default(),
             round_trip: RoundTrip::default(),
+            undo: Undo::default(),
             handoff_slice,
             open_window,
             tasks,

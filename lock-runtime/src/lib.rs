@@ -79,6 +79,7 @@ mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod turn;
+mod undo;
 mod watchdog;
 mod word;
 

@@ -22,6 +22,10 @@ use crate::outbox::Trip;
 use crate::place::Place;
 use crate::pursuit;
 use crate::sync::spawn;
+use crate::undo::{Leftover, Undo};
+
+/// How long what an acquire has left is taken back by itself.
+const AT_ONCE: Duration = Duration::from_millis(250);
 
 /// Lets `lease` go: to the next in line of this process, or at the store. It is on its way whether or not
 /// the result is awaited; `None` if it was let go before.
@@ -299,6 +303,8 @@ fn lost() -> LockError {
 /// Frees what requests may leave behind that were never answered: `unanswered` of them may have been
 /// applied, or may be applied yet. Repeats the release until it has met them all, or until the store
 /// answers at a time when it would have forgotten them by itself. Until `keep_until` the keys stay taken.
+///
+/// What takes longer than [`AT_ONCE`] goes on with that of other acquires, in [`Undo`].
 async fn clean_up(
     engine: &Arc<Engine>,
     lease: LeaseRef,
@@ -306,33 +312,22 @@ async fn clean_up(
     until: Instant,
     unanswered: usize,
 ) {
-    let _errand = engine.registry.clear_up();
-    let mut release =
-        Release { lease, keep_for: Duration::ZERO, successor: None, leave_open: Duration::ZERO };
-    let mut met = 0;
-    let mut answered = false;
-    let mut pause = Duration::from_millis(20);
+    let errand = engine.registry.clear_up();
+    let began = engine.clock.now();
+    let mut leftover = Leftover::new(lease, keep_until, until, unanswered, errand);
     loop {
-        release.keep_for = keep_until.since(engine.clock.now());
+        let release = leftover.release_at(engine.clock.now());
         let outcome = release_once(engine, &release).await;
         let now = engine.clock.now();
-        answered |= outcome.is_ok();
-        match outcome {
-            Ok(_) if now >= until => return,
-            Ok(Released::No) | Err(_) => {}
-            Ok(_) if release.keep_for.is_zero() => met += 1,
-            Ok(_) => {}
-        }
-        if answered && met >= unanswered {
-            return;
+        let Some(due) = leftover.answered(&outcome, now) else { return };
+        if now.since(began) >= AT_ONCE {
+            return Undo::file(engine, leftover, due);
         }
         tokio::select! {
-            () = engine.clock.sleep_until(now + pause) => {}
-            // A shutdown waits for what has arrived at the store, not for requests that may never arrive.
-            () = engine.registry.closing(), if answered => return,
+            () = engine.clock.sleep_until(due) => {}
+            () = engine.registry.closing(), if leftover.is_answered() => return,
             () = engine.registry.closed() => return,
         }
-        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 
@@ -375,7 +370,7 @@ pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>
     }
 }
 
-fn silence() -> BackendError {
+pub(crate) fn silence() -> BackendError {
     BackendError::new(Failure::Unknown, "the store did not answer a release in time")
         .remedy("the lock frees itself when its ttl is over; check the store and the network to it")
 }
