@@ -69,7 +69,7 @@ pub(crate) async fn acquire(engine: Arc<Engine>, ask: Arc<Ask>) -> Result<LockGu
         _ => Box::pin(several_keys(&engine, ask, newcomer, errand)).await?,
     };
     // The grant may have run out on its way here, while this thread was blocked or the machine slept.
-    guard.unless_lost()
+    guard.picked_up()
 }
 
 /// Joins the line of the key; who is alone asks the store at once, and takes the errand along.

@@ -189,8 +189,11 @@ impl LockGuard {
         drop(reply.send(outcome));
     }
 
-    /// This guard, or why its lease is over already.
-    pub(crate) fn unless_lost(self) -> Result<Self, LockError> {
+    /// This guard, for the caller that it was made for; or why its lease is over already.
+    pub(crate) fn picked_up(self) -> Result<Self, LockError> {
+        if !self.lease.pick_up() {
+            return Err(unclaimed());
+        }
         if self.is_held() { Ok(self) } else { Err(self.end_error()) }
     }
 
@@ -277,6 +280,13 @@ fn released() -> LockError {
         "the lock was released by its holder before anything was lost",
     )
     .remedy("end what waits for a loss; `is_lost()` is true of a loss alone")
+}
+
+#[cold]
+fn unclaimed() -> LockError {
+    let cause = "the lock was granted and given back: the acquire was not polled until `wait` and one ttl were over";
+    LockError::new(ErrorKind::Conflict, cause)
+        .remedy("poll the future of an acquire until it is ready: `tokio::spawn` it, or `await` it before other work")
 }
 
 #[cold]

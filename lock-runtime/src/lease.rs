@@ -1,6 +1,6 @@
 //! One grant: how long it may be believed, and what became of it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::clock::{Clock, Instant};
 use crate::engine::Engine;
 use crate::fence::{Fence, Fences};
 use crate::guard::LockGuard;
-use crate::options::Ttl;
+use crate::options::{Ttl, Wait};
 use crate::place::Place;
 use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
@@ -44,6 +44,10 @@ pub(crate) struct Lease {
     /// How long the store may be holding requests of this acquire that were never answered.
     pub(crate) haunted_until: Option<Instant>,
     clock: Clock,
+    offer: Offer,
+    /// A grant that its caller has not picked up by then is given back: at the end of the wait, and not before one
+    /// ttl is over.
+    offered_until: Instant,
     /// End of belief in nanoseconds of the clock; 0 once the lease is lost or let go.
     valid_until: AtomicU64,
     /// When the store itself forgets the lease at the latest.
@@ -52,6 +56,24 @@ pub(crate) struct Lease {
     filed_at: AtomicU64,
     state: Mutex<State>,
     renewed: Notify,
+}
+
+/// Whether the caller has picked up its grant. One exchange decides between the pick-up and the return.
+#[derive(Debug, Default)]
+struct Offer(AtomicU8);
+
+impl Offer {
+    const OPEN: u8 = 0;
+    const PICKED_UP: u8 = 1;
+    const WITHDRAWN: u8 = 2;
+
+    fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::OPEN
+    }
+
+    fn end(&self, how: u8) -> bool {
+        self.0.compare_exchange(Self::OPEN, how, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
 }
 
 #[derive(Debug)]
@@ -176,6 +198,8 @@ pub(crate) enum Beat {
     Wait(Instant),
     /// It has just been lost.
     Lost(Loss),
+    /// Its caller has not picked it up in time, and cannot any more. It is to be released.
+    Unclaimed(Arc<Engine>),
     /// It needs no watchdog any more.
     Over,
 }
@@ -229,7 +253,8 @@ impl Lease {
         wanted: Option<bool>,
     ) -> LockGuard {
         let id = engine.registry.next_id();
-        let lease = Arc::new(Self::new(id, engine.name().clone(), ask, tenure, engine.clock));
+        let pool = engine.name().clone();
+        let lease = Arc::new(Self::new(id, pool, ask, tenure, asked_at, engine.clock));
         engine.registry.enroll(&lease);
         engine.watchdog.watch(&lease);
         if let [key] = &*lease.ask.wire {
@@ -239,8 +264,20 @@ impl Lease {
         LockGuard::new(engine.clone(), lease)
     }
 
-    fn new(id: u64, pool: Arc<str>, ask: Arc<Ask>, mut tenure: Tenure, clock: Clock) -> Self {
+    fn new(
+        id: u64,
+        pool: Arc<str>,
+        ask: Arc<Ask>,
+        mut tenure: Tenure,
+        asked_at: Instant,
+        clock: Clock,
+    ) -> Self {
         let granted_at = clock.now();
+        let wait_ends = match ask.policy.wait {
+            Wait::For(wait) => asked_at + wait,
+            Wait::Forever => granted_at,
+        };
+        let offered_until = wait_ends.max(granted_at + ask.policy.ttl.get());
         let limit = ask.policy.max_hold.map(|max_hold| granted_at + max_hold);
         let valid_until = limit.map_or(tenure.valid_until, |limit| limit.min(tenure.valid_until));
         let fence =
@@ -260,6 +297,8 @@ impl Lease {
             tenure_since: tenure.since,
             haunted_until: tenure.haunted_until,
             clock,
+            offer: Offer::default(),
+            offered_until,
             valid_until: AtomicU64::new(valid_until.as_nanos()),
             stored_until: AtomicU64::new(tenure.stored_until.as_nanos()),
             filed_at: AtomicU64::new(0),
@@ -318,6 +357,11 @@ impl Lease {
             turns: std::mem::take(&mut state.turns),
         };
         Some((tenure, listeners))
+    }
+
+    /// The caller has its guard. False if the grant was given back before.
+    pub(crate) fn pick_up(&self) -> bool {
+        self.offer.end(Offer::PICKED_UP)
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -448,7 +492,10 @@ impl Lease {
     fn due_in(&self, state: &State) -> Option<Instant> {
         let last_call = self.last_call();
         match state.phase {
-            Phase::Held => Some(state.next_renewal.map_or(last_call, |next| next.min(last_call))),
+            Phase::Held => {
+                let due = state.next_renewal.map_or(last_call, |next| next.min(last_call));
+                Some(if self.offer.is_open() { due.min(self.offered_until) } else { due })
+            }
             Phase::Renewing => Some(last_call),
             Phase::Passed
             | Phase::Lost
@@ -474,6 +521,13 @@ impl Lease {
         }
         if state.phase != Phase::Held {
             return Beat::Wait(last_call);
+        }
+        // By its turn a lease knows the pool of the line that waits for it.
+        if now >= self.offered_until
+            && let Some(turn) = state.turns.first()
+            && self.offer.end(Offer::WITHDRAWN)
+        {
+            return Beat::Unclaimed(turn.engine().clone());
         }
         state.phase = Phase::Renewing;
         Beat::Renew { last_call, in_doubt: state.unconfirmed.is_some() }

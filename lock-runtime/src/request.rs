@@ -111,6 +111,10 @@ impl LockRequest {
     ///
     /// Cancel safe: a dropped acquire leaves nothing behind, not even what the store may have granted.
     ///
+    /// Both the wait and the grant go on while the future is not polled. A grant that it does not pick up is given
+    /// back at the end of `wait`, but not before one ttl is over; polled later, it ends with
+    /// [`ErrorKind::Conflict`].
+    ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if somebody else did not let go in time, [`ErrorKind::Backend`] if the
     /// store cannot be asked, and the kinds that say what is wrong with the call.

@@ -25,6 +25,10 @@ impl Turn {
         Self { engine: engine.clone(), keys, stance: None }
     }
 
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     /// The key, of a turn of one.
     pub(crate) fn key(&self) -> &Key {
         &self.keys[0]

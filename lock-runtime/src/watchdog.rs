@@ -11,6 +11,7 @@ use crate::deadlines::Deadlines;
 use crate::driver::Driver;
 use crate::lease::{Beat, Lease, Loss};
 use crate::observe;
+use crate::release::release;
 
 /// One schedule for all leases of a pool. Leases that are due together are renewed in one round trip.
 #[derive(Debug, Default)]
@@ -113,6 +114,8 @@ impl Watchdog {
                 }
                 Beat::Wait(due) => self.file(&lease, due),
                 Beat::Lost(loss) => observe::lost(&lease, loss),
+                // The caller is told as it polls again.
+                Beat::Unclaimed(engine) => drop(release(&engine, &lease)),
                 Beat::Over => {}
             }
         }

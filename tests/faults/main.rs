@@ -7,3 +7,5 @@ mod links;
 mod lost_replies;
 mod renewal;
 mod server_errors;
+mod unclaimed;
+mod undo;

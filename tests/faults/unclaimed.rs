@@ -1,0 +1,134 @@
+//! A grant that its caller does not pick up is given back.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use lock_runtime::testing::{Fault, Faulty, Operation, open};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
+
+const KEY: &str = "order:7";
+const TTL: Duration = Duration::from_secs(3);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, LockError>>>>;
+
+/// Polls once, and not again.
+async fn parked(acquire: impl Future<Output = Result<LockGuard, LockError>> + 'static) -> Acquire {
+    let mut acquire: Acquire = Box::pin(acquire);
+    let is_pending = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_pending())).await;
+    assert!(is_pending, "it waits for an answer");
+    acquire
+}
+
+/// A pool whose store answers later, and another one on the same store.
+async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::Faults) {
+    let url = format!("memory://{name}");
+    let (store, faults) = Faulty::new(open(&url).await.unwrap());
+    // Otherwise the first poll would have it.
+    faults.plan(Operation::Acquire, Fault::DelayReply(ms(10)));
+    let ours = LockPool::with_backend(store).on_current_runtime().connect().await.unwrap();
+    let theirs = LockPool::builder(url).on_current_runtime().connect().await.unwrap();
+    ([ours, theirs], faults)
+}
+
+fn is_given_back(outcome: Result<LockGuard, LockError>) {
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert!(error.to_string().contains("given back"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_acquire_keeps_others_out_for_one_ttl_at_most() {
+    let ([ours, theirs], faults) = pools("unclaimed").await;
+    let acquire = parked(ours.lock(KEY).ttl(TTL).wait(ms(500)).acquire()).await;
+    tokio::time::sleep(TTL / 2).await;
+    assert!(faults.count(Operation::Renew) > 0, "it was granted, and is renewed meanwhile");
+    assert!(theirs.lock(KEY).try_acquire().await.unwrap().is_none());
+    let guard = theirs.lock(KEY).wait(TTL).acquire().await.unwrap();
+    is_given_back(acquire.await);
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_acquire_has_its_wait_at_least() {
+    let ([ours, theirs], _) = pools("unclaimed-wait").await;
+    let acquire = parked(ours.lock(KEY).ttl(TTL).wait(TTL * 4).acquire()).await;
+    tokio::time::sleep(TTL * 3).await;
+    assert!(theirs.lock(KEY).try_acquire().await.unwrap().is_none());
+    acquire.await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_acquire_of_several_keys_gives_all_of_them_back() {
+    let ([ours, theirs], _) = pools("unclaimed-keys").await;
+    let acquire = parked(ours.lock_all(["a", "b", "c"]).ttl(TTL).wait(ms(500)).acquire()).await;
+    tokio::time::sleep(TTL / 2).await;
+    assert!(theirs.lock("b").try_acquire().await.unwrap().is_none(), "it was granted");
+    let guard = theirs.lock_all(["a", "b", "c"]).wait(TTL).acquire().await.unwrap();
+    is_given_back(acquire.await);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_waiter_to_which_the_lock_was_handed_on_gives_way_to_the_next_one() {
+    let ([ours, _], _) = pools("unclaimed-handoff").await;
+    let held = ours.lock(KEY).ttl(TTL).acquire().await.unwrap();
+    let acquire = parked(ours.lock(KEY).ttl(TTL).wait(ms(500)).acquire()).await;
+    let behind = tokio::spawn(ours.lock(KEY).ttl(TTL).wait(TTL * 2).acquire());
+    tokio::task::yield_now().await;
+    held.release().await.unwrap();
+    let guard = behind.await.unwrap().unwrap();
+    is_given_back(acquire.await);
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_waiter_is_sent_away_at_the_end_of_its_wait() {
+    let ([ours, theirs], _) = pools("unclaimed-deadline").await;
+    let held = theirs.lock(KEY).acquire().await.unwrap();
+    let acquire = parked(ours.lock(KEY).ttl(TTL).wait(ms(500)).acquire()).await;
+    tokio::time::sleep(ms(600)).await;
+    held.release().await.unwrap();
+    tokio::time::sleep(ms(10)).await;
+    let guard = theirs.lock(KEY).try_acquire().await.unwrap();
+    guard.expect("its wait was over").release().await.unwrap();
+    assert_eq!(acquire.await.unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+/// The caller has the lock, or the next one may have it: never both, never neither.
+#[tokio::test(start_paused = true)]
+async fn a_pick_up_in_the_instant_of_the_return() {
+    let ttl = ms(300);
+    let (mut picked_up, mut given_back) = (0, 0);
+    for moment in 290..420 {
+        let ([ours, theirs], faults) = pools(&format!("unclaimed-{moment}")).await;
+        if moment % 2 == 0 {
+            faults.plan(Operation::Renew, Fault::DelayReply(ms(60)));
+        }
+        let acquire = parked(ours.lock(KEY).ttl(ttl).wait(ms(100)).acquire()).await;
+        tokio::time::sleep(ms(moment)).await;
+        match acquire.await {
+            Ok(guard) => {
+                picked_up += 1;
+                guard.verify().await.unwrap();
+                assert!(theirs.lock(KEY).try_acquire().await.unwrap().is_none());
+                tokio::time::sleep(ttl * 4).await;
+                guard.verify().await.expect("what is picked up is kept");
+                guard.release().await.unwrap();
+            }
+            outcome => {
+                given_back += 1;
+                is_given_back(outcome);
+            }
+        }
+        theirs.lock(KEY).wait(ms(100)).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert!(picked_up > 0 && given_back > 0, "{picked_up} and {given_back}");
+}
