@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::{AbortHandle, unconstrained};
 
 use crate::error::{ErrorKind, LockError};
+use crate::foreign;
 use crate::sync::{self, Mutex, spawn, spawn_on};
 
 /// Runs a pool's futures: by default on one thread of its own, which the whole process shares. So a
@@ -105,7 +106,7 @@ impl Driver {
     ) -> Result<T, LockError> {
         let (reply, answer) = tokio::sync::oneshot::channel();
         self.spawn(async move {
-            let _ = reply.send(future.await);
+            foreign::answer(reply, future.await);
         });
         answer.await.map_err(|_| Self::gone())
     }

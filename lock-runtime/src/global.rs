@@ -9,6 +9,7 @@ use once_cell::sync::Lazy;
 
 use crate::driver::Driver;
 use crate::error::{ErrorKind, LockError};
+use crate::foreign;
 use crate::pool::{LockPool, ShutdownReport};
 
 pub(crate) const DEFAULT: &str = "default";
@@ -71,7 +72,7 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
             let driver = pool.engine().driver.clone();
             let (reply, report) = tokio::sync::oneshot::channel();
             driver.spawn(async move {
-                let _ = reply.send(pool.shutdown(grace).await);
+                foreign::answer(reply, pool.shutdown(grace).await);
             });
             report
         })

@@ -14,6 +14,7 @@ use crate::backend::{BackendError, Failure, Held};
 use crate::engine::Engine;
 use crate::error::{ErrorKind, LockError, Progress};
 use crate::fence::Fence;
+use crate::foreign;
 use crate::key::Key;
 use crate::lease::{Ending, Lease, Listener, Loss};
 use crate::observe;
@@ -186,7 +187,7 @@ impl LockGuard {
     pub(crate) fn deliver(self, reply: oneshot::Sender<Result<Self, LockError>>) {
         let open = self.engine.registry.is_open();
         let outcome = if open { Ok(self) } else { Err(LockError::shutdown()) };
-        drop(reply.send(outcome));
+        foreign::answer(reply, outcome);
     }
 
     /// This guard, for the caller that it was made for; or why its lease is over already.

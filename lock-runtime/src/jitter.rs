@@ -13,7 +13,7 @@ use crate::clock::Instant;
 pub(crate) fn early(from: Instant, pause: Duration, salt: u64) -> Instant {
     let most = u64::try_from(pause.as_nanos() / 16).unwrap_or(u64::MAX);
     let step = most.checked_ilog2().map_or(1, |log| 1 << log);
-    let pause = pause.mul_f64(1.0 - 0.06 * unit(mix(salt ^ *SEED)));
+    let pause = scaled(pause, 1.0 - 0.06 * unit(mix(salt ^ *SEED)));
     let due = (from + pause).as_nanos();
     Instant::from_nanos(due - due.wrapping_add(*SEED) % step)
 }
@@ -22,7 +22,12 @@ pub(crate) fn early(from: Instant, pause: Duration, salt: u64) -> Instant {
 pub(crate) fn below(span: Duration) -> Duration {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
-    span.mul_f64(0.25 + 0.75 * unit(mix(call ^ *SEED)))
+    scaled(span, 0.25 + 0.75 * unit(mix(call ^ *SEED)))
+}
+
+/// `span` times a factor of at most 1. The longest span there is, as a float, is more than a span can be.
+fn scaled(span: Duration, factor: f64) -> Duration {
+    Duration::try_from_secs_f64(span.as_secs_f64() * factor).unwrap_or(span)
 }
 
 /// Differs between processes. Nothing but timing hangs on it.

@@ -12,6 +12,7 @@ use crate::backend::{BackendError, LeaseRef, Owner};
 use crate::clock::{Clock, Instant};
 use crate::engine::Engine;
 use crate::fence::{Fence, Fences};
+use crate::foreign;
 use crate::guard::LockGuard;
 use crate::options::{Ttl, Wait};
 use crate::place::Place;
@@ -155,7 +156,7 @@ impl Listeners {
     /// Wakes all of them. Not under a lock: a waker is foreign code.
     pub(crate) fn wake(self) {
         for (_, waker) in self.0 {
-            waker.wake();
+            foreign::wake(waker);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::clock::Instant;
 use crate::engine::Engine;
 use crate::error::LockError;
 use crate::fence::Fences;
+use crate::foreign;
 use crate::guard::LockGuard;
 use crate::lease::{Lease, Tenure};
 use crate::options::Wait;
@@ -280,7 +281,7 @@ fn answered(
     let tries_left = ask.policy.retry_count.is_none_or(|count| count > 0);
     if refused || !tries_left || deadline.is_some_and(|deadline| now >= deadline) {
         let verdict = engine.queue.verdict(turn.key(), ask.policy.wait, now);
-        drop(reply.send(Err(verdict)));
+        foreign::answer(reply, Err(verdict));
     } else {
         let wish = Wish::Lease { ask, reply };
         engine.queue.join_front(turn.key(), Waiter { id, since, deadline, attempts: 1, wish });

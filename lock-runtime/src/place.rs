@@ -79,7 +79,7 @@ impl Place {
             Standing::InLine { ask_again } | Standing::Watching { ask_again } => ask_again,
             // Stores round an expiry up to a millisecond.
             Standing::Outside if policy.retry_delay.is_none() => {
-                poll.min(free_in.map_or(poll, |free_in| free_in + Duration::from_millis(1)))
+                poll.min(free_in.map_or(poll, |it| it.saturating_add(Duration::from_millis(1))))
             }
             Standing::Outside => poll,
         }

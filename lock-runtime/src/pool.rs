@@ -11,6 +11,7 @@ use crate::clock::{Clock, Instant};
 use crate::driver::Driver;
 use crate::engine::{Engine, OpenWindow, Plan};
 use crate::error::{ErrorKind, LockError};
+use crate::events;
 use crate::key::Key;
 use crate::lease::Loss;
 use crate::options::{Defaults, LockOptions, Policy, TIMER, Wait};
@@ -412,6 +413,8 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
     let after = engine.registry.tally();
     engine.registry.advance(Stage::Closed);
     let _ = timeout(engine.patience, engine.store.close()).await;
+    // A program that ends now would take them along.
+    events::told(engine.patience / 2).await;
     ShutdownReport {
         released: after.released - before.released,
         // Releases that are still being tried count as abandoned.

@@ -34,6 +34,7 @@ use crate::clock::{Clock, Instant};
 use crate::deadlines::Deadlines;
 use crate::driver::Driver;
 use crate::error::{ErrorKind, LockError};
+use crate::foreign;
 use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::lease::Lease;
@@ -175,8 +176,8 @@ impl Wish {
 
     fn refuse(self, error: LockError) {
         match self {
-            Self::Lease { reply, .. } => drop(reply.send(Err(error))),
-            Self::Several(several) => drop(several.reply.send(Err(error))),
+            Self::Lease { reply, .. } => foreign::answer(reply, Err(error)),
+            Self::Several(several) => foreign::answer(several.reply, Err(error)),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::clock::Instant;
 use crate::driver::Driver;
 use crate::engine::Engine;
 use crate::error::{ErrorKind, LockError};
+use crate::foreign;
 use crate::handoff::hand_on;
 use crate::key::Key;
 use crate::lease::Lease;
@@ -80,7 +81,7 @@ impl Drop for Departure {
 impl Departure {
     fn answer(&mut self, result: Result<(), LockError>) {
         if let Some(reply) = self.reply.take() {
-            let _ = reply.send(result);
+            foreign::answer(reply, result);
         }
     }
 

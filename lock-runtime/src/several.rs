@@ -23,6 +23,7 @@ use crate::climb::{Climb, Fall, Next};
 use crate::clock::Instant;
 use crate::engine::Engine;
 use crate::error::LockError;
+use crate::foreign;
 use crate::fence::Fences;
 use crate::guard::LockGuard;
 use crate::key::Key;
@@ -81,7 +82,7 @@ impl Caller {
 
     fn refuse(&mut self, error: LockError) {
         if let Some(reply) = self.0.take() {
-            drop(reply.send(Err(error)));
+            foreign::answer(reply, Err(error));
         }
     }
 }

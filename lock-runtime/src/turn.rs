@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::driver::Driver;
 use crate::engine::Engine;
+use crate::foreign;
 use crate::key::Key;
 use crate::pursuit;
 use crate::queue::{Next, Queue};
@@ -80,7 +81,7 @@ pub(crate) fn call(engine: &Arc<Engine>, nexts: Vec<Next>) {
         match next {
             Next::Line(keys) => pursuit::start(engine, Turn::new(engine, keys)),
             // If it is not received, it comes back and calls the one behind.
-            Next::Several(keys, reply) => drop(reply.send(Ok(Turn::new(engine, keys)))),
+            Next::Several(keys, reply) => foreign::answer(reply, Ok(Turn::new(engine, keys))),
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::backend::{BackendError, Failure, Held, Store};
 use crate::clock::{Clock, Instant};
 use crate::deadlines::Deadlines;
 use crate::driver::Driver;
+use crate::foreign;
 use crate::lease::{Beat, Lease, Loss};
 use crate::observe;
 use crate::release::release;
@@ -91,18 +92,21 @@ impl Watchdog {
         let tools = Arc::new(tools);
         loop {
             self.0.due(tools.clock).await;
-            self.tick(&tools);
+            let now = tools.clock.now();
+            let mut due = self.0.take_until(now + TICK);
+            // Of a great many most are not in the processor's caches: it fetches best what lies together.
+            due.sort_unstable_by_key(Arc::as_ptr);
+            // A panic here would end all renewals of the pool. So it ends one beat, and each lease is looked at again.
+            if foreign::call(|| self.beat(&tools, &due, now)).is_err() {
+                due.iter().for_each(|lease| self.watch(lease));
+            }
         }
     }
 
-    fn tick(self: &Arc<Self>, tools: &Arc<Tools>) {
-        let now = tools.clock.now();
+    fn beat(self: &Arc<Self>, tools: &Arc<Tools>, due: &[Arc<Lease>], now: Instant) {
         // A lease that is soon to end has less patience with the store than the others have. And one that was
         // not renewed last time may be so for a reason of its own, a server of a cluster that is silent.
         let mut batches: [Batch; 4] = Default::default();
-        let mut due = self.0.take_until(now + TICK);
-        // Of a great many most are not in the processor's caches: it fetches best what lies together.
-        due.sort_unstable_by_key(Arc::as_ptr);
         for lease in due {
             lease.file_at(NOWHERE);
             match lease.beat(now + TICK) {
@@ -110,12 +114,13 @@ impl Watchdog {
                 Beat::Renew { last_call, in_doubt } => {
                     let left = last_call.since(now) / 2;
                     let in_haste = left < tools.patience;
-                    batches[2 * usize::from(in_doubt) + usize::from(in_haste)].add(lease, left);
+                    batches[2 * usize::from(in_doubt) + usize::from(in_haste)]
+                        .add(lease.clone(), left);
                 }
-                Beat::Wait(due) => self.file(&lease, due),
-                Beat::Lost(loss) => observe::lost(&lease, loss),
+                Beat::Wait(due) => self.file(lease, due),
+                Beat::Lost(loss) => observe::lost(lease, loss),
                 // The caller is told as it polls again.
-                Beat::Unclaimed(engine) => drop(release(&engine, &lease)),
+                Beat::Unclaimed(engine) => drop(release(&engine, lease)),
                 Beat::Over => {}
             }
         }
@@ -124,7 +129,7 @@ impl Watchdog {
             if !leases.is_empty() {
                 // A store needs time for each of a great many.
                 let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-                let patience = (tools.patience + EACH * count).min(left);
+                let patience = tools.patience.saturating_add(EACH.saturating_mul(count)).min(left);
                 tools.driver.spawn(self.clone().renew(tools.clone(), leases, patience));
             }
         }
@@ -132,6 +137,8 @@ impl Watchdog {
 
     async fn renew(self: Arc<Self>, tools: Arc<Tools>, batch: Vec<Arc<Lease>>, patience: Duration) {
         let requests: Vec<_> = batch.iter().map(|lease| lease.to_store()).collect();
+        let mut open =
+            Unanswered { watchdog: &self, clock: tools.clock, leases: batch.into_iter() };
         let sent = tools.clock.now();
         let answer = timeout(patience, tools.store.renew(&requests)).await;
         let now = tools.clock.now();
@@ -139,26 +146,44 @@ impl Watchdog {
             Err(BackendError::new(Failure::Unknown, "the store did not answer a renewal in time"))
         };
         let mut outcomes = answer.unwrap_or_default().into_iter();
-        for lease in &batch {
+        while let Some(lease) = open.leases.next() {
             match outcomes.next().unwrap_or_else(silence) {
                 Ok(Held::Yes) => {
                     let every = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.renewed(sent, every);
-                    observe::renewed(lease);
+                    observe::renewed(&lease);
                 }
                 Ok(Held::No) => {
                     if lease.lose(Loss::Taken) {
-                        observe::lost(lease, Loss::Taken);
+                        observe::lost(&lease, Loss::Taken);
                     }
                     // A holder that has let go meanwhile is waiting for this.
                     lease.not_there(now);
                 }
                 Err(error) => {
-                    observe::not_renewed(lease, &error);
+                    observe::not_renewed(&lease, &error);
                     lease.not_renewed(now, error);
                 }
             }
-            self.watch(lease);
+            self.watch(&lease);
+        }
+    }
+}
+
+/// Leases whose renewal is on its way. Dropped before the answer, as the driver's runtime ends or by a panic, it has
+/// those that are left looked at again: none stays in the phase of a renewal that never ends.
+struct Unanswered<'a> {
+    watchdog: &'a Watchdog,
+    clock: Clock,
+    leases: std::vec::IntoIter<Arc<Lease>>,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        for lease in self.leases.by_ref() {
+            let error = BackendError::new(Failure::Unknown, "a renewal was cut off");
+            lease.not_renewed(self.clock.now(), error);
+            self.watchdog.watch(&lease);
         }
     }
 }

@@ -19,6 +19,9 @@ use tokio::task::yield_now;
 const SOON: Duration = Duration::from_secs(5);
 const TTL: Duration = Duration::from_secs(30);
 
+/// Long enough for a request of a store that answers at once.
+const SHORT: Duration = Duration::from_millis(250);
+
 /// A task that has used its budget up finds nothing ready in its runtime until it yields, and the last task of a
 /// runtime never does.
 #[test]
@@ -88,9 +91,11 @@ impl Backend for Panics {
 #[test]
 fn a_panic_of_a_store_is_not_the_callers() {
     let runtime = current_thread();
-    let pool = runtime.block_on(LockPool::with_backend(Panics).connect()).unwrap();
+    let pool = LockPool::with_backend(Panics).patience(SHORT).wait(SHORT);
+    let pool = runtime.block_on(pool.connect()).unwrap();
     let acquire = |key| runtime.block_on(pool.lock(key).fencing(false).acquire());
-    acquire("bad").unwrap_err();
+    let error = acquire("bad").unwrap_err();
+    assert!(error.is_backend() && error.to_string().contains("a bug in acquire"), "{error}");
     let guard = acquire("dropped").unwrap();
     drop(guard);
     let guard = acquire("released").unwrap();

@@ -323,7 +323,8 @@ mod holder {
                 told.check(&format!("{case}, lost"), &lost, &["renewal"]);
                 // Why, is told by the log.
                 let refused = |line: &str| line.contains("not renewed yet") && line.contains(code);
-                assert!(Logs::global().text().lines().any(refused), "{case}");
+                let is_told = async || Logs::global().text().lines().any(refused);
+                eventually_async(ms(10_000), &case, is_told).await;
                 println!("{case}: lost after {:?}", began.elapsed());
                 let error = within(PATIENCE, kept.verify()).await.unwrap_err();
                 told.check(&format!("{case}, verify"), &error, &["renewal"]);
@@ -506,7 +507,8 @@ mod cluster {
         let told = Told { kind: ErrorKind::Lost, ..Told::by("elsewhere") };
         told.check("a held lock has moved", &lost, &["renewal"]);
         let refused = |line: &str| line.contains("not renewed yet") && line.contains("ASK ");
-        assert!(Logs::global().text().lines().any(refused));
+        let is_told = async || Logs::global().text().lines().any(refused);
+        eventually_async(ms(10_000), "it is told", is_told).await;
         drop(guard);
         set_slot(&["STABLE"]);
         works(&pool).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lock_runtime::LockPool;
 use lock_tests::logs::Logs;
 use lock_tests::server::Config;
-use lock_tests::{RedisServer, eventually_async};
+use lock_tests::{RedisServer, eventually, eventually_async};
 
 const NOISE: Duration = Duration::from_secs(5);
 
@@ -23,13 +23,16 @@ async fn warnings(server: &RedisServer) -> Vec<String> {
     let health = pool.health().await.unwrap();
     let warnings: Vec<_> = health.warnings.iter().map(ToString::to_string).collect();
     let address = format!("server=\"127.0.0.1:{}\"", server.port());
-    let logged: Vec<_> = logs
-        .lines_with("the store may lose locks")
-        .into_iter()
-        .filter(|line| line.contains(&address) && line.contains("WARN lock_runtime"))
-        .collect();
-    let told = warnings.iter().filter(|warning| !warning.contains("appendfsync every"));
-    assert_eq!(logged.len(), told.count(), "{logged:#?} {warnings:#?}");
+    let told = warnings.iter().filter(|warning| !warning.contains("appendfsync every")).count();
+    let logged = || -> Vec<_> {
+        logs.lines_with("the store may lose locks")
+            .into_iter()
+            .filter(|line| line.contains(&address) && line.contains("WARN lock_runtime"))
+            .collect()
+    };
+    eventually(Duration::from_secs(10), "all warnings are told", || logged().len() >= told);
+    let logged = logged();
+    assert_eq!(logged.len(), told, "{logged:#?} {warnings:#?}");
     for warning in &warnings {
         assert!(warning.contains(&format!("Redis at 127.0.0.1:{} ", server.port())), "{warning}");
     }

@@ -8,7 +8,7 @@ use lock_runtime::testing::{conformance_without_fences, open};
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::logs::Logs;
 use lock_tests::proxy::{Action, Direction, Trap, named};
-use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
+use lock_tests::{FaultProxy, Monitor, RedisServer, eventually, eventually_async};
 
 const KEY: &str = "order:42";
 const SOON: Duration = Duration::from_secs(10);
@@ -119,8 +119,12 @@ async fn the_mode_is_told_once_and_stays_visible() {
     let (server, url) = server_for("+@all -@scripting");
     let pool = LockPool::connect(&url).await.unwrap();
     let at = format!("127.0.0.1:{}", server.port());
-    let told = logs.lines_with("without scripts");
-    let told: Vec<_> = told.iter().filter(|line| line.contains(&at)).collect();
+    let told = || -> Vec<_> {
+        let told = logs.lines_with("without scripts");
+        told.into_iter().filter(|line| line.contains(&at)).collect()
+    };
+    eventually(Duration::from_secs(10), "it is told", || !told().is_empty());
+    let told = told();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("WARN") && told[0].contains("NOPERM"), "{told:?}");
     let warnings = pool.health().await.unwrap().warnings;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 pub use crate::bell::Bell;
 use crate::fence::Fence;
+use crate::foreign;
 use crate::key::Key;
 pub use crate::owner::Owner;
 
@@ -192,6 +193,9 @@ impl fmt::Display for Warning {
 /// renewals and releases compare the owner. All futures run on the pool's driver, but for the first poll of an
 /// acquire or a release, which may be on the thread of a caller, in the context of the driver's runtime.
 ///
+/// A panic counts as a request without an answer ([`Failure::Unknown`]), and the request is repeated. A call that
+/// blocks its thread keeps the pool's renewals waiting.
+///
 /// What reaches the driver together is given to the store together, so that it can leave in one write.
 /// The entries of one call have nothing to do with each other: one outcome each, in order.
 pub trait Backend: Send + Sync + 'static {
@@ -342,7 +346,8 @@ impl std::error::Error for BackendError {
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// [`Backend`] behind a pointer, so that a pool has one type whatever its store.
+/// [`Backend`] behind a pointer, so that a pool has one type whatever its store. A panic of the store is the failure
+/// of the request, like an answer that never came.
 pub(crate) trait Store: Send + Sync {
     fn attach(&self, bell: Bell);
     fn acquire<'a>(&'a self, claims: &'a [Claim]) -> Boxed<'a, Vec<Result<Attempt, BackendError>>>;
@@ -364,37 +369,51 @@ impl<B: Backend> Store for B {
     }
 
     fn acquire<'a>(&'a self, claims: &'a [Claim]) -> Boxed<'a, Vec<Result<Attempt, BackendError>>> {
-        Box::pin(Backend::acquire(self, claims))
+        Box::pin(answered(async { Backend::acquire(self, claims).await }, claims.len()))
     }
 
     fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
-        Box::pin(Backend::renew(self, leases))
+        Box::pin(answered(async { Backend::renew(self, leases).await }, leases.len()))
     }
 
     fn release<'a>(
         &'a self,
         releases: &'a [Release],
     ) -> Boxed<'a, Vec<Result<Released, BackendError>>> {
-        Box::pin(Backend::release(self, releases))
+        Box::pin(answered(async { Backend::release(self, releases).await }, releases.len()))
     }
 
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>> {
-        Box::pin(Backend::holds(self, lease))
+        let holds = foreign::run(async { Backend::holds(self, lease).await });
+        Box::pin(async { holds.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn in_place(&self) -> bool {
-        Backend::in_place(self)
+        foreign::call(|| Backend::in_place(self)).unwrap_or(false)
     }
 
     fn has_lines(&self) -> bool {
-        Backend::has_lines(self)
+        foreign::call(|| Backend::has_lines(self)).unwrap_or(false)
     }
 
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
-        Box::pin(Backend::health(self))
+        let health = foreign::run(async { Backend::health(self).await });
+        Box::pin(async { health.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn close(&self) -> Boxed<'_, ()> {
-        Box::pin(Backend::close(self))
+        let close = foreign::run(async { Backend::close(self).await });
+        Box::pin(async { drop(close.await) })
     }
+}
+
+/// The outcomes of a call; after a panic its error for each of its `count` entries.
+async fn answered<T>(
+    call: impl Future<Output = Vec<Result<T, BackendError>>>,
+    count: usize,
+) -> Vec<Result<T, BackendError>> {
+    foreign::run(call).await.unwrap_or_else(|panic| {
+        let error = panic.into_error();
+        (0..count).map(|_| Err(error.clone())).collect()
+    })
 }

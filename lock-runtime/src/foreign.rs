@@ -1,0 +1,103 @@
+//! Code of others that runs among the pool's own: stores, wakers of callers, subscribers of events. A panic in it
+//! ends there, and nothing of the pool with it.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use tokio::sync::oneshot;
+
+use crate::backend::{BackendError, Failure};
+
+/// What a panic said.
+#[derive(Debug)]
+pub(crate) struct Panic(String);
+
+impl Panic {
+    fn new(payload: &(dyn Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        Self(text.unwrap_or("no text").to_owned())
+    }
+
+    /// For a request to a store that came to nothing by it. By then the request may have been applied.
+    #[cold]
+    pub(crate) fn into_error(self) -> BackendError {
+        BackendError::new(Failure::Unknown, format!("the store panicked: {}", self.0))
+            .remedy("it is a bug of the `Backend`: let it answer with a `BackendError` instead")
+    }
+}
+
+/// Runs `code` to its end or its panic.
+pub(crate) fn call<T>(code: impl FnOnce() -> T) -> Result<T, Panic> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(|payload| Panic::new(&*payload))
+}
+
+/// Wakes a caller.
+pub(crate) fn wake(waker: Waker) {
+    // What the panic said has gone to the panic hook. The caller's executor is the one that does not poll again.
+    let _ = call(|| waker.wake());
+}
+
+/// Answers a caller, and wakes it. What a caller that is gone does not take ends here.
+pub(crate) fn answer<T>(reply: oneshot::Sender<T>, answer: T) {
+    let _ = call(|| drop(reply.send(answer)));
+}
+
+/// Runs `future` to its end or its panic.
+pub(crate) fn run<F: Future>(future: F) -> impl Future<Output = Result<F::Output, Panic>> {
+    Contained { future: Some(future) }
+}
+
+pin_project_lite::pin_project! {
+    /// A future whose panic is its output. It is dropped as it ends, so that a panic in its drop counts too.
+    struct Contained<F> {
+        #[pin]
+        future: Option<F>,
+    }
+}
+
+impl<F: Future> Future for Contained<F> {
+    type Output = Result<F::Output, Panic>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let polled = call(|| match this.future.as_mut().as_pin_mut() {
+            Some(future) => future.poll(cx),
+            None => Poll::Pending,
+        });
+        let output = match polled {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(output)) => Ok(output),
+            Err(panic) => Err(panic),
+        };
+        let dropped = call(|| this.future.set(None));
+        Poll::Ready(output.and_then(|output| dropped.map(|()| output)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer() {
+        struct Drops;
+        impl Drop for Drops {
+            fn drop(&mut self) {
+                panic!("in its drop");
+            }
+        }
+
+        assert_eq!(run(async { 7 }).await.unwrap(), 7);
+        let panic = run(async { panic!("at {}", 7) }).await.map(|(): ()| ()).unwrap_err();
+        assert!(panic.into_error().to_string().contains("at 7"));
+        let ends = run(async {
+            let _drops = Drops;
+            tokio::task::yield_now().await;
+        });
+        assert_eq!(ends.await.unwrap_err().0, "in its drop");
+    }
+}

@@ -1,0 +1,377 @@
+//! What a panic, or a call that blocks, in the code of others does to a pool: to the one request or event, and
+//! to no renewal and no wait.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use lock_runtime::backend::{
+    Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef, Release, Released, Warning,
+};
+use lock_runtime::testing::{Fault, Faults, Faulty, Opened, Operation, open};
+use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_tests::eventually_async;
+use tokio::time::sleep;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// How long what happens soon may take on a busy machine.
+const SOON: Duration = Duration::from_secs(10);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn faulty() -> (LockPool, Faults) {
+    let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+    let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
+    (pool.connect().await.unwrap(), faults)
+}
+
+/// A panicking hook would fill the tests' output.
+fn silence_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let text = info.payload_as_str().unwrap_or_default();
+            if !text.starts_with("planned") {
+                hook(info);
+            }
+        }));
+    });
+}
+
+mod overflow {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_duration_is_a_duration() {
+        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+        let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
+        let pool = pool
+            .patience(Duration::MAX)
+            .node_patience(Duration::MAX)
+            .handoff_slice(Duration::MAX)
+            .open_window(Duration::MAX, Duration::MAX)
+            .retry_delay(Duration::MAX)
+            .wait(Duration::MAX);
+        let pool = pool.connect().await.unwrap();
+        let guard = pool.lock("k").max_hold(Duration::MAX).acquire().await.unwrap();
+        sleep(3 * TTL).await;
+        assert!(guard.is_held(), "renewed");
+        assert!(faults.count(Operation::Renew) >= 3);
+        let waits = tokio::spawn(pool.lock("k").wait(Wait::Forever).acquire());
+        sleep(TTL).await;
+        guard.release().await.unwrap();
+        waits.await.unwrap().unwrap().release().await.unwrap();
+        pool.shutdown(Duration::MAX).await;
+    }
+}
+
+mod subscriber {
+    use super::*;
+
+    /// The thread of the events is one for the process, and what it has dropped is told to the next subscriber.
+    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+    #[tokio::test(start_paused = true)]
+    async fn its_panic_ends_one_event_and_the_next_one_says_how_many() {
+        silence_panics();
+        let _alone = ONE_AT_A_TIME.lock().await;
+        let seen = Arc::<Seen>::default();
+        let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+        let (pool, faults) = faulty().await;
+        *seen.trouble.lock().unwrap() = Trouble::Panics;
+        let guard = pool.lock("k").acquire().await.unwrap();
+        faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
+        sleep(3 * TTL).await;
+        assert!(guard.is_held(), "renewed");
+        assert!(faults.count(Operation::Renew) >= 4);
+        let told = || seen.events.load(Ordering::SeqCst);
+        // Real time, as the events' thread has no other.
+        eventually_blocking("events of each kind panic", || told() >= 5);
+        *seen.trouble.lock().unwrap() = Trouble::None;
+        guard.release().await.unwrap();
+        eventually_blocking("what was dropped is told", || seen.dropped.lock().unwrap().is_some());
+        assert!(seen.dropped.lock().unwrap().unwrap() >= 5);
+    }
+
+    #[tokio::test]
+    async fn while_it_blocks_leases_are_renewed() {
+        let _alone = ONE_AT_A_TIME.lock().await;
+        let seen = Arc::<Seen>::default();
+        let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+        let (pool, faults) = faulty().await;
+        *seen.trouble.lock().unwrap() = Trouble::Blocks;
+        // Without a way out of it the test would not end where the events are told on this thread.
+        let opener = seen.clone();
+        thread::spawn(move || {
+            thread::sleep(SOON);
+            opener.open();
+        });
+        let guard = pool.lock("k").ttl(ms(1000)).acquire().await.unwrap();
+        let renewed = async || faults.count(Operation::Renew) >= 3;
+        eventually_async(SOON, "it is renewed three times", renewed).await;
+        assert!(guard.is_held());
+        assert_eq!(*seen.trouble.lock().unwrap(), Trouble::Blocks, "it still blocks");
+        assert_eq!(seen.events.load(Ordering::SeqCst), 1, "and nothing has come behind");
+        seen.open();
+        guard.release().await.unwrap();
+    }
+
+    /// The events of one lease come in the order in which they happened, also from several threads.
+    #[tokio::test]
+    async fn a_shutdown_waits_until_it_has_had_all_events() {
+        let _alone = ONE_AT_A_TIME.lock().await;
+        let seen = Arc::<Seen>::default();
+        let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+        let pool = LockPool::builder("memory://").patience(SOON).on_current_runtime();
+        let pool = pool.connect().await.unwrap();
+        for _ in 0..20 {
+            pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+        }
+        pool.shutdown(SOON).await;
+        let told = seen.messages.lock().unwrap().clone();
+        assert_eq!(told, ["acquired", "released"].repeat(20));
+    }
+
+    fn eventually_blocking(what: &str, condition: impl FnMut() -> bool) {
+        lock_tests::eventually(SOON, what, condition);
+    }
+
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    enum Trouble {
+        #[default]
+        None,
+        Panics,
+        Blocks,
+    }
+
+    #[derive(Default)]
+    struct Seen {
+        trouble: Mutex<Trouble>,
+        opened: Condvar,
+        /// How many events it was given.
+        events: AtomicUsize,
+        messages: Mutex<Vec<String>>,
+        dropped: Mutex<Option<u64>>,
+    }
+
+    impl Seen {
+        fn open(&self) {
+            *self.trouble.lock().unwrap() = Trouble::None;
+            self.opened.notify_all();
+        }
+    }
+
+    /// Does as planned with each event of the pool.
+    struct Planned {
+        seen: Arc<Seen>,
+    }
+
+    impl Subscriber for Planned {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "lock_runtime"
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            self.seen.events.fetch_add(1, Ordering::SeqCst);
+            let trouble = self.seen.trouble.lock().unwrap();
+            match *trouble {
+                Trouble::None => {}
+                Trouble::Panics => {
+                    drop(trouble);
+                    panic!("planned in an event");
+                }
+                Trouble::Blocks => {
+                    let blocks = |trouble: &mut Trouble| *trouble == Trouble::Blocks;
+                    drop(self.seen.opened.wait_while(trouble, blocks).unwrap());
+                }
+            }
+            event.record(&mut Fields(&self.seen));
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    struct Fields<'a>(&'a Seen);
+
+    impl Visit for Fields<'_> {
+        fn record_u64(&mut self, field: &Field, value: u64) {
+            if field.name() == "dropped" {
+                *self.0.dropped.lock().unwrap() = Some(value);
+            }
+        }
+
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            if field.name() == "message" {
+                self.0.messages.lock().unwrap().push(format!("{value:?}"));
+            }
+        }
+    }
+}
+
+mod store {
+    use super::*;
+
+    /// A store with a bug.
+    struct Buggy {
+        inner: Opened,
+        /// How many renewals come to a panic still.
+        renewals: Arc<AtomicUsize>,
+    }
+
+    impl Backend for Buggy {
+        async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+            assert!(!claims[0].keys[0].as_str().starts_with("bad"), "planned in an acquire");
+            self.inner.acquire(claims).await
+        }
+
+        async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+            let left = |left: usize| left.checked_sub(1);
+            let panics = self.renewals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
+            assert!(panics.is_err(), "planned in a renewal");
+            self.inner.renew(leases).await
+        }
+
+        async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+            self.inner.release(releases).await
+        }
+
+        async fn holds(&self, _: &LeaseRef) -> Result<Held, BackendError> {
+            panic!("planned in a look")
+        }
+
+        async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+            panic!("planned in a survey")
+        }
+    }
+
+    async fn buggy() -> (LockPool, Arc<AtomicUsize>) {
+        silence_panics();
+        let renewals = Arc::<AtomicUsize>::default();
+        let backend = Buggy { inner: open("memory://").await.unwrap(), renewals: renewals.clone() };
+        let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
+        (pool.connect().await.unwrap(), renewals)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_in_a_renewal_is_a_renewal_that_failed() {
+        let (pool, renewals) = buggy().await;
+        let (one, other) = (pool.lock("one"), pool.lock("other"));
+        let (one, other) = (one.acquire().await.unwrap(), other.acquire().await.unwrap());
+        renewals.store(2, Ordering::SeqCst);
+        sleep(3 * TTL).await;
+        assert!(one.is_held() && other.is_held(), "tried again in time");
+        assert_eq!(renewals.load(Ordering::SeqCst), 0);
+
+        renewals.store(usize::MAX, Ordering::SeqCst);
+        let lost = one.lost().await;
+        assert_eq!(lost.kind(), ErrorKind::Lost);
+        assert!(lost.to_string().contains("planned in a renewal"), "{lost}");
+        assert!(other.lost().await.is_lost());
+        renewals.store(0, Ordering::SeqCst);
+        let later = pool.lock("later").acquire().await.unwrap();
+        sleep(3 * TTL).await;
+        assert!(later.is_held(), "those that come later are renewed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_in_another_request_is_its_failure() {
+        let (pool, _) = buggy().await;
+        let error = pool.lock("bad").acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend);
+        assert!(error.to_string().contains("planned in an acquire"), "{error}");
+        let error = pool.health().await.unwrap_err();
+        assert!(error.to_string().contains("planned in a survey"), "{error}");
+        let guard = pool.lock("k").acquire().await.unwrap();
+        let error = guard.verify().await.unwrap_err();
+        assert!(error.to_string().contains("planned in a look"), "{error}");
+        guard.release().await.unwrap();
+    }
+}
+
+mod waker {
+    use super::*;
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("planned in a waker");
+        }
+    }
+
+    /// As an executor with a bug polls it.
+    fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn its_panic_at_a_loss_costs_no_other_lease_its_renewal() {
+        silence_panics();
+        let (pool, faults) = faulty().await;
+        let short = pool.lock("short").max_hold(ms(1000)).acquire().await.unwrap();
+        let guard = pool.lock("k").acquire().await.unwrap();
+        let mut lost = pin!(short.lost());
+        assert!(poll(lost.as_mut()).is_pending());
+        sleep(3 * TTL).await;
+        assert!(short.lost().await.is_lost());
+        assert!(guard.is_held(), "renewed");
+        assert!(faults.count(Operation::Renew) >= 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn its_panic_at_the_end_of_a_wait_ends_no_other_wait() {
+        silence_panics();
+        let (pool, _) = faulty().await;
+        let guard = pool.lock("k").acquire().await.unwrap();
+        let mut waits = pin!(pool.lock("k").wait(ms(1000)).acquire());
+        assert!(poll(waits.as_mut()).is_pending());
+        let other = pool.lock("k").wait(ms(5000)).acquire();
+        let error = tokio::time::timeout(ms(6000), other).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        assert!(matches!(poll(waits.as_mut()), Poll::Ready(Err(_))), "it has its answer");
+        guard.release().await.unwrap();
+    }
+
+    /// All of these are answered by one call to the store.
+    #[tokio::test(start_paused = true)]
+    async fn its_panic_at_an_answer_is_no_other_callers() {
+        silence_panics();
+        let (pool, faults) = faulty().await;
+        // While this one is on its way the others gather.
+        faults.plan(Operation::Acquire, Fault::DelayReply(ms(100)));
+        let mut first = pin!(pool.lock("first").acquire());
+        let mut bad = pin!(pool.lock("bad").acquire());
+        assert!(poll(first.as_mut()).is_pending());
+        assert!(poll(bad.as_mut()).is_pending());
+        let good = pool.lock("good").acquire().await.unwrap();
+        assert_eq!(faults.count(Operation::Acquire), 2, "the last two went together");
+        sleep(ms(200)).await;
+        let Poll::Ready(bad) = poll(bad.as_mut()) else { panic!("it was answered") };
+        let Poll::Ready(first) = poll(first.as_mut()) else { panic!("it was answered") };
+        for guard in [good, bad.unwrap(), first.unwrap()] {
+            guard.release().await.unwrap();
+        }
+    }
+}
