@@ -1,10 +1,12 @@
-//! Lost replies, frozen processes, silent servers, what a server refuses, and stores that break a rule.
+//! Lost replies, frozen processes, silent servers, what a server refuses, stores that break a rule, and panics in the
+//! code of others.
 
 mod broken_stores;
 mod chaos;
 mod fencing;
 mod links;
 mod lost_replies;
+mod panics;
 mod renewal;
 mod server_errors;
 mod unclaimed;

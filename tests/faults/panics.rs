@@ -17,6 +17,7 @@ use lock_runtime::backend::{
 use lock_runtime::testing::{Fault, Faults, Faulty, Opened, Operation, open};
 use lock_runtime::{ErrorKind, LockPool, Wait};
 use lock_tests::eventually_async;
+use tokio::runtime::Builder;
 use tokio::time::sleep;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
@@ -54,15 +55,13 @@ mod overflow {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_duration_is_a_duration() {
+    async fn the_longest_durations_that_are_taken_overflow_nothing() {
         let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
         let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
         let pool = pool
-            .patience(Duration::MAX)
-            .node_patience(Duration::MAX)
-            .handoff_slice(Duration::MAX)
-            .open_window(Duration::MAX, Duration::MAX)
-            .retry_delay(Duration::MAX)
+            .patience(60 * ms(60_000))
+            .handoff_slice(TTL)
+            .open_window(Duration::MAX, TTL)
             .wait(Duration::MAX);
         let pool = pool.connect().await.unwrap();
         let guard = pool.lock("k").max_hold(Duration::MAX).acquire().await.unwrap();
@@ -80,68 +79,79 @@ mod overflow {
 mod subscriber {
     use super::*;
 
-    /// The thread of the events is one for the process, and what it has dropped is told to the next subscriber.
-    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
-    #[tokio::test(start_paused = true)]
-    async fn its_panic_ends_one_event_and_the_next_one_says_how_many() {
-        silence_panics();
-        let _alone = ONE_AT_A_TIME.lock().await;
-        let seen = Arc::<Seen>::default();
-        let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
-        let (pool, faults) = faulty().await;
-        *seen.trouble.lock().unwrap() = Trouble::Panics;
-        let guard = pool.lock("k").acquire().await.unwrap();
-        faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
-        sleep(3 * TTL).await;
-        assert!(guard.is_held(), "renewed");
-        assert!(faults.count(Operation::Renew) >= 4);
-        let told = || seen.events.load(Ordering::SeqCst);
-        // Real time, as the events' thread has no other.
-        eventually_blocking("events of each kind panic", || told() >= 5);
-        *seen.trouble.lock().unwrap() = Trouble::None;
-        guard.release().await.unwrap();
-        eventually_blocking("what was dropped is told", || seen.dropped.lock().unwrap().is_some());
-        assert!(seen.dropped.lock().unwrap().unwrap() >= 5);
+    /// Runs `test` in a process of its own: the thread of the events is one for the process.
+    fn alone<F: Future<Output = ()>>(name: &str, is_paused: bool, test: impl FnOnce() -> F) {
+        let name = format!("{}::{name}", module_path!());
+        lock_tests::alone(&name, || {
+            let mut runtime = Builder::new_current_thread();
+            runtime.enable_all().start_paused(is_paused).build().unwrap().block_on(test());
+        });
     }
 
-    #[tokio::test]
-    async fn while_it_blocks_leases_are_renewed() {
-        let _alone = ONE_AT_A_TIME.lock().await;
-        let seen = Arc::<Seen>::default();
-        let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
-        let (pool, faults) = faulty().await;
-        *seen.trouble.lock().unwrap() = Trouble::Blocks;
-        // Without a way out of it the test would not end where the events are told on this thread.
-        let opener = seen.clone();
-        thread::spawn(move || {
-            thread::sleep(SOON);
-            opener.open();
+    #[test]
+    fn its_panic_ends_one_event_and_the_next_one_says_how_many() {
+        alone("its_panic_ends_one_event_and_the_next_one_says_how_many", true, async || {
+            silence_panics();
+            let seen = Arc::<Seen>::default();
+            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let (pool, faults) = faulty().await;
+            *seen.trouble.lock().unwrap() = Trouble::Panics;
+            let guard = pool.lock("k").acquire().await.unwrap();
+            faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
+            sleep(3 * TTL).await;
+            assert!(guard.is_held(), "renewed");
+            assert!(faults.count(Operation::Renew) >= 4);
+            let told = || seen.events.load(Ordering::SeqCst);
+            // Real time, as the events' thread has no other.
+            eventually_blocking("events of each kind panic", || told() >= 5);
+            *seen.trouble.lock().unwrap() = Trouble::None;
+            guard.release().await.unwrap();
+            eventually_blocking("what was dropped is told", || {
+                seen.dropped.lock().unwrap().is_some()
+            });
+            assert!(seen.dropped.lock().unwrap().unwrap() >= 5);
         });
-        let guard = pool.lock("k").ttl(ms(1000)).acquire().await.unwrap();
-        let renewed = async || faults.count(Operation::Renew) >= 3;
-        eventually_async(SOON, "it is renewed three times", renewed).await;
-        assert!(guard.is_held());
-        assert_eq!(*seen.trouble.lock().unwrap(), Trouble::Blocks, "it still blocks");
-        assert_eq!(seen.events.load(Ordering::SeqCst), 1, "and nothing has come behind");
-        seen.open();
-        guard.release().await.unwrap();
+    }
+
+    #[test]
+    fn while_it_blocks_leases_are_renewed() {
+        alone("while_it_blocks_leases_are_renewed", false, async || {
+            let seen = Arc::<Seen>::default();
+            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let (pool, faults) = faulty().await;
+            *seen.trouble.lock().unwrap() = Trouble::Blocks;
+            // Without a way out of it the test would not end where the events are told on this thread.
+            let opener = seen.clone();
+            thread::spawn(move || {
+                thread::sleep(SOON);
+                opener.open();
+            });
+            let guard = pool.lock("k").ttl(ms(1000)).acquire().await.unwrap();
+            let renewed = async || faults.count(Operation::Renew) >= 3;
+            eventually_async(SOON, "it is renewed three times", renewed).await;
+            assert!(guard.is_held());
+            assert_eq!(*seen.trouble.lock().unwrap(), Trouble::Blocks, "it still blocks");
+            assert_eq!(seen.events.load(Ordering::SeqCst), 1, "and nothing has come behind");
+            seen.open();
+            guard.release().await.unwrap();
+        });
     }
 
     /// The events of one lease come in the order in which they happened, also from several threads.
-    #[tokio::test]
-    async fn a_shutdown_waits_until_it_has_had_all_events() {
-        let _alone = ONE_AT_A_TIME.lock().await;
-        let seen = Arc::<Seen>::default();
-        let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
-        let pool = LockPool::builder("memory://").patience(SOON).on_current_runtime();
-        let pool = pool.connect().await.unwrap();
-        for _ in 0..20 {
-            pool.lock("k").acquire().await.unwrap().release().await.unwrap();
-        }
-        pool.shutdown(SOON).await;
-        let told = seen.messages.lock().unwrap().clone();
-        assert_eq!(told, ["acquired", "released"].repeat(20));
+    #[test]
+    fn a_shutdown_waits_until_it_has_had_all_events() {
+        alone("a_shutdown_waits_until_it_has_had_all_events", false, async || {
+            let seen = Arc::<Seen>::default();
+            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let pool = LockPool::builder("memory://").patience(SOON).on_current_runtime();
+            let pool = pool.connect().await.unwrap();
+            for _ in 0..20 {
+                pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+            }
+            pool.shutdown(SOON).await;
+            let told = seen.messages.lock().unwrap().clone();
+            assert_eq!(told, ["acquired", "released"].repeat(20));
+        });
     }
 
     fn eventually_blocking(what: &str, condition: impl FnMut() -> bool) {
