@@ -45,6 +45,7 @@ impl Ask {
             keys: self.wire.clone(),
             owner,
             ttl: self.policy.ttl.get(),
+            min_hold: self.policy.min_hold,
             fencing: self.policy.fencing,
             spare_fences: 0,
             attempt: 0,

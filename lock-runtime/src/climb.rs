@@ -135,7 +135,9 @@ impl Climb {
         match &self.stage {
             Stage::Standing { at, .. } => {
                 let keys = ask.wire.iter().skip(*at).take(1).cloned().collect();
-                Claim { keys, fencing: false, in_line: true, ..claim }
+                // No body runs under a single key, so none has to outlive it.
+                let min_hold = Duration::ZERO;
+                Claim { keys, min_hold, fencing: false, in_line: true, ..claim }
             }
             Stage::Below(_) | Stage::Reaching(_) => claim,
         }
@@ -268,7 +270,7 @@ impl Climb {
             return None;
         }
         let keys = grip.had.iter().filter_map(|&at| ask.wire.get(at)).cloned().collect();
-        let lease = [LeaseRef { keys, owner, ttl: ttl.get() }];
+        let lease = [LeaseRef { keys, owner, ttl: ttl.get(), min_hold: Duration::ZERO }];
         let patience = engine.patience.min(grip.valid_until.since(sent));
         let answers = timeout(patience, engine.store.renew(&lease)).await.unwrap_or_default();
         let now = engine.clock.now();

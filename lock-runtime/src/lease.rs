@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::fence::{Fence, Fences};
 use crate::foreign;
 use crate::guard::LockGuard;
-use crate::options::{Ttl, Wait};
+use crate::options::{Policy, Ttl, Wait};
 use crate::place::Place;
 use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
@@ -225,7 +225,7 @@ impl Tenure {
     /// From a grant whose request was sent at `sent`.
     pub(crate) fn new(
         place: &Place,
-        ttl: Ttl,
+        policy: &Policy,
         sent: Instant,
         fences: Option<Fences>,
         turns: Vec<Turn>,
@@ -234,8 +234,8 @@ impl Tenure {
             owner: place.owner,
             since: sent,
             haunted_until: (place.unanswered > 0).then_some(place.haunted_until),
-            valid_until: sent + ttl.belief(),
-            stored_until: sent + ttl.get(),
+            valid_until: sent + policy.ttl.belief(),
+            stored_until: sent + policy.kept_for(),
             next_renewal: None,
             fences,
             turns,
@@ -325,9 +325,11 @@ impl Lease {
     pub(crate) fn pass_on(&self, next: &Ask) -> Option<(Tenure, Listeners)> {
         let now = self.clock.now();
         let (mine, its) = (&self.ask.policy, &next.policy);
-        // A limit on one holder's time is not for the next; and a renewal is sent under one ttl.
+        // A limit on one holder's time is not for the next; and a renewal is sent under one ttl. The store has to know
+        // of the next one's `min_hold` before its body begins.
         let alike = mine.renew_every.is_some()
             && mine.max_hold.is_none()
+            && its.min_hold.is_zero()
             && mine.ttl == its.ttl
             && mine.renew_every == its.renew_every
             && self.haunted_until.is_none();
@@ -398,12 +400,19 @@ impl Lease {
 
     /// What the store knows the lease by.
     pub(crate) fn to_store(&self) -> LeaseRef {
-        LeaseRef { keys: self.ask.wire.clone(), owner: self.owner, ttl: self.ttl.get() }
+        LeaseRef {
+            keys: self.ask.wire.clone(),
+            owner: self.owner,
+            ttl: self.ttl.get(),
+            min_hold: self.keep_for(),
+        }
     }
 
     /// How long the store is to keep the lock still after its release.
     pub(crate) fn keep_for(&self) -> Duration {
-        self.ask.policy.min_hold.saturating_sub(self.held_for())
+        let min_hold = self.ask.policy.min_hold;
+        // Most have none, and then no clock is asked.
+        if min_hold.is_zero() { min_hold } else { min_hold.saturating_sub(self.held_for()) }
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -653,7 +662,8 @@ impl Lease {
     }
 
     fn store_until(&self, sent: Instant) {
-        self.stored_until.fetch_max((sent + self.ttl.get()).as_nanos(), Ordering::AcqRel);
+        let until = (sent + self.ttl.get()).max(self.granted_at + self.ask.policy.min_hold);
+        self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -366,6 +366,11 @@ impl Policy {
         ))
     }
 
+    /// How long the store keeps a grant if it hears no more of it.
+    pub(crate) fn kept_for(&self) -> Duration {
+        self.ttl.get().max(self.min_hold)
+    }
+
     /// Whether one attempt is not all there is.
     pub(crate) fn waits(&self) -> bool {
         self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)

@@ -263,7 +263,7 @@ fn answered(
     let (word, pause) = match answer {
         Ok(Attempt::Granted { fence, spare_fences, wanted }) => {
             let fences = Fences::new(fence, spare_fences);
-            let tenure = Tenure::new(&place, ask.policy.ttl, sent, fences, vec![turn]);
+            let tenure = Tenure::new(&place, &ask.policy, sent, fences, vec![turn]);
             let wanted = Some(wanted.unwrap_or(true));
             return Lease::grant(engine, ask, tenure, since, wanted).deliver(reply);
         }
@@ -272,7 +272,7 @@ fn answered(
             (Word::Taken { free_in }, pause)
         }
         Err(error) => {
-            let pause = place.failed(&error, sent + ask.policy.ttl.get());
+            let pause = place.failed(&error, sent + ask.policy.kept_for());
             (Word::Failed(error), pause)
         }
     };

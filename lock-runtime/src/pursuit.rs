@@ -169,7 +169,7 @@ impl Pursuit {
             }
             Err(error) => error,
         };
-        let pause = self.place.failed(&error, sent + ask.policy.ttl.get());
+        let pause = self.place.failed(&error, sent + ask.policy.kept_for());
         let refused = error.failure() == Failure::Refused;
         self.failing_since.get_or_insert(sent);
         engine.queue.spread(&ask.wire, &Word::Failed(error));
@@ -209,7 +209,11 @@ impl Pursuit {
     ) -> Delivered {
         let policy = &applicant.ask.policy;
         let wanted = Some(wanted.unwrap_or(true));
-        let fits = |ask: &Ask| ask.policy.ttl == policy.ttl && ask.policy.fencing == policy.fencing;
+        let fits = |ask: &Ask| {
+            ask.policy.ttl == policy.ttl
+                && ask.policy.min_hold == policy.min_hold
+                && ask.policy.fencing == policy.fencing
+        };
         let waiter = self.engine.queue.take_front(self.turn.key(), applicant.id, fits);
         let Some(waiter) = waiter else {
             // A grant that no waiter has taken is to be given back like one of an unanswered request.
@@ -217,7 +221,7 @@ impl Pursuit {
             self.place.haunted_until = sent;
             return Delivered::No(Box::new(self));
         };
-        let tenure = Tenure::new(&self.place, policy.ttl, sent, fences, vec![self.turn]);
+        let tenure = Tenure::new(&self.place, policy, sent, fences, vec![self.turn]);
         if let Wish::Lease { ask, reply } = waiter.wish {
             Lease::grant(&self.engine, ask, tenure, waiter.since, wanted).deliver(reply);
         }

@@ -252,7 +252,9 @@ fn arrived(
 /// Gives up a place: takes back what the store may have granted to it, and its stand in the store's line.
 pub(crate) async fn give_back(engine: &Arc<Engine>, place: Place, keys: Arc<[Key]>, ttl: Duration) {
     if !place.is_clean() {
-        let leftover = LeaseRef { keys, owner: place.owner, ttl };
+        // No body has run: nothing is kept, and the store forgets what it is not told of when that is over.
+        let min_hold = place.haunted_until.since(engine.clock.now());
+        let leftover = LeaseRef { keys, owner: place.owner, ttl, min_hold };
         clean_up(engine, leftover, place.since, place.haunted_until, place.unanswered).await;
     }
 }

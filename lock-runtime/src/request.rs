@@ -55,8 +55,9 @@ impl LockRequest {
         Self(self.0.max_hold(max_hold))
     }
 
-    /// Keeps the lock taken for at least this long after the acquire, also when it is released earlier.
-    /// At most 7 days, and no longer than [`max_hold`](Self::max_hold). Defaults to zero.
+    /// Keeps the lock taken for at least this long after the acquire, also when it is released earlier, when the
+    /// release is not confirmed, and when the process ends. At most 7 days, and no longer than
+    /// [`max_hold`](Self::max_hold). Defaults to zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
         Self(self.0.min_hold(min_hold))
     }

@@ -347,8 +347,13 @@ impl Several {
         let (engine, ask) = (self.engine.clone(), self.ask.clone());
         let had = self.climb.had().iter().filter_map(|&at| ask.wire.get(at));
         let keys: Arc<[_]> = had.cloned().collect();
-        let lease =
-            LeaseRef { keys: keys.clone(), owner: self.place.owner, ttl: ask.policy.ttl.get() };
+        let lease = LeaseRef {
+            keys: keys.clone(),
+            owner: self.place.owner,
+            ttl: ask.policy.ttl.get(),
+            // No body has run under them.
+            min_hold: Duration::ZERO,
+        };
         let release = [Release {
             lease,
             keep_for: Duration::ZERO,
@@ -486,8 +491,8 @@ impl Several {
         let taken = engine.queue.take_free(&self.ask.wire);
         self.add_turns(taken);
         let (Some(turn), Some(stance)) = (self.turn.take(), self.stance.take()) else { return };
-        let ttl = self.ask.policy.ttl;
-        let tenure = Tenure::new(&self.place, ttl, sent, fences, vec![turn.with(stance)]);
+        let policy = &self.ask.policy;
+        let tenure = Tenure::new(&self.place, policy, sent, fences, vec![turn.with(stance)]);
         let wanted = Some(wanted.unwrap_or(true));
         let guard = Lease::grant(&engine, self.ask.clone(), tenure, self.newcomer.now, wanted);
         // Without a task to take it, it releases as it drops.

@@ -6,6 +6,7 @@ mod chaos;
 mod fencing;
 mod links;
 mod lost_replies;
+mod min_hold;
 mod panics;
 mod renewal;
 mod server_errors;

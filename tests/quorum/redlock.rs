@@ -339,6 +339,7 @@ fn claim(ttl: Duration, fencing: bool) -> Claim {
         keys: Arc::new(["k".into()]),
         owner: Owner::random().unwrap(),
         ttl,
+        min_hold: Duration::ZERO,
         fencing,
         spare_fences: 0,
         attempt: 0,
@@ -347,8 +348,8 @@ fn claim(ttl: Duration, fencing: bool) -> Claim {
 }
 
 async fn end(backend: &impl Backend, claim: Claim) {
-    let Claim { keys, owner, ttl, .. } = claim;
-    let lease = LeaseRef { keys, owner, ttl };
+    let Claim { keys, owner, ttl, min_hold, .. } = claim;
+    let lease = LeaseRef { keys, owner, ttl, min_hold };
     let (keep_for, leave_open) = (Duration::ZERO, Duration::ZERO);
     let release = Release { lease, keep_for, successor: None, leave_open };
     backend.release(&[release]).await.remove(0).unwrap();

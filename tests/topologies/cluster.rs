@@ -667,12 +667,14 @@ mod killed {
             keys: Arc::from([Key::from(key)]),
             owner: Owner::random().unwrap(),
             ttl: TTL,
+            min_hold: Duration::ZERO,
         };
         let leases = keys.each_ref().map(lease);
-        let claims = leases.clone().map(|LeaseRef { keys, owner, ttl }| Claim {
+        let claims = leases.clone().map(|LeaseRef { keys, owner, ttl, min_hold }| Claim {
             keys,
             owner,
             ttl,
+            min_hold,
             fencing: true,
             spare_fences: 0,
             attempt: 0,

@@ -85,7 +85,7 @@ impl Memory {
         for key in claim.keys.iter() {
             // Never shorter: this may be a late request of one that wanted it for less time.
             let until = slots.holder(key, now).map_or(now, |slot| slot.until);
-            let until = until.max(now + claim.ttl);
+            let until = until.max(now + claim.kept_for());
             slots.taken.insert(key.clone(), Slot { owner: claim.owner, until });
         }
         // One for the process, so that a store that is opened again under its name goes on growing.
@@ -168,7 +168,7 @@ impl Backend for Memory {
             let held = slots.is_held(lease, now);
             if held {
                 for key in lease.keys.iter() {
-                    let slot = Slot { owner: lease.owner, until: now + lease.ttl };
+                    let slot = Slot { owner: lease.owner, until: now + lease.kept_for() };
                     slots.taken.insert(key.clone(), slot);
                 }
             }

@@ -32,9 +32,12 @@ pub struct Claim {
     pub keys: Arc<[Key]>,
     /// Who asks. An attempt by the present owner succeeds again: it is a retry whose reply got lost.
     pub owner: Owner,
-    /// The store forgets the grant after this time, unless renewed. Asked for again by the present owner it is
+    /// The store forgets the grant after this time, unless renewed or kept for a `min_hold`. Asked for again by the present owner it is
     /// never made shorter: a late request may be one for less time.
     pub ttl: Duration,
+    /// How long the keys stay taken at least, counted from the grant, also if nothing comes of it any more: the
+    /// process may end. Only a release ends that earlier. Zero where the caller asked for no `min_hold`.
+    pub min_hold: Duration,
     /// Whether a fence must be minted with the grant.
     pub fencing: bool,
     /// How many fences more to set aside, if the store can, for those whom the process hands the lease
@@ -47,6 +50,15 @@ pub struct Claim {
     pub in_line: bool,
 }
 
+impl Claim {
+    /// How long the store keeps the grant if nothing else is said: the longer of [`ttl`](Self::ttl) and
+    /// [`min_hold`](Self::min_hold).
+    #[must_use]
+    pub fn kept_for(&self) -> Duration {
+        self.ttl.max(self.min_hold)
+    }
+}
+
 /// A grant, as far as the store is concerned.
 #[derive(Clone, Debug)]
 pub struct LeaseRef {
@@ -56,6 +68,17 @@ pub struct LeaseRef {
     pub owner: Owner,
     /// The length to renew to.
     pub ttl: Duration,
+    /// What is left of the claim's `min_hold`: a renewal keeps the keys for as long at least.
+    pub min_hold: Duration,
+}
+
+impl LeaseRef {
+    /// How long the store keeps a renewed lease if nothing else is said: the longer of [`ttl`](Self::ttl) and
+    /// [`min_hold`](Self::min_hold).
+    #[must_use]
+    pub fn kept_for(&self) -> Duration {
+        self.ttl.max(self.min_hold)
+    }
 }
 
 /// The end of a grant, or of a place in the store's line.
@@ -84,7 +107,7 @@ pub struct Successor {
 /// The answer to one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// All keys are the owner's now, for the whole ttl counted from before the request.
+    /// All keys are the owner's now, for the whole ttl and `min_hold` counted from before the request.
     Granted {
         /// Greater than every fence given out for any of the keys before. `None` if none was asked for.
         fence: Option<Fence>,
@@ -211,7 +234,7 @@ pub trait Backend: Send + Sync + 'static {
         claims: &[Claim],
     ) -> impl Future<Output = Vec<Result<Attempt, BackendError>>> + Send;
 
-    /// Extends each lease to its ttl from now.
+    /// Extends each lease to its ttl from now, or to what is left of its `min_hold` if that is longer.
     fn renew(
         &self,
         leases: &[LeaseRef],

@@ -49,7 +49,7 @@ fn ask() -> Ask {
 fn lease() -> Arc<Lease> {
     let (ask, clock) = (Arc::new(ask()), Clock::Boot);
     let place = Place::new(Owner::random().unwrap(), clock.now());
-    let tenure = Tenure::new(&place, ask.policy.ttl, clock.now(), None, Vec::new());
+    let tenure = Tenure::new(&place, &ask.policy, clock.now(), None, Vec::new());
     Arc::new(Lease::new(1, "pool".into(), ask, tenure, clock))
 }
 

@@ -124,6 +124,7 @@ impl<B: Backend> Suite<B> {
             self.every_key_of_a_lease_is_renewed(),
             self.one_of_several_keys_is_lost(),
             self.a_kept_key_stays_taken_for_a_while(),
+            self.a_min_hold_keeps_the_keys_from_the_grant_on(),
             self.several_keys_are_kept_past_their_ttl(),
             self.only_the_owner_keeps(),
             self.an_end_of_the_ttl_is_found_as_told(),
@@ -392,6 +393,35 @@ impl<B: Backend> Suite<B> {
         release(&self.other, &theirs).await;
     }
 
+    async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
+        let hold = SHORT * 4;
+        let mine = Claim { min_hold: hold, ..claim(["{min_hold}:a", "{min_hold}:b"], SHORT) };
+        let theirs = claim(["{min_hold}:b"], LONG);
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let late = Claim { min_hold: Duration::ZERO, attempt: 1, ..mine.clone() };
+        granted(&self.one, &late).await;
+        let min_hold = hold.saturating_sub(self.clock.now().since(began));
+        let left = LeaseRef { min_hold, ..lease(&mine) };
+        let renewed = answer(self.one.renew(&[left])).await;
+        let renewed: Vec<_> = renewed.into_iter().map(Result::unwrap).collect();
+        assert_eq!(renewed, [Held::Yes], "what is kept for a min_hold is renewed like any other");
+        // From here on nothing is heard of the owner.
+        self.granted_within(&self.other, &theirs, SHORT * 40).await;
+        let lasted = self.clock.now().since(began);
+        assert!(
+            lasted + Duration::from_millis(2) >= hold,
+            "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
+        );
+        release(&self.other, &theirs).await;
+        let mine = Claim { min_hold: LONG, ..claim(["{min_hold}:b"], SHORT) };
+        granted(&self.one, &mine).await;
+        assert_eq!(release(&self.one, &mine).await, Released::Yes, "a release ends a min_hold");
+        let theirs = claim(["{min_hold}:b"], LONG);
+        granted(&self.other, &theirs).await;
+        release(&self.other, &theirs).await;
+    }
+
     async fn several_keys_are_taken_together_or_not_at_all(&self) {
         let pair = claim(["{pair}:a", "{pair}:b"], LONG);
         let overlap = claim(["{pair}:b", "{pair}:c"], LONG);
@@ -590,11 +620,22 @@ impl<B: Backend> Suite<B> {
 fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Claim {
     let keys: Arc<[Key]> = keys.into_iter().map(Into::into).collect();
     let owner = Owner::random().unwrap();
-    Claim { keys, owner, ttl, fencing: false, spare_fences: 0, attempt: 0, in_line: false }
+    let min_hold = Duration::ZERO;
+    Claim {
+        keys,
+        owner,
+        ttl,
+        min_hold,
+        fencing: false,
+        spare_fences: 0,
+        attempt: 0,
+        in_line: false,
+    }
 }
 
 fn lease(claim: &Claim) -> LeaseRef {
-    LeaseRef { keys: claim.keys.clone(), owner: claim.owner, ttl: claim.ttl }
+    let Claim { keys, owner, ttl, min_hold, .. } = claim.clone();
+    LeaseRef { keys, owner, ttl, min_hold }
 }
 
 fn end(claim: &Claim) -> Release {

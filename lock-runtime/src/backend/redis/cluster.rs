@@ -664,7 +664,12 @@ impl Shared {
         // Makes the shortest grant for whoever is next.
         const UNKNOWN: Duration = Duration::from_secs(1);
         while let Some(Stray { key, owner }) = strays.recv().await {
-            let lease = LeaseRef { keys: Arc::new([Key::from(key)]), owner, ttl: UNKNOWN };
+            let lease = LeaseRef {
+                keys: Arc::new([Key::from(key)]),
+                owner,
+                ttl: UNKNOWN,
+                min_hold: Duration::ZERO,
+            };
             let (keep_for, leave_open) = (Duration::ZERO, Duration::ZERO);
             let release = Release { lease, keep_for, successor: None, leave_open };
             // Should it fail, the grant runs out by itself.

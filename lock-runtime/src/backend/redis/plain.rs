@@ -159,7 +159,7 @@ impl Plain {
             for key in claim.keys.iter() {
                 let token = Token::new(&claim.owner, None);
                 sets.cmd("SET").arg(key.as_str()).arg(token.as_bytes());
-                sets.arg("NX").arg("PX").arg(millis(claim.ttl));
+                sets.arg("NX").arg("PX").arg(millis(claim.kept_for()));
             }
         }
         let mut answers = if sets.is_empty() {
@@ -202,13 +202,13 @@ impl Plain {
                         Seen::Free => {
                             let mut set = redis::cmd("SET");
                             set.arg(key.as_str()).arg(token.as_bytes());
-                            set.arg("PX").arg(millis(claim.ttl));
+                            set.arg("PX").arg(millis(claim.kept_for()));
                             writes.push(set);
                         }
                         // Never shorter: this may be a late request of one that wanted it for less time.
                         Seen::Held { by, left } if line::is_of(by, &claim.owner) => {
-                            if left.is_some_and(|left| left < claim.ttl) {
-                                writes.push(expire(key, millis(claim.ttl)));
+                            if left.is_some_and(|left| left < claim.kept_for()) {
+                                writes.push(expire(key, millis(claim.kept_for())));
                             }
                         }
                         Seen::Held { .. } => verdict = Ok(false),
@@ -513,7 +513,7 @@ impl Write {
 
 impl<'a> Change<'a> {
     fn extending(lease: &'a LeaseRef) -> Self {
-        Self { lease, write: Write::Expire(millis(lease.ttl)), is_whole: true }
+        Self { lease, write: Write::Expire(millis(lease.kept_for())), is_whole: true }
     }
 
     fn ending(release: &'a Release) -> Self {
@@ -533,6 +533,7 @@ impl Ways {
             keys: Arc::new([probe.clone()]),
             owner: Owner::from_text([b'0'; 32]),
             ttl: Duration::from_millis(1),
+            min_hold: Duration::ZERO,
         };
         let try_out = async |ways: Self, write| {
             let mut all = Pipeline::new();

@@ -190,7 +190,7 @@ impl Server {
 
     fn command(&self, claim: &Claim, form: Form, by: By) -> Cmd {
         let token = self.token(&claim.owner);
-        let ttl = millis(claim.ttl);
+        let ttl = millis(claim.kept_for());
         let counter = claim.fencing.then(|| self.names.fence_counter(&claim.keys));
         let fences = u64::from(claim.spare_fences) + 1;
         match (form, &*claim.keys) {
@@ -479,7 +479,7 @@ impl Server {
             (Way::Straight, _) => RENEWED_TOGETHER,
         };
         let alike = |a: &LeaseRef, b: &LeaseRef| {
-            a.ttl == b.ttl
+            a.kept_for() == b.kept_for()
                 && a.keys.len() == b.keys.len()
                 && match (a.keys.first(), b.keys.first()) {
                     (Some(a), Some(b)) => self.names.may_share_a_script(a, b),
@@ -494,7 +494,7 @@ impl Server {
             leases.chunk_by(alike).flat_map(|alike| alike.chunks(leases_of(alike))).collect();
         let command = |at: usize, by| {
             let chunk: &[LeaseRef] = chunks[at];
-            let (ttl, locks) = (chunk[0].ttl, chunk[0].keys.len());
+            let (ttl, locks) = (chunk[0].kept_for(), chunk[0].keys.len());
             let mut call = RENEW.call(by, locks * chunk.len(), 2 + chunk.len());
             for key in chunk.iter().flat_map(|lease| lease.keys.iter()) {
                 call.arg(key.as_str());

@@ -351,7 +351,7 @@ impl Nodes {
 
     fn request(&self, what: What, lease: &LeaseRef, holding: &Holding) -> Request {
         let Holding { token, block, .. } = *holding;
-        Request { what, keys: lease.keys.clone(), token, ttl: lease.ttl, block }
+        Request { what, keys: lease.keys.clone(), token, ttl: lease.kept_for(), block }
     }
 
     /// Whether a majority tells of changes.
@@ -422,6 +422,7 @@ impl Backend for Quorum {
             for (at, result) in others.into_iter().zip(elected) {
                 results[at] = Some(result);
             }
+            self.keep_for_min_hold(claims, &mut results).await;
         }
         let none = || Err(BackendError::new(Failure::NotNow, "no answer was counted"));
         results.into_iter().map(|result| result.unwrap_or_else(none)).collect()
@@ -443,8 +444,8 @@ impl Backend for Quorum {
             let request = nodes.request(What::Release, lease, &holding);
             let keep_until = (!keep_for.is_zero()).then(|| now + *keep_for);
             // One that goes on asking is enough.
-            let until = if holding.leaves_until.is_none() { now + lease.ttl } else { now };
-            let leaving = Holding { leaves_until: Some(now + lease.ttl), ..holding };
+            let until = if holding.leaves_until.is_none() { now + lease.kept_for() } else { now };
+            let leaving = Holding { leaves_until: Some(now + lease.kept_for()), ..holding };
             nodes.holdings.note(lease.owner, leaving, now);
             withdrawals.push(Withdrawal { request, keep_until, until });
         }
@@ -504,6 +505,37 @@ impl Backend for Quorum {
 }
 
 impl Quorum {
+    /// Extends what has just been granted to the `min_hold` of its claim, if that is longer than the ttl. Votes are for
+    /// the ttl alone: one that came to nothing and cannot be withdrawn is not to stand for longer.
+    async fn keep_for_min_hold(
+        &self,
+        claims: &[Claim],
+        results: &mut [Option<Result<Attempt, BackendError>>],
+    ) {
+        let is_short = |at: &usize| {
+            let is_granted = matches!(results[*at], Some(Ok(Attempt::Granted { .. })));
+            let known = self.0.holdings.get(&claims[*at].owner);
+            is_granted && known.is_some_and(|known| known.ttl < claims[*at].min_hold)
+        };
+        let short: Vec<_> = (0..claims.len()).filter(is_short).collect();
+        for (at, kept) in short.iter().zip(self.grant_again(claims, &short).await) {
+            let owner = claims[*at].owner;
+            match kept {
+                Some(Ok(_)) => {
+                    if let Some(known) = self.0.holdings.get(&owner) {
+                        let kept = Holding { ttl: claims[*at].kept_for(), ..known };
+                        self.0.holdings.note(owner, kept, self.0.clock.now());
+                    }
+                }
+                Some(Err(error)) => results[*at] = Some(Err(error.after_a_grant())),
+                None => {
+                    let text = "the lock was gone from a majority before its `min_hold` was set";
+                    results[*at] = Some(Err(BackendError::new(Failure::Unknown, text)));
+                }
+            }
+        }
+    }
+
     /// For owners that have been granted their locks already, and ask again. `None` for those whose grant is
     /// over.
     async fn grant_again(
@@ -518,7 +550,8 @@ impl Quorum {
             let claim = &claims[*at];
             // Never shorter: this may be a late request of one that wanted it for less time.
             let known = self.0.holdings.get(&claim.owner).map_or(claim.ttl, |holding| holding.ttl);
-            LeaseRef { keys: claim.keys.clone(), owner: claim.owner, ttl: claim.ttl.max(known) }
+            let min_hold = claim.min_hold.max(known);
+            LeaseRef { keys: claim.keys.clone(), owner: claim.owner, ttl: claim.ttl, min_hold }
         };
         let leases: Vec<_> = places.iter().map(lease).collect();
         let outcomes = self.renew(&leases).await;

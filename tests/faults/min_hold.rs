@@ -1,0 +1,159 @@
+//! `min_hold` is kept by the store: whatever becomes of the process, and of its renewals and releases.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::time::Duration;
+
+use lock_runtime::LockPool;
+use lock_runtime::testing::{Fault, Faults, Faulty, Opened, Operation, open};
+use lock_tests::{RedisServer, eventually_async};
+use tokio::time::sleep;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const TTL: Duration = ms(600);
+const HOLD: Duration = ms(60_000);
+
+/// How long what happens soon may take on a busy machine.
+const SOON: Duration = ms(20_000);
+
+async fn faulty(url: &str) -> (LockPool, Faults) {
+    let (backend, faults): (Faulty<Opened>, Faults) = Faulty::new(open(url).await.unwrap());
+    (LockPool::with_backend(backend).ttl(TTL).connect().await.unwrap(), faults)
+}
+
+/// How long the server keeps `key` still, in milliseconds.
+fn left(server: &RedisServer, key: &str) -> i64 {
+    server.cli(&["PTTL", key]).parse().unwrap()
+}
+
+/// One server in several ways, and a quorum of three.
+fn stores() -> Vec<(String, Vec<RedisServer>)> {
+    let one = |tail: &str| {
+        let server = RedisServer::start();
+        (format!("{}{tail}", server.url()), vec![server])
+    };
+    let nodes = [(); 3].map(|()| RedisServer::start());
+    let urls = nodes.each_ref().map(RedisServer::url).join(",");
+    vec![one(""), one("?scripts=off"), (format!("redlock://{urls}"), nodes.into())]
+}
+
+#[tokio::test]
+async fn it_outlives_a_process_that_is_heard_of_no_more() {
+    for (url, servers) in stores() {
+        let (pool, faults) = faulty(&url).await;
+        let guard = pool.lock("k").fencing(false).min_hold(HOLD).acquire().await.unwrap();
+        let guards = [
+            guard,
+            pool.lock_all(["{k}:a", "{k}:b"])
+                .fencing(false)
+                .min_hold(HOLD)
+                .acquire()
+                .await
+                .unwrap(),
+        ];
+        faults.always(Fault::LoseRequest);
+        sleep(TTL * 2).await;
+        for server in &servers {
+            for key in ["k", "{k}:a", "{k}:b"] {
+                let left = left(server, key);
+                assert!((30_000..=60_000).contains(&left), "{url}: {key} is kept for {left} ms");
+            }
+        }
+        assert!(guards.iter().all(|guard| !guard.is_held()), "belief ends with the ttl");
+    }
+}
+
+#[tokio::test]
+async fn renewals_keep_it_and_so_does_a_release_without_an_answer() {
+    for (url, servers) in stores() {
+        let (pool, faults) = faulty(&url).await;
+        let guard = pool.lock("k").fencing(false).min_hold(HOLD).acquire().await.unwrap();
+        let renewed = async || faults.count(Operation::Renew) >= 3;
+        eventually_async(SOON, "it is renewed", renewed).await;
+        assert!(servers.iter().all(|server| left(server, "k") > 30_000), "{url}: after renewals");
+        faults.always(Fault::LoseRequest);
+        drop(guard);
+        let released = async || faults.count(Operation::Release) >= 1;
+        eventually_async(SOON, "the release is on its way", released).await;
+        sleep(TTL * 2).await;
+        assert!(
+            servers.iter().all(|server| left(server, "k") > 30_000),
+            "{url}: after the release"
+        );
+        // Nor do the repetitions of a release end it.
+        faults.always(Fault::None);
+        let tries = faults.count(Operation::Release);
+        let repeated = async || faults.count(Operation::Release) > tries;
+        eventually_async(SOON, "the release is repeated", repeated).await;
+        let shut_down = pool.shutdown(SOON).await;
+        assert_eq!(shut_down.abandoned, 0, "{url}");
+        let kept = servers.iter().filter(|server| left(server, "k") > 30_000).count();
+        assert!(kept * 2 > servers.len(), "{url}: kept by {kept}");
+    }
+}
+
+/// Nothing has run under it.
+#[tokio::test]
+async fn a_grant_that_its_caller_was_not_told_of_is_freed_at_once() {
+    for (url, servers) in stores() {
+        let (pool, faults) = faulty(&url).await;
+        let request = || pool.lock("k").fencing(false).min_hold(HOLD).wait(Duration::ZERO);
+        faults.plan(Operation::Acquire, Fault::LoseReply);
+        let error = request().acquire().await.unwrap_err();
+        assert!(error.is_backend(), "{url}: {error}");
+        let is_free = async || servers.iter().all(|server| server.cli(&["EXISTS", "k"]) == "0");
+        eventually_async(SOON, "it is given back", is_free).await;
+        let guard = request().acquire().await.unwrap();
+        guard.release().await.unwrap();
+        let kept = servers.iter().filter(|server| left(server, "k") > 30_000).count();
+        assert!(kept * 2 > servers.len(), "{url}: kept by {kept}");
+    }
+}
+
+/// A lock goes from task to task without a word to the store, which would not know of the next one's.
+#[tokio::test]
+async fn the_next_holder_of_the_process_has_its_own() {
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).ttl(TTL).handoff_slice(SOON).connect();
+    let pool = pool.await.unwrap();
+    let first = pool.lock("k").acquire().await.unwrap();
+    let next = tokio::spawn(pool.lock("k").min_hold(HOLD).wait(SOON).acquire());
+    let behind = tokio::spawn(pool.lock("k").wait(SOON).acquire());
+    sleep(ms(100)).await;
+    first.release().await.unwrap();
+    let next = next.await.unwrap().unwrap();
+    assert!(left(&server, "k") > 30_000, "from the grant on");
+    next.release().await.unwrap();
+    assert!(left(&server, "k") > 30_000, "and behind it");
+    behind.abort();
+}
+
+/// The first in line is gone when the answer comes; what it has asked for is not what the next one wants.
+#[tokio::test(start_paused = true)]
+async fn a_grant_goes_to_the_next_in_line_only_with_its_own() {
+    let url = "memory://a_grant_goes_to_the_next_in_line_only_with_its_own";
+    let (store, faults) = Faulty::new(open(url).await.unwrap());
+    let pool = LockPool::with_backend(store).ttl(TTL).on_current_runtime();
+    let (pool, other) = (pool.connect().await.unwrap(), LockPool::builder(url).ttl(TTL));
+    let other = other.on_current_runtime().connect().await.unwrap();
+    let held = other.lock("k").acquire().await.unwrap();
+    let first = tokio::spawn(pool.lock("k").wait(SOON).acquire());
+    sleep(ms(10)).await;
+    let next = tokio::spawn(pool.lock("k").min_hold(HOLD).wait(SOON).acquire());
+    sleep(ms(10)).await;
+    let asked = faults.count(Operation::Acquire);
+    faults.plan(Operation::Acquire, Fault::DelayReply(ms(200)));
+    held.release().await.unwrap();
+    sleep(ms(100)).await;
+    assert_eq!(faults.count(Operation::Acquire), asked + 1, "asked for the first");
+    first.abort();
+    let next = next.await.unwrap().unwrap();
+    faults.always(Fault::LoseRequest);
+    sleep(HOLD / 2).await;
+    assert!(!next.is_held(), "belief ends with the ttl");
+    let taken = other.lock("k").try_acquire().await.unwrap();
+    assert!(taken.is_none(), "the store keeps it");
+}
