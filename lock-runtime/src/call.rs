@@ -207,6 +207,9 @@ fn prepare(call: Call) -> Result<Prepared, LockError> {
         PoolRef::Named(name) => global::find(name).map_err(located)?,
     };
     let engine = pool.engine();
+    if engine.is_inherited() {
+        return Err(located(LockError::inherited()).in_pool(engine.name()));
+    }
     let located = |error: LockError| error.at(subject.template()).in_pool(engine.name());
     let keys = sorted(keys.map_err(located)?).map_err(located)?;
     keys.iter().try_for_each(|key| key.is_free_behind(&engine.prefix)).map_err(located)?;

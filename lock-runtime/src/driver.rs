@@ -8,13 +8,13 @@ use std::sync::{Arc, PoisonError};
 use std::task::{self, Poll, Wake, Waker};
 use std::thread;
 
-use once_cell::sync::OnceCell;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::{AbortHandle, unconstrained};
 
 use crate::error::{ErrorKind, LockError};
 use crate::foreign;
+use crate::process::OfProcess;
 use crate::sync::{self, Mutex, spawn, spawn_on};
 
 /// Runs a pool's futures: by default on one thread of its own, which the whole process shares. So a
@@ -36,7 +36,7 @@ const BATCH: usize = 256;
 impl Driver {
     /// The process's driver thread, started when first asked for. It ends with the process.
     pub(crate) fn background() -> Result<Self, LockError> {
-        static DRIVER: OnceCell<Driver> = OnceCell::new();
+        static DRIVER: OfProcess<Driver> = OfProcess::new();
         DRIVER.get_or_try_init(Self::start).cloned()
     }
 

@@ -103,6 +103,11 @@ impl Engine {
         })
     }
 
+    /// Whether the pool belongs to a process that this one was forked from.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.registry.is_inherited()
+    }
+
     pub(crate) fn name(&self) -> &Arc<str> {
         static UNNAMED: Lazy<Arc<str>> = Lazy::new(|| Arc::from("unnamed"));
         self.name.get().unwrap_or(&UNNAMED)
@@ -134,6 +139,12 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if self.is_inherited() {
+            // Its connections, and the tasks that this would wake, are the parent's.
+            let kept = (self.store.clone(), self.driver.clone(), self.registry.clone());
+            Box::leak(Box::new((kept, self.queue.clone(), self.watchdog.clone())));
+            return;
+        }
         for task in &self.tasks {
             task.abort();
         }

@@ -111,6 +111,13 @@ impl LockError {
             .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
     }
 
+    /// For all that is asked of a pool in a process that was forked from its own.
+    #[cold]
+    pub(crate) fn inherited() -> Self {
+        Self::new(ErrorKind::Config, "the pool belongs to the process that this one was forked from")
+            .remedy("connect after the fork, with `lock_runtime::init` or `LockPool::connect`; threads and connections stay with the parent")
+    }
+
     pub(crate) fn remedy(self, remedy: impl Into<Cow<'static, str>>) -> Self {
         self.with(|inner| inner.remedy = remedy.into())
     }

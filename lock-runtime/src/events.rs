@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use once_cell::sync::OnceCell;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::dispatcher::{self, Dispatch};
 use tracing::warn;
 
 use crate::foreign;
+use crate::process::OfProcess;
 
 /// Events that wait for the subscriber, at the most. The next ones are dropped and counted.
 const MOST: usize = 4096;
@@ -45,7 +45,7 @@ enum Letter {
     Told(oneshot::Sender<()>),
 }
 
-static EVENTS: OnceCell<Events> = OnceCell::new();
+static EVENTS: OfProcess<Events> = OfProcess::new();
 
 /// Has `tell` run where it may take its time. In the order of the calls, so of each lease in the order in which its
 /// events happened.

@@ -5,16 +5,19 @@ use std::future::Future;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use once_cell::sync::Lazy;
-
 use crate::driver::Driver;
 use crate::error::{ErrorKind, LockError};
 use crate::foreign;
 use crate::pool::{LockPool, ShutdownReport};
+use crate::process::OfProcess;
 
 pub(crate) const DEFAULT: &str = "default";
 
-static POOLS: Lazy<RwLock<HashMap<String, LockPool>>> = Lazy::new(RwLock::default);
+static POOLS: OfProcess<RwLock<HashMap<String, LockPool>>> = OfProcess::new();
+
+fn pools() -> &'static RwLock<HashMap<String, LockPool>> {
+    POOLS.get_or_init(RwLock::default)
+}
 
 /// Connects to the store at `url` and installs the pool as `"default"`, the one that annotated
 /// functions use unless they name another. See [`LockPool::connect`] for the URLs.
@@ -46,7 +49,7 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// # Errors
 /// [`ErrorKind::Config`] if the name is taken by a pool that has not been shut down.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
-    let mut pools = POOLS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
     if pools.get(name).is_some_and(|present| !present.engine().registry.is_closed()) {
         return Err(taken(name));
     }
@@ -58,14 +61,14 @@ pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
 /// The pool that is installed under `name`.
 #[must_use]
 pub fn pool(name: &str) -> Option<LockPool> {
-    POOLS.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    pools().read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
 }
 
 /// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Annotated functions that are
 /// called afterwards get [`ErrorKind::Shutdown`], until another pool is installed.
 pub async fn shutdown(grace: Duration) -> ShutdownReport {
     let pools: Vec<_> =
-        POOLS.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        pools().read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
     let closing: Vec<_> = pools
         .into_iter()
         .map(|pool| {
@@ -148,6 +151,9 @@ fn taken(name: &str) -> LockError {
 
 #[cold]
 fn missing(name: &str) -> LockError {
+    if POOLS.is_inherited() {
+        return LockError::inherited().in_pool(&name.into());
+    }
     let remedy = if name == DEFAULT {
         "add `lock_runtime::init(\"redis://127.0.0.1:6379\").await?;` to `main`, or `\"memory://\"` for locks of one process".to_owned()
     } else {

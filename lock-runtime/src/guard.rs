@@ -80,13 +80,13 @@ impl LockGuard {
     /// Whether the lock may be believed to be held. Reads only the local clock.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.lease.is_held()
+        !self.engine.is_inherited() && self.lease.is_held()
     }
 
     /// How long the lock may be believed to be held if no further renewal succeeds.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        self.lease.valid_for()
+        if self.is_held() { self.lease.valid_for() } else { Duration::ZERO }
     }
 
     /// Resolves when the hold ends, with the reason.
@@ -135,6 +135,9 @@ impl LockGuard {
     }
 
     async fn ask_the_store(&self) -> Result<(), LockError> {
+        if self.engine.is_inherited() {
+            return Err(self.locate(LockError::inherited()));
+        }
         if let Some(loss) = self.lease.loss() {
             return Err(self.loss_error(loss));
         }
@@ -170,6 +173,9 @@ impl LockGuard {
     /// not confirm within twice the pool's patience; it is then retried in the background until the ttl
     /// is over.
     pub async fn release(self) -> Result<(), LockError> {
+        if self.engine.is_inherited() {
+            return Err(self.locate(LockError::inherited()));
+        }
         let loss = self.lease.loss();
         let released = match self.let_go() {
             Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
@@ -202,6 +208,9 @@ impl LockGuard {
     /// blocked thread the clock may be the first to know.
     #[cold]
     pub(crate) fn end_error(&self) -> LockError {
+        if self.engine.is_inherited() {
+            return self.locate(LockError::inherited());
+        }
         if let Some(loss) = self.lease.lapse(self.engine.clock.now()) {
             observe::lost(&self.lease, loss);
         }
@@ -216,6 +225,8 @@ impl LockGuard {
     /// Starts the release; `None` if this guard is a view or the lock is let go already.
     pub(crate) fn let_go(&self) -> Option<Releasing> {
         match self.role {
+            // The lock is the parent's.
+            _ if self.engine.is_inherited() => None,
             Role::Owner => release(&self.engine, &self.lease),
             Role::View => None,
         }
@@ -264,7 +275,7 @@ impl Future for Lost {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
         let this = &mut *self;
-        if this.guard.lease.is_overdue() {
+        if this.guard.engine.is_inherited() || this.guard.lease.is_overdue() {
             return Poll::Ready(this.guard.end_error().after(Progress::Unfinished));
         }
         this.listener.poll(cx).map(|ending| match ending {

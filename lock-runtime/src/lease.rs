@@ -16,6 +16,7 @@ use crate::foreign;
 use crate::guard::LockGuard;
 use crate::options::{Policy, Ttl, Wait};
 use crate::place::Place;
+use crate::process::Process;
 use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 use crate::{jitter, observe};
@@ -161,17 +162,19 @@ impl Listeners {
     }
 }
 
-/// A place among the listeners of a lease. Dropped, it leaves no waker behind.
+/// A place among the listeners of a lease. Dropped, it leaves no waker behind; in a process that was forked from its
+/// own it leaves the lease alone.
 #[derive(Debug)]
 pub(crate) struct Listener {
     lease: Arc<Lease>,
     /// `None` before the first poll.
     id: Option<u64>,
+    process: Process,
 }
 
 impl Listener {
     pub(crate) fn new(lease: &Arc<Lease>) -> Self {
-        Self { lease: lease.clone(), id: None }
+        Self { lease: lease.clone(), id: None, process: Process::current() }
     }
 
     /// Resolves when the lease has ended, and then every time.
@@ -182,7 +185,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.lease.forget_listener(self.id);
+        if self.process.is_current() {
+            self.lease.forget_listener(self.id);
+        }
     }
 }
 

@@ -67,6 +67,7 @@ mod outcome;
 mod owner;
 mod place;
 mod pool;
+mod process;
 mod pursuit;
 mod queue;
 mod registry;

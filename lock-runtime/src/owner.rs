@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 
 use crate::error::{ErrorKind, LockError};
+use crate::process::Process;
 
 /// The owner token of one grant: 128 bits of the operating system's randomness, as 32 hex digits.
 ///
@@ -46,20 +47,24 @@ impl Owner {
 }
 
 /// Randomness that was fetched and not used yet: a call to the operating system costs more than the rest
-/// of a token.
+/// of a token. A process that was forked meanwhile has the same bytes, and fetches its own.
 struct Stock {
     bytes: [u8; 512],
     used: usize,
+    /// Which one has fetched them.
+    process: Option<Process>,
 }
 
 thread_local! {
-    static STOCK: RefCell<Stock> = const { RefCell::new(Stock { bytes: [0; 512], used: 512 }) };
+    static STOCK: RefCell<Stock> = const { RefCell::new(Stock { bytes: [0; 512], used: 512, process: None }) };
 }
 
 impl Stock {
     fn take() -> Result<[u8; 16], getrandom::Error> {
         STOCK.with_borrow_mut(|stock| {
-            if stock.used == stock.bytes.len() {
+            let is_ours = stock.process.as_ref().is_some_and(Process::is_current);
+            if stock.used == stock.bytes.len() || !is_ours {
+                stock.process = Some(Process::current());
                 getrandom::fill(&mut stock.bytes)?;
                 stock.used = 0;
             }

@@ -22,7 +22,8 @@ use crate::request::LockRequest;
 /// A pool of locks in one store. Cheap to clone; all clones are the same pool.
 ///
 /// It can be used from any task, thread and executor: connections and timers live on a driver thread
-/// of their own.
+/// of their own. They stay behind at a fork: in the child an inherited pool answers all with
+/// [`ErrorKind::Config`], an inherited guard is not held and releases nothing, and a pool is to be connected anew.
 #[derive(Clone, Debug)]
 pub struct LockPool(Arc<Engine>);
 
@@ -94,6 +95,9 @@ impl LockPool {
     /// # Errors
     /// [`ErrorKind::Backend`] if it does not answer or is not.
     pub async fn health(&self) -> Result<Health, LockError> {
+        if self.0.is_inherited() {
+            return Err(LockError::inherited().in_pool(self.0.name()));
+        }
         let engine = self.0.clone();
         let asked = async move {
             let began = engine.clock.now();
@@ -110,9 +114,14 @@ impl LockPool {
     /// Shuts the pool down: refuses new acquires and ends waiting ones, lets holders finish until
     /// `grace` is over, then tells them to stop, releases everything and closes the connections.
     ///
+    /// Nothing happens in a process that was forked from the pool's.
+    ///
     /// Cancel safe: once polled, it goes on in the background. A second call waits for the first one
     /// and reports nothing of its own.
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
+        if self.0.is_inherited() {
+            return ShutdownReport::default();
+        }
         let report = self.0.driver.run(shut_down(self.0.clone(), grace)).await;
         // Without its driver a pool holds nothing that could be released.
         report.unwrap_or_default()

@@ -39,6 +39,7 @@ use crate::guard::LockGuard;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::options::Wait;
+use crate::process::Process;
 use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 use crate::word::Word;
@@ -69,6 +70,8 @@ pub(crate) struct Queue {
     /// Who is to be sent away when.
     deadlines: Deadlines<(Key, u64)>,
     max_waiters: usize,
+    /// Of the pool.
+    process: Process,
 }
 
 #[derive(Debug, Default)]
@@ -243,7 +246,8 @@ pub(crate) struct Front {
 
 impl Queue {
     pub(crate) fn new(max_waiters: usize, clock: Clock) -> Self {
-        Self { lines: Mutex::default(), clock, deadlines: Deadlines::default(), max_waiters }
+        let (lines, deadlines) = (Mutex::default(), Deadlines::default());
+        Self { lines, clock, deadlines, max_waiters, process: Process::current() }
     }
 
     /// Joins the line of `key`. `wish` is made for a place in the line only.
@@ -1135,6 +1139,9 @@ impl<T> Future for Waiting<T> {
     type Output = Result<T, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if !self.queue.process.is_current() {
+            return Poll::Ready(Err(LockError::inherited()));
+        }
         let Some(call) = &mut self.call else { return Poll::Pending };
         let answer = ready!(Pin::new(call).poll(cx));
         self.call = None;
@@ -1146,6 +1153,11 @@ impl<T> Drop for Waiting<T> {
     fn drop(&mut self) {
         // Closed first: whoever is about to put it in line sees that it is gone, or it is found there.
         if let Some(call) = self.call.take() {
+            if !self.queue.process.is_current() {
+                // Its other end is the parent's, and nothing is to be woken here.
+                Box::leak(Box::new(call));
+                return;
+            }
             drop(call);
             self.queue.leave(&self.key, self.id);
         }

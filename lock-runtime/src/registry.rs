@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use tokio::sync::watch;
 
 use crate::lease::Lease;
+use crate::process::Process;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Whether a pool takes new acquires.
@@ -25,6 +26,8 @@ pub(crate) struct Registry {
     stage: watch::Sender<Stage>,
     /// Counts up with every entry that leaves.
     left: watch::Sender<u64>,
+    /// Of the pool.
+    process: Process,
 }
 
 /// Numbers of leases at one moment.
@@ -52,7 +55,14 @@ impl Registry {
             last_id: AtomicU64::new(0),
             stage: watch::Sender::new(Stage::Open),
             left: watch::Sender::new(0),
+            process: Process::current(),
         }
+    }
+
+    /// Whether the pool belongs to a process that this one was forked from. Then none of its locks may be waited for:
+    /// a thread that is not here may have had them at the fork.
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.process.is_current()
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -174,7 +184,9 @@ pub(crate) struct Errand(Arc<Registry>);
 
 impl Drop for Errand {
     fn drop(&mut self) {
-        self.0.roll().errands -= 1;
-        self.0.tell();
+        if !self.0.is_inherited() {
+            self.0.roll().errands -= 1;
+            self.0.tell();
+        }
     }
 }

@@ -66,6 +66,9 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let (engine, keys) = (&self.engine, &self.keys);
+        if engine.is_inherited() {
+            return;
+        }
         let nexts = if engine.driver.is_gone() {
             engine.queue.dissolve(keys, &Driver::gone())
         } else {

@@ -4,6 +4,7 @@ mod callers;
 mod cancellation;
 mod errors;
 mod exit_paths;
+mod fork;
 mod keys;
 mod lost;
 mod nested;

@@ -13,7 +13,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-const TTL: Duration = ms(600);
+const TTL: Duration = ms(1500);
 const HOLD: Duration = ms(60_000);
 
 /// How long what happens soon may take on a busy machine.
@@ -29,21 +29,27 @@ fn left(server: &RedisServer, key: &str) -> i64 {
     server.cli(&["PTTL", key]).parse().unwrap()
 }
 
-/// One server in several ways, and a quorum of three.
-fn stores() -> Vec<(String, Vec<RedisServer>)> {
+/// Runs `test` at all stores at once.
+async fn at_each(test: impl AsyncFn(&str, &[RedisServer])) {
+    let [(a, one), (b, other), (c, quorum)] = stores();
+    tokio::join!(test(&a, &one), test(&b, &other), test(&c, &quorum));
+}
+
+/// One server in two ways, and a quorum of three.
+fn stores() -> [(String, Vec<RedisServer>); 3] {
     let one = |tail: &str| {
         let server = RedisServer::start();
         (format!("{}{tail}", server.url()), vec![server])
     };
     let nodes = [(); 3].map(|()| RedisServer::start());
     let urls = nodes.each_ref().map(RedisServer::url).join(",");
-    vec![one(""), one("?scripts=off"), (format!("redlock://{urls}"), nodes.into())]
+    [one(""), one("?scripts=off"), (format!("redlock://{urls}"), nodes.into())]
 }
 
 #[tokio::test]
 async fn it_outlives_a_process_that_is_heard_of_no_more() {
-    for (url, servers) in stores() {
-        let (pool, faults) = faulty(&url).await;
+    at_each(async |url, servers| {
+        let (pool, faults) = faulty(url).await;
         let guard = pool.lock("k").fencing(false).min_hold(HOLD).acquire().await.unwrap();
         let guards = [
             guard,
@@ -56,20 +62,21 @@ async fn it_outlives_a_process_that_is_heard_of_no_more() {
         ];
         faults.always(Fault::LoseRequest);
         sleep(TTL * 2).await;
-        for server in &servers {
+        for server in servers {
             for key in ["k", "{k}:a", "{k}:b"] {
                 let left = left(server, key);
                 assert!((30_000..=60_000).contains(&left), "{url}: {key} is kept for {left} ms");
             }
         }
         assert!(guards.iter().all(|guard| !guard.is_held()), "belief ends with the ttl");
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn renewals_keep_it_and_so_does_a_release_without_an_answer() {
-    for (url, servers) in stores() {
-        let (pool, faults) = faulty(&url).await;
+    at_each(async |url, servers| {
+        let (pool, faults) = faulty(url).await;
         let guard = pool.lock("k").fencing(false).min_hold(HOLD).acquire().await.unwrap();
         let renewed = async || faults.count(Operation::Renew) >= 3;
         eventually_async(SOON, "it is renewed", renewed).await;
@@ -92,32 +99,37 @@ async fn renewals_keep_it_and_so_does_a_release_without_an_answer() {
         assert_eq!(shut_down.abandoned, 0, "{url}");
         let kept = servers.iter().filter(|server| left(server, "k") > 30_000).count();
         assert!(kept * 2 > servers.len(), "{url}: kept by {kept}");
-    }
+    })
+    .await;
 }
 
 /// Nothing has run under it.
 #[tokio::test]
 async fn a_grant_that_its_caller_was_not_told_of_is_freed_at_once() {
-    for (url, servers) in stores() {
-        let (pool, faults) = faulty(&url).await;
-        let request = || pool.lock("k").fencing(false).min_hold(HOLD).wait(Duration::ZERO);
+    at_each(async |url, servers| {
+        let (pool, faults) = faulty(url).await;
+        let request = || {
+            let request = pool.lock("k").fencing(false).min_hold(HOLD).ttl(ms(20_000));
+            request.wait(Duration::ZERO)
+        };
         faults.plan(Operation::Acquire, Fault::LoseReply);
         let error = request().acquire().await.unwrap_err();
         assert!(error.is_backend(), "{url}: {error}");
         let is_free = async || servers.iter().all(|server| server.cli(&["EXISTS", "k"]) == "0");
         eventually_async(SOON, "it is given back", is_free).await;
-        let guard = request().acquire().await.unwrap();
+        let guard = request().acquire().await.unwrap_or_else(|error| panic!("{url}: {error}"));
         guard.release().await.unwrap();
         let kept = servers.iter().filter(|server| left(server, "k") > 30_000).count();
         assert!(kept * 2 > servers.len(), "{url}: kept by {kept}");
-    }
+    })
+    .await;
 }
 
 /// A lock goes from task to task without a word to the store, which would not know of the next one's.
 #[tokio::test]
 async fn the_next_holder_of_the_process_has_its_own() {
     let server = RedisServer::start();
-    let pool = LockPool::builder(server.url()).ttl(TTL).handoff_slice(SOON).connect();
+    let pool = LockPool::builder(server.url()).ttl(ms(20_000)).handoff_slice(SOON).connect();
     let pool = pool.await.unwrap();
     let first = pool.lock("k").acquire().await.unwrap();
     let next = tokio::spawn(pool.lock("k").min_hold(HOLD).wait(SOON).acquire());

@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use once_cell::sync::Lazy;
-
 use super::{
     Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released,
     Standing, Warning,
@@ -14,6 +12,7 @@ use super::{
 use crate::clock::{Clock, Instant};
 use crate::fence::Fence;
 use crate::key::Key;
+use crate::process::OfProcess;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The store of `memory://name`, shared by all pools of the process with that name; plain `memory://`
@@ -52,13 +51,14 @@ struct Slot {
 
 impl Memory {
     pub(crate) fn open(name: &str, clock: Clock) -> Self {
-        static NAMED: Lazy<Mutex<HashMap<String, Weak<Shelf>>>> = Lazy::new(Mutex::default);
+        static NAMED: OfProcess<Mutex<HashMap<String, Weak<Shelf>>>> = OfProcess::new();
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
         if name.is_empty() {
             return Self { shelf: Arc::new(Shelf::new(clock, true)), id };
         }
-        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named =
+            NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shelf| shelf.strong_count() > 0);
         let shelf = named.get(name).and_then(Weak::upgrade);
         let shelf = shelf.unwrap_or_else(|| Arc::new(Shelf::new(clock, false)));

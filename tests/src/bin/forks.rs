@@ -1,0 +1,106 @@
+//! Forks while it holds a lock at the store whose URL it is given, and prints what parent and child find. For the
+//! test of forks.
+
+use std::future::Future;
+use std::process::ExitCode;
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use fork::Fork;
+use lock_runtime::{LockError, LockPool, distributed_lock};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[distributed_lock(key = "annotated", wait = "0s")]
+async fn annotated() -> Result<(), LockError> {
+    Ok(())
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// What `future` comes to, and `hung` if that takes for ever.
+async fn told<T>(future: impl Future<Output = Result<T, LockError>>) -> String {
+    match timeout(SOON, future).await {
+        Err(_) => "hung".to_owned(),
+        Ok(Ok(_)) => "done".to_owned(),
+        Ok(Err(error)) => format!("{:?}: {error}", error.kind()),
+    }
+}
+
+/// Whether `key` is held, not by this try.
+async fn is_busy(pool: &LockPool, key: &'static str) -> bool {
+    let guard = pool.lock(key).fencing(false).try_acquire().await.expect("an answer");
+    match guard {
+        Some(guard) => {
+            guard.release().await.expect("a release");
+            false
+        }
+        None => true,
+    }
+}
+
+fn wait_until_busy(runtime: &Runtime, pool: &LockPool, key: &'static str) {
+    while !runtime.block_on(is_busy(pool, key)) {
+        sleep(PAUSE);
+    }
+}
+
+fn main() -> ExitCode {
+    let url = std::env::args().nth(1).unwrap_or_default();
+    let parent = runtime();
+    let pool = parent.block_on(lock_runtime::init(&url)).expect("a pool");
+    let acquire = |key: &'static str| pool.lock(key).fencing(false).acquire();
+    let guard = parent.block_on(acquire("parent")).expect("a lock");
+    // A token that was used tells nothing of the next, which both would take.
+    match fork::fork().expect("a fork") {
+        Fork::Child => {
+            let child = runtime();
+            println!("child, acquire: {}", child.block_on(told(acquire("any"))));
+            println!("child, annotated: {}", child.block_on(told(annotated())));
+            println!("child, health: {}", child.block_on(told(pool.health())));
+            println!("child, verify: {}", child.block_on(told(guard.verify())));
+            println!("child, is held: {}", guard.is_held());
+            let lost = async { Err::<(), _>(guard.lost().await) };
+            println!("child, lost: {}", child.block_on(told(lost)));
+            println!("child, release: {}", child.block_on(told(guard.release())));
+            let shutdown = async { Ok(pool.shutdown(SOON).await) };
+            println!("child, shutdown: {}", child.block_on(told(shutdown)));
+            drop(pool);
+            let own = child.block_on(lock_runtime::init(&url)).expect("a pool of its own");
+            println!(
+                "child, the parent's lock is busy: {}",
+                child.block_on(is_busy(&own, "parent"))
+            );
+            println!("child, annotated again: {}", child.block_on(told(annotated())));
+            let both = child.block_on(own.lock("both").fencing(false).acquire()).expect("a lock");
+            let ready = child.block_on(own.lock("ready").fencing(false).acquire()).expect("a lock");
+            wait_until_busy(&child, &own, "end");
+            drop((both, ready));
+            child.block_on(own.shutdown(SOON));
+            println!("child, end");
+        }
+        Fork::Parent(_) => {
+            // On a thread of its own, which uses up none of the randomness that the child has, too.
+            let waiting = pool.clone();
+            let waiting = thread::spawn(move || wait_until_busy(&runtime(), &waiting, "ready"));
+            waiting.join().expect("the child is ready");
+            // With the child's token it would be granted, as if asked for again.
+            let stays_busy = (0..64).all(|_| parent.block_on(is_busy(&pool, "both")));
+            println!("parent, both is busy: {stays_busy}");
+            println!("parent, verify: {}", parent.block_on(told(guard.verify())));
+            let end = parent.block_on(acquire("end")).expect("a lock");
+            while parent.block_on(is_busy(&pool, "ready")) {
+                sleep(PAUSE);
+            }
+            drop((guard, end));
+            parent.block_on(pool.shutdown(SOON));
+            println!("parent, end");
+        }
+    }
+    ExitCode::SUCCESS
+}
