@@ -199,6 +199,8 @@ mod ended {
         }
     }
 
+    const RACES: u64 = 1000;
+
     /// Ends one hold at a random moment around a tick of the watchdog, in one of three ways.
     async fn race(pool: LockPool, n: u64) {
         const RENEW: Duration = Duration::from_millis(6);
@@ -237,7 +239,22 @@ mod ended {
     /// Redisson #7272, #1626; RedLock.net #64: a renewal behind the release brought the key back.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn nothing_is_renewed_after_a_release_a_panic_or_an_abort_in_a_thousand_races() {
-        const RACES: u64 = 1000;
+        let (mut renewed, mut ended, mut close) = (0, 0, 0);
+        // Until either side has won often enough, and both were close together.
+        for _ in 0..10 {
+            let (now_renewed, now_close) = races().await;
+            renewed += now_renewed;
+            ended += RACES as usize - now_renewed;
+            close += now_close;
+            if renewed > 100 && ended > 100 && close > 20 {
+                return;
+            }
+        }
+        panic!("{renewed} renewed, {ended} not, {close} close calls");
+    }
+
+    /// How many were renewed, and how many were released within 1 ms of a renewal.
+    async fn races() -> (usize, usize) {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
         // Teaches the server the scripts.
@@ -273,10 +290,8 @@ mod ended {
             assert_eq!(seen.renewed_after_release, 0);
             assert_eq!(seen.other_after_release, []);
         }
-        assert!(renewed > 100, "the tick won {renewed} times");
-        assert!(renewed < 900, "the end won {} times", 1000 - renewed);
-        assert!(close > 20, "{close} close calls");
         assert_eq!(server.cli(&["KEYS", "race:*"]), "", "nothing is left");
+        (renewed, close)
     }
 }
 

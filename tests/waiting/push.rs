@@ -280,7 +280,8 @@ mod missed {
     async fn what_happened_while_the_connection_was_down_is_noticed_at_once() {
         let server = RedisServer::start();
         let pool = connect(&server.url()).await;
-        let mut took = Prompt::below(PROMPT, 3);
+        // The greeting of the new connection takes four round trips.
+        let mut took = Prompt::below(ms(100), 5);
         while took.wants_more() {
             server.cli(&["SET", KEY, "foreign"]);
             let next = come(&pool, KEY);
