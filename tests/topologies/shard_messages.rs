@@ -91,7 +91,7 @@ async fn users_without_the_right_to_it_reach_each_other_all_the_same() {
     assert!(sent(&cluster, "publishshard") > before.1, "one of them hears the shard");
 }
 
-/// The server takes the channel away by a push that nobody has asked for. It must not be taken for an answer.
+/// The server takes the channel away by an unrequested push. It must not be taken for an answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_moves_takes_the_channel_along() {
     let cluster = RedisCluster::start();
