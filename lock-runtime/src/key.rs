@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 512;
 const HASH_MARK: &str = "%~";
 
 /// Stands in the names of what is kept beside the locks, their wait queues and the counters of fences.
-const RESERVED: &str = "lock_runtime:";
+pub(crate) const RESERVED: &str = "lock_runtime:";
 
 /// The name of a lock. Cheap to clone; a literal is not copied.
 ///

@@ -45,6 +45,7 @@ mod bell;
 mod call;
 mod climb;
 mod clock;
+mod credentials;
 mod deadlines;
 mod driver;
 mod engine;
@@ -93,6 +94,7 @@ mod readme {}
 #[doc(hidden)]
 pub mod __private;
 
+pub use credentials::Credentials;
 pub use error::{ErrorKind, LockError, Progress};
 pub use fence::Fence;
 pub use global::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};

@@ -1,5 +1,6 @@
 //! Pools: one store, its connections, and the locks that this process has in it.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,12 @@ use tokio::time::timeout;
 use crate::backend::{self, Backend, BackendError, Failure, Setting, Store, Warning};
 use crate::call::Call;
 use crate::clock::{Clock, Instant};
+use crate::credentials::{Credentials, Provider};
 use crate::driver::Driver;
 use crate::engine::{Engine, OpenWindow, Plan};
 use crate::error::{ErrorKind, LockError};
 use crate::events;
-use crate::key::Key;
+use crate::key::{Key, RESERVED};
 use crate::lease::Loss;
 use crate::options::{Defaults, LockOptions, Policy, TIMER, Wait};
 use crate::registry::Stage;
@@ -34,12 +36,16 @@ impl LockPool {
     /// |---|---|
     /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
+    /// | `redis+unix:///path[?db=..]` | the same by a Unix socket; `unix://` too |
     /// | `redis+cluster://[user:password@]host[:6379],host...` | a Redis Cluster; some of its servers are enough |
     /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis+cluster://c` |
-    /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate |
+    /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate, `?insecure` for any certificate, with a warning |
     /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
     /// | any of Redis with `?replicas=n` | the same, where a lock is granted when `n` replicas have it |
     /// | any of Redis with `?connect_timeout=10s` | the same, with so long for a connection to be made (`ms`, `s`, `m`) |
+    ///
+    /// `valkey://` and `valkeys://` are `redis://` and `rediss://` by other names, in all of these. The database may also be
+    /// written as `?db=3`. Passwords and tokens that change come from [`PoolBuilder::credentials`].
     ///
     /// Locks in Redis are kept by scripts. A server or proxy that refuses them is found out, and then they are kept by
     /// plain commands, without fences; [`health`](Self::health) warns of it. `?scripts=off` begins with that,
@@ -61,6 +67,8 @@ impl LockPool {
             patience: Duration::from_secs(1),
             connect_timeout: None,
             node_patience: None,
+            credentials: None,
+            sentinel_credentials: None,
             max_waiters: 10_000,
             handoff_slice: Duration::from_millis(5),
             open_window: None,
@@ -142,6 +150,8 @@ pub struct PoolBuilder {
     patience: Duration,
     connect_timeout: Option<Duration>,
     node_patience: Option<Duration>,
+    credentials: Option<Provider>,
+    sentinel_credentials: Option<Provider>,
     max_waiters: usize,
     handoff_slice: Duration,
     open_window: Option<OpenWindow>,
@@ -170,7 +180,8 @@ enum Drive {
 }
 
 impl PoolBuilder {
-    /// Puts `prefix` in front of every key in the store. Defaults to none.
+    /// Puts `prefix` in front of every key in the store. Defaults to none. One that contains `lock_runtime:` is
+    /// [`ErrorKind::Config`].
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
@@ -264,6 +275,45 @@ impl PoolBuilder {
         self
     }
 
+    /// Asks `provider` for user and password each time that a connection to a server is made, also to those of a cluster, of a
+    /// quorum and to masters behind Sentinel: for tokens that expire (IAM, Entra ID) and for passwords that are changed
+    /// at the server. A connection that is up stays up until the server ends it.
+    ///
+    /// The provider runs on a thread of its own within the driver's tokio runtime, so it may block. Its time counts as a part of
+    /// [`connect_timeout`](Self::connect_timeout). Connections that are made at the same moment share one call. Its
+    /// failure, and a refusal of what it gives, are [`ErrorKind::Backend`], and it is asked again for the next try.
+    /// A password in the URL beside it is [`ErrorKind::Config`]; so is a store that has no log-in.
+    ///
+    /// ```
+    /// # async fn token_of_the_cloud() -> std::io::Result<String> { Ok(String::new()) }
+    /// use lock_runtime::{Credentials, LockPool};
+    ///
+    /// let pool = LockPool::builder("rediss://locks.example:6380").credentials(|| async {
+    ///     Ok::<_, std::io::Error>(Credentials::new("orders", token_of_the_cloud().await?))
+    /// });
+    /// assert!(format!("{pool:?}").contains("credentials"));
+    /// ```
+    pub fn credentials<F, A, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.credentials = Some(Provider::new(provider));
+        self
+    }
+
+    /// As [`credentials`](Self::credentials), for connections to sentinels, which have users and passwords of their own.
+    pub fn sentinel_credentials<F, A, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.sentinel_credentials = Some(Provider::new(provider));
+        self
+    }
+
     /// Which share of a ttl the clocks of this machine and of the store may differ by over that time: a lock is
     /// not believed to be ours for the whole ttl, but for this share and 2 ms less (Redlock's
     /// `CLOCK_DRIFT`). Between 0 and 0.25: with more, too little of a lease is left to renew it. Defaults to 0.01.
@@ -292,10 +342,17 @@ impl PoolBuilder {
         self.check()?;
         let connect_timeout =
             self.connect_timeout.unwrap_or_else(|| self.patience.max(Duration::from_secs(5)));
+        if self.prefix.contains(RESERVED) {
+            let cause = format!("the prefix `{}` contains `{RESERVED}`", self.prefix);
+            return Err(LockError::new(ErrorKind::Config, cause).remedy(
+                "names like that are those of what is kept beside the locks; choose another prefix",
+            ));
+        }
         let store = match self.origin {
             Origin::Url(url) => {
                 let prefix = self.prefix.clone();
                 let (patience, node_patience) = (self.patience, self.node_patience);
+                let (credentials, of_sentinels) = (self.credentials, self.sentinel_credentials);
                 let opened = async move {
                     let setting = Setting {
                         prefix: &prefix,
@@ -303,10 +360,21 @@ impl PoolBuilder {
                         patience,
                         connect_timeout,
                         node_patience,
+                        credentials: credentials.as_ref(),
+                        sentinel_credentials: of_sentinels.as_ref(),
                     };
                     backend::connect(&url, setting).await
                 };
                 driver.run(opened).await??
+            }
+            Origin::Given(_)
+                if self.credentials.is_some() || self.sentinel_credentials.is_some() =>
+            {
+                return Err(LockError::new(
+                    ErrorKind::Config,
+                    "a store of your own logs in by itself, without `.credentials(..)`",
+                )
+                .remedy("give the credentials to the store, and leave `.credentials(..)` out"));
             }
             Origin::Given(store) => store,
         };

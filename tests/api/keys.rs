@@ -326,3 +326,20 @@ fn a_literal_key_allocates_nothing() {
     let copied = allocation_counter::measure(|| drop(Key::from("jobs:nightly")));
     assert_eq!(copied.count_total, 1);
 }
+
+/// What is kept beside the locks of a store is no lock, whichever store it is and however the name comes about.
+#[tokio::test]
+async fn names_of_what_is_kept_beside_locks_are_refused() {
+    let server = lock_tests::RedisServer::start();
+    for url in ["memory://", &server.url()] {
+        let pool = LockPool::builder(url).prefix("lock_").connect().await.unwrap();
+        for key in ["app:lock_runtime:fence", "runtime:fence", "order:7:lock_runtime:line"] {
+            let error = pool.lock_all(["a", key]).acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidKey, "{key}");
+            assert!(error.to_string().contains("`lock_runtime:`"), "{error}");
+        }
+        pool.lock("order:7").acquire().await.unwrap().release().await.unwrap();
+        let error = LockPool::builder(url).prefix("lock_runtime:").connect().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+}

@@ -4,6 +4,7 @@ mod cluster;
 mod conformance;
 mod health;
 mod interop;
+mod logins;
 mod proxies;
 mod replicas;
 mod scriptless;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Store;
 use super::memory::Memory;
 use crate::clock::Clock;
+use crate::credentials::Provider;
 use crate::error::{ErrorKind, LockError};
 
 /// What a pool says to its store, whichever it is.
@@ -21,6 +22,10 @@ pub(crate) struct Setting<'a> {
     pub(crate) connect_timeout: Duration,
     /// How long the vote of one node of a quorum may take, if not by the ttl.
     pub(crate) node_patience: Option<Duration>,
+    /// Asked for user and password by each connection.
+    pub(crate) credentials: Option<&'a Provider>,
+    /// The same for those to sentinels.
+    pub(crate) sentinel_credentials: Option<&'a Provider>,
 }
 
 #[cfg(feature = "redis")]
@@ -59,11 +64,25 @@ pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn S
             Err(LockError::new(ErrorKind::Config, "a `memory://` URL has no `?` parameters")
                 .remedy("write `memory://` or `memory://name`; ttl, wait and prefix are set on `LockPool::builder(url)`"))
         }
+        "memory" if setting.credentials.is_some() || setting.sentinel_credentials.is_some() => {
+            Err(LockError::new(ErrorKind::Config, "`memory://` has no log-in for credentials")
+                .remedy("leave `.credentials(..)` out, or name a server: `redis://host:6379`"))
+        }
         "memory" => Ok(Arc::new(Memory::open(rest, setting.clock))),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
-        | "rediss+cluster" | "redlock" => super::redis::open(url, setting).await,
+        scheme if is_of_redis(scheme) => super::redis::open(url, setting).await,
         _ => Err(unknown(scheme)),
+    }
+}
+
+/// Valkey's schemes are those of Redis.
+fn is_of_redis(scheme: &str) -> bool {
+    let (server, rest) = scheme.split_once('+').unwrap_or((scheme, ""));
+    match server {
+        "redis" | "valkey" => matches!(rest, "" | "sentinel" | "cluster" | "unix"),
+        "rediss" | "valkeys" => matches!(rest, "" | "sentinel" | "cluster"),
+        "redlock" | "unix" => rest.is_empty(),
+        _ => false,
     }
 }
 
@@ -71,15 +90,14 @@ pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn S
 fn unknown(scheme: &str) -> LockError {
     let cause = format!("`{scheme}://` is not a store that this build knows");
     let remedy = match scheme {
-        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
-        | "rediss+cluster" | "redlock" => {
+        scheme if is_of_redis(scheme) => {
             "enable the feature `redis` (or `rediss` for TLS) of lock-runtime"
         }
         "http" | "https" => {
             "the store is spoken to in its own protocol; write for example `redis://host:6379`"
         }
         _ => {
-            "known are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS, `redlock://host1,host2,host3` (a quorum) and `memory://`"
+            "known are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum) and `memory://`"
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)

@@ -21,7 +21,15 @@ pub struct Opened(Arc<dyn Store>);
 pub async fn open(url: &str) -> Result<Opened, LockError> {
     let (clock, patience) = (Clock::runtime(), Duration::from_secs(1));
     let connect_timeout = Duration::from_secs(5);
-    let setting = Setting { prefix: "", clock, patience, connect_timeout, node_patience: None };
+    let setting = Setting {
+        prefix: "",
+        clock,
+        patience,
+        connect_timeout,
+        node_patience: None,
+        credentials: None,
+        sentinel_credentials: None,
+    };
     backend::connect(url, setting).await.map(Opened)
 }
 

@@ -227,6 +227,9 @@ impl Cluster {
         seeds: Vec<Endpoint>,
         setting: Setting<'_>,
     ) -> Result<(Self, Result<(), BackendError>), LockError> {
+        let seeds: Result<Vec<_>, _> =
+            seeds.into_iter().map(|seed| seed.of_pool(setting)).collect();
+        let seeds = seeds?;
         let setting =
             setting.with_connect_timeout(seeds.first().and_then(|seed| seed.connect_timeout));
         let (household, strays) = Household::new(Names::of_cluster(setting.prefix), setting)?;
@@ -284,6 +287,11 @@ impl Cluster {
     /// What it calls its servers, masters and replicas; nothing before the first map.
     pub(super) fn ids(&self) -> Vec<String> {
         self.shared.slots.ids()
+    }
+
+    /// What is wrong with connections that work.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        self.shared.seeds.iter().find_map(Endpoint::warning)
     }
 
     /// The server that has `keys`, as far as is known.

@@ -1,12 +1,17 @@
 //! What a `redis://` URL says.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use redis::{ProtocolVersion, RedisConnectionInfo};
 use url::{Host, Url};
 
+use crate::backend::Setting;
+use crate::backend::Warning;
+use crate::credentials::Provider;
 use crate::error::{ErrorKind, LockError};
 
 const DEFAULT_PORT: u16 = 6379;
@@ -15,13 +20,30 @@ const REPLICAS: &str = "replicas";
 
 const CONNECT_TIMEOUT: &str = "connect_timeout";
 
+const DATABASE: &str = "db";
+
+const INSECURE: &str = "insecure";
+
+/// What a name of a URL means by the names that others give it: Valkey's own schemes are those of Redis.
+pub(super) fn scheme_of_redis(scheme: &str) -> Cow<'_, str> {
+    match scheme.strip_prefix("valkey") {
+        Some(rest) => ["redis", rest].concat().into(),
+        None if scheme == "unix" => "redis+unix".into(),
+        None => scheme.into(),
+    }
+}
+
 /// One server, and how to log in. Displays without user and password.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) host: String,
     pub(super) port: u16,
+    /// A Unix socket instead of host and port.
+    pub(super) socket: Option<PathBuf>,
     pub(super) tls: Option<TlsFiles>,
     pub(super) login: RedisConnectionInfo,
+    /// Asked for user and password at each log-in.
+    pub(super) credentials: Option<Provider>,
     pub(super) scripts: Scripts,
     /// How many replicas have to have a lock before it is believed in.
     pub(super) replicas: u16,
@@ -44,13 +66,79 @@ pub(super) enum Scripts {
 /// PEM files for a TLS connection; without `ca` the system's root certificates hold.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TlsFiles {
+    pub(super) trust: Trust,
     pub(super) ca: Option<String>,
     pub(super) cert: Option<String>,
     pub(super) key: Option<String>,
 }
 
+/// Which certificates of a server are accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Those that an authority vouches for.
+    #[default]
+    Verified,
+    /// All of them: `?insecure`.
+    Any,
+}
+
 impl Endpoint {
     pub(super) fn parse(text: &str) -> Result<Self, LockError> {
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Err(wrong("the URL has no scheme"));
+        };
+        match &*scheme_of_redis(scheme) {
+            "redis+unix" => Self::of_socket(rest),
+            scheme => Self::of_host(&format!("{scheme}://{rest}")),
+        }
+    }
+
+    /// `[user:password@]/path[?db=..]`, as redis-rs, redis-py and go-redis write it, those two with the login behind the `?` too.
+    fn of_socket(rest: &str) -> Result<Self, LockError> {
+        const FORM: &str = "write `redis+unix:///run/redis.sock?db=0`, with `user:password@` in front of the path where the server wants them";
+        if rest.contains('#') {
+            return Err(wrong("the URL has a `#fragment`, which has no meaning here")
+                .remedy("percent-encode a `#` as `%23`"));
+        }
+        let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = match before.find('/') {
+            Some(at) => before.split_at(at),
+            None => (before, ""),
+        };
+        let path = decoded(path)?;
+        if path.len() < 2 || path.contains('@') {
+            return Err(wrong("the URL names no path of a socket").remedy(FORM));
+        }
+        if !(authority.is_empty() || authority.ends_with('@')) {
+            return Err(wrong("the URL names a host in front of the path of a socket").remedy(FORM));
+        }
+        let (mut user, mut password, mut others) = (None, None, Vec::new());
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                // A `+` is itself here, as in the other places of a password.
+                Some(("user" | "username", name)) => user = Some(decoded(name)?),
+                Some(("pass" | "password", secret)) => password = Some(decoded(secret)?),
+                _ => others.push(pair),
+            }
+        }
+        let plain = format!("redis://{authority}localhost?{}", others.join("&"));
+        let mut endpoint = Self::of_host(&plain)?;
+        endpoint.socket = Some(path.into());
+        if let Some(user) = user {
+            endpoint.login = endpoint.login.set_username(user);
+        }
+        if let Some(password) = password {
+            endpoint.login = endpoint.login.set_password(password);
+        }
+        if cfg!(not(unix)) {
+            return Err(
+                wrong("this system has no Unix sockets").remedy("write `redis://host:6379`")
+            );
+        }
+        Ok(endpoint)
+    }
+
+    fn of_host(text: &str) -> Result<Self, LockError> {
         let url = Url::parse(text).map_err(|error| match error {
             url::ParseError::EmptyHost => wrong("the URL names no host"),
             error => wrong(format!("the URL is not valid: {error}")),
@@ -63,7 +151,7 @@ impl Endpoint {
         };
         if url.fragment().is_some() {
             return Err(wrong("the URL has a `#fragment`, which has no meaning here")
-                .remedy("percent-encode a `#` in the password as `%23`; certificates are always verified, a private authority goes into `?ca=/path.pem`"));
+                .remedy("percent-encode a `#` in the password as `%23`; a private authority goes into `?ca=/path.pem`, and `?insecure` accepts any certificate"));
         }
         let mut login = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
@@ -84,11 +172,56 @@ impl Endpoint {
                 login = login.set_db(i64::from(database));
             }
         }
+        if let Some((_, text)) = url.query_pairs().find(|(name, _)| name == DATABASE) {
+            let database = text.parse::<u16>().ok().map(i64::from);
+            let in_path = (login.db() != 0).then(|| login.db());
+            match database {
+                Some(database) if in_path.is_none_or(|it| it == database) => {
+                    login = login.set_db(database);
+                }
+                _ => {
+                    return Err(wrong(
+                        "`?db=` in the URL is not a database number, or not that of the path",
+                    )
+                    .remedy("write `redis://host:6379?db=3` or `redis://host:6379/3`"));
+                }
+            }
+        }
         let (tls, scripts) = query(&url)?;
         let replicas = replicas(&url)?;
         let connect_timeout = connect_timeout(&url)?;
         let port = url.port().unwrap_or(DEFAULT_PORT);
-        Ok(Self { host, port, tls, login, scripts, replicas, connect_timeout })
+        let (socket, credentials) = (None, None);
+        Ok(Self { host, port, socket, tls, login, credentials, scripts, replicas, connect_timeout })
+    }
+
+    /// With the provider of the pool's credentials, if it has one.
+    pub(super) fn of_pool(self, setting: Setting<'_>) -> Result<Self, LockError> {
+        self.with_credentials(setting.credentials)
+    }
+
+    /// With `provider` in place of the URL's password.
+    pub(super) fn with_credentials(self, provider: Option<&Provider>) -> Result<Self, LockError> {
+        if provider.is_some() && self.login.password().is_some() {
+            return Err(wrong("the URL has a password, and the pool a provider of credentials")
+                .remedy(
+                    "leave the password out of the URL; the provider's is the one that counts",
+                ));
+        }
+        Ok(Self { credentials: provider.cloned(), ..self })
+    }
+
+    /// What is wrong with a connection to it that works.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        let files = self.tls.as_ref().filter(|files| files.trust == Trust::Any);
+        files.map(|_| {
+            Warning::new(
+                format!(
+                    "the certificate of Redis at {self} is not verified (`?insecure`): a host in between can read the password and answer in its name"
+                ),
+                "name the certificate or its authority by `?ca=/path.pem`, and leave `?insecure` out of the URL",
+            )
+        })
     }
 }
 
@@ -142,6 +275,7 @@ fn duration(text: &str) -> Option<Duration> {
 fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
     let encrypted = url.scheme() == "rediss";
     let (mut files, mut scripts) = (TlsFiles::default(), Scripts::default());
+    let mut trust = Trust::Verified;
     if url.query().is_some_and(|query| query.contains('@')) {
         return Err(broken_password("?", "%3F"));
     }
@@ -162,10 +296,25 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
                 };
                 continue;
             }
-            REPLICAS | CONNECT_TIMEOUT => continue,
+            INSECURE => {
+                trust = match &*value {
+                    "" | "true" => Trust::Any,
+                    "false" => Trust::Verified,
+                    _ => {
+                        return Err(wrong("`?insecure=` in the URL has no such value")
+                            .remedy("write `?insecure`, and better `?ca=/path.pem`"));
+                    }
+                };
+                if !encrypted {
+                    return Err(wrong("`?insecure` is for TLS")
+                        .remedy("leave it out, or write `rediss://` instead of `redis://`"));
+                }
+                continue;
+            }
+            REPLICAS | CONNECT_TIMEOUT | DATABASE => continue,
             _ => {
                 return Err(wrong(format!("`?{name}=` in the URL is not known"))
-                    .remedy("known are `scripts`, `replicas` and `connect_timeout`, and for `rediss://` `ca`, `cert` and `key`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
+                    .remedy("known are `db`, `scripts`, `replicas` and `connect_timeout`, and for `rediss://` `ca`, `cert`, `key` and `insecure`; ttl, wait and prefix are set on `LockPool::builder(url)`"));
             }
         };
         if !encrypted {
@@ -178,6 +327,13 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
         return Err(wrong("a client certificate needs both `?cert=` and `&key=`")
             .remedy("write `rediss://host:6379?cert=/path.pem&key=/path.key`"));
     }
+    if trust == Trust::Any && files.ca.is_some() {
+        return Err(wrong(
+            "`?insecure` accepts any certificate, and `?ca=` only those of an authority",
+        )
+        .remedy("leave `?insecure` out"));
+    }
+    files.trust = trust;
     Ok((encrypted.then_some(files), scripts))
 }
 
@@ -202,6 +358,9 @@ pub(super) fn wrong(cause: impl Into<String>) -> LockError {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.socket {
+            return write!(f, "{}", path.display());
+        }
         let bracketed = self.host.contains(':');
         if bracketed {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -241,8 +400,52 @@ mod tests {
     }
 
     #[test]
+    fn a_server_may_be_named_in_several_ways() {
+        let parse = |url: &str| Endpoint::parse(url).unwrap();
+        for (url, database) in [
+            ("redis://host?db=3", 3),
+            ("redis://host/3?db=3", 3),
+            ("redis://host/0", 0),
+            ("valkey://host/2", 2),
+            ("valkeys://host?insecure", 0),
+            ("rediss://host?insecure=false&ca=/x.pem", 0),
+        ] {
+            let endpoint = parse(url);
+            assert_eq!((endpoint.login.db(), &*endpoint.host), (database, "host"), "{url}");
+        }
+        assert!(parse("valkey://host").tls.is_none() && parse("valkeys://host").tls.is_some());
+        assert!(parse("rediss://host").warning().is_none());
+        assert!(parse("rediss://host?insecure").warning().is_some());
+        for (url, user, password, database) in [
+            ("redis+unix:///run/redis.sock", None, None, 0),
+            ("unix:///run/redis.sock?db=4", None, None, 4),
+            ("valkey+unix://worker:p%40ss@/run/redis.sock", Some("worker"), Some("p@ss"), 0),
+            ("unix:///run/redis.sock?user=worker&pass=a+b&db=1", Some("worker"), Some("a+b"), 1),
+            ("unix:///run/redis.sock?password=pw", None, Some("pw"), 0),
+        ] {
+            let Endpoint { socket, login, tls, .. } = parse(url);
+            assert_eq!(socket.unwrap().to_str(), Some("/run/redis.sock"), "{url}");
+            let got = (login.username(), login.password(), login.db());
+            assert_eq!(got, (user, password, database), "{url}");
+            assert!(tls.is_none());
+        }
+        assert_eq!(parse("unix:///run/redis.sock").to_string(), "/run/redis.sock");
+    }
+
+    #[test]
     fn a_wrong_url_is_a_config_error_without_the_password() {
         for url in [
+            "redis://:c4n4ry@host/1?db=2",
+            "redis://:c4n4ry@host?db=-1",
+            "redis://:c4n4ry@host?insecure",
+            "rediss://:c4n4ry@host?insecure=c4n4ry",
+            "rediss://:c4n4ry@host?insecure&ca=/x.pem",
+            "redis+unix://",
+            "redis+unix:///",
+            "unix://c4n4ry/path",
+            "unix://:c4n4ry@/path#x",
+            "unix:///path?pass=c4n4ry&ca=/x.pem",
+            "unix://worker:1/c4n4ry@/path",
             "redis://",
             "redis://:c4n4ry@host:port",
             "redis://:c4n4ry@host:6379/orders",

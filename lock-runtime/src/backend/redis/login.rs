@@ -60,6 +60,8 @@ pub(super) enum Dialect {
 pub(super) enum Reached {
     #[default]
     Nothing,
+    /// The provider of credentials is asked.
+    Provider,
     /// The host has an address.
     Address,
     Socket,
@@ -85,6 +87,7 @@ impl Progress {
     pub(super) fn too_slow(&self, server: &str, limit: Duration) -> BackendError {
         let (so_far, remedy) = match self.reached() {
             Reached::Nothing => ("its name is not resolved", CHECK_REACH),
+            Reached::Provider => ("the provider of credentials has not answered", CHECK_PROVIDER),
             Reached::Address => ("there is no TCP connection", CHECK_REACH),
             Reached::Socket => ("there is a TCP connection, and no answer over it", CHECK_REACH),
             Reached::Tls => ("there is a TLS connection, and no answer to the log-in", CHECK_SLOW),
@@ -95,6 +98,8 @@ impl Progress {
 }
 
 const CHECK_REACH: &str = "check that the server is up and reachable, and that the port speaks Redis, with TLS for `rediss://` and without for `redis://`; a slow link needs a longer `connect_timeout` of the builder, or `?connect_timeout=10s` in the URL";
+
+const CHECK_PROVIDER: &str = "have `.credentials(..)` of the builder answer faster, for example with a token that it keeps and renews, or choose a longer `connect_timeout`";
 
 const CHECK_SLOW: &str = "check the server and the network to it; a slow link needs a longer `connect_timeout` of the builder, or `?connect_timeout=10s` in the URL";
 
@@ -203,7 +208,8 @@ async fn log_in_fully(
         let (ears, home) = (ears.clone(), home.clone());
         move |push: PushInfo| ears.hear(&push, &home)
     });
-    let (requests, mover) = match speak(dialer, &dialer.endpoint().login, hear, progress).await? {
+    let login = dialer.login(progress).await?;
+    let (requests, mover) = match speak(dialer, &login, hear, progress).await? {
         Ok(connected) => connected,
         Err(error) if reply::is_hang_up(&error) => return Ok(Err(error)),
         // Older servers and some proxies know RESP2 only, which serves as well.
@@ -234,7 +240,7 @@ pub(super) async fn log_in_plainly(
     dialer: &Dialer,
     progress: &Progress,
 ) -> Result<(MultiplexedConnection, Mover), BackendError> {
-    let login = &dialer.endpoint().login;
+    let login = dialer.login(progress).await?;
     let refused = |error| refused(dialer, error);
     let anonymous = redis::RedisConnectionInfo::default()
         .set_protocol(ProtocolVersion::RESP2)
@@ -312,9 +318,9 @@ pub(super) async fn ask_once(
 ) -> Result<Value, BackendError> {
     let progress = Progress::default();
     let asking = async {
-        let stream = dialer.dial(&progress).await?;
         // No pushes are expected, and this is understood by all.
-        let login = dialer.endpoint().login.clone().set_protocol(ProtocolVersion::RESP2);
+        let login = dialer.login(&progress).await?.set_protocol(ProtocolVersion::RESP2);
+        let stream = dialer.dial(&progress).await?;
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let opened = MultiplexedConnection::new_with_config(&login, stream, config).await;
         let (mut connection, mover) = opened.map_err(|error| refused(dialer, error))?;
@@ -360,6 +366,16 @@ pub(super) fn knows_no_hello(error: &RedisError) -> bool {
 }
 
 fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
+    let endpoint = dialer.endpoint();
+    if endpoint.credentials.is_some() && reply::is_about_the_login(&error) {
+        let message = format!(
+            "Redis at {endpoint} does not accept the user or the password that the provider gives"
+        );
+        // It may give others in a moment.
+        return BackendError::new(Failure::NotNow, message)
+            .remedy("check what `.credentials(..)` of the builder gives against the server's users; it is asked again for each new connection")
+            .because(error);
+    }
     let failure = reply::failure(&dialer.endpoint().to_string(), error);
     // Nothing but the greeting has been sent yet.
     failure.before_sending()

@@ -79,7 +79,7 @@ pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Stor
         let server = Server::connect(sentinels, names, setting).await?;
         return Ok(Arc::new(server.map_err(|unfit| LockError::backend(unfit.into_error()))?));
     }
-    let dialer = Dialer::new(Endpoint::parse(url)?).await?;
+    let dialer = Dialer::new(Endpoint::parse(url)?.of_pool(setting)?).await?;
     let setting = setting.with_connect_timeout(dialer.endpoint().connect_timeout);
     let scripts = dialer.endpoint().scripts;
     let cause = if scripts == Scripts::Off {

@@ -132,7 +132,7 @@ impl Names {
         }
     }
 
-    /// A lock that nobody takes; where names are tagged in `slot`.
+    /// A lock that no process takes; where names are tagged in `slot`.
     pub(super) fn probe(&self, slot: u16) -> Key {
         match self.space() {
             Space::Anywhere => (&self.probe).into(),

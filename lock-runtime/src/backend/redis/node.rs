@@ -25,7 +25,7 @@ use super::resolver::Resolver;
 use super::script::By;
 use super::spare::Spare;
 use super::stream::Dialer;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, Failure, Warning};
 use crate::clock::{Clock, Instant};
 
 /// More requests than this are not left behind unanswered on one connection.
@@ -292,6 +292,11 @@ impl Node {
     /// Where it is connected to, or was, for messages.
     pub(super) fn server(&self) -> String {
         self.shared.server()
+    }
+
+    /// What is wrong with its connection although it works.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        self.shared.resolver.warning()
     }
 
     /// The failure that a script tells of as a value.

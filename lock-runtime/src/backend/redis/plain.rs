@@ -135,6 +135,9 @@ impl Plain {
             return Err(LockError::backend(error));
         }
         observe::without_scripts(&server, reason);
+        if let Some(warning) = node.warning() {
+            observe::weak_store(&server, &warning);
+        }
         let text = format!(
             "Redis at {server} runs no scripts ({reason}): locks have no fences and no line between processes"
         );
@@ -401,7 +404,7 @@ async fn change_at_desk(
             Failure::NotNow,
             "the key was changed each time it was looked at",
         )
-        .remedy("somebody else writes to the keys of locks; give them a prefix of their own"))];
+        .remedy("another client writes to the keys of locks; give them a prefix of their own"))];
     }
     let (some, others) = changes.split_at(changes.len() / 2);
     let mut outcomes = Box::pin(change_at_desk(desk, patience, some)).await;
@@ -720,7 +723,7 @@ impl Backend for Plain {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.node.send(&redis::cmd("PING")).await?;
-        Ok(vec![self.warning.clone()])
+        Ok(std::iter::once(self.warning.clone()).chain(self.node.warning()).collect())
     }
 
     async fn close(&self) {

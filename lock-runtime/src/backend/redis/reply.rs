@@ -51,6 +51,12 @@ pub(super) fn is_across_slots(error: &BackendError) -> bool {
     error.cause::<RedisError>().is_some_and(crosses_slots)
 }
 
+/// Whether the server does not accept the user or the password.
+pub(super) fn is_about_the_login(error: &RedisError) -> bool {
+    matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+        || error.kind() == ErrorKind::AuthenticationFailed
+}
+
 /// Whether the connection ended instead of an answer.
 pub(super) fn is_hang_up(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Io
@@ -172,6 +178,9 @@ fn coded<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
 /// What to do about locks that are taken together and are in different slots.
 pub(super) const SHARE_A_SLOT: &str = "locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`";
 
+/// The same at an endpoint that may also be a node of a quorum.
+const SHARE_A_SLOT_HERE: &str = "locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`; a node of a quorum that checks slots is written as a cluster, `redis+cluster://host`";
+
 fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
     let said = format!("answered {code} {detail}");
     match code {
@@ -188,7 +197,7 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
         "NOPERM" => (
             Failure::Refused,
             said,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and those keys with a number in braces in front, `~{*}*`",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`",
         ),
         "WRONGTYPE" => (
             Failure::Refused,
@@ -223,8 +232,8 @@ fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
             said,
             "the server is part of a Redis Cluster: write `redis+cluster://` instead of `redis://`",
         ),
-        "CROSSSLOT" => (Failure::Refused, said, SHARE_A_SLOT),
-        "ERR" if detail.contains("same slot") => (Failure::Refused, said, SHARE_A_SLOT),
+        "CROSSSLOT" => (Failure::Refused, said, SHARE_A_SLOT_HERE),
+        "ERR" if detail.contains("same slot") => (Failure::Refused, said, SHARE_A_SLOT_HERE),
         "ERR" if detail.contains("cluster support disabled") => (
             Failure::Refused,
             said,

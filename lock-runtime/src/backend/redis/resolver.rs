@@ -10,7 +10,7 @@ use super::endpoint::Endpoint;
 use super::reply;
 use super::sentinel::Sentinels;
 use super::stream::Dialer;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, Failure, Warning};
 
 #[derive(Clone)]
 pub(super) enum Resolver {
@@ -65,6 +65,14 @@ impl Resolver {
         match self {
             Self::Fixed(dialer) => dialer.endpoint().replicas,
             Self::Sentinels(sentinels) => sentinels.replicas(),
+        }
+    }
+
+    /// What is wrong with connections that work.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        match self {
+            Self::Fixed(dialer) => dialer.endpoint().warning(),
+            Self::Sentinels(sentinels) => sentinels.warning(),
         }
     }
 

@@ -62,7 +62,7 @@ impl Script {
     }
 }
 
-/// Why the server runs no scripts for this user, if it does not. Asks with a lock that nobody takes and its line, and
+/// Why the server runs no scripts for this user, if it does not. Asks with a lock that no process takes and its line, and
 /// has `names` tagged if the server refuses those two together. Without any key a proxy would not know which
 /// server to ask; `slot` is one that this server has.
 pub(super) async fn refusal(

@@ -23,7 +23,7 @@ use super::mover::Mover;
 use super::reply;
 use super::service::Service;
 use super::stream::Dialer;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, Failure, Warning};
 use crate::clock::{Clock, Instant};
 use crate::error::LockError;
 use crate::jitter;
@@ -80,10 +80,10 @@ struct Master {
 impl Sentinels {
     /// Reads certificates, once, and begins to watch.
     pub(super) async fn new(service: Service, setting: Setting<'_>) -> Result<Self, LockError> {
-        let master = Dialer::new(service.master).await?;
+        let master = Dialer::new(service.master.of_pool(setting)?).await?;
         let mut dialers = Vec::new();
         for sentinel in service.sentinels {
-            dialers.push(master.to(sentinel)?);
+            dialers.push(master.to(sentinel.with_credentials(setting.sentinel_credentials)?)?);
         }
         let board = Arc::new(Board {
             service: service.name,
@@ -127,6 +127,10 @@ impl Sentinels {
 
     pub(super) fn replicas(&self) -> u16 {
         self.master.endpoint().replicas
+    }
+
+    pub(super) fn warning(&self) -> Option<Warning> {
+        self.master.endpoint().warning()
     }
 
     pub(super) fn close(&self) {
@@ -316,9 +320,9 @@ impl Sentinel {
                 told.notify_one();
             }
         };
-        let login = dialer.endpoint().login.clone();
         // A sentinel that is too slow is just left out.
         let progress = Progress::default();
+        let login = dialer.login(&progress).await?;
         let (mut requests, mover) = match speak(dialer, &login, Some(hear), &progress).await? {
             Ok(connected) => connected,
             Err(error) if knows_no_hello(&error) => {

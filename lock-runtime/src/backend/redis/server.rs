@@ -170,6 +170,9 @@ impl Server {
                 observe::weak_store(&server, &warning);
             }
         }
+        if let Some(warning) = node.warning() {
+            observe::weak_store(&server, &warning);
+        }
         let channel = node.hears().calls.then_some(channel);
         let (replicas, strays) = (None, None);
         Ok(Self { node, ears, clock, names, channel, home, hot, replicas, strays })
@@ -375,7 +378,8 @@ impl Backend for Server {
                 self.node.server()
             );
             let remedy = "if it spreads keys over several servers, give the keys of one `lock_all` a common hash tag";
-            return Ok(vec![Warning::new(text, remedy)]);
+            let more = self.node.warning();
+            return Ok(std::iter::once(Warning::new(text, remedy)).chain(more).collect());
         }
         let mut questions = Pipeline::with_capacity(4);
         questions.add_command(redis::cmd("PING")).add_command(check::question());
@@ -389,7 +393,10 @@ impl Backend for Server {
         }
         let Some(info) = answers.next() else { return Ok(Vec::new()) };
         let answers: Vec<_> = answers.collect();
-        Ok(check::warnings(&self.node.server(), self.names.are_of_server(), &info, &answers))
+        let for_all = self.names.are_of_server();
+        let mut warnings = check::warnings(&self.node.server(), for_all, &info, &answers);
+        warnings.extend(self.node.warning());
+        Ok(warnings)
     }
 
     async fn close(&self) {

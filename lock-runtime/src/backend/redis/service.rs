@@ -79,7 +79,7 @@ impl Service {
 /// The scheme of the connections to the servers, and what follows.
 fn scheme(url: &str) -> Option<(&'static str, &str)> {
     let (scheme, rest) = url.split_once("://")?;
-    match scheme {
+    match &*endpoint::scheme_of_redis(scheme) {
         "redis+sentinel" => Some(("redis", rest)),
         "rediss+sentinel" => Some(("rediss", rest)),
         _ => None,

@@ -4,8 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use redis::RedisConnectionInfo;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
+#[cfg(unix)]
+use tokio::net::UnixStream;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -88,7 +91,28 @@ impl Dialer {
         Ok(if self.is_of_a_shard { Box::new(UntilTakenAway::new(stream)) } else { stream })
     }
 
+    /// How to log in now.
+    pub(super) async fn login(
+        &self,
+        progress: &Progress,
+    ) -> Result<RedisConnectionInfo, BackendError> {
+        let Endpoint { login, credentials, .. } = &self.endpoint;
+        let Some(provider) = credentials else { return Ok(login.clone()) };
+        progress.note(Reached::Provider);
+        let login = provider.log_in(login).await?;
+        progress.note(Reached::Nothing);
+        Ok(login)
+    }
+
     async fn open(&self, progress: &Progress) -> Result<Box<dyn Stream>, BackendError> {
+        #[cfg(unix)]
+        if let Some(path) = &self.endpoint.socket {
+            progress.note(Reached::Address);
+            let stream =
+                UnixStream::connect(path).await.map_err(|error| self.unreachable(error))?;
+            progress.note(Reached::Socket);
+            return Ok(Box::new(stream));
+        }
         let Endpoint { host, port, .. } = &self.endpoint;
         // Asked anew each time: after a failover the name may lead elsewhere.
         let addresses = lookup_host((host.as_str(), *port)).await;
@@ -123,7 +147,7 @@ impl Dialer {
     fn untrusted(&self, error: io::Error) -> BackendError {
         let message = format!("no TLS connection to Redis at {}: {error}", self.endpoint);
         BackendError::new(Failure::NotNow, message)
-            .remedy("check that the port speaks TLS and the certificate names the host; a private authority goes into the URL: `?ca=/path.pem`")
+            .remedy("check that the port speaks TLS and the certificate names the host; a private authority, or a certificate that signs itself, goes into the URL: `?ca=/path.pem`")
             .because(error)
     }
 }

@@ -1,16 +1,18 @@
-//! TLS by rustls: certificates are read once, and always verified.
+//! TLS by rustls: certificates are read once, and verified unless the URL says otherwise.
 
 use std::io;
 use std::sync::Arc;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::endpoint::TlsFiles;
+use super::endpoint::{TlsFiles, Trust};
 use crate::error::{ErrorKind, LockError};
 
 #[derive(Clone)]
@@ -48,8 +50,14 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(format!("TLS cannot be set up: {error}")))?
-        .with_root_certificates(roots(files.ca.as_deref())?);
+        .map_err(|error| wrong(format!("TLS cannot be set up: {error}")))?;
+    let builder = match files.trust {
+        Trust::Verified => builder.with_root_certificates(roots(files.ca.as_deref())?),
+        Trust::Any => {
+            let algorithms = builder.crypto_provider().signature_verification_algorithms;
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(algorithms)))
+        }
+    };
     let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
         return Ok(builder.with_no_client_auth());
     };
@@ -59,6 +67,45 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
     builder
         .with_client_auth_cert(chain, key)
         .map_err(|error| wrong(format!("the client certificate {cert} cannot be used: {error}")))
+}
+
+/// Accepts every certificate: `?insecure`. The server still has to own the key of the one that it shows.
+#[derive(Debug)]
+struct Unverified(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
 }
 
 fn roots(ca: Option<&str>) -> Result<RootCertStore, LockError> {

@@ -22,7 +22,7 @@ use crate::backend::redis::sentinel::Sentinels;
 use crate::backend::redis::server::{Server, Way};
 use crate::backend::redis::slots::Address;
 use crate::backend::redis::stream::Dialer;
-use crate::backend::{Backend, BackendError, Bell};
+use crate::backend::{Backend, BackendError, Bell, Warning};
 use crate::error::LockError;
 use crate::key::Key;
 
@@ -52,7 +52,7 @@ impl Member {
         let resolver: Resolver = match place {
             Place::Server(endpoint) => {
                 setting = setting.with_connect_timeout(endpoint.connect_timeout);
-                Dialer::new(endpoint).await?.into()
+                Dialer::new(endpoint.of_pool(setting)?).await?.into()
             }
             Place::Service(service) => {
                 setting = setting.with_connect_timeout(service.master.connect_timeout);
@@ -105,6 +105,14 @@ impl Member {
             shares.entry(cluster.server_of(keys)).or_default().push(at);
         }
         shares.into_values().map(Share::These).collect()
+    }
+
+    /// What is wrong with connections that work.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        match &self.body {
+            Body::Server(node) => node.warning(),
+            Body::Cluster(cluster) => cluster.warning(),
+        }
     }
 
     /// Whether it tells of changes.

@@ -139,7 +139,8 @@ impl Quorum {
         if let Some(dependent) = survey::dependent(&named) {
             return Err(nodes::refused(&dependent));
         }
-        for warning in survey::warnings(&named) {
+        let of_connections = nodes.members.iter().filter_map(|member| member.warning());
+        for warning in survey::warnings(&named).into_iter().chain(of_connections) {
             observe::weak_store("the quorum", &warning);
         }
         Ok(Self(Arc::new(nodes)))
@@ -480,6 +481,7 @@ impl Backend for Quorum {
         nodes.enough(&failures)?;
         let named = nodes.named(&told);
         let mut warnings = survey::warnings(&named);
+        warnings.extend(nodes.members.iter().filter_map(|member| member.warning()));
         // Perhaps it could not be asked when the pool connected.
         let dependent = survey::dependent(&named);
         warnings.extend(dependent.map(|some| Warning::new(some.cause(), some.remedy())));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::survey::Dependent;
 use crate::backend::redis::cluster;
-use crate::backend::redis::endpoint::Endpoint;
+use crate::backend::redis::endpoint::{Endpoint, scheme_of_redis};
 use crate::backend::redis::service::Service;
 use crate::error::{ErrorKind, LockError};
 
@@ -24,9 +24,9 @@ impl Place {
         if Service::is_named_by(url) {
             return Service::parse(url).map(Self::Service);
         }
-        match url.split_once("://").map_or("", |(scheme, _)| scheme) {
+        match &*scheme_of_redis(url.split_once("://").map_or("", |(scheme, _)| scheme)) {
             // What is wrong with one server says little about how to name several.
-            "redis" | "rediss" => {
+            "redis" | "rediss" | "redis+unix" => {
                 Endpoint::parse(url).map(Self::Server).map_err(|error| error.remedy(REMEDY))
             }
             "redis+cluster" | "rediss+cluster" => cluster::seeds(url).map(Self::Cluster),
@@ -74,8 +74,11 @@ pub(super) fn places(url: &str) -> Result<Vec<Place>, LockError> {
         };
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let (hosts, tail) = rest.split_at(end);
-        let scheme =
-            if tail.contains("ca=") || tail.contains("cert=") { "rediss" } else { "redis" };
+        let scheme = if ["ca=", "cert=", "insecure"].iter().any(|name| tail.contains(name)) {
+            "rediss"
+        } else {
+            "redis"
+        };
         let whole = |host: &str| format!("{scheme}://{login}{}{tail}", host.trim());
         hosts.split(',').map(|host| Place::parse(&whole(host))).collect()
     };

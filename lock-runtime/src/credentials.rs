@@ -1,0 +1,231 @@
+//! Users and passwords that change while a program runs.
+
+use std::error::Error;
+use std::fmt;
+
+/// What a connection logs in with. Its `Debug` shows no password.
+///
+/// ```
+/// use lock_runtime::Credentials;
+/// let credentials = Credentials::new("locks", "s3cret");
+/// assert!(!format!("{credentials:?}").contains("s3cret"));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    user: Option<String>,
+    password: String,
+}
+
+impl Credentials {
+    /// A user and its password, or the token that stands for one.
+    #[must_use]
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { user: Some(user.into()), password: password.into() }
+    }
+
+    /// The password of the URL's user; of the default user if the URL names none.
+    #[must_use]
+    pub fn password(password: impl Into<String>) -> Self {
+        Self { user: None, password: password.into() }
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// What a provider may fail with.
+pub(crate) type ProviderError = Box<dyn Error + Send + Sync>;
+
+#[cfg(not(feature = "redis"))]
+pub(crate) use without_redis::Provider;
+
+#[cfg(feature = "redis")]
+pub(crate) use self::provider::Provider;
+
+#[cfg(not(feature = "redis"))]
+mod without_redis {
+    use std::future::Future;
+
+    use super::{Credentials, ProviderError};
+
+    /// No store of this build logs in.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Provider;
+
+    impl Provider {
+        pub(crate) fn new<F, A, E>(_: F) -> Self
+        where
+            F: Fn() -> A,
+            A: Future<Output = Result<Credentials, E>>,
+            E: Into<ProviderError>,
+        {
+            Self
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+mod provider {
+    use std::fmt;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use redis::RedisConnectionInfo;
+    use tokio::runtime::Handle;
+    use tokio::sync::watch;
+
+    use super::{Credentials, ProviderError};
+    use crate::backend::{BackendError, Failure};
+
+    type Answer = Result<Credentials, BackendError>;
+    type Asking = Pin<Box<dyn Future<Output = Result<Credentials, ProviderError>> + Send>>;
+
+    /// Gives the credentials of each new connection. Clones are the same provider.
+    ///
+    /// One call is under way at a time, and connections that are made meanwhile share its answer. An answer that comes after
+    /// its connection was given up is that of the next one, so a slow provider is waited for in the end.
+    #[derive(Clone)]
+    pub(crate) struct Provider(Arc<Shared>);
+
+    struct Shared {
+        ask: Box<dyn Fn() -> Asking + Send + Sync>,
+        /// The call that is under way, or whose answer no connection has taken.
+        call: Mutex<Option<watch::Receiver<Option<Answer>>>>,
+    }
+
+    impl Provider {
+        pub(crate) fn new<F, A, E>(ask: F) -> Self
+        where
+            F: Fn() -> A + Send + Sync + 'static,
+            A: Future<Output = Result<Credentials, E>> + Send + 'static,
+            E: Into<ProviderError>,
+        {
+            let ask = move || -> Asking {
+                let asking = ask();
+                Box::pin(async move { asking.await.map_err(Into::into) })
+            };
+            Self(Arc::new(Shared { ask: Box::new(ask), call: Mutex::default() }))
+        }
+
+        /// `login` with what the provider says.
+        pub(crate) async fn log_in(
+            &self,
+            login: &RedisConnectionInfo,
+        ) -> Result<RedisConnectionInfo, BackendError> {
+            let Credentials { user, password } = self.credentials().await?;
+            let login = login.clone().set_password(password);
+            Ok(match user {
+                Some(user) => login.set_username(user),
+                None => login,
+            })
+        }
+
+        async fn credentials(&self) -> Answer {
+            let mut answer = self.call()?;
+            let given = answer.wait_for(Option::is_some).await.ok().and_then(|given| given.clone());
+            let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+            // The next connection asks anew.
+            if call.as_ref().is_some_and(|call| call.same_channel(&answer)) {
+                *call = None;
+            }
+            given.unwrap_or_else(|| Err(failed("it panicked")))
+        }
+
+        fn call(&self) -> Result<watch::Receiver<Option<Answer>>, BackendError> {
+            let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(answer) = &*call {
+                return Ok(answer.clone());
+            }
+            let (tell, answer) = watch::channel(None);
+            let (shared, runtime) = (self.0.clone(), Handle::current());
+            // On a thread of its own: one that blocks would hold up all renewals, and a panic would end them.
+            let asking = move || {
+                let given = runtime.block_on((shared.ask)());
+                tell.send_replace(Some(given.map_err(|error| failed(&error.to_string()))));
+            };
+            let thread = std::thread::Builder::new().name("lock-credentials".to_owned());
+            thread.spawn(asking).map_err(|error| failed(&error.to_string()))?;
+            *call = Some(answer.clone());
+            Ok(answer)
+        }
+    }
+
+    impl fmt::Debug for Provider {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Provider(..)")
+        }
+    }
+
+    #[cold]
+    fn failed(why: &str) -> BackendError {
+        let message = format!("the provider of credentials failed: {why}");
+        BackendError::new(Failure::NotNow, message).remedy(
+            "look at what `.credentials(..)` of the pool's builder asks; it is asked again for each new connection",
+        )
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        use tokio::sync::Notify;
+        use tokio::time::{Duration, timeout};
+
+        use super::*;
+
+        #[tokio::test]
+        async fn connections_that_are_made_together_share_a_call() {
+            let (calls, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+            let provider = Provider::new({
+                let (calls, go) = (calls.clone(), go.clone());
+                move || {
+                    let (call, go) = (calls.fetch_add(1, Ordering::SeqCst), go.clone());
+                    async move {
+                        go.notified().await;
+                        Ok::<_, ProviderError>(Credentials::password(call.to_string()))
+                    }
+                }
+            });
+            // Given up, and its answer is that of the next.
+            assert!(timeout(Duration::from_millis(10), provider.credentials()).await.is_err());
+            let two = async { tokio::join!(provider.credentials(), provider.credentials()) };
+            go.notify_one();
+            let (one, other) = two.await;
+            assert_eq!(one.unwrap(), Credentials::password("0"));
+            assert_eq!(other.unwrap(), Credentials::password("0"));
+            go.notify_one();
+            assert_eq!(provider.credentials().await.unwrap(), Credentials::password("1"));
+            assert_eq!(calls.load(Ordering::SeqCst), 2);
+        }
+
+        #[tokio::test]
+        async fn a_failure_or_a_panic_is_told_and_the_next_call_is_a_new_one() {
+            let calls = AtomicUsize::new(0);
+            let provider = Provider::new(move || {
+                let call = calls.fetch_add(1, Ordering::SeqCst);
+                async move {
+                    match call {
+                        0 => Err("no token"),
+                        1 => panic!("oops"),
+                        _ => Ok(Credentials::new("worker", "pw")),
+                    }
+                }
+            });
+            let error = provider.credentials().await.unwrap_err();
+            assert!(error.to_string().contains("no token"), "{error}");
+            assert_eq!(error.failure(), Failure::NotNow);
+            let error = provider.credentials().await.unwrap_err();
+            assert!(error.to_string().contains("panicked"), "{error}");
+            let url_has = RedisConnectionInfo::default().set_username("url").set_db(3);
+            let login = provider.log_in(&url_has).await.unwrap();
+            assert_eq!(
+                (login.username(), login.password(), login.db()),
+                (Some("worker"), Some("pw"), 3)
+            );
+        }
+    }
+}
