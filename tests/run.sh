@@ -136,9 +136,9 @@ step "compiling what the attribute accepts and refuses" \
     cargo test "${all[@]}" --quiet --test project -- ui::
 program api shutdown::
 program observability
-program waiting push:: wait_queue:: handoff::slice handoff::storm \
+program waiting push:: wait_queue:: several_keys:: handoff::slice handoff::storm \
     multi_key::whoever multi_key::what multi_key::nobody multi_key::given_up
-program faults chaos:: renewal::ended renewal::unreachable_store
+program faults chaos:: links:: renewal::ended renewal::unreachable_store
 program topologies cluster::handed_on cluster::moved cluster::killed interop:: replicas::
 program quorum quorum:: cluster_nodes::
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
