@@ -50,7 +50,7 @@ fn lease() -> Arc<Lease> {
     let (ask, clock) = (Arc::new(ask()), Clock::Boot);
     let place = Place::new(Owner::random().unwrap(), clock.now());
     let tenure = Tenure::new(&place, &ask.policy, clock.now(), None, Vec::new());
-    Arc::new(Lease::new(1, "pool".into(), ask, tenure, clock))
+    Arc::new(Lease::new(1, "pool".into(), ask, tenure, clock.now(), clock))
 }
 
 const LOST: Poll<Ending> = Poll::Ready(Ending::Lost(Loss::Taken));
