@@ -179,8 +179,11 @@ async fn it_begins_to_check_slots_under_way() {
     // Of whichever request it is, also a renewal of all three.
     let trap = proxy.on_next(named("EVALSHA"), Action::AnswerWith(REFUSAL));
     eventually_async(SOON, "a script is refused", async || trap.sprung()).await;
-    assert!(fence(&pool, KEY).await > first);
-    assert!(beside(&server).iter().any(|key| key.starts_with('{')));
+    eventually_async(SOON, "its answer has come, and the names are tagged", async || {
+        assert!(fence(&pool, KEY).await > first);
+        beside(&server).iter().any(|key| key.starts_with('{'))
+    })
+    .await;
     for guard in guards {
         guard.verify().await.unwrap();
         guard.release().await.unwrap();
