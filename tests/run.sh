@@ -140,7 +140,7 @@ program waiting push:: wait_queue:: several_keys:: handoff::slice handoff::storm
     multi_key::whoever multi_key::what multi_key::nobody multi_key::given_up
 program faults chaos:: links:: renewal::ended renewal::unreachable_store
 program topologies cluster::handed_on cluster::moved cluster::killed interop:: replicas::
-program quorum quorum:: cluster_nodes::
+program quorum quorum:: cluster_nodes:: load::
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

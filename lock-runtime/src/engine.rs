@@ -8,6 +8,7 @@ use std::time::Duration;
 use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
 
+use crate::admission::{Admission, Permit};
 use crate::backend::Store;
 use crate::bell::Bell;
 use crate::clock::Clock;
@@ -37,6 +38,8 @@ pub(crate) struct Engine {
     /// What one claim takes at the store.
     pub(crate) round_trip: RoundTrip,
     pub(crate) undo: Undo,
+    /// For claims to a store that is paced.
+    admission: Option<Arc<Admission>>,
     /// How long the process keeps a lock among its own tasks while others may want it.
     pub(crate) handoff_slice: Duration,
     pub(crate) open_window: Option<OpenWindow>,
@@ -83,6 +86,7 @@ impl Engine {
         let tasks =
             [driver.keep(watchdog.clone().run(tools)), driver.keep(queue.clone().expire(clock))];
         let registry = Arc::new(Registry::new());
+        let admission = store.is_paced().then(|| Admission::new(clock, patience));
         Arc::new(Self {
             name: OnceCell::new(),
             prefix,
@@ -97,6 +101,7 @@ impl Engine {
             outbox: Outbox::default(),
             round_trip: RoundTrip::default(),
             undo: Undo::default(),
+            admission,
             handoff_slice,
             open_window,
             tasks,
@@ -124,6 +129,22 @@ impl Engine {
         const LEAST: Duration = Duration::from_millis(250);
         let limit = self.round_trip.limit().unwrap_or(self.patience);
         limit.max(LEAST).min(self.patience)
+    }
+
+    /// How long a claim or a release may take at the store. A paced store gives up by itself what is silent, and is not cut off
+    /// while it gets answers.
+    pub(crate) fn request_patience(&self) -> Duration {
+        let times = if self.admission.is_some() { 4 } else { 1 };
+        self.patience.saturating_mul(times)
+    }
+
+    /// Waits until the store has time for so many claims more; `None` at once for a store that has always.
+    /// Dropped meanwhile it gives up its place.
+    pub(crate) async fn admit(&self, claims: usize) -> Option<Permit> {
+        match &self.admission {
+            Some(admission) => admission.admit(claims).await,
+            None => None,
+        }
     }
 
     /// Runs `work` to its end, whatever becomes of the caller: on the driver, or, where the store

@@ -40,6 +40,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
+mod admission;
 pub mod backend;
 mod bell;
 mod call;

@@ -2,7 +2,10 @@
 //! does not have to wait until the driver wakes up. While others are on their way it goes by the driver: what that
 //! finds in one wake-up leaves in one call, and so in one write.
 
+use std::future::{Future, pending, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -10,6 +13,7 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::acquire::Ask;
+use crate::admission::Permit;
 use crate::backend::{Attempt, BackendError, Claim, Failure};
 use crate::clock::Instant;
 use crate::engine::Engine;
@@ -206,15 +210,23 @@ fn patience(engine: &Engine, least: Duration, ask: &Ask) -> Duration {
         Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
         Wait::For(wait) => wait.max(least),
     };
-    engine.patience.min(waits).min(ask.policy.ttl.belief())
+    engine.request_patience().min(waits).min(ask.policy.ttl.belief())
 }
 
-async fn first_requests(trip: Trip, patience: Duration, firsts: Vec<FirstAsk>) {
+async fn first_requests(trip: Trip, patience: Duration, mut firsts: Vec<FirstAsk>) {
     let engine = trip.engine();
+    let permit = admitted(&engine, &mut firsts).await;
+    if firsts.is_empty() {
+        return;
+    }
     let claims: Vec<_> = firsts.iter().map(|first| first.claim.clone()).collect();
     let sent = engine.clock.now();
+    let patience = patience.min(left(&engine, &firsts, sent));
     let mut answers = ask_store(&engine, &claims, sent, patience).await.into_iter();
     drop(trip);
+    if answers.len() > 0 {
+        permit.map(Permit::answered);
+    }
     for first in firsts {
         let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));
         answered(&engine, first, sent, answer);
@@ -241,6 +253,69 @@ pub(crate) async fn ask_store(
             Vec::new()
         }
     }
+}
+
+/// Waits until the store has time for `firsts`, and answers those that have no time left before.
+async fn admitted(engine: &Arc<Engine>, firsts: &mut Vec<FirstAsk>) -> Option<Permit> {
+    let mut admission = pin!(engine.admit(firsts.len()));
+    // Without this there is nothing to wait for.
+    if let Poll::Ready(permit) = poll_once(admission.as_mut()).await {
+        return permit;
+    }
+    // A single try gets all the patience that there is for one request.
+    let ends = |first: &FirstAsk| match first.ask.policy.wait {
+        Wait::For(Duration::ZERO) => Some(first.since + engine.patience),
+        Wait::For(_) | Wait::Forever => first.deadline,
+    };
+    loop {
+        let next = firsts.iter().filter_map(ends).min();
+        let over = async {
+            match next {
+                Some(next) => engine.clock.sleep_until(next).await,
+                None => pending().await,
+            }
+        };
+        let permit = tokio::select! {
+            biased;
+            permit = &mut admission => Some(permit),
+            () = over => None,
+        };
+        // Their callers are gone.
+        firsts.retain(|first| !first.reply.is_closed());
+        let now = engine.clock.now();
+        let is_over = |first: &mut FirstAsk| ends(first).is_some_and(|end| now >= end);
+        for first in firsts.extract_if(.., is_over) {
+            let error = crowded(now.since(first.since));
+            answered(engine, first, now, Err(error));
+        }
+        if let Some(permit) = permit {
+            return permit;
+        }
+        if firsts.is_empty() {
+            return None;
+        }
+    }
+}
+
+async fn poll_once<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+}
+
+/// What the waits of `firsts` leave for a request that is sent at `now`; of several the longest.
+fn left(engine: &Engine, firsts: &[FirstAsk], now: Instant) -> Duration {
+    let left = |first: &FirstAsk| match (first.ask.policy.wait, first.deadline) {
+        (Wait::For(Duration::ZERO), _) | (_, None) => Duration::MAX,
+        (_, Some(deadline)) => deadline.since(now).max(engine.least()),
+    };
+    firsts.iter().map(left).max().unwrap_or(Duration::MAX)
+}
+
+#[cold]
+fn crowded(waited: Duration) -> BackendError {
+    let text = format!("other claims of this process were before this one for {waited:?}");
+    BackendError::new(Failure::NotNow, text).remedy(
+        "the store answers more slowly than locks are asked for: raise `wait`, shed load, or spread the locks over more stores",
+    )
 }
 
 fn answered(

@@ -268,8 +268,11 @@ impl PoolBuilder {
         self
     }
 
-    /// How long the vote of one node of a `redlock://` quorum may take; then the others decide. Defaults to a
-    /// twentieth of the ttl, between 5 and 50 ms. Raise it where nodes are far away: to some three round trips.
+    /// How long a node of a `redlock://` quorum may answer nothing at all before it counts as silent. A vote that
+    /// waits behind others at a node that answers is slow, not lost. Without the silent nodes a contended lock is
+    /// decided by the votes that are there. Where no vote went to another client, the missing ones are waited for, up
+    /// to the patience of the pool, unless this is set. Defaults to what the node usually takes (the retransmission
+    /// timeout of RFC 6298 over its response times), at least a twentieth of the ttl, between 5 and 50 ms, and at most 1 s.
     pub fn node_patience(mut self, patience: Duration) -> Self {
         self.node_patience = Some(patience);
         self
@@ -485,6 +488,7 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
         let notice = engine.patience.min(Duration::from_millis(500));
         if !idle_by(&engine, engine.clock.now() + notice).await {
             release_all(&engine, engine.registry.leases()).await;
+            drained(&engine).await;
         }
     }
     let after = engine.registry.tally();
@@ -496,6 +500,25 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
         released: after.released - before.released,
         // Releases that are still being tried count as abandoned.
         abandoned: after.abandoned - before.abandoned + after.held,
+    }
+}
+
+/// Waits until all leases are released, as long as the store goes on to release some. Those of bodies that ended by
+/// themselves are on their way already.
+async fn drained(engine: &Engine) {
+    let end = engine.clock.now() + engine.patience.saturating_mul(10);
+    loop {
+        let held = engine.registry.tally().held;
+        if held == 0 {
+            return;
+        }
+        // As long as a release tries before its caller is told that it failed.
+        let until = (engine.clock.now() + engine.patience.saturating_mul(2)).min(end);
+        tokio::select! {
+            biased;
+            () = engine.registry.fewer_than(held) => {}
+            () = engine.clock.sleep_until(until) => return,
+        }
     }
 }
 

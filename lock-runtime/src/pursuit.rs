@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::acquire::Ask;
+use crate::admission::Permit;
 use crate::backend::{Attempt, Failure, Owner};
 use crate::clock::Instant;
 use crate::engine::Engine;
@@ -87,9 +88,12 @@ impl Pursuit {
             {
                 break;
             }
+            let permit = self.engine.admit(1).await;
             let Some(applicant) = self.applicant() else { break };
             let sent = self.engine.clock.now();
-            match self.attempt(&applicant, sent).await {
+            let outcome = self.attempt(&applicant, sent).await;
+            permit.map(Permit::answered);
+            match outcome {
                 Ok((fences, wanted)) => match self.deliver(&applicant, sent, fences, wanted) {
                     Delivered::Yes => return,
                     // Somebody else is first by now, or nobody. The store knows the owner and grants again.
@@ -253,8 +257,10 @@ pub(crate) fn patience(
 ) -> Duration {
     let waits = policy.wait != Wait::For(Duration::ZERO);
     let patience = match deadline {
-        Some(deadline) if waits => engine.patience.min(deadline.since(now).max(engine.least())),
-        _ => engine.patience,
+        Some(deadline) if waits => {
+            engine.request_patience().min(deadline.since(now).max(engine.least()))
+        }
+        _ => engine.request_patience(),
     };
     patience.min(policy.ttl.belief())
 }

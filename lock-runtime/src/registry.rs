@@ -166,6 +166,19 @@ impl Registry {
         }
     }
 
+    /// Resolves when there are fewer leases than `held`.
+    pub(crate) async fn fewer_than(&self, held: usize) {
+        let mut left = self.left.subscribe();
+        loop {
+            left.mark_unchanged();
+            if self.tally().held < held {
+                return;
+            }
+            // The sender lives in `self`.
+            let _ = left.changed().await;
+        }
+    }
+
     fn tell(&self) {
         // Who begins to listen after this looks at the roll first, which has changed already.
         if self.left.receiver_count() > 0 {

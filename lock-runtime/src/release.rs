@@ -103,7 +103,7 @@ pub(crate) async fn depart(trip: Trip, mut ready: Vec<Departure>) {
     }
     let began = engine.clock.now();
     let releases: Vec<_> = ready.iter().map(|ready| to_release(&engine, &ready.lease)).collect();
-    let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
+    let outcomes = timeout(engine.request_patience(), engine.store.release(&releases)).await;
     drop(trip);
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for (departure, release) in ready.into_iter().zip(releases) {
@@ -336,7 +336,7 @@ async fn clean_up(
 
 async fn release_once(engine: &Engine, release: &Release) -> Result<Released, BackendError> {
     let one = std::slice::from_ref(release);
-    let outcomes = timeout(engine.patience, engine.store.release(one)).await;
+    let outcomes = timeout(engine.request_patience(), engine.store.release(one)).await;
     outcomes.unwrap_or_default().into_iter().next().unwrap_or_else(|| Err(silence()))
 }
 
@@ -356,7 +356,7 @@ pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>
             leave_open: Duration::ZERO,
         })
         .collect();
-    let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
+    let outcomes = timeout(engine.request_patience(), engine.store.release(&releases)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for lease in &leases {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {

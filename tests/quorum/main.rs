@@ -2,5 +2,6 @@
 
 mod ballot_model;
 mod cluster_nodes;
+mod load;
 mod quorum;
 mod redlock;

@@ -233,6 +233,48 @@ async fn clocks_that_are_far_apart_are_told() {
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
+/// A number that is too far ahead is refused, and the text says which clocks to look at.
+#[tokio::test]
+async fn a_clock_of_this_machine_that_is_far_from_a_majority_is_told() {
+    let nodes: Vec<_> = (0..2).map(|_| Skew::start(RedisServer::builder())).collect();
+    let plain = RedisServer::start();
+    for (_, skew) in &nodes {
+        skew.step(ms(90_000), Step::Back);
+    }
+    let urls = nodes.iter().map(|(node, _)| node.url()).chain([plain.url()]);
+    let pool = LockPool::builder(Quorum::url_of(urls)).wait(ms(300)).connect().await.unwrap();
+    let error = pool.lock("k").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    assert!(error.to_string().contains("ahead of a node's clock"), "{error}");
+    let warnings = pool.health().await.unwrap().warnings;
+    let is_told = |warning: &&Warning| {
+        warning.to_string().starts_with("the clock of this machine is 89.")
+            || warning.to_string().starts_with("the clock of this machine is 90")
+    };
+    assert_eq!(warnings.iter().filter(is_told).count(), 1, "{warnings:?}");
+    // Which needs no number.
+    pool.lock("k").fencing(false).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_replica_is_no_node() {
+    let quorum = Quorum::start(3);
+    let master = quorum[0].port().to_string();
+    assert_eq!(quorum[1].cli(&["REPLICAOF", "127.0.0.1", &master]), "OK");
+    let error = LockPool::connect(&quorum.url()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let text = error.to_string();
+    let says = format!("127.0.0.1:{} is a replica", quorum[1].port());
+    assert!(text.contains(&says) && text.contains("redis+sentinel://"), "{text}");
+    // One that has become one since is told of.
+    assert_eq!(quorum[1].cli(&["REPLICAOF", "NO", "ONE"]), "OK");
+    let pool = connect(&quorum).await;
+    assert_eq!(quorum[1].cli(&["REPLICAOF", "127.0.0.1", &master]), "OK");
+    let warnings = pool.health().await.unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.to_string().contains(&says)), "{warnings:?}");
+    pool.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn masters_that_sentinels_know_are_nodes_too() {
     let watched = Watched::start();

@@ -1,9 +1,11 @@
-//! Five independent servers, all up and with one frozen.
+//! Five independent servers, all up and with one frozen; and more and more tasks on three and on five.
 
 use std::time::{Duration, Instant};
 
-use lock_runtime::LockPool;
+use lock_runtime::{LockPool, Wait};
 use lock_tests::Quorum;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
 use super::uncontended::rate;
 use crate::lockers::Locker;
@@ -14,6 +16,7 @@ use crate::{Plan, runtime};
 const NODES: usize = 5;
 
 pub(crate) fn measure(plan: Plan, report: &mut Report) {
+    crowds(plan, report);
     report.begin("quorum", "five servers");
     let quorum = Quorum::start(NODES);
     let runtime = runtime();
@@ -60,6 +63,112 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         let name = format!("{what}, one frozen, p50 against all up");
         report.figure(&name, "x", &ratio, Bar::AtMost(1.15));
         report.figure(&format!("{what}, one frozen, p99"), "ms", &p99, Bar::AtMost(2.0));
+    }
+}
+
+/// As many tasks as these, each with locks of its own.
+const CROWDS: [usize; 4] = [64, 256, 1024, 4096];
+
+/// What becomes of the throughput when tasks are added.
+fn crowds(plan: Plan, report: &mut Report) {
+    report.begin("quorum", "cycles per second of more and more tasks, each its own keys");
+    let runs = if plan.quick { 1 } else { plan.runs };
+    for nodes in [3, NODES] {
+        let quorum = Quorum::start(nodes);
+        let runtime = runtime();
+        let pool = runtime.block_on(LockPool::connect(&quorum.url())).expect("the nodes take us");
+        let urls = quorum.nodes().iter().map(lock_tests::RedisServer::url).collect();
+        let rslock = Crowd::Rslock(rslock::LockManager::new(urls));
+        let ours = |fencing| Crowd::Ours { pool: pool.clone(), fencing };
+        for (name, crowd) in [("ours", ours(false)), ("ours, fenced", ours(true))] {
+            crowd.measure(&format!("{nodes} nodes, {name}"), &runtime, runs, report);
+        }
+        if plan.peers {
+            rslock.measure(&format!("{nodes} nodes, rslock"), &runtime, runs, report);
+        }
+        quorum[1].pause();
+        for (name, crowd) in [("ours", ours(false)), ("ours, fenced", ours(true))] {
+            let name = format!("{nodes} nodes, one frozen, {name}");
+            crowd.measure(&name, &runtime, runs, report);
+        }
+        quorum[1].resume();
+    }
+}
+
+/// What a crowd of tasks takes its locks from.
+#[derive(Clone)]
+enum Crowd {
+    Ours { pool: LockPool, fencing: bool },
+    Rslock(rslock::LockManager),
+}
+
+impl Crowd {
+    fn measure(&self, name: &str, runtime: &Runtime, runs: usize, report: &mut Report) {
+        let mut fewer = None;
+        for tasks in CROWDS {
+            let (mut rates, mut errors) = (Vec::new(), Vec::new());
+            for _ in 0..runs {
+                let (rate, failed) = runtime.block_on(self.rate(tasks));
+                rates.push(rate);
+                errors.push(failed);
+            }
+            let is_ours = matches!(self, Self::Ours { .. });
+            let bar = |bar| if is_ours { bar } else { Bar::None };
+            let rate =
+                report.figure(&format!("{tasks} tasks: {name}"), "cycles/s", &rates, Bar::None);
+            if let Some(fewer) = fewer.replace(rate) {
+                let name = format!("{tasks} tasks: {name}, against fewer");
+                report.figure(&name, "x", &[rate / fewer], bar(Bar::AtLeast(0.8)));
+            }
+            let name = format!("{tasks} tasks: {name}, errors");
+            report.figure(&name, "", &errors, bar(Bar::AtMost(0.0)));
+        }
+    }
+
+    /// Cycles per second, and how many cycles failed.
+    async fn rate(&self, tasks: usize) -> (f64, f64) {
+        /// Some cycles of the largest crowd.
+        const LENGTH: Duration = Duration::from_millis(1500);
+        let began = Instant::now();
+        let mut set = JoinSet::new();
+        for id in 0..tasks {
+            let crowd = self.clone();
+            set.spawn(async move {
+                let keys = [0, 1, 2, 3].map(|n| format!("{id}:{n}"));
+                let (mut cycles, mut errors) = (0_usize, 0_usize);
+                while began.elapsed() < LENGTH {
+                    let is_well = crowd.cycle(&keys[cycles % keys.len()]).await;
+                    cycles += 1;
+                    errors += usize::from(!is_well);
+                }
+                (cycles, errors)
+            });
+        }
+        let (cycles, errors): (Vec<_>, Vec<_>) = set.join_all().await.into_iter().unzip();
+        let (cycles, errors) = (cycles.iter().sum::<usize>(), errors.iter().sum::<usize>());
+        ((cycles - errors) as f64 / began.elapsed().as_secs_f64(), errors as f64)
+    }
+
+    async fn cycle(&self, key: &str) -> bool {
+        match self {
+            Self::Ours { pool, fencing } => {
+                let lock = pool.lock(key).fencing(*fencing).wait(Wait::Forever).acquire().await;
+                match lock {
+                    Ok(guard) => guard.release().await.is_ok(),
+                    Err(_) => false,
+                }
+            }
+            Self::Rslock(manager) => {
+                let ttl = Duration::from_secs(30);
+                match manager.acquire_no_guard(key.as_bytes(), ttl).await {
+                    Ok(lock) => {
+                        manager.unlock(&lock).await;
+                        true
+                    }
+                    Err(_) => false,
+                }
+            }
+        }
     }
 }
 

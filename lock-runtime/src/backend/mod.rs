@@ -262,6 +262,13 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Whether claims are kept back that the store has no time for. The pool then has as many at the store at once as
+    /// are answered promptly, and the others wait in this process, first come, first served. For a store where an
+    /// answer that is late is worth nothing. No by default.
+    fn is_paced(&self) -> bool {
+        false
+    }
+
     /// Asks the store whether it is fit to serve, and for what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 
@@ -382,6 +389,7 @@ pub(crate) trait Store: Send + Sync {
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
     fn in_place(&self) -> bool;
     fn has_lines(&self) -> bool;
+    fn is_paced(&self) -> bool;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
 }
@@ -417,6 +425,10 @@ impl<B: Backend> Store for B {
 
     fn has_lines(&self) -> bool {
         foreign::call(|| Backend::has_lines(self)).unwrap_or(false)
+    }
+
+    fn is_paced(&self) -> bool {
+        Backend::is_paced(self)
     }
 
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {

@@ -174,6 +174,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.backend.holds(lease).await
     }
 
+    fn is_paced(&self) -> bool {
+        self.backend.is_paced()
+    }
+
     fn has_lines(&self) -> bool {
         self.backend.has_lines()
     }

@@ -62,6 +62,10 @@ impl Backend for Opened {
         self.0.has_lines()
     }
 
+    fn is_paced(&self) -> bool {
+        self.0.is_paced()
+    }
+
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.0.health().await
     }

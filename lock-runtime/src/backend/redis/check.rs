@@ -62,6 +62,11 @@ impl Info {
         self.get("cluster_enabled") == Some("1")
     }
 
+    /// Whether the server follows another one.
+    pub(super) fn is_replica(&self) -> bool {
+        self.get("role") == Some("slave")
+    }
+
     fn get(&self, name: &str) -> Option<&str> {
         self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
     }
@@ -88,7 +93,7 @@ impl Facts<'_> {
     }
 
     fn replica(&self) -> Option<Warning> {
-        (self.info("role")? == "slave").then(|| {
+        self.info.is_replica().then(|| {
             Warning::new(
                 format!("Redis at {} is a replica, which takes no locks", self.server),
                 "point the URL at the master, or at the sentinels that know it: `redis+sentinel://host:26379/service`",
@@ -170,6 +175,13 @@ pub(super) enum ClockDistance {
 }
 
 impl ClockDistance {
+    /// From the local clock.
+    pub(super) const fn to_us(self) -> Duration {
+        match self {
+            Self::Ahead(by) | Self::Behind(by) => by,
+        }
+    }
+
     /// By how much two clocks differ.
     pub(super) fn to(self, other: Self) -> Duration {
         match (self, other) {

@@ -308,6 +308,11 @@ impl Node {
         failure
     }
 
+    /// Whether it is asked where the master is before it is connected to.
+    pub(super) fn finds_masters(&self) -> bool {
+        matches!(self.shared.resolver, Resolver::Sentinels(_))
+    }
+
     pub(super) fn is_up(&self) -> bool {
         matches!(&*self.shared.line(), Line::Up(_))
     }

@@ -9,7 +9,7 @@ use super::holdings::Holding;
 use super::numbers::Block;
 use super::request::{Request, Token, What};
 use super::tally::{Tally, Verdict, Vote};
-use super::{Nodes, granted, nodes, withdrawal};
+use super::{Answer, Nodes, Said, granted, nodes, withdrawal};
 use crate::backend::{Attempt, BackendError, Claim, Standing};
 use crate::clock::Instant;
 use crate::jitter;
@@ -35,7 +35,9 @@ struct Bid {
     /// How often it has backed off.
     tries: u32,
     tally: Tally,
-    /// When the votes of the present round are counted.
+    /// The nodes that answer nothing in the present round, a bit for each.
+    silent: u64,
+    /// When the votes of the present round are counted at the latest.
     until: Instant,
     stage: Stage,
     /// Whether some node may have voted for it, or may do so yet.
@@ -117,10 +119,13 @@ impl Election {
             let next = voting.iter().map(|at| self.bids[*at].until).min().unwrap_or(sent);
             tokio::select! {
                 biased;
-                answered = answers.recv() => {
+                answer = answers.recv() => {
                     // Each node has answered by then.
-                    let Some((place, answered)) = answered else { break };
-                    self.count(&requests, place, answered);
+                    let Some(Answer { place, said }) = answer else { break };
+                    match said {
+                        Said::Answered(answered) => self.count(&requests, place, answered),
+                        Said::Nothing(to) => self.note_silence(&requests, place, &to),
+                    }
                 }
                 () = self.nodes.clock.sleep_until(next) => {}
             }
@@ -146,6 +151,16 @@ impl Election {
                 bid.has_votes |= !matches!(vote, Vote::Held { .. } | Vote::Low(_));
                 bid.tally.count(place, vote);
             }
+        }
+    }
+
+    /// The node at `place` answers nothing, to the requests at `to` among others.
+    fn note_silence(&mut self, requests: &[Request], place: usize, to: &[usize]) {
+        let mut bids = self.bids.iter_mut();
+        for at in to {
+            // In the same order, as the votes.
+            let Some(bid) = bids.find(|bid| bid.token == requests[*at].token) else { return };
+            bid.silent |= 1 << place;
         }
     }
 
@@ -180,6 +195,7 @@ impl Bid {
             rounds: 0,
             tries: 0,
             tally: nodes.new_tally(),
+            silent: 0,
             until: Instant::from_nanos(0),
             stage: Stage::Open,
             has_votes: false,
@@ -202,8 +218,9 @@ impl Bid {
         let claim = &self.claim;
         self.rounds += 1;
         self.tally = nodes.new_tally();
+        self.silent = 0;
         self.stage = Stage::Voting;
-        self.until = sent + nodes::patience_of_node(claim.ttl, nodes.node_patience);
+        self.until = sent + nodes::longest_patience(claim.ttl, nodes.patience, nodes.node_patience);
         if claim.attempt > 0 {
             claim.keys.iter().for_each(|key| nodes.changes.forget(key.as_str()));
         }
@@ -216,10 +233,18 @@ impl Bid {
 
     /// Whether the present round is over for this claim.
     fn is_decided(&mut self, nodes: &Nodes, now: Instant, sent: Instant) -> bool {
-        if now >= self.until {
+        let missing = if now >= self.until {
+            u64::MAX
+        } else if self.tally.is_contested() || nodes.node_patience.is_some() {
+            self.silent
+        } else {
+            // Nothing is lost by waiting: no competitor has a vote.
+            0
+        };
+        if missing != 0 {
             // Whoever has not answered may have voted all the same.
             self.has_votes = true;
-            nodes.close(&mut self.tally, self.until.since(sent));
+            nodes.close(&mut self.tally, missing, now.since(sent));
         }
         let Some(verdict) = self.tally.verdict() else { return false };
         self.has_votes |= self.tally.is_open();
@@ -228,7 +253,8 @@ impl Bid {
             // Whoever waits asks again by itself.
             Verdict::Held { split: true, .. } if !self.waits() && self.tries < MOST_TRIES => {
                 self.tries += 1;
-                let patience = nodes::patience_of_node(self.claim.ttl, nodes.node_patience);
+                let least = nodes::least_patience(self.claim.ttl);
+                let patience = nodes.node_patience.unwrap_or(least);
                 self.stage = Stage::BackingOff(now + jitter::below(patience));
             }
             Verdict::Held { free_in, split } => {

@@ -1,14 +1,15 @@
 //! One node of a quorum: a server, or a cluster.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::Value;
 use tokio::sync::mpsc;
 
 use super::changes::{Changes, MemberEar};
 use super::nodes::Place;
+use super::pace::Pace;
 use super::request::{Request, What};
 use crate::backend::redis::Setting;
 use crate::backend::redis::cluster::{Boxed, Cluster, Entry};
@@ -28,6 +29,10 @@ use crate::key::Key;
 
 pub(super) struct Member {
     pub(super) name: String,
+    /// Of the server, or of the cluster as a whole.
+    pub(super) pace: Arc<Pace>,
+    /// Of each server of a cluster.
+    paces: Mutex<HashMap<Address, Arc<Pace>>>,
     pub(super) body: Body,
 }
 
@@ -62,7 +67,7 @@ impl Member {
             Place::Cluster(seeds) => {
                 let (cluster, opened) = Cluster::begin(seeds, setting).await?;
                 cluster.attach(bell);
-                return Ok((Self { name, body: Body::Cluster(cluster) }, opened));
+                return Ok((Self::new(name, Body::Cluster(cluster)), opened));
             }
         };
         // Nobody stands in a line here, so nobody can be called in vain.
@@ -71,7 +76,11 @@ impl Member {
         ears.attach(bell);
         let hearing = Hearing { ears, home: Home::Server, calls: None };
         let (node, opened) = Node::begin(resolver, clock, setting.limits(), Some(hearing)).await;
-        Ok((Self { name, body: Body::Server(node) }, opened))
+        Ok((Self::new(name, Body::Server(node)), opened))
+    }
+
+    fn new(name: String, body: Body) -> Self {
+        Self { name, pace: Arc::default(), paces: Mutex::default(), body }
     }
 
     /// Asks in one write. `is_tracked`: the node then tells of changes of the locks that it reads.
@@ -97,14 +106,21 @@ impl Member {
     /// silent must not keep back the others' answers.
     pub(super) fn shares<'a>(&self, locks: impl Iterator<Item = &'a [Key]>) -> Vec<Share> {
         let cluster = match &self.body {
-            Body::Server(_) => return vec![Share::All],
+            Body::Server(_) => return vec![Share { places: None, pace: self.pace.clone() }],
             Body::Cluster(cluster) => cluster,
         };
         let mut shares: BTreeMap<Option<Address>, Vec<usize>> = BTreeMap::new();
         for (at, keys) in locks.enumerate() {
             shares.entry(cluster.server_of(keys)).or_default().push(at);
         }
-        shares.into_values().map(Share::These).collect()
+        let share = |(server, places)| Share { places: Some(places), pace: self.pace_of(server) };
+        shares.into_iter().map(share).collect()
+    }
+
+    fn pace_of(&self, server: Option<Address>) -> Arc<Pace> {
+        let Some(server) = server else { return self.pace.clone() };
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        paces.entry(server).or_default().clone()
     }
 
     /// What is wrong with connections that work.
@@ -131,26 +147,31 @@ impl Member {
     }
 }
 
-/// Some of the requests of a call.
-pub(super) enum Share {
-    All,
-    /// Those at these places, in order.
-    These(Vec<usize>),
+/// The requests of a call that one server answers.
+pub(super) struct Share {
+    /// At these places of the call, in order; `None` for all.
+    places: Option<Vec<usize>>,
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Share {
     pub(super) fn of<'a, T: Clone>(&self, all: &'a [T]) -> Cow<'a, [T]> {
-        match self {
-            Self::All => all.into(),
-            Self::These(places) => places.iter().map(|at| all[*at].clone()).collect(),
+        match &self.places {
+            None => all.into(),
+            Some(places) => places.iter().map(|at| all[*at].clone()).collect(),
         }
     }
 
+    /// The places of its requests in a call of `count`.
+    pub(super) fn places(&self, count: usize) -> Vec<usize> {
+        self.places.clone().unwrap_or_else(|| (0..count).collect())
+    }
+
     /// Each of `answers` with the place of its request.
-    pub(super) fn placed<T>(self, answers: Vec<T>) -> Vec<(usize, T)> {
-        match self {
-            Self::All => answers.into_iter().enumerate().collect(),
-            Self::These(places) => places.into_iter().zip(answers).collect(),
+    pub(super) fn placed<T>(&self, answers: Vec<T>) -> Vec<(usize, T)> {
+        match &self.places {
+            None => answers.into_iter().enumerate().collect(),
+            Some(places) => places.iter().copied().zip(answers).collect(),
         }
     }
 }

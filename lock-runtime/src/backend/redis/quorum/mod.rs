@@ -9,7 +9,7 @@
 //! renew, release       one request to all nodes, decided by a majority; a silent node is asked on
 //!             holdings what majorities have granted     leftovers  what is still to be taken back
 //! member    one node   request  what it is asked        nodes  the URL      survey  are they fit?
-//!             changes  what nodes say by themselves
+//!             changes  what nodes say by themselves     pace   how fast they answer
 //! ```
 //!
 //! What it keeps to:
@@ -29,7 +29,12 @@
 //!    asked until they do, or until they have forgotten it by themselves. Its number stays promised, so that no
 //!    late proposal is taken, but it is accepted no more: those who ask in vain keep no renewal away.
 //! 6. **A vote that failed nodes could decide is a failure of the store**, not a lock that somebody holds.
-//! 7. **Two that compete for a free lock** may each get part of the votes. Both give back and try again after
+//! 7. **A node that answers is slow, not silent**, however many requests wait for it; so more load makes votes late, and
+//!    not void. A node is silent when nothing at all has come from it for longer than it usually takes. Its vote then
+//!    counts as failed where other votes are not for this claim. Otherwise nothing competes with it: what was granted
+//!    is kept, and the missing votes are waited for, up to half of the ttl. The pool keeps claims back that the
+//!    nodes have no time for (`admission`).
+//! 8. **Two that compete for a free lock** may each get part of the votes. Both give back and try again after
 //!    a random time. Who waits for a held lock is woken when a majority of the nodes tells of a change.
 //!
 //! A node that has lost its data has to stay away for the longest ttl before it votes again; README says what
@@ -43,10 +48,12 @@ mod leftovers;
 mod member;
 mod nodes;
 mod numbers;
+mod pace;
 mod request;
 mod survey;
 mod tally;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -63,6 +70,7 @@ use self::holdings::{Holding, Holdings};
 use self::leftovers::{Leftovers, Withdrawal};
 use self::member::Member;
 use self::numbers::Block;
+use self::pace::Pace;
 use self::request::{Request, Token, What};
 use self::survey::Told;
 use self::tally::{Tally, Verdict, Vote};
@@ -86,7 +94,7 @@ struct Nodes {
     clock: Clock,
     /// How long a node may be silent before it is given up.
     patience: Duration,
-    /// How long a vote may take, if not by the ttl.
+    /// How long a node may answer nothing before it counts as silent, if not by what it usually takes.
     node_patience: Option<Duration>,
     /// By node.
     leftovers: Vec<Leftovers>,
@@ -100,8 +108,25 @@ struct Nodes {
     runtime: Handle,
 }
 
-/// What a node has answered to some of the requests: the node's place, and each answer with its request's.
-type Answer = (usize, Vec<(usize, Result<Value, BackendError>)>);
+/// How a node is asked.
+struct Asked<'a> {
+    /// Whether it is to tell of changes of the locks that it reads.
+    is_tracked: bool,
+    pace: &'a Pace,
+}
+
+/// What is heard of the node at a place.
+struct Answer {
+    place: usize,
+    said: Said,
+}
+
+enum Said {
+    /// Answers to some of the requests, each with its request's place.
+    Answered(Vec<(usize, Result<Value, BackendError>)>),
+    /// Nothing yet, to the requests at these places. The answers may still come.
+    Nothing(Vec<usize>),
+}
 
 /// In the order in which they come.
 type Answers = UnboundedReceiver<Answer>;
@@ -198,26 +223,75 @@ impl Nodes {
                 let (nodes, member) = (self.clone(), member.clone());
                 let (requests, answers) = (requests.clone(), answers.clone());
                 begin(&self.runtime, async move {
-                    let answered = nodes.ask_one(&member, &share.of(&requests), is_tracked).await;
-                    let _ = answers.send((place, share.placed(answered)));
+                    let tell_silence = || {
+                        let said = Said::Nothing(share.places(requests.len()));
+                        let _ = answers.send(Answer { place, said });
+                    };
+                    let asked = Asked { is_tracked, pace: &share.pace };
+                    let some = share.of(&requests);
+                    let answered = nodes.ask_one(&member, &some, asked, tell_silence).await;
+                    drop(some);
+                    let said = Said::Answered(share.placed(answered));
+                    let _ = answers.send(Answer { place, said });
                 });
             }
         }
         received
     }
 
+    /// Gives up when the node has been silent for the patience of the pool. Before, `tell_silence` is called once
+    /// if the node answers nothing for longer than usual.
     async fn ask_one(
         &self,
         member: &Member,
         requests: &[Request],
-        is_tracked: bool,
+        asked: Asked<'_>,
+        tell_silence: impl FnOnce(),
     ) -> Vec<Result<Value, BackendError>> {
-        let asked = member.ask(requests, is_tracked);
-        match timeout(self.patience, asked).await {
-            Ok(answers) => answers,
-            Err(_) => {
-                let error = silence(&member.name, self.patience);
-                requests.iter().map(|_| Err(error.clone())).collect()
+        // A reply that was lost on a connection that goes on is not waited for without end.
+        const AT_MOST: u32 = 4;
+        // A timer that is so late says that this thread had no time, so answers may be here that it has not read.
+        const LATE: Duration = Duration::from_millis(5);
+        let Asked { is_tracked, pace } = asked;
+        let sent = self.clock.now();
+        let shortest = requests.iter().map(|request| request.ttl).min().unwrap_or_default();
+        let least = nodes::least_patience(shortest);
+        let mut tell_silence = Some(tell_silence);
+        // From when on the node's silence is its own.
+        let mut since = sent;
+        let mut answers = pin!(member.ask(requests, is_tracked));
+        loop {
+            let given_up_at = pace
+                .silent_at(since, self.patience, Some(self.patience))
+                .min(sent + self.patience.saturating_mul(AT_MOST));
+            let silent_at = pace.silent_at(since, least, self.node_patience);
+            let next =
+                if tell_silence.is_some() { silent_at.min(given_up_at) } else { given_up_at };
+            if self.clock.now() >= next {
+                if next == given_up_at {
+                    pace.gave_up();
+                    let error = silence(&member.name, self.patience);
+                    return requests.iter().map(|_| Err(error.clone())).collect();
+                }
+                if let Some(tell_silence) = tell_silence.take() {
+                    tell_silence();
+                }
+                continue;
+            }
+            tokio::select! {
+                biased;
+                answers = &mut answers => {
+                    if answers.iter().any(Result::is_ok) {
+                        pace.answered(sent, self.clock.now());
+                    }
+                    return answers;
+                }
+                () = self.clock.sleep_until(next) => {
+                    let now = self.clock.now();
+                    if now.since(next) > LATE {
+                        since = now;
+                    }
+                }
             }
         }
     }
@@ -237,8 +311,11 @@ impl Nodes {
                 // Counted from here, so that whoever closes waits for it.
                 let errand = Errand::begin(self);
                 begin(&self.runtime, async move {
-                    let answered = nodes.withdraw_at(place, &share.of(&withdrawals)).await;
-                    let _ = answers.send((place, share.placed(answered)));
+                    let some = share.of(&withdrawals);
+                    let answered = nodes.withdraw_at(place, &some, &share.pace).await;
+                    drop(some);
+                    let said = Said::Answered(share.placed(answered));
+                    let _ = answers.send(Answer { place, said });
                     drop(errand);
                 });
             }
@@ -250,9 +327,10 @@ impl Nodes {
         self: &Arc<Self>,
         place: usize,
         withdrawals: &[Withdrawal],
+        pace: &Pace,
     ) -> Vec<Result<Value, BackendError>> {
         let (member, leftovers) = (&self.members[place], &self.leftovers[place]);
-        let answered = self.withdraw_once(member, withdrawals).await;
+        let answered = self.withdraw_once(member, withdrawals, pace).await;
         let failed = withdrawals.iter().zip(&answered).filter(|(_, answer)| answer.is_err());
         if leftovers.add(failed.map(|(withdrawal, _)| withdrawal.clone())) {
             self.runtime.spawn(self.clone().clean_up(place));
@@ -264,10 +342,11 @@ impl Nodes {
         &self,
         member: &Member,
         withdrawals: &[Withdrawal],
+        pace: &Pace,
     ) -> Vec<Result<Value, BackendError>> {
         let now = self.clock.now();
         let requests: Vec<_> = withdrawals.iter().map(|withdrawal| withdrawal.at(now)).collect();
-        self.ask_one(member, &requests, false).await
+        self.ask_one(member, &requests, Asked { is_tracked: false, pace }, || {}).await
     }
 
     /// Takes back at a node what it did not answer to, until nothing is left.
@@ -284,7 +363,7 @@ impl Nodes {
             if some.is_empty() {
                 return;
             }
-            let answered = self.withdraw_once(member, &some).await;
+            let answered = self.withdraw_once(member, &some, &member.pace).await;
             pause = if answered.iter().any(Result::is_ok) {
                 Duration::from_millis(1)
             } else {
@@ -310,7 +389,8 @@ impl Nodes {
             tokio::select! {
                 biased;
                 answered = answers.recv() => {
-                    let Some((place, answered)) = answered else { break };
+                    let Some(Answer { place, said }) = answered else { break };
+                    let Said::Answered(answered) = said else { continue };
                     for (at, answer) in answered {
                         tallies[at].count(place, match requests[at].was_ours(answer) {
                             Ok(true) => Vote::Granted,
@@ -326,7 +406,7 @@ impl Nodes {
         let outcome = |mut tally: Tally| {
             // Nobody has waited for those who were not needed.
             if is_open(&tally) {
-                self.close(&mut tally, waited);
+                self.close(&mut tally, u64::MAX, waited);
             }
             match tally.verdict() {
                 Some(Verdict::Granted) => Ok(true),
@@ -337,8 +417,9 @@ impl Nodes {
         tallies.into_iter().map(outcome).collect()
     }
 
-    fn close(&self, tally: &mut Tally, waited: Duration) {
-        tally.close(|place| {
+    /// The nodes of `silent`, a bit for each place, that have not answered do not count any more.
+    fn close(&self, tally: &mut Tally, silent: u64, waited: Duration) {
+        tally.close(silent, |place| {
             silence(self.members.get(place).map_or("a node", |member| &member.name), waited)
         });
     }
@@ -451,8 +532,10 @@ impl Backend for Quorum {
             withdrawals.push(Withdrawal { request, keep_until, until });
         }
         let requests: Vec<_> = withdrawals.iter().map(|one| one.request.clone()).collect();
+        // A node that answers nothing is given up before.
+        let until = now + nodes.patience.saturating_mul(3);
         let answers = nodes.withdraw(withdrawals);
-        let outcomes = nodes.decide(answers, &requests, now + nodes.patience * 3 / 4).await;
+        let outcomes = nodes.decide(answers, &requests, until).await;
         let outcome = |(release, outcome): (&Release, Result<bool, BackendError>)| {
             // Otherwise it will be asked for again.
             if outcome.is_ok() {
@@ -466,6 +549,10 @@ impl Backend for Quorum {
             }
         };
         releases.iter().zip(outcomes).map(outcome).collect()
+    }
+
+    fn is_paced(&self) -> bool {
+        true
     }
 
     async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {

@@ -134,11 +134,22 @@ fn urls(list: &str) -> Vec<&str> {
     urls
 }
 
-/// How long a node may take to answer: short against the ttl, so that a silent one costs little of it.
-pub(super) fn patience_of_node(ttl: Duration, set: Option<Duration>) -> Duration {
+/// A node that answers nothing for a shorter time is never silent: short against the ttl, so that a silent one costs
+/// little of it.
+pub(super) fn least_patience(ttl: Duration) -> Duration {
     const SHORTEST: Duration = Duration::from_millis(5);
     const LONGEST: Duration = Duration::from_millis(50);
-    set.unwrap_or_else(|| (ttl / 20).clamp(SHORTEST, LONGEST))
+    (ttl / 20).clamp(SHORTEST, LONGEST)
+}
+
+/// How long a round takes at the most, also where nodes go on to answer others. A node that answers nothing is given
+/// up after the `patience` of the pool.
+pub(super) fn longest_patience(
+    ttl: Duration,
+    patience: Duration,
+    set: Option<Duration>,
+) -> Duration {
+    (ttl / 2).min(patience.saturating_mul(3)).max(set.unwrap_or_default())
 }
 
 #[cold]

@@ -13,8 +13,8 @@ pub(super) struct Block {
     pub(super) last: u64,
 }
 
-/// How far numbers may run ahead of this machine's clock.
-const AHEAD: Duration = Duration::from_secs(60);
+/// How far numbers may run ahead of this machine's clock, and of a node's (`ballot.lua`).
+pub(super) const AHEAD: Duration = Duration::from_secs(60);
 
 impl Block {
     /// The next `count` numbers above `promised`: microseconds of this machine's clock, if they are. That clocks

@@ -6,7 +6,8 @@ use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
 use super::member::{Body, Member};
-use super::silence;
+use super::tally::Tally;
+use super::{numbers, silence};
 use crate::backend::redis::check::{self, ClockDistance, Info};
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::node::Node;
@@ -20,6 +21,8 @@ pub(super) struct Told {
     ids: Vec<String>,
     /// A server that is named as if it were a node, and is a part of one.
     is_part: bool,
+    /// A server that was named by its address, and follows another one: it takes no locks.
+    is_replica: bool,
     /// How far the clocks of its servers are from ours.
     distances: Vec<ClockDistance>,
     /// What is wrong with it, or with one of its servers.
@@ -35,6 +38,8 @@ impl Member {
                 Body::Server(node) => {
                     let info = told.ask(node, &self.name).await?;
                     told.is_part = info.is_part();
+                    // One that sentinels name as the master is on its way to be one.
+                    told.is_replica = info.is_replica() && !node.finds_masters();
                     told.ids.extend(info.run_id().map(str::to_owned));
                 }
                 Body::Cluster(cluster) => {
@@ -90,6 +95,9 @@ pub(super) fn dependent(told: &[(&str, &Told)]) -> Option<Dependent> {
         if one.is_part {
             return Some(Dependent::Part((*name).to_owned()));
         }
+        if one.is_replica {
+            return Some(Dependent::Replica((*name).to_owned()));
+        }
         // Who may not be asked is believed to have named different ones.
         let is_same = |other: &Told| other.ids.iter().any(|id| one.ids.contains(id));
         if let Some((other, _)) = told[..at].iter().find(|(_, other)| is_same(other)) {
@@ -103,6 +111,8 @@ pub(super) fn dependent(told: &[(&str, &Told)]) -> Option<Dependent> {
 pub(super) enum Dependent {
     /// A part of a cluster, by itself.
     Part(String),
+    /// A replica: its master has the locks.
+    Replica(String),
     /// Two nodes with a server in common.
     Same(String, String),
 }
@@ -113,6 +123,9 @@ impl Dependent {
             Self::Part(name) => format!(
                 "Redis at {name} is a part of a Redis Cluster, and refuses the keys of all other parts"
             ),
+            Self::Replica(name) => {
+                format!("Redis at {name} is a replica, takes no locks, and fails with its master")
+            }
             Self::Same(one, other) if one == other => {
                 format!("{one} is named twice: its one failure would count as two")
             }
@@ -126,6 +139,9 @@ impl Dependent {
         match self {
             Self::Part(_) => {
                 "name the whole cluster as one node: `redis+cluster://host` instead of `redis://host`"
+            }
+            Self::Replica(_) => {
+                "name its master instead, or the sentinels that know the master: `redis+sentinel://host:26379/service`"
             }
             Self::Same(..) => {
                 "name servers that fail independently of each other, each once; several databases of one server are one node"
@@ -153,5 +169,23 @@ pub(super) fn warnings(told: &[(&str, &Told)]) -> Vec<Warning> {
             "synchronise them: after the loss of a node's data fences are in order only as far as clocks agree",
         ));
     }
+    warnings.extend(own_clock(told));
     warnings
+}
+
+/// Whether the clock of this machine is so far from those of a majority that fences are refused, or will be soon.
+fn own_clock(told: &[(&str, &Told)]) -> Option<Warning> {
+    let far_of = |told: &Told| told.distances.iter().map(|distance| distance.to_us()).max();
+    let mut distances: Vec<_> =
+        told.iter().map(|(_, told)| far_of(told).unwrap_or_default()).collect();
+    distances.sort_unstable();
+    // That of the nearest node of the majority that is furthest away.
+    let far = *distances.get(told.len() - Tally::majority_of(told.len()))?;
+    (far > numbers::AHEAD / 2).then(|| {
+        let text = format!(
+            "the clock of this machine is {far:?} or more from those of most nodes: beyond {:?} no lock with a fence is granted",
+            numbers::AHEAD
+        );
+        Warning::new(text, super::request::SYNCHRONISE)
+    })
 }

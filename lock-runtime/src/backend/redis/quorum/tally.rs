@@ -65,11 +65,18 @@ impl Tally {
         self.0.iter().any(Option::is_none)
     }
 
-    /// Whoever has not answered by now, has not answered in time.
-    pub(super) fn close(&mut self, silence: impl Fn(usize) -> BackendError) {
+    /// The nodes of `silent`, a bit for each, have failed if they have not answered by now.
+    pub(super) fn close(&mut self, silent: u64, silence: impl Fn(usize) -> BackendError) {
         for (node, place) in self.0.iter_mut().enumerate() {
-            place.get_or_insert_with(|| Vote::Failed(silence(node)));
+            if silent >> node & 1 == 1 {
+                place.get_or_insert_with(|| Vote::Failed(silence(node)));
+            }
         }
+    }
+
+    /// Whether some vote went, or may have gone, to a competitor.
+    pub(super) fn is_contested(&self) -> bool {
+        self.0.iter().flatten().any(|vote| matches!(vote, Vote::Held { .. } | Vote::Low(_)))
     }
 
     /// As soon as it is certain.

@@ -1,0 +1,223 @@
+//! A quorum in which all nodes answer, with more to do than they can do at once: a vote that waits behind others is
+//! slow, and counts. What is counted here is requests, not time, so that a busy machine changes nothing.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lock_runtime::backend::{Attempt, Backend, Claim, Owner};
+use lock_runtime::testing::open;
+use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_tests::proxy::Direction;
+use lock_tests::{FaultProxy, Quorum, RedisServer, eventually_async};
+use tokio::sync::{Barrier, Mutex};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Longer than any of these takes where votes come to something.
+const BOUND: Duration = ms(120_000);
+
+/// Each keeps the machine busy, and is not to do so for the others.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// How many votes and releases a node has served. The `SET` of a script is no vote of its own.
+fn served(node: &RedisServer, fencing: bool) -> u64 {
+    let info = node.cli(&["INFO", "commandstats"]);
+    let votes: &[_] = if fencing { &[] } else { &["cmdstat_set:"] };
+    let calls = |line: &str| {
+        let mut names = ["cmdstat_eval:", "cmdstat_evalsha:"].iter().chain(votes);
+        let stats = names.find_map(|name| line.strip_prefix(name))?;
+        stats.strip_prefix("calls=")?.split(',').next()?.parse::<u64>().ok()
+    };
+    info.lines().filter_map(calls).sum()
+}
+
+/// Those of a node that a script was not known to are sent twice.
+#[track_caller]
+fn assert_served(node: &RedisServer, fencing: bool, needed: usize) {
+    let (served, needed) = (served(node, fencing), needed as u64);
+    assert!(served <= needed + needed / 4 + 512, "{served} requests where {needed} are needed");
+}
+
+fn reset_counts(quorum: &Quorum) {
+    for node in quorum.nodes() {
+        assert_eq!(node.cli(&["CONFIG", "RESETSTAT"]), "OK");
+    }
+}
+
+/// Each of `tasks` tasks takes and frees its own lock `cycles` times.
+async fn cycle(pool: &LockPool, tasks: usize, cycles: usize, fencing: bool) {
+    let mut set = JoinSet::new();
+    for task in 0..tasks {
+        let pool = pool.clone();
+        set.spawn(async move {
+            for cycle in 0..cycles {
+                let lock = pool.lock(format!("{task}:{}", cycle % 4)).fencing(fencing);
+                lock.wait(Wait::Forever).acquire().await?.release().await?;
+            }
+            Ok::<_, lock_runtime::LockError>(())
+        });
+    }
+    let all = timeout(BOUND, set.join_all()).await.expect("votes come to something");
+    let errors: Vec<_> = all.into_iter().filter_map(Result::err).collect();
+    assert!(errors.is_empty(), "{} errors, as {}", errors.len(), errors[0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cycles_of_a_thousand_tasks_on_healthy_nodes_are_one_vote_and_one_release_each() {
+    let _alone = ALONE.lock().await;
+    const TASKS: usize = 1_024;
+    const CYCLES: usize = 2;
+    for (nodes, fencing) in [(3, true), (5, false)] {
+        let quorum = Quorum::start(nodes);
+        let pool = LockPool::connect(&quorum.url()).await.unwrap();
+        reset_counts(&quorum);
+        cycle(&pool, TASKS, CYCLES, fencing).await;
+        for node in quorum.nodes() {
+            assert_served(node, fencing, 2 * TASKS * CYCLES);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_beside_a_thousand_tasks_costs_no_error() {
+    let _alone = ALONE.lock().await;
+    let quorum = Quorum::start(3);
+    let pool = LockPool::connect(&quorum.url()).await.unwrap();
+    pool.lock("warm").acquire().await.unwrap().release().await.unwrap();
+    reset_counts(&quorum);
+    quorum[1].pause();
+    cycle(&pool, 1_024, 2, true).await;
+    quorum[1].resume();
+    for node in [&quorum[0], &quorum[2]] {
+        assert_served(node, true, 2 * 2 * 1_024);
+    }
+}
+
+/// Further away than the shortest time that a node is given.
+#[tokio::test]
+async fn far_nodes_need_no_setting() {
+    let _alone = ALONE.lock().await;
+    let quorum = Quorum::start(3);
+    let wires: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
+    let url = Quorum::url_of(wires.iter().map(|wire| wire.url().to_owned()));
+    let pool = LockPool::connect(&url).await.unwrap();
+    for wire in &wires {
+        wire.delay(Direction::ToClient, ms(150));
+    }
+    for fencing in [true, false] {
+        for round in 0..3 {
+            let guard = pool.lock("k").fencing(fencing).try_acquire().await;
+            let guard = guard.unwrap_or_else(|error| panic!("round {round}: {error}"));
+            guard.expect("it is free").release().await.unwrap();
+        }
+    }
+}
+
+/// Each write waits for the disk, and many wait for one another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_free_locks_at_once_are_had_where_every_write_is_synced() {
+    let _alone = ALONE.lock().await;
+    const LOCKS: usize = 1_000;
+    let config = RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always");
+    let quorum = Quorum::of(5, &config);
+    let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
+    reset_counts(&quorum);
+    let mut set = JoinSet::new();
+    for n in 0..LOCKS {
+        set.spawn(pool.lock(format!("k:{n}")).acquire());
+    }
+    let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
+    for guard in &guards {
+        assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
+    }
+    for node in quorum.nodes() {
+        assert_served(node, true, LOCKS);
+    }
+    pool.shutdown(ms(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
+    let _alone = ALONE.lock().await;
+    const LOCKS: usize = 1_000;
+    let quorum = Quorum::start(5);
+    // What a killed process leaves: grants that nothing renews.
+    let dead = open(&quorum.url()).await.unwrap();
+    let claim = |n: usize| Claim {
+        keys: Arc::new([format!("k:{n}").into()]),
+        owner: Owner::random().unwrap(),
+        ttl: ms(5_000),
+        fencing: true,
+        spare_fences: 0,
+        attempt: 0,
+        in_line: true,
+    };
+    let claims: Vec<_> = (0..LOCKS).map(claim).collect();
+    for some in claims.chunks(100) {
+        for outcome in dead.acquire(some).await {
+            assert!(matches!(outcome, Ok(Attempt::Granted { .. })), "{outcome:?}");
+        }
+    }
+    let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
+    let mut set = JoinSet::new();
+    for n in 0..LOCKS {
+        set.spawn(pool.lock(format!("k:{n}")).acquire());
+    }
+    let began = Instant::now();
+    let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
+    println!("{LOCKS} locks are taken over after {:?}", began.elapsed());
+    for guard in &guards {
+        assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
+    }
+    pool.shutdown(ms(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_locks_are_released_at_a_shutdown_under_load() {
+    let _alone = ALONE.lock().await;
+    const LOCKS: usize = 1_000;
+    let quorum = Quorum::start(5);
+    let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
+    let inside = Arc::new(Barrier::new(LOCKS + 1));
+    let mut bodies = JoinSet::new();
+    for n in 0..LOCKS {
+        let inside = inside.clone();
+        bodies.spawn(pool.lock(format!("body:{n}")).run(async move {
+            inside.wait().await;
+            std::future::pending::<()>().await;
+        }));
+    }
+    timeout(BOUND, inside.wait()).await.expect("all are inside");
+    let mut load = JoinSet::new();
+    for n in 0..512 {
+        let pool = pool.clone();
+        load.spawn(async move {
+            loop {
+                let cycle =
+                    async { pool.lock(format!("load:{n}")).acquire().await?.release().await };
+                match cycle.await {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::Shutdown => return,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+    let began = Instant::now();
+    eventually_async(BOUND, "the nodes are busy", async || began.elapsed() > ms(500)).await;
+    let report = timeout(BOUND, pool.shutdown(ms(100))).await.expect("it ends");
+    assert!(report.released >= LOCKS && report.abandoned == 0, "{report:?}");
+    bodies.join_all().await;
+    load.join_all().await;
+    for n in 0..LOCKS {
+        if n % 50 == 0 {
+            assert!(quorum.holders(&format!("body:{n}")).len() < 3, "body:{n} is still held");
+        }
+    }
+}
