@@ -539,8 +539,21 @@ impl Node {
         let (token, number) = (format!("{token:0>32}/01"), number.to_string());
         let (count, keys) = (locks.len().to_string(), (locks.len() + 1).to_string());
         // A book of eight entries.
-        let arguments = ["book", what, &token, ttl, &count, &number, &number, "8"];
+        let (most, spare) = ("8", "8");
+        let arguments = ["book", what, &token, ttl, &count, &number, &number, most, spare];
         self.0.cli(&[&["EVAL", script, &keys], locks, &arguments].concat())
+    }
+
+    /// With a book of eight entries, or of 64 of locks that are held.
+    fn ask_sparing(&self, lock: &str, what: &str, number: u64) -> String {
+        let script = include_str!("../../lock-runtime/src/backend/redis/quorum/ballot.lua");
+        let token = format!("{:032x}/01", number);
+        let ttl = if what == "release" { "0" } else { "60000" };
+        let number = number.to_string();
+        let arguments = ["1", &number, &number, "64", "8"];
+        self.0.cli(
+            &[&["EVAL", script, "2", lock, "book", what, &token, ttl], &arguments[..]].concat(),
+        )
     }
 
     /// `owner` has the node's vote for 50, and the node forgets it; then `rival` votes.
@@ -624,6 +637,29 @@ fn what_is_promised_outlives_its_place_in_the_book() {
     assert_eq!(ask("n", "propose", 230), "1");
     let late = ask("k", "propose", 104);
     assert_eq!(late.lines().next(), Some("2"), "{late}: 105 has been granted");
+}
+
+#[test]
+fn a_book_of_a_slot_forgets_locks_that_are_not_held_before_those_that_are() {
+    let node = Node(RedisServer::start());
+    for number in 100..120 {
+        assert_eq!(node.ask_sparing(&format!("held:{number}"), "propose", number), "1");
+    }
+    for number in 200..500 {
+        let lock = format!("free:{number}");
+        assert_eq!(node.ask_sparing(&lock, "propose", number), "1");
+        assert_eq!(node.ask_sparing(&lock, "release", number), "1");
+    }
+    let entries: usize = node.0.cli(&["ZCARD", "book"]).parse().unwrap();
+    assert!((21..=29).contains(&entries), "{entries}: 20 are held");
+    // What was forgotten is promised all the same.
+    let late = node.ask_sparing("free:210", "propose", 210);
+    assert_eq!(late.lines().next(), Some("2"), "{late}");
+    // And what is held is taken again where the node has lost it.
+    for number in 100..120 {
+        node.0.cli(&["DEL", &format!("held:{number}")]);
+        assert_eq!(node.ask_sparing(&format!("held:{number}"), "extend", number), "2");
+    }
 }
 
 #[test]

@@ -24,18 +24,21 @@ pub(super) struct Book {
     pub(super) name: Cow<'static, str>,
     /// How many entries it may have, one or two for each lock.
     pub(super) most: u32,
+    /// How many it keeps for locks that are not held.
+    pub(super) spare: u32,
 }
 
 impl Book {
     const NAME: &str = "lock_runtime:ballots";
 
     /// In a server that has all keys.
-    pub(super) const OF_SERVER: Self = Self { name: Cow::Borrowed(Self::NAME), most: 100_000 };
+    pub(super) const OF_SERVER: Self =
+        Self { name: Cow::Borrowed(Self::NAME), most: 100_000, spare: 100_000 };
 
-    /// In a cluster, which has one for each of its 16,384 slots.
+    /// In a cluster, which has one for each of its 16,384 slots: what all of them keep is bounded by what is held.
     pub(super) fn of_slot(locks: &[Key]) -> Self {
         let slot = locks.first().map_or(0, |lock| slot(lock.as_str()));
-        Self { name: in_slot(slot, Self::NAME), most: 1_000 }
+        Self { name: in_slot(slot, Self::NAME), most: 1_000, spare: 16 }
     }
 
     /// Whether `key` is not a lock but a book.

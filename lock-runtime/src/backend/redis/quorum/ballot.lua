@@ -2,7 +2,8 @@
 -- quorum/mod.rs says what for.
 -- KEYS the locks; and if there is a number, the node's book
 -- ARGV[1] what to do: propose, extend, keep, release or withdraw; [2] token; [3] ms to keep the locks; [4] number
--- of locks; [5] first and [6] last number of the block, or 0; [7] how many entries the book may have
+-- of locks; [5] first and [6] last number of the block, or 0; [7] how many entries the book may have; [8] how many,
+-- if some are of locks that are not held, or [7]
 
 -- What is where, for a block of numbers first..last (without one there is no book, and a lock holds the token alone):
 --
@@ -21,6 +22,11 @@
 -- A full book forgets the entries with the least numbers. For what it has forgotten its floor stands in, above
 -- which no forgotten entry was: so what counts for a lock never goes down, whatever clocks do.
 local MOST = tonumber(ARGV[7])
+-- A book with more entries than this forgets first those of locks that are not held. For them the floor stands in as
+-- well as an entry; for a lock that is held its entry says whether a renewal may take the lock again.
+local SPARE = tonumber(ARGV[8] or ARGV[7])
+-- So many entries are looked at for one that is added.
+local LOOK = 32
 -- The floor's place in the book: no lock has an empty key.
 local FLOOR = ''
 -- Before the key, the place of what was accepted, if it has one of its own: no key has this byte.
@@ -43,8 +49,35 @@ local function accepted_for(lock, otherwise)
   return redis.call('ZSCORE', book, ACCEPTED .. lock) or otherwise
 end
 
+local function is_held(entry)
+  local lock = string.gsub(entry, '^' .. ACCEPTED, '')
+  for i = 1, locks do
+    if KEYS[i] == lock then return true end
+  end
+  -- A key of which nothing may be known here counts as free. So does one whose slot is on its way to another server.
+  local left = redis.pcall('PTTL', lock)
+  return type(left) == 'number' and left ~= -2
+end
+
+local function forget_unheld(over)
+  local least, floor = redis.call('ZRANGE', book, 0, LOOK - 1, 'WITHSCORES'), nil
+  for at = 1, #least, 2 do
+    if over <= 0 then break end
+    local entry = least[at]
+    if entry ~= FLOOR and not is_held(entry) then
+      redis.call('ZREM', book, entry)
+      floor, over = least[at + 1], over - 1
+    end
+  end
+  if floor then redis.call('ZADD', book, 'GT', floor, FLOOR) end
+end
+
 local function put(...)
   if redis.call('ZADD', book, ...) == 0 then return end
+  if SPARE < MOST then
+    local over = redis.call('ZCARD', book) - SPARE
+    if over > 0 then forget_unheld(over) end
+  end
   while redis.call('ZCARD', book) > MOST do
     -- The floor, if there is one yet, and the entry with the least number; or two entries that have come to be
     -- below the floor, which stays.

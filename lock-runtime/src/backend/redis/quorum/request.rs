@@ -105,18 +105,19 @@ impl Request {
             (What::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
-        let mut call = BALLOT.call(by, locks + usize::from(noted.is_some()), 7);
+        let mut call = BALLOT.call(by, locks + usize::from(noted.is_some()), 8);
         for key in self.keys.iter() {
             call.arg(key.as_str());
         }
         if let Some((_, book)) = noted {
             call.arg(&*book.name);
         }
-        let (first, last, most) =
-            noted.map_or((0, 0, 0), |(block, book)| (block.first, block.last, book.most));
+        let (first, last, most, spare) = noted
+            .map_or((0, 0, 0, 0), |(block, book)| (block.first, block.last, book.most, book.spare));
         let is_end = matches!(self.what, What::Release | What::Withdraw);
         let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
         call.arg(what).arg(self.token.text()).arg(ttl).arg(locks).arg(first).arg(last).arg(most);
+        call.arg(spare);
         call
     }
 
