@@ -288,14 +288,13 @@ impl Bid {
             let ask_again = jitter::below(BACK_OFF);
             return Attempt::Busy { free_in: None, standing: Standing::Watching { ask_again } };
         }
-        let waits = self.waits();
         if !nodes.tell() {
             return Attempt::busy(free_in);
         }
         let look = jitter::below(LOOK);
         let ask_again = match free_in {
             // Only the next attempt has the locks watched.
-            _ if self.claim.attempt == 0 && waits => Duration::ZERO,
+            _ if self.claim.attempt == 0 => Duration::ZERO,
             Some(free_in) => look.min(free_in + ROUNDING),
             None => look,
         };
