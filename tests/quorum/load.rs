@@ -155,6 +155,7 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
         ttl: ms(5_000),
         fencing: true,
         spare_fences: 0,
+        min_hold: Duration::ZERO,
         attempt: 0,
         in_line: true,
     };
