@@ -224,8 +224,8 @@ async fn first_requests(trip: Trip, patience: Duration, mut firsts: Vec<FirstAsk
     let patience = patience.min(left(&engine, &firsts, sent));
     let mut answers = ask_store(&engine, &claims, sent, patience).await.into_iter();
     drop(trip);
-    if answers.len() > 0 {
-        permit.map(Permit::answered);
+    if let (1.., Some(permit)) = (answers.len(), permit) {
+        permit.answered();
     }
     for first in firsts {
         let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));

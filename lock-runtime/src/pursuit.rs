@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::acquire::Ask;
-use crate::admission::Permit;
 use crate::backend::{Attempt, Failure, Owner};
 use crate::clock::Instant;
 use crate::engine::Engine;
@@ -92,7 +91,9 @@ impl Pursuit {
             let Some(applicant) = self.applicant() else { break };
             let sent = self.engine.clock.now();
             let outcome = self.attempt(&applicant, sent).await;
-            permit.map(Permit::answered);
+            if let Some(permit) = permit {
+                permit.answered();
+            }
             match outcome {
                 Ok((fences, wanted)) => match self.deliver(&applicant, sent, fences, wanted) {
                     Delivered::Yes => return,

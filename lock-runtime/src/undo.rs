@@ -159,9 +159,10 @@ impl Undo {
                 let is_over = |leftover: &Leftover| {
                     leftover.is_too_late(now) || (!is_open && leftover.is_answered)
                 };
-                ended.extend(
-                    book.entries.extract_if(.., |_, entry| is_over(entry)).map(|(_, entry)| entry),
-                );
+                let (over, rest): (BTreeMap<_, _>, _) =
+                    std::mem::take(&mut book.entries).into_iter().partition(|(_, it)| is_over(it));
+                book.entries = rest;
+                ended.extend(over.into_values());
             }
             book.next(now)
         };

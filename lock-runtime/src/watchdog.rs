@@ -146,7 +146,8 @@ impl Watchdog {
             Err(BackendError::new(Failure::Unknown, "the store did not answer a renewal in time"))
         };
         let mut outcomes = answer.unwrap_or_default().into_iter();
-        while let Some(lease) = open.leases.next() {
+        // Not by value: a drop half-way reports the leases that are left.
+        for lease in open.leases.by_ref() {
             match outcomes.next().unwrap_or_else(silence) {
                 Ok(Held::Yes) => {
                     let every = lease.renew_every.unwrap_or(Duration::MAX);

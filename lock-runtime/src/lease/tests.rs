@@ -87,7 +87,7 @@ fn a_listener_that_is_dropped_is_forgotten_and_no_other_is() {
     // One that was never polled has left nothing.
     drop(Listener::new(&lease));
     // From both ends and from the middle.
-    let leaves = |n: usize| n < 100 || n >= 900 || n % 3 == 0;
+    let leaves = |n: usize| !(100..900).contains(&n) || n.is_multiple_of(3);
     for n in (0..1_000).rev().filter(|n| leaves(*n)) {
         listeners[n] = None;
     }

@@ -184,7 +184,7 @@ mod tests {
         };
         assert_eq!(server.fence_counter(&lock), "shop:lock_runtime:fence");
         assert!(!server.are_tagged() && cluster.are_tagged());
-        server.clone().tag_all();
+        server.tag_all();
         assert!(server.are_tagged() && server.are_of_server());
         assert_eq!(all(&server), all(&cluster));
     }

@@ -14,7 +14,7 @@ use crate::backend::{BackendError, Failure, Warning};
 
 #[derive(Clone)]
 pub(super) enum Resolver {
-    Fixed(Dialer),
+    Fixed(Box<Dialer>),
     Sentinels(Arc<Sentinels>),
 }
 
@@ -22,7 +22,7 @@ impl Resolver {
     /// Where to dial, after `last`.
     pub(super) async fn resolve(&self, last: Option<&Endpoint>) -> Result<Dialer, BackendError> {
         match self {
-            Self::Fixed(dialer) => Ok(dialer.clone()),
+            Self::Fixed(dialer) => Ok(Dialer::clone(dialer)),
             Self::Sentinels(sentinels) => sentinels.master(last).await,
         }
     }
@@ -86,7 +86,7 @@ impl Resolver {
 
 impl From<Dialer> for Resolver {
     fn from(dialer: Dialer) -> Self {
-        Self::Fixed(dialer)
+        Self::Fixed(Box::new(dialer))
     }
 }
 
