@@ -193,9 +193,9 @@ impl Table {
 
     fn put(&self, rows: &mut Rows, name: &str, claim: &Claim) {
         let ttl = match self.flaw {
-            CountsWholeSeconds => Duration::from_secs(claim.ttl.as_secs()),
-            CountsMillisAsSeconds => claim.ttl * 1_000,
-            _ => claim.ttl,
+            CountsWholeSeconds => Duration::from_secs(claim.kept_for().as_secs()),
+            CountsMillisAsSeconds => claim.kept_for() * 1_000,
+            _ => claim.kept_for(),
         };
         let mine = self.row(rows, name).filter(|row| row.owner == claim.owner).cloned();
         let known = mine.as_ref().map(|row| row.expires).filter(|_| !self.is(ShortensOnARetry));
@@ -206,6 +206,7 @@ impl Table {
                 rows.last_fence = 0;
             }
         }
+        let ttl = mine.as_ref().map_or(ttl, |row| row.ttl);
         let grants = mine.map_or(0, |row| row.grants) + 1;
         rows.by_key.insert(name.to_owned(), Row { owner: claim.owner, expires, ttl, grants });
     }
@@ -329,9 +330,9 @@ impl Table {
             });
             row.expires = match self.flaw {
                 RenewsNothing => row.expires,
-                AddsToTheTtl => row.expires + lease.ttl,
+                AddsToTheTtl => row.expires + lease.kept_for(),
                 RenewsToTheFirstTtl => Instant::now() + row.ttl,
-                _ => Instant::now() + lease.ttl,
+                _ => Instant::now() + lease.kept_for(),
             };
             if self.is(ChecksThenRenews) {
                 row.owner = lease.owner;
@@ -603,13 +604,13 @@ stores! {
     renews_by_any_key: RenewsByAnyKey => "of several keys all are the owner's, or the lease is lost",
     releases_by_any_key: ReleasesByAnyKey => "a release tells that one of several keys was not the owner's",
 
-    never_forgets: NeverForgets => "is not free after 6s",
+    never_forgets: NeverForgets => "an end of the ttl is told",
     counts_whole_seconds: CountsWholeSeconds => "a grant of 300ms lasted",
     counts_millis_as_seconds: CountsMillisAsSeconds => "the holder's time is at most its ttl",
     shortens_on_a_retry: ShortensOnARetry => "[Key(\"late\")] has two owners",
     extends_when_busy: ExtendsWhenBusy => "is not free after 6s",
     renews_nothing: RenewsNothing => "a held lock is renewed",
-    adds_to_the_ttl: AddsToTheTtl => "[Key(\"renewal\")] is not free after 6s",
+    adds_to_the_ttl: AddsToTheTtl => "[Key(\"renewal\")] is not free after",
     renews_to_the_first_ttl: RenewsToTheFirstTtl => "a renewal extends every key, to the ttl that it names",
     renews_what_has_expired: RenewsWhatHasExpired => "cannot be renewed",
     holds_what_has_expired: HoldsWhatHasExpired => "what has expired is not held",
