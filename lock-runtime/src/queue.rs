@@ -580,6 +580,10 @@ impl Queue {
 
     /// The request `id` does not ask the store any more.
     pub(crate) fn stand_down(&self, keys: &[Key], id: u64) {
+        // A fork may have copied the mutex while it was locked.
+        if !self.process.is_current() {
+            return;
+        }
         let mut lines = self.lines();
         for key in keys {
             if let Some(line) = lines.by_key.get_mut(key) {

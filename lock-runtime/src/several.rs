@@ -105,6 +105,9 @@ impl Drop for Queued {
         // Closed first, as with `Waiting`.
         if let Some(answer) = self.answer.take() {
             drop(answer);
+            if self.engine.is_inherited() {
+                return;
+            }
             turn::call(&self.engine, self.engine.queue.leave_several(self.id));
         }
     }
@@ -448,7 +451,7 @@ impl Several {
             }
             Err(error) => error,
         };
-        let pause = self.place.failed(&error, sent + ask.policy.ttl.get());
+        let pause = self.place.failed(&error, sent + ask.policy.kept_for());
         let refused = error.failure() == Failure::Refused;
         self.failing_since.get_or_insert(sent);
         self.hear(Word::Failed(error));

@@ -67,7 +67,7 @@ async fn body(trace: Arc<Trace>) {
         dropped.0.polls.fetch_add(1, Ordering::SeqCst);
         Poll::Pending
     })
-    .await
+    .await;
 }
 
 /// A call that passes through the lock around it, and its body.

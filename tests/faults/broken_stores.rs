@@ -391,7 +391,7 @@ impl Table {
             match self.flaw {
                 TellsNothing => {}
                 TellsOfOtherKeys => {
-                    bells.iter().for_each(|bell| bell.changed(&format!("app:{key}")))
+                    bells.iter().for_each(|bell| bell.changed(&format!("app:{key}")));
                 }
                 _ => bells.iter().for_each(|bell| bell.changed(key.as_str())),
             }

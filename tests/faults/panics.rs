@@ -43,7 +43,9 @@ fn silence_panics() {
     ONCE.call_once(|| {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let text = info.payload_as_str().unwrap_or_default();
+            let text = info.payload().downcast_ref::<&str>().copied();
+            let text = text.or_else(|| info.payload().downcast_ref::<String>().map(String::as_str));
+            let text = text.unwrap_or_default();
             if !text.starts_with("planned") {
                 hook(info);
             }

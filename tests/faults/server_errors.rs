@@ -324,7 +324,7 @@ mod holder {
                 // Why, is told by the log.
                 let refused = |line: &str| line.contains("not renewed yet") && line.contains(code);
                 let is_told = async || Logs::global().text().lines().any(refused);
-                eventually_async(ms(10_000), &case, is_told).await;
+                eventually_async(ms(10_000), case, is_told).await;
                 println!("{case}: lost after {:?}", began.elapsed());
                 let error = within(PATIENCE, kept.verify()).await.unwrap_err();
                 told.check(&format!("{case}, verify"), &error, &["renewal"]);

@@ -1,6 +1,9 @@
 //! Forks while it holds a lock at the store whose URL it is given, and prints what parent and child find. For the
 //! test of forks.
 
+// Pauses between two looks at a condition.
+#![allow(clippy::disallowed_methods)]
+
 use std::future::Future;
 use std::process::ExitCode;
 use std::thread::{self, sleep};
