@@ -65,7 +65,7 @@ async fn body(trace: Arc<Trace>) {
     let dropped = Dropped(trace);
     poll_fn(|_| {
         dropped.0.polls.fetch_add(1, Ordering::SeqCst);
-        Poll::Pending
+        Poll::<()>::Pending
     })
     .await;
 }

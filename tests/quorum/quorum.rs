@@ -552,7 +552,7 @@ impl Node {
     /// With a book of eight entries, or of 64 of locks that are held.
     fn ask_sparing(&self, lock: &str, what: &str, number: u64) -> String {
         let script = include_str!("../../lock-runtime/src/backend/redis/quorum/ballot.lua");
-        let token = format!("{:032x}/01", number);
+        let token = format!("{number:032x}/01");
         let ttl = if what == "release" { "0" } else { "60000" };
         let number = number.to_string();
         let arguments = ["1", &number, &number, "64", "8"];
