@@ -181,9 +181,9 @@ mod tests {
     async fn the_room_grows_while_answers_are_prompt_and_claims_wait() {
         let admission = admission();
         for _ in 0..200 {
-            let permits = fill(&admission).await;
+            let mut permits = fill(&admission).await;
             let rest = admission.room.available_permits();
-            let _rest = admission.admit(rest).await;
+            permits.push(admission.admit(rest).await.unwrap());
             pause(Duration::from_millis(5)).await;
             permits.into_iter().for_each(Permit::answered);
         }
