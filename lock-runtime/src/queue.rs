@@ -50,7 +50,7 @@ const KEEP_AFTER: Duration = Duration::from_millis(10);
 fn keep_after() -> Duration {
     // Clocks stand still there.
     #[cfg(test)]
-    if crate::schedules::stage::keeps_at_once() {
+    if crate::schedules::stage::by_chance() {
         return Duration::ZERO;
     }
     KEEP_AFTER

@@ -19,8 +19,8 @@ pub(crate) fn is_set() -> bool {
     IS_SET.get()
 }
 
-/// Whether a request for several keys may keep one of them without having waited before: now and then.
-pub(crate) fn keeps_at_once() -> bool {
+/// Decides what a clock decides elsewhere, on the stage and nowhere else.
+pub(crate) fn by_chance() -> bool {
     is_set() && shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
 }
 
