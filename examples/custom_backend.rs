@@ -47,7 +47,7 @@ impl Rows {
         // Never shorter: this may be a late request of one that wanted it for less time.
         let left =
             claim.keys.iter().filter_map(|key| self.holder(key)).map(|row| row.expires - now());
-        let span = left.max().unwrap_or_default().max(claim.ttl);
+        let span = left.max().unwrap_or_default().max(claim.kept_for());
         self.take(&claim.keys, claim.owner, span);
         self.last_fence += 1;
         Attempt::granted(claim.fencing.then_some(Fence::new(self.last_fence)))
@@ -82,7 +82,7 @@ impl Backend for Table {
         let mut renew = |lease: &LeaseRef| {
             let held = rows.held(lease);
             if held == Held::Yes {
-                rows.take(&lease.keys, lease.owner, lease.ttl);
+                rows.take(&lease.keys, lease.owner, lease.kept_for());
             }
             Ok(held)
         };
