@@ -150,6 +150,10 @@ fn braces(literal: &LitStr, template: &Template, params: &Params, errors: &mut E
     }
     let text = literal.value();
     for (at, _) in text.match_indices('{') {
+        // `${id}` has an error of its own.
+        if text[..at].ends_with(['#', '$']) {
+            continue;
+        }
         let inside = &text[at + 1..];
         let name = &inside
             [..inside.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(inside.len())];
@@ -177,6 +181,10 @@ fn foreign_placeholders(
     let text = literal.value();
     let literal_text = "is literal text in a key";
     for (at, _) in text.match_indices(['#', '$']) {
+        // As in `<r#match>`.
+        if text[..at].rfind('<') > text[..at].rfind('>') {
+            continue;
+        }
         let inside = &text[at + 1..];
         let braced = inside.starts_with('{');
         let name_at = usize::from(braced);

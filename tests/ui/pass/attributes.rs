@@ -25,7 +25,7 @@ async unsafe fn dangerous() -> Result<(), LockError> {
 }
 
 #[distributed_lock(key = "d")]
-#[distributed_lock(key = "e")]
+#[distributed_lock(key = "e", pool = "other")]
 async fn both() -> Result<(), LockError> {
     Ok(())
 }
