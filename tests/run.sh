@@ -114,21 +114,22 @@ step "installing the lock libraries of other languages" tests/foreign/install.sh
 # Most tests wait: more of them run at once than there are cores.
 cores="$(nproc)"
 threads="${LOCK_TEST_THREADS:-$((cores < 4 ? 4 * cores : 16))}"
+few="$(((threads + 1) / 2))"
 
 tests() {
     step "$@"
     tested=$((tested + took))
 }
 
-# `program NAME [TEST..]`: the tests whose paths contain one of TEST measure time, or bring a load of their own. They
-# run one by one, after all others.
+# `program NAME [TEST..]`: the tests whose paths contain one of TEST measure time, or bring a load of their own. Half as
+# many of them run at once, after all others.
 program() {
     local name="$1" skip=() test
     shift
     for test in "$@"; do skip+=(--skip "${test}"); done
     local command=(cargo test "${all[@]}" --quiet --test "${name}" --)
     tests "testing ${name}" "${command[@]}" --test-threads "${threads}" "${skip[@]}"
-    [[ $# -eq 0 ]] || tests "testing ${name}, one by one" "${command[@]}" --test-threads 1 "$@"
+    [[ $# -eq 0 ]] || tests "testing ${name}, a few at once" "${command[@]}" --test-threads "${few}" "$@"
 }
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
@@ -140,7 +141,7 @@ program waiting push:: wait_queue:: several_keys:: handoff::slice handoff::storm
     multi_key::whoever multi_key::what multi_key::nobody multi_key::given_up
 program faults chaos:: links:: renewal::ended renewal::unreachable_store
 program topologies cluster::handed_on cluster::moved cluster::killed interop:: replicas::
-program quorum quorum:: cluster_nodes:: load::
+program quorum load::
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
