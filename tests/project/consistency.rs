@@ -47,7 +47,7 @@ fn metadata_of_a_user() -> serde_json::Value {
     let platform = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
     let metadata = stdout(
         cargo()
-            .args(["metadata", "--format-version=1", "--offline", "--filter-platform", platform])
+            .args(["metadata", "--format-version=1", "--filter-platform", platform])
             // The toolchain and the registries of the workspace.
             .current_dir(root())
             .arg("--manifest-path")
