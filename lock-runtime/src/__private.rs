@@ -3,15 +3,15 @@
 pub use core::future::Future;
 pub use core::time::Duration;
 
-pub use crate::call::{Call, enter};
-pub use crate::error::LockError;
-pub use crate::guard::LockGuard;
-pub use crate::key::{Key, KeyPart, KeyWriter};
-pub use crate::locked::{Entry, Locked};
-pub use crate::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
-pub use crate::outcome::{FromLockError, Skipped};
-pub use crate::pool::LockPool;
-pub use crate::site::{Location, Site};
+pub use crate::api::guard::LockGuard;
+pub use crate::api::locked_future::{Entry, Locked};
+pub use crate::api::pool::LockPool;
+pub use crate::attribute::call::{Call, enter};
+pub use crate::attribute::return_type::{FromLockError, Skipped};
+pub use crate::base::call_site::{Location, Site};
+pub use crate::base::error::LockError;
+pub use crate::base::key::{Key, KeyPart, KeyWriter};
+pub use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
 
 /// A key without placeholders.
 ///

@@ -39,54 +39,18 @@
 //! * `testing`: the conformance suite for backends, and a backend that fails on demand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod acquire;
-mod admission;
+mod api;
+mod attribute;
 pub mod backend;
-mod bell;
-mod call;
-mod climb;
-mod clock;
-mod credentials;
-mod deadlines;
-mod driver;
-mod engine;
-mod error;
-mod events;
-mod fence;
-mod foreign;
-mod global;
-mod guard;
-mod handoff;
-mod jitter;
-mod key;
+mod base;
+mod exec;
 mod lease;
-mod locked;
-mod nesting;
-mod observe;
-mod options;
-mod outbox;
-mod outcome;
-mod owner;
-mod place;
-mod pool;
-mod process;
-mod pursuit;
-mod queue;
-mod registry;
-mod release;
-mod request;
-mod round_trip;
+mod lock;
 #[cfg(test)]
-mod schedules;
-mod several;
-mod site;
-mod sync;
+mod model_tests;
+mod queue;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod turn;
-mod undo;
-mod watchdog;
-mod word;
 
 #[cfg(all(doctest, feature = "macros", feature = "testing"))]
 #[doc = include_str!("../../README.md")]
@@ -95,12 +59,16 @@ mod readme {}
 #[doc(hidden)]
 pub mod __private;
 
-pub use credentials::Credentials;
-pub use error::{ErrorKind, LockError, Progress};
-pub use fence::Fence;
-pub use global::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
-pub use guard::{LockGuard, Lost};
-pub use key::{Key, KeyPart};
+pub use api::guard::{LockGuard, Lost};
+pub use api::named_pools::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
+pub use api::pool::{Health, LockPool, PoolBuilder, ShutdownReport};
+pub use api::request::LockRequest;
+pub use attribute::return_type::FromLockError;
+pub use backend::credentials::Credentials;
+pub use base::error::{ErrorKind, LockError, Progress};
+pub use base::fence::Fence;
+pub use base::key::{Key, KeyPart};
+pub use base::options::{OnLost, ReleaseMode, Renew, Wait};
 /// Runs an async function only while a lock is held.
 ///
 /// ```
@@ -164,7 +132,3 @@ pub use key::{Key, KeyPart};
 /// mention drop after it.
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
-pub use options::{OnLost, ReleaseMode, Renew, Wait};
-pub use outcome::FromLockError;
-pub use pool::{Health, LockPool, PoolBuilder, ShutdownReport};
-pub use request::LockRequest;

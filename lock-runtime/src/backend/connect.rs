@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::Store;
 use super::memory::Memory;
-use crate::clock::Clock;
-use crate::credentials::Provider;
-use crate::error::{ErrorKind, LockError};
+use crate::backend::credentials::Provider;
+use crate::base::clock::Clock;
+use crate::base::error::{ErrorKind, LockError};
 
 /// What a pool says to its store, whichever it is.
 #[derive(Clone, Copy, Debug)]

@@ -9,11 +9,11 @@ use super::{
     Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released,
     Standing, Warning,
 };
-use crate::clock::{Clock, Instant};
-use crate::fence::Fence;
-use crate::key::Key;
-use crate::process::OfProcess;
-use crate::sync::{Mutex, MutexGuard};
+use crate::base::clock::{Clock, Instant};
+use crate::base::fence::Fence;
+use crate::base::key::Key;
+use crate::base::process::OfProcess;
+use crate::base::sync::{Mutex, MutexGuard};
 
 /// The store of `memory://name`, shared by all pools of the process with that name; plain `memory://`
 /// is a store of its own.
@@ -216,7 +216,7 @@ impl Backend for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::LockPool;
+    use crate::api::pool::LockPool;
 
     /// A pool that is gone is told nothing, and costs the others nothing.
     #[tokio::test(start_paused = true)]

@@ -9,14 +9,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::bell::Bell;
-use crate::fence::Fence;
-use crate::foreign;
-use crate::key::Key;
-pub use crate::owner::Owner;
+pub use crate::backend::notifier::Bell;
+use crate::base::fence::Fence;
+use crate::base::key::Key;
+pub use crate::base::owner::Owner;
+use crate::exec::panic_boundary;
 
 mod connect;
+pub(crate) mod credentials;
 pub(crate) mod memory;
+pub(crate) mod notifier;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
@@ -415,16 +417,16 @@ impl<B: Backend> Store for B {
     }
 
     fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>> {
-        let holds = foreign::run(async { Backend::holds(self, lease).await });
+        let holds = panic_boundary::run(async { Backend::holds(self, lease).await });
         Box::pin(async { holds.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn in_place(&self) -> bool {
-        foreign::call(|| Backend::in_place(self)).unwrap_or(false)
+        panic_boundary::call(|| Backend::in_place(self)).unwrap_or(false)
     }
 
     fn has_lines(&self) -> bool {
-        foreign::call(|| Backend::has_lines(self)).unwrap_or(false)
+        panic_boundary::call(|| Backend::has_lines(self)).unwrap_or(false)
     }
 
     fn is_paced(&self) -> bool {
@@ -432,12 +434,12 @@ impl<B: Backend> Store for B {
     }
 
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
-        let health = foreign::run(async { Backend::health(self).await });
+        let health = panic_boundary::run(async { Backend::health(self).await });
         Box::pin(async { health.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn close(&self) -> Boxed<'_, ()> {
-        let close = foreign::run(async { Backend::close(self).await });
+        let close = panic_boundary::run(async { Backend::close(self).await });
         Box::pin(async { drop(close.await) })
     }
 }
@@ -447,7 +449,7 @@ async fn answered<T>(
     call: impl Future<Output = Vec<Result<T, BackendError>>>,
     count: usize,
 ) -> Vec<Result<T, BackendError>> {
-    foreign::run(call).await.unwrap_or_else(|panic| {
+    panic_boundary::run(call).await.unwrap_or_else(|panic| {
         let error = panic.into_error();
         (0..count).map(|_| Err(error.clone())).collect()
     })

@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use crate::backend::notifier::Ear;
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Standing,
 };
-use crate::bell::Ear;
-use crate::clock::Clock;
-use crate::fence::Fence;
-use crate::key::Key;
+use crate::base::clock::Clock;
+use crate::base::fence::Fence;
+use crate::base::key::Key;
 
 mod batches;
 mod dropped;

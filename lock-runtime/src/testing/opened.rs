@@ -8,8 +8,8 @@ use crate::backend::{
     self, Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Release, Released, Setting,
     Store, Warning,
 };
-use crate::clock::Clock;
-use crate::error::LockError;
+use crate::base::clock::Clock;
+use crate::base::error::LockError;
 
 /// The backend behind a URL; see [`LockPool::connect`](crate::LockPool::connect).
 pub struct Opened(Arc<dyn Store>);

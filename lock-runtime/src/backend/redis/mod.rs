@@ -21,49 +21,33 @@
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
 //! lose locks.
 
-mod backoff;
-mod check;
-mod cluster;
-mod desk;
-mod ears;
-mod endpoint;
-mod line;
-mod login;
-mod mover;
-mod names;
-mod node;
-mod plain;
+mod conn;
+mod diagnostics;
+mod discovery;
+mod keyspace;
+mod net;
+mod protocol;
 mod quorum;
-mod replicas;
-mod reply;
-mod resolver;
-mod script;
-mod sentinel;
-mod server;
-mod service;
-mod shard;
-mod slots;
-mod spare;
-mod stream;
-#[cfg(feature = "rediss")]
-mod tls;
+mod routing;
+mod server_error;
+mod url;
 
 use std::sync::Arc;
 
-use self::cluster::Cluster;
-use self::endpoint::{Endpoint, Scripts};
-use self::names::Names;
-use self::plain::{Cause, Plain};
+use self::discovery::sentinel::Sentinels;
+use self::discovery::sentinel_url::Service;
+use self::keyspace::Names;
+use self::net::transport::Dialer;
+use self::protocol::scripted::{Server, Unfit};
+use self::protocol::scriptless::{Cause, Plain};
 use self::quorum::Quorum;
-use self::sentinel::Sentinels;
-use self::server::{Server, Unfit};
-use self::service::Service;
-use self::stream::Dialer;
-use super::{Limits, Setting, Store};
-use crate::error::LockError;
+use self::routing::cluster::Cluster;
+use self::url::{Endpoint, Scripts};
+use crate::backend::{Setting, Store};
+use crate::base::error::LockError;
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
-pub(super) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
+pub(crate) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     if scheme == "redlock" {
         return Ok(Arc::new(Quorum::connect(url, setting).await?));

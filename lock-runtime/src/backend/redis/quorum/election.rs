@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::holdings::Holding;
-use super::numbers::Block;
-use super::request::{Request, Token, What};
-use super::tally::{Tally, Verdict, Vote};
-use super::{Answer, Nodes, Said, granted, nodes, withdrawal};
+use super::{Answer, Nodes, Said, granted, url, withdrawal};
+use crate::backend::redis::quorum::fence_block::Block;
+use crate::backend::redis::quorum::grants::Holding;
+use crate::backend::redis::quorum::message::{Request, Token, What};
+use crate::backend::redis::quorum::vote_count::{Tally, Verdict, Vote};
 use crate::backend::{Attempt, BackendError, Claim, Standing};
-use crate::clock::Instant;
-use crate::jitter;
+use crate::base::clock::Instant;
+use crate::base::jitter;
 
 /// Numbers that turn out too low are proposed anew so often, in one attempt.
 const MOST_ROUNDS: u32 = 4;
@@ -21,7 +21,7 @@ const MOST_ROUNDS: u32 = 4;
 const MOST_TRIES: u32 = 3;
 
 /// The claims of one call. Dropped before its end it takes all votes back.
-pub(super) struct Election {
+pub(crate) struct Election {
     nodes: Arc<Nodes>,
     bids: Vec<Bid>,
 }
@@ -58,12 +58,12 @@ enum Stage {
 }
 
 impl Election {
-    pub(super) fn open(nodes: &Arc<Nodes>, claims: &[&Claim]) -> Self {
+    pub(crate) fn open(nodes: &Arc<Nodes>, claims: &[&Claim]) -> Self {
         let bids = claims.iter().map(|claim| Bid::new(nodes, claim)).collect();
         Self { nodes: nodes.clone(), bids }
     }
 
-    pub(super) async fn run(mut self) -> Vec<Result<Attempt, BackendError>> {
+    pub(crate) async fn run(mut self) -> Vec<Result<Attempt, BackendError>> {
         loop {
             self.come_back().await;
             if !self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
@@ -220,7 +220,7 @@ impl Bid {
         self.tally = nodes.new_tally();
         self.silent = 0;
         self.stage = Stage::Voting;
-        self.until = sent + nodes::longest_patience(claim.ttl, nodes.patience, nodes.node_patience);
+        self.until = sent + url::longest_patience(claim.ttl, nodes.patience, nodes.node_patience);
         if claim.attempt > 0 {
             claim.keys.iter().for_each(|key| nodes.changes.forget(key.as_str()));
         }
@@ -253,7 +253,7 @@ impl Bid {
             // Whoever waits asks again by itself.
             Verdict::Held { split: true, .. } if !self.waits() && self.tries < MOST_TRIES => {
                 self.tries += 1;
-                let least = nodes::least_patience(self.claim.ttl);
+                let least = url::least_patience(self.claim.ttl);
                 let patience = nodes.node_patience.unwrap_or(least);
                 self.stage = Stage::BackingOff(now + jitter::below(patience));
             }

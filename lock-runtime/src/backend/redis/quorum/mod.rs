@@ -41,17 +41,17 @@
 //! holds when it does not. Fences need no clocks that agree, but for such a node: numbers are
 //! proposed from the machine's clock so that those after the loss are above those before.
 
-mod changes;
+mod diagnostics;
 mod election;
-mod holdings;
-mod leftovers;
-mod member;
-mod nodes;
-mod numbers;
-mod pace;
-mod request;
-mod survey;
-mod tally;
+mod fence_block;
+mod grants;
+mod message;
+mod node;
+mod pacing;
+mod pending_withdrawals;
+mod push;
+mod url;
+mod vote_count;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -64,29 +64,29 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use self::changes::Changes;
+use self::diagnostics::Told;
 use self::election::Election;
-use self::holdings::{Holding, Holdings};
-use self::leftovers::{Leftovers, Withdrawal};
-use self::member::Member;
-use self::numbers::Block;
-use self::pace::Pace;
-use self::request::{Request, Token, What};
-use self::survey::Told;
-use self::tally::{Tally, Verdict, Vote};
-use super::Setting;
-use super::cluster::{Boxed, together};
+use self::fence_block::Block;
+use self::grants::{Holding, Holdings};
+use self::message::{Request, Token, What};
+use self::node::Member;
+use self::pacing::Pace;
+use self::pending_withdrawals::{Leftovers, Withdrawal};
+use self::push::Changes;
+use self::vote_count::{Tally, Verdict, Vote};
+use crate::backend::Setting;
+use crate::backend::redis::routing::cluster::{Boxed, together};
 use crate::backend::{
     Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
     Warning,
 };
-use crate::clock::{Clock, Instant};
-use crate::driver::begin;
-use crate::error::LockError;
-use crate::key::Key;
-use crate::observe;
+use crate::base::clock::{Clock, Instant};
+use crate::base::error::LockError;
+use crate::base::key::Key;
+use crate::exec::driver::begin;
+use crate::exec::events;
 
-pub(super) struct Quorum(Arc<Nodes>);
+pub(crate) struct Quorum(Arc<Nodes>);
 
 /// The nodes, and what this pool has there.
 struct Nodes {
@@ -132,8 +132,8 @@ enum Said {
 type Answers = UnboundedReceiver<Answer>;
 
 impl Quorum {
-    pub(super) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
-        let places = nodes::places(url)?;
+    pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
+        let places = url::places(url)?;
         let Setting { clock, patience, node_patience, .. } = setting;
         let changes = Arc::new(Changes::new(places.len()));
         let begin = |(number, place)| -> Boxed<'_, _> {
@@ -161,12 +161,12 @@ impl Quorum {
         nodes.enough(&failures).map_err(LockError::backend)?;
         let told = nodes.survey().await;
         let named = nodes.named(&told);
-        if let Some(dependent) = survey::dependent(&named) {
-            return Err(nodes::refused(&dependent));
+        if let Some(dependent) = diagnostics::dependent(&named) {
+            return Err(url::refused(&dependent));
         }
         let of_connections = nodes.members.iter().filter_map(|member| member.warning());
-        for warning in survey::warnings(&named).into_iter().chain(of_connections) {
-            observe::weak_store("the quorum", &warning);
+        for warning in diagnostics::warnings(&named).into_iter().chain(of_connections) {
+            events::weak_store("the quorum", &warning);
         }
         Ok(Self(Arc::new(nodes)))
     }
@@ -255,7 +255,7 @@ impl Nodes {
         let Asked { is_tracked, pace } = asked;
         let sent = self.clock.now();
         let shortest = requests.iter().map(|request| request.ttl).min().unwrap_or_default();
-        let least = nodes::least_patience(shortest);
+        let least = url::least_patience(shortest);
         let mut tell_silence = Some(tell_silence);
         // From when on the node's silence is its own.
         let mut since = sent;
@@ -567,10 +567,10 @@ impl Backend for Quorum {
         let failures: Vec<_> = told.iter().filter_map(|told| told.failure.as_ref()).collect();
         nodes.enough(&failures)?;
         let named = nodes.named(&told);
-        let mut warnings = survey::warnings(&named);
+        let mut warnings = diagnostics::warnings(&named);
         warnings.extend(nodes.members.iter().filter_map(|member| member.warning()));
         // Perhaps it could not be asked when the pool connected.
-        let dependent = survey::dependent(&named);
+        let dependent = diagnostics::dependent(&named);
         warnings.extend(dependent.map(|some| Warning::new(some.cause(), some.remedy())));
         warnings.extend(failures.into_iter().map(|error| {
             Warning::new(
@@ -675,7 +675,7 @@ impl Drop for Errand {
 fn granted(block: Option<Block>) -> Attempt {
     let spare = block.map_or(0, |block| block.last - block.first);
     Attempt::Granted {
-        fence: block.map(|block| crate::fence::Fence::new(block.first)),
+        fence: block.map(|block| crate::base::fence::Fence::new(block.first)),
         spare_fences: u32::try_from(spare).unwrap_or_default(),
         wanted: None,
     }

@@ -1,0 +1,8 @@
+//! What programs call.
+
+pub(crate) mod guard;
+pub(crate) mod locked_future;
+pub(crate) mod named_pools;
+pub(crate) mod pool;
+pub(crate) mod reentrancy;
+pub(crate) mod request;

@@ -1,0 +1,531 @@
+//! Pools: one store, its connections, and the locks that this process has in it.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::api::request::LockRequest;
+use crate::attribute::call::Call;
+use crate::backend::credentials::{Credentials, Provider};
+use crate::backend::{self, Backend, BackendError, Failure, Setting, Store, Warning};
+use crate::base::clock::{Clock, Instant};
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::{Key, RESERVED};
+use crate::base::options::{Defaults, LockOptions, Policy, TIMER, Wait};
+use crate::exec::driver::Driver;
+use crate::exec::event_thread;
+use crate::lease::lease::Loss;
+use crate::lease::tracker::Stage;
+use crate::lock::core::{Engine, OpenWindow, Plan};
+use crate::lock::release::release_all;
+
+/// A pool of locks in one store. Cheap to clone; all clones are the same pool.
+///
+/// It can be used from any task, thread and executor: connections and timers live on a driver thread
+/// of their own. They stay behind at a fork: in the child an inherited pool answers all with
+/// [`ErrorKind::Config`], an inherited guard is not held and releases nothing, and a pool is to be connected anew.
+#[derive(Clone, Debug)]
+pub struct LockPool(Arc<Engine>);
+
+impl LockPool {
+    /// Connects to the store at `url` with the default settings.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
+    /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
+    /// | `redis+unix:///path[?db=..]` | the same by a Unix socket; `unix://` too |
+    /// | `redis+cluster://[user:password@]host[:6379],host...` | a Redis Cluster; some of its servers are enough |
+    /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis+cluster://c` |
+    /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate, `?insecure` for any certificate, with a warning |
+    /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
+    /// | any of Redis with `?replicas=n` | the same, where a lock is granted when `n` replicas have it |
+    /// | any of Redis with `?connect_timeout=10s` | the same, with so long for a connection to be made (`ms`, `s`, `m`) |
+    ///
+    /// `valkey://` and `valkeys://` are `redis://` and `rediss://` by other names, in all of these. The database may also be
+    /// written as `?db=3`. Passwords and tokens that change come from [`PoolBuilder::credentials`].
+    ///
+    /// Locks in Redis are kept by scripts. A server or proxy that refuses them is found out, and then they are kept by
+    /// plain commands, without fences; [`health`](Self::health) warns of it. `?scripts=off` begins with that,
+    /// `?scripts=on` makes it an error.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be
+    /// reached or refuses.
+    pub async fn connect(url: &str) -> Result<Self, LockError> {
+        Self::builder(url).connect().await
+    }
+
+    /// Settings for a pool on the store at `url`.
+    pub fn builder(url: impl Into<String>) -> PoolBuilder {
+        PoolBuilder {
+            origin: Origin::Url(url.into()),
+            prefix: String::new(),
+            defaults: Defaults::default(),
+            patience: Duration::from_secs(1),
+            connect_timeout: None,
+            node_patience: None,
+            credentials: None,
+            sentinel_credentials: None,
+            max_waiters: 10_000,
+            handoff_slice: Duration::from_millis(5),
+            open_window: None,
+            drive: Drive::Background,
+        }
+    }
+
+    /// Settings for a pool on a store of your own.
+    pub fn with_backend(backend: impl Backend) -> PoolBuilder {
+        PoolBuilder { origin: Origin::Given(Arc::new(backend)), ..Self::builder("") }
+    }
+
+    /// Asks for the lock of `key`.
+    pub fn lock(&self, key: impl Into<Key>) -> LockRequest {
+        self.lock_all([key])
+    }
+
+    /// Asks for the locks of all of `keys`, all or nothing. They are sorted and de-duplicated, so
+    /// that two callers cannot wait for each other. A request that waits may keep some of them from others for a
+    /// moment, from 50 ms to 1.6 s. More than 128 keys are an [`ErrorKind::Config`](crate::ErrorKind::Config).
+    pub fn lock_all<I>(&self, keys: I) -> LockRequest
+    where
+        I: IntoIterator,
+        I::Item: Into<Key>,
+    {
+        let keys = keys.into_iter().map(Into::into).collect();
+        LockRequest::new(Call::of_pool(self.clone(), keys))
+    }
+
+    /// Asks the store whether it is fit to serve.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] if it does not answer or is not.
+    pub async fn health(&self) -> Result<Health, LockError> {
+        if self.0.is_inherited() {
+            return Err(LockError::inherited().in_pool(self.0.name()));
+        }
+        let engine = self.0.clone();
+        let asked = async move {
+            let began = engine.clock.now();
+            let answer = timeout(engine.patience, engine.store.health()).await;
+            let silence =
+                || BackendError::new(Failure::Unknown, "the store did not answer in time");
+            let warnings = answer.unwrap_or_else(|_| Err(silence()))?;
+            Ok(Health { round_trip: engine.clock.now().since(began), warnings })
+        };
+        let answer: Result<Health, BackendError> = self.0.driver.run(asked).await?;
+        answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
+    }
+
+    /// Shuts the pool down: refuses new acquires and ends waiting ones, lets holders finish until
+    /// `grace` is over, then tells them to stop, releases everything and closes the connections.
+    ///
+    /// Nothing happens in a process that was forked from the pool's.
+    ///
+    /// Cancel safe: once polled, it goes on in the background. A second call waits for the first one
+    /// and reports nothing of its own.
+    pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
+        if self.0.is_inherited() {
+            return ShutdownReport::default();
+        }
+        let report = self.0.driver.run(shut_down(self.0.clone(), grace)).await;
+        // Without its driver a pool holds nothing that could be released.
+        report.unwrap_or_default()
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.0
+    }
+}
+
+/// Settings of a pool.
+#[derive(Debug)]
+#[must_use = "call `connect` to get the pool"]
+pub struct PoolBuilder {
+    origin: Origin,
+    prefix: String,
+    defaults: Defaults,
+    patience: Duration,
+    connect_timeout: Option<Duration>,
+    node_patience: Option<Duration>,
+    credentials: Option<Provider>,
+    sentinel_credentials: Option<Provider>,
+    max_waiters: usize,
+    handoff_slice: Duration,
+    open_window: Option<OpenWindow>,
+    drive: Drive,
+}
+
+enum Origin {
+    Url(String),
+    Given(Arc<dyn Store>),
+}
+
+impl std::fmt::Debug for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL may hold a password.
+        f.write_str(match self {
+            Self::Url(_) => "Url(..)",
+            Self::Given(_) => "Given(..)",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Drive {
+    Background,
+    CurrentRuntime,
+}
+
+impl PoolBuilder {
+    /// Puts `prefix` in front of every key in the store. Defaults to none. One that contains `lock_runtime:` is
+    /// [`ErrorKind::Config`].
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long a grant lasts if it is not renewed: the time that a crashed holder blocks the others.
+    /// Between 10 ms and 7 days. Defaults to 30 s.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.defaults.ttl = ttl;
+        self
+    }
+
+    /// How long an acquire may wait, as a [`Duration`] or [`Wait::Forever`]. Defaults to 3 s.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.defaults.wait = wait.into();
+        self
+    }
+
+    /// How many tasks of this process may stand in line for one key; the next one gets
+    /// [`ErrorKind::QueueFull`]. Defaults to 10,000.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.max_waiters = max_waiters;
+        self
+    }
+
+    /// How long this process keeps a lock among its own tasks while other processes may want it. Within
+    /// the slice a release hands the lock to the next task in line without asking the store; then the others
+    /// have their turn. While nobody else wants the lock, there is no limit. Zero asks the store every
+    /// time. At most the pool's ttl. Defaults to 5 ms; on a slow network some 25 round trips are a good value.
+    pub fn handoff_slice(mut self, slice: Duration) -> Self {
+        self.handoff_slice = slice;
+        self
+    }
+
+    /// Leaves a lock that is handed on all the time free for `length`, every so often. Our tasks and processes
+    /// queue for a busy lock, and so it is never free for those who cannot: clients of other
+    /// libraries, processes that may not use channels, and requests for several keys with a `retry_count`. With a
+    /// window longer than they poll they get their turn, at the cost of `length / every` of the throughput.
+    /// Off by default; 6 ms every 250 ms are a good start. The window is at least 1 ms long, and shorter than `every`.
+    pub fn open_window(mut self, every: Duration, length: Duration) -> Self {
+        self.open_window = Some(OpenWindow { every, length });
+        self
+    }
+
+    /// How long to pause between two attempts where the store cannot wake us: between a quarter of
+    /// `delay` and all of it. Defaults to 20 ms, doubling up to 640 ms.
+    pub fn retry_delay(mut self, delay: Duration) -> Self {
+        self.defaults.retry_delay = Some(delay);
+        self
+    }
+
+    /// How many attempts may follow the first one. Defaults to as many as fit into the wait.
+    pub fn retry_count(mut self, count: u32) -> Self {
+        self.defaults.retry_count = Some(count);
+        self
+    }
+
+    /// How long one request to the store may take before it counts as unanswered. Between 1 ms and 1 h. Defaults to 1 s.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// How long a connection may take to be made: name, socket, TLS, log-in and what follows. It bounds
+    /// [`connect`](Self::connect), and each attempt to make a connection again. The first of those has four times what
+    /// the last connection took, and at least the patience; the next ones have more. `?connect_timeout=10s` in a URL
+    /// comes before it, for that URL. Defaults to 5 s, or the [`patience`](Self::patience) if that is longer. It takes
+    /// five round trips at most, so raise it where one takes a second.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lock_runtime::{LockError, LockPool};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), LockError> {
+    /// # let url = "memory://";
+    /// let far_away = LockPool::builder(url).connect_timeout(Duration::from_secs(15));
+    /// let pool = far_away.patience(Duration::from_secs(4)).connect().await?;
+    /// # drop(pool);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = Some(limit);
+        self
+    }
+
+    /// How long a node of a `redlock://` quorum may answer nothing at all before it counts as silent. A vote that
+    /// waits behind others at a node that answers is slow, not lost. Without the silent nodes a contended lock is
+    /// decided by the votes that are there. Where no vote went to another client, the missing ones are waited for, up
+    /// to the patience of the pool, unless this is set. Defaults to what the node usually takes (the retransmission
+    /// timeout of RFC 6298 over its response times), at least a twentieth of the ttl, between 5 and 50 ms, and at most 1 s.
+    pub fn node_patience(mut self, patience: Duration) -> Self {
+        self.node_patience = Some(patience);
+        self
+    }
+
+    /// Asks `provider` for user and password each time that a connection to a server is made, also to those of a cluster, of a
+    /// quorum and to masters behind Sentinel: for tokens that expire (IAM, Entra ID) and for passwords that are changed
+    /// at the server. A connection that is up stays up until the server ends it.
+    ///
+    /// The provider runs on a thread of its own within the driver's tokio runtime, so it may block. Its time counts as a part of
+    /// [`connect_timeout`](Self::connect_timeout). Connections that are made at the same moment share one call. Its
+    /// failure, and a refusal of what it gives, are [`ErrorKind::Backend`], and it is asked again for the next try.
+    /// A password in the URL beside it is [`ErrorKind::Config`]; so is a store that has no log-in.
+    ///
+    /// ```
+    /// # async fn token_of_the_cloud() -> std::io::Result<String> { Ok(String::new()) }
+    /// use lock_runtime::{Credentials, LockPool};
+    ///
+    /// let pool = LockPool::builder("rediss://locks.example:6380").credentials(|| async {
+    ///     Ok::<_, std::io::Error>(Credentials::new("orders", token_of_the_cloud().await?))
+    /// });
+    /// assert!(format!("{pool:?}").contains("credentials"));
+    /// ```
+    pub fn credentials<F, A, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.credentials = Some(Provider::new(provider));
+        self
+    }
+
+    /// As [`credentials`](Self::credentials), for connections to sentinels, which have users and passwords of their own.
+    pub fn sentinel_credentials<F, A, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.sentinel_credentials = Some(Provider::new(provider));
+        self
+    }
+
+    /// Which share of a ttl the clocks of this machine and of the store may differ by over that time: a lock is
+    /// not believed to be ours for the whole ttl, but for this share and 2 ms less (Redlock's
+    /// `CLOCK_DRIFT`). Between 0 and 0.25: with more, too little of a lease is left to renew it. Defaults to 0.01.
+    pub fn drift_factor(mut self, factor: f64) -> Self {
+        self.defaults.drift_factor = factor;
+        self
+    }
+
+    /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's
+    /// clock, instead of the driver thread. For deterministic tests under paused time; the pool must
+    /// not outlive the runtime, and nothing is renewed while it is blocked.
+    pub fn on_current_runtime(mut self) -> Self {
+        self.drive = Drive::CurrentRuntime;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// As [`LockPool::connect`].
+    pub async fn connect(self) -> Result<LockPool, LockError> {
+        let (driver, clock) = match self.drive {
+            Drive::Background => (Driver::background()?, Clock::Boot),
+            Drive::CurrentRuntime => (Driver::current()?, Clock::runtime()),
+        };
+        self.check()?;
+        let connect_timeout =
+            self.connect_timeout.unwrap_or_else(|| self.patience.max(Duration::from_secs(5)));
+        if self.prefix.contains(RESERVED) {
+            let cause = format!("the prefix `{}` contains `{RESERVED}`", self.prefix);
+            return Err(LockError::new(ErrorKind::Config, cause).remedy(
+                "names like that are those of what is kept beside the locks; choose another prefix",
+            ));
+        }
+        let store = match self.origin {
+            Origin::Url(url) => {
+                let prefix = self.prefix.clone();
+                let (patience, node_patience) = (self.patience, self.node_patience);
+                let (credentials, of_sentinels) = (self.credentials, self.sentinel_credentials);
+                let opened = async move {
+                    let setting = Setting {
+                        prefix: &prefix,
+                        clock,
+                        patience,
+                        connect_timeout,
+                        node_patience,
+                        credentials: credentials.as_ref(),
+                        sentinel_credentials: of_sentinels.as_ref(),
+                    };
+                    backend::connect(&url, setting).await
+                };
+                driver.run(opened).await??
+            }
+            Origin::Given(_)
+                if self.credentials.is_some() || self.sentinel_credentials.is_some() =>
+            {
+                return Err(LockError::new(
+                    ErrorKind::Config,
+                    "a store of your own logs in by itself, without `.credentials(..)`",
+                )
+                .remedy("give the credentials to the store, and leave `.credentials(..)` out"));
+            }
+            Origin::Given(store) => store,
+        };
+        let plan = Plan {
+            prefix: self.prefix.into(),
+            defaults: self.defaults,
+            patience: self.patience,
+            max_waiters: self.max_waiters,
+            handoff_slice: self.handoff_slice,
+            open_window: self.open_window,
+            store,
+            clock,
+            driver,
+        };
+        Ok(LockPool(Engine::start(plan)))
+    }
+}
+
+impl PoolBuilder {
+    /// A setting that cannot work is told here, not at the first call.
+    fn check(&self) -> Result<(), LockError> {
+        const LONGEST_PATIENCE: Duration = Duration::from_secs(60 * 60);
+        let refused =
+            |cause: String, remedy| Err(LockError::new(ErrorKind::Config, cause).remedy(remedy));
+        Policy::new(&LockOptions::new(), &self.defaults)?;
+        let patience = self.patience;
+        if !(TIMER..=LONGEST_PATIENCE).contains(&patience) {
+            return refused(
+                format!("a patience of {patience:?} is not between 1 ms and 1 h"),
+                "it is how long one request may take; write for example `.patience(Duration::from_secs(1))`",
+            );
+        }
+        if let Some(of_node) = self.node_patience
+            && !(TIMER..=patience).contains(&of_node)
+        {
+            return refused(
+                format!(
+                    "a node_patience of {of_node:?} is not between 1 ms and the patience of {patience:?}"
+                ),
+                "the vote of a node is a part of a request; raise `patience` too, or write some three round trips to the node",
+            );
+        }
+        if let Some(limit) = self.connect_timeout
+            && !(TIMER..=LONGEST_PATIENCE).contains(&limit)
+        {
+            return refused(
+                format!("a connect_timeout of {limit:?} is not between 1 ms and 1 h"),
+                "write for example `.connect_timeout(Duration::from_secs(5))`",
+            );
+        }
+        let (slice, ttl) = (self.handoff_slice, self.defaults.ttl);
+        if slice > ttl {
+            return refused(
+                format!(
+                    "a handoff_slice of {slice:?} makes other processes wait longer than a crashed holder does, whose ttl is {ttl:?}"
+                ),
+                "write for example `.handoff_slice(Duration::from_millis(5))`",
+            );
+        }
+        if let Some(OpenWindow { every, length }) = self.open_window
+            && (length < TIMER || length >= every)
+        {
+            return refused(
+                format!(
+                    "an open_window of {length:?} every {every:?} is never open, or never shut"
+                ),
+                "the window is at least 1 ms long, and shorter than the time between two; write for example `.open_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What a healthy store answered.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// How long the question took, there and back.
+    pub round_trip: Duration,
+    /// What could make the store lose locks, if anything.
+    pub warnings: Vec<Warning>,
+}
+
+/// What became of the locks that were held when a shutdown began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Ended, and the store said so.
+    pub released: usize,
+    /// Ended without an answer of the store; they free themselves when their ttl is over.
+    pub abandoned: usize,
+}
+
+async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
+    let before = engine.registry.tally();
+    if !engine.registry.advance(Stage::Draining) {
+        // Somebody else is at it.
+        engine.registry.closed().await;
+        return ShutdownReport::default();
+    }
+    engine.queue.close();
+    let until = engine.clock.now() + grace;
+    if !idle_by(&engine, until).await {
+        for lease in engine.registry.leases() {
+            lease.lose(Loss::Shutdown);
+        }
+        // Cancelled bodies end at their next await and release in order; those that do not are
+        // released over their heads.
+        let notice = engine.patience.min(Duration::from_millis(500));
+        if !idle_by(&engine, engine.clock.now() + notice).await {
+            release_all(&engine, engine.registry.leases()).await;
+            drained(&engine).await;
+        }
+    }
+    let after = engine.registry.tally();
+    engine.registry.advance(Stage::Closed);
+    let _ = timeout(engine.patience, engine.store.close()).await;
+    // A program that ends now would take them along.
+    event_thread::told(engine.patience / 2).await;
+    ShutdownReport {
+        released: after.released - before.released,
+        // Releases that are still being tried count as abandoned.
+        abandoned: after.abandoned - before.abandoned + after.held,
+    }
+}
+
+/// Waits until all leases are released, as long as the store goes on to release some. Those of bodies that ended by
+/// themselves are on their way already.
+async fn drained(engine: &Engine) {
+    let end = engine.clock.now() + engine.patience.saturating_mul(10);
+    loop {
+        let held = engine.registry.tally().held;
+        if held == 0 {
+            return;
+        }
+        // As long as a release tries before its caller is told that it failed.
+        let until = (engine.clock.now() + engine.patience.saturating_mul(2)).min(end);
+        tokio::select! {
+            biased;
+            () = engine.registry.fewer_than(held) => {}
+            () = engine.clock.sleep_until(until) => return,
+        }
+    }
+}
+
+async fn idle_by(engine: &Engine, until: Instant) -> bool {
+    tokio::select! {
+        biased;
+        () = engine.registry.idle() => true,
+        () = engine.clock.sleep_until(until) => false,
+    }
+}

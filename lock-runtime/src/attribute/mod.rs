@@ -1,0 +1,4 @@
+//! What `#[distributed_lock]` expands to.
+
+pub(crate) mod call;
+pub(crate) mod return_type;

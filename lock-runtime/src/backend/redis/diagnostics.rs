@@ -1,0 +1,276 @@
+//! What about a server could make it lose locks, as far as it lets itself be asked.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use redis::{Cmd, FromRedisValue, RedisError, Value};
+
+use crate::backend::Warning;
+
+/// The oldest version that has all that is used here.
+const OLDEST: (u64, u64) = (6, 2);
+
+type Answer = Result<Value, RedisError>;
+
+/// The one question of a new pool. It is allowed nearly everywhere, and says most.
+pub(crate) fn question() -> Cmd {
+    // Naming several sections at once is younger than 6.2.
+    redis::cmd("INFO")
+}
+
+/// What can be asked besides, with a little more right.
+pub(crate) fn more_questions() -> [Cmd; 2] {
+    ["appendfsync", "save"].map(|name| {
+        let mut get = redis::cmd("CONFIG");
+        get.arg("GET").arg(name);
+        get
+    })
+}
+
+/// What the server at `server` has to be warned of, by its answers. Of what it did not tell nothing is said.
+/// `for_all` if it is asked for all keys.
+pub(crate) fn warnings(
+    server: &str,
+    for_all: bool,
+    info: &Answer,
+    more: &[Answer],
+) -> Vec<Warning> {
+    let info = Info::of(info);
+    let set: HashMap<_, _> =
+        more.iter().filter_map(told::<HashMap<String, String>>).flatten().collect();
+    let facts = Facts { server, for_all, info, set };
+    let all =
+        [facts.part(), facts.replica(), facts.eviction(), facts.persistence(), facts.version()];
+    all.into_iter().flatten().collect()
+}
+
+/// The answer to [`question`]; empty if there was none.
+pub(crate) struct Info(String);
+
+impl Info {
+    pub(crate) fn of(answer: &Answer) -> Self {
+        Self(told(answer).unwrap_or_default())
+    }
+
+    /// Another one for every server and start.
+    pub(crate) fn run_id(&self) -> Option<&str> {
+        self.get("run_id")
+    }
+
+    /// Whether the server has a part of a cluster's keys.
+    pub(crate) fn is_part(&self) -> bool {
+        self.get("cluster_enabled") == Some("1")
+    }
+
+    /// Whether the server follows another one.
+    pub(crate) fn is_replica(&self) -> bool {
+        self.get("role") == Some("slave")
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+    }
+}
+
+struct Facts<'a> {
+    server: &'a str,
+    for_all: bool,
+    info: Info,
+    set: HashMap<String, String>,
+}
+
+impl Facts<'_> {
+    fn part(&self) -> Option<Warning> {
+        (self.for_all && self.info.is_part()).then(|| {
+            Warning::new(
+                format!(
+                    "Redis at {} is a part of a cluster, and refuses the keys of all other parts",
+                    self.server
+                ),
+                "connect to the cluster: `redis+cluster://` instead of `redis://`",
+            )
+        })
+    }
+
+    fn replica(&self) -> Option<Warning> {
+        self.info.is_replica().then(|| {
+            Warning::new(
+                format!("Redis at {} is a replica, which takes no locks", self.server),
+                "point the URL at the master, or at the sentinels that know it: `redis+sentinel://host:26379/service`",
+            )
+        })
+    }
+
+    fn eviction(&self) -> Option<Warning> {
+        let policy = self.info("maxmemory_policy").filter(|policy| *policy != "noeviction")?;
+        let when = match self.info("maxmemory") {
+            Some("0") => "would drop locks if `maxmemory` were set and reached",
+            _ => "drops locks when its memory is full",
+        };
+        Some(Warning::new(
+            format!("Redis at {} {when}: its `maxmemory-policy` is `{policy}`", self.server),
+            "set `maxmemory-policy noeviction` there, or keep the locks in a server of their own",
+        ))
+    }
+
+    fn persistence(&self) -> Option<Warning> {
+        const REMEDY: &str = "set `appendonly yes` and `appendfsync always` there, or let what the locks protect check their fences";
+        let server = self.server;
+        let text = match (self.info("aof_enabled")?, self.set("save"), self.set("appendfsync")) {
+            ("0", Some(""), _) => format!(
+                "Redis at {server} keeps nothing on disk: a restart forgets all locks, and others get them while their holders go on"
+            ),
+            ("0", _, _) => format!(
+                "Redis at {server} has no append-only file: a crash forgets the locks since its last snapshot, if it makes any, and others get them while their holders go on"
+            ),
+            (_, _, Some(how)) if how != "always" => format!(
+                "Redis at {server} has `appendfsync {how}`: a crash of its machine forgets the locks of the last moments, and others get them while their holders go on"
+            ),
+            _ => return None,
+        };
+        Some(Warning::new(text, REMEDY))
+    }
+
+    fn version(&self) -> Option<Warning> {
+        let version = self.info("redis_version")?;
+        let mut numbers = version.split('.').map_while(|number| number.parse().ok());
+        let number = (numbers.next()?, numbers.next()?);
+        (number < OLDEST).then(|| {
+            Warning::new(
+                format!("Redis at {} is of version {version}", self.server),
+                "the locks are tested with 6.2 and newer: upgrade the server",
+            )
+        })
+    }
+
+    fn info(&self, name: &str) -> Option<&str> {
+        self.info.get(name)
+    }
+
+    fn set(&self, name: &str) -> Option<&str> {
+        self.set.get(name).map(String::as_str)
+    }
+}
+
+/// How far a node's clock is from `local`, by its answer to `TIME`. `None` if that is no time. For several
+/// nodes of one quorum: what they differ by in the times they give a lease is the difference of two of these.
+pub(crate) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDistance> {
+    let Value::Array(parts) = time else { return None };
+    let [seconds, micros] = parts.as_slice() else { return None };
+    let number = |part: &Value| u64::from_redis_value_ref(part).ok();
+    let since_epoch = Duration::from_secs(number(seconds)?)
+        .checked_add(Duration::from_micros(number(micros)?))?;
+    let node = SystemTime::UNIX_EPOCH.checked_add(since_epoch)?;
+    Some(match node.duration_since(local) {
+        Ok(ahead) => ClockDistance::Ahead(ahead),
+        Err(error) => ClockDistance::Behind(error.duration()),
+    })
+}
+
+/// Where a node's clock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClockDistance {
+    Ahead(Duration),
+    Behind(Duration),
+}
+
+impl ClockDistance {
+    /// From the local clock.
+    pub(crate) const fn to_us(self) -> Duration {
+        match self {
+            Self::Ahead(by) | Self::Behind(by) => by,
+        }
+    }
+
+    /// By how much two clocks differ.
+    pub(crate) fn to(self, other: Self) -> Duration {
+        match (self, other) {
+            (Self::Ahead(one), Self::Ahead(two)) | (Self::Behind(one), Self::Behind(two)) => {
+                one.abs_diff(two)
+            }
+            (Self::Ahead(one), Self::Behind(two)) | (Self::Behind(one), Self::Ahead(two)) => {
+                one.saturating_add(two)
+            }
+        }
+    }
+}
+
+fn told<T: FromRedisValue>(answer: &Answer) -> Option<T> {
+    T::from_redis_value_ref(answer.as_ref().ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(info: &str, more: &[(&str, &str)]) -> Vec<String> {
+        let text = |text: &str| Value::BulkString(text.into());
+        let more: Vec<_> = more
+            .iter()
+            .map(|(name, value)| Ok(Value::Array(vec![text(name), text(value)])))
+            .collect();
+        let all = warnings("h:1", true, &Ok(text(info)), &more);
+        all.iter().map(ToString::to_string).collect()
+    }
+
+    const FINE: &str = "# Server\r\nredis_version:6.2.0\r\nrole:master\r\nmaxmemory:5\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n";
+
+    #[test]
+    fn a_fit_server_and_a_silent_one_are_not_warned_of() {
+        assert!(said(FINE, &[]).is_empty());
+        assert!(said(FINE, &[("appendfsync", "always"), ("save", "")]).is_empty());
+        assert!(said("", &[]).is_empty());
+        assert!(said("redis_version:unknown\r\nfoo\r\n:\r\n", &[("save", "")]).is_empty());
+        let refused = || Err(RedisError::from((redis::ErrorKind::Client, "no")));
+        assert!(warnings("h:1", true, &refused(), &[refused(), refused()]).is_empty());
+        assert!(warnings("h:1", true, &Ok(Value::Int(7)), &[Ok(Value::Nil)]).is_empty());
+        let of_cluster = Ok(Value::BulkString("cluster_enabled:1\r\n".into()));
+        assert!(warnings("h:1", false, &of_cluster, &[]).is_empty());
+    }
+
+    #[test]
+    fn each_danger_is_told_by_itself() {
+        let with = |from: &str, to: &str| said(&FINE.replace(from, to), &[]);
+        for (all, says) in [
+            (with("6.2.0", "6.0.16"), "version 6.0.16"),
+            (with("master", "slave"), "is a replica"),
+            (with("role:", "cluster_enabled:1\r\nrole:"), "`redis+cluster://`"),
+            (with("role:", "cluster_enabled:0\r\nrole:"), ""),
+            (with("noeviction", "volatile-ttl"), "drops locks when"),
+            (with("5\r\nmaxmemory_policy:no", "0\r\nmaxmemory_policy:no"), ""),
+            (with("aof_enabled:1", "aof_enabled:0"), "no append-only file"),
+            (
+                said(&FINE.replace("aof_enabled:1", "aof_enabled:0"), &[("save", "")]),
+                "nothing on disk",
+            ),
+            (
+                said(&FINE.replace("aof_enabled:1", "aof_enabled:0"), &[("save", "60 1")]),
+                "snapshot",
+            ),
+            (said(FINE, &[("appendfsync", "everysec")]), "appendfsync everysec"),
+        ] {
+            if says.is_empty() {
+                assert!(all.is_empty(), "{all:?}");
+            } else {
+                assert!(all.len() == 1 && all[0].contains(says), "{says}: {all:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn clocks_are_compared() {
+        let text = |number: u64| Value::BulkString(number.to_string().into_bytes());
+        let at = |seconds, micros| Value::Array(vec![text(seconds), text(micros)]);
+        let local = SystemTime::UNIX_EPOCH + Duration::from_millis(10_500);
+        let ahead = clock_distance(&at(10, 700_000), local).unwrap();
+        let behind = clock_distance(&at(9, 0), local).unwrap();
+        assert_eq!(ahead, ClockDistance::Ahead(Duration::from_millis(200)));
+        assert_eq!(behind, ClockDistance::Behind(Duration::from_millis(1_500)));
+        assert_eq!(ahead.to(behind), Duration::from_millis(1_700));
+        assert_eq!(behind.to(ahead), Duration::from_millis(1_700));
+        assert_eq!(ahead.to(ahead), Duration::ZERO);
+        for odd in [Value::Nil, Value::Array(vec![text(1)]), at(u64::MAX, 0)] {
+            assert_eq!(clock_distance(&odd, local), None);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Which server is the master.
+
+pub(crate) mod sentinel;
+pub(crate) mod sentinel_url;
+pub(crate) mod target;

@@ -1,0 +1,4 @@
+//! Where a command goes.
+
+pub(crate) mod cluster;
+pub(crate) mod slots;

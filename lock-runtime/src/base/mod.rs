@@ -1,0 +1,12 @@
+//! Values and small mechanisms without I/O, which everything else is built on.
+
+pub(crate) mod call_site;
+pub(crate) mod clock;
+pub(crate) mod error;
+pub(crate) mod fence;
+pub(crate) mod jitter;
+pub(crate) mod key;
+pub(crate) mod options;
+pub(crate) mod owner;
+pub(crate) mod process;
+pub(crate) mod sync;

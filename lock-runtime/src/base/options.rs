@@ -1,0 +1,435 @@
+//! What a caller may ask for, and what a pool fills in.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use crate::base::error::{ErrorKind, LockError};
+
+/// How long an acquire may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Up to this long. Zero is one try.
+    For(Duration),
+    /// Until the lock is free, the future is dropped or the pool shuts down. An unreachable store
+    /// still ends the wait.
+    Forever,
+}
+
+impl From<Duration> for Wait {
+    fn from(wait: Duration) -> Self {
+        Self::For(wait)
+    }
+}
+
+/// Whether the watchdog extends the lease while it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renew {
+    /// Never: the ttl is a hard limit on the hold.
+    Off,
+    /// Every third of the ttl.
+    Third,
+    /// At this interval: at least 2 ms, at most half of the ttl.
+    Every(Duration),
+}
+
+impl From<bool> for Renew {
+    fn from(renew: bool) -> Self {
+        if renew { Self::Third } else { Self::Off }
+    }
+}
+
+impl From<Duration> for Renew {
+    fn from(interval: Duration) -> Self {
+        Self::Every(interval)
+    }
+}
+
+/// What happens to an annotated body when its lease is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLost {
+    /// The body is dropped at its next await and the call returns the error.
+    Cancel,
+    /// The body goes on; only the guard tells.
+    Notify,
+}
+
+/// Whether a body's result waits for the release of its lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseMode {
+    /// The result is there when the store has freed the lock: whoever learns the result finds it free.
+    Awaited,
+    /// The result is there at once, and the driver releases: one round trip less for each call. A release
+    /// that fails is told to `tracing` alone, as it is with [`Awaited`](Self::Awaited).
+    Background,
+}
+
+/// The options of one call; what is unset comes from the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct LockOptions {
+    ttl: Option<Duration>,
+    wait: Option<Wait>,
+    renew: Option<Renew>,
+    max_hold: Option<Duration>,
+    min_hold: Option<Duration>,
+    on_lost: Option<OnLost>,
+    release: Option<ReleaseMode>,
+    retry_delay: Option<Duration>,
+    retry_count: Option<u32>,
+    reentrant: Option<bool>,
+    fencing: Option<bool>,
+}
+
+macro_rules! setters {
+    ($($name:ident: $type:ty,)*) => {
+        $(
+            #[doc = concat!("Sets `", stringify!($name), "`.")]
+            #[must_use]
+            pub const fn $name(mut self, value: $type) -> Self {
+                self.$name = Some(value);
+                self
+            }
+        )*
+    };
+}
+
+impl LockOptions {
+    /// Nothing set.
+    #[must_use]
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
+        Self {
+            ttl: None,
+            wait: None,
+            renew: None,
+            max_hold: None,
+            min_hold: None,
+            on_lost: None,
+            release: None,
+            retry_delay: None,
+            retry_count: None,
+            reentrant: None,
+            fencing: None,
+        }
+    }
+
+    setters! {
+        ttl: Duration,
+        wait: Wait,
+        renew: Renew,
+        max_hold: Duration,
+        min_hold: Duration,
+        on_lost: OnLost,
+        release: ReleaseMode,
+        retry_delay: Duration,
+        retry_count: u32,
+        reentrant: bool,
+        fencing: bool,
+    }
+}
+
+/// A pool's defaults.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) retry_delay: Option<Duration>,
+    pub(crate) retry_count: Option<u32>,
+    pub(crate) drift_factor: f64,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(30),
+            wait: Wait::For(Duration::from_secs(3)),
+            retry_delay: None,
+            retry_count: None,
+            drift_factor: 0.01,
+        }
+    }
+}
+
+/// Longer than this, a length of time is a typo.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The shortest time that timers keep.
+pub(crate) const TIMER: Duration = Duration::from_millis(1);
+
+/// Lease length. A value that exists is between 10 ms and 7 days: less is below what timers and a
+/// network can keep, more is a typo that a crashed holder would make everybody wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ttl {
+    length: Duration,
+    belief: Duration,
+}
+
+impl Ttl {
+    const MIN: Duration = Duration::from_millis(10);
+    const MAX: Duration = LONGEST;
+
+    /// With more than this, less than half of a ttl is left behind its first renewal: too little to hand the lock on, and
+    /// for a second renewal if the first one fails.
+    const MOST_DRIFT: f64 = 0.25;
+
+    fn new(length: Duration, drift_factor: f64) -> Result<Self, LockError> {
+        if !(Self::MIN..=Self::MAX).contains(&length) {
+            return Err(refused(
+                format!("a ttl of {length:?} is not between 10 ms and 7 days"),
+                "the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`",
+            ));
+        }
+        if !(0.0..=Self::MOST_DRIFT).contains(&drift_factor) {
+            return Err(refused(
+                format!(
+                    "a drift_factor of {drift_factor} is not between 0 and {}",
+                    Self::MOST_DRIFT
+                ),
+                "it is the share of a ttl that two clocks may differ by meanwhile; write for example `.drift_factor(0.01)`",
+            ));
+        }
+        // Two clocks may run apart by the drift, and stores round by a millisecond.
+        let drift = length.mul_f64(drift_factor) + Duration::from_millis(2);
+        Ok(Self { length, belief: length.saturating_sub(drift) })
+    }
+
+    pub(crate) const fn get(self) -> Duration {
+        self.length
+    }
+
+    /// How long a grant may be believed, counted from before its request was sent: the ttl less the
+    /// drift (Redlock's 1 % + 2 ms).
+    pub(crate) const fn belief(self) -> Duration {
+        self.belief
+    }
+
+    /// The longest interval between renewals. Half as much time is left to confirm a renewal before the holder has to be
+    /// told; later than half-way there is none for a second try.
+    fn longest_interval(self, notice: Duration) -> Duration {
+        (self.belief.saturating_sub(notice) * 2 / 3).min(self.length / 2)
+    }
+
+    /// The shortest ttl for which a renewal every third of it comes in time.
+    fn shortest_renewed(drift_factor: f64) -> Duration {
+        let is_kept = |length: &Duration| {
+            let ttl = Self::new(*length, drift_factor);
+            ttl.is_ok_and(|ttl| ttl.get() / 3 <= ttl.longest_interval(notice(ttl, None)))
+        };
+        (10..=1_000).map(Duration::from_millis).find(is_kept).unwrap_or(Duration::from_secs(1))
+    }
+}
+
+/// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
+/// hold, between 1 ms and 500 ms.
+fn notice(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
+    let hold = max_hold.map_or(ttl.get(), |max_hold| max_hold.min(ttl.get()));
+    (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
+}
+
+/// The watchdog looks after all that is due within this span at once.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The options of one call, complete and checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    pub(crate) ttl: Ttl,
+    pub(crate) wait: Wait,
+    /// The watchdog's interval; `None` is a hard limit.
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Duration,
+    pub(crate) on_lost: OnLost,
+    pub(crate) release: ReleaseMode,
+    pub(crate) reentrant: bool,
+    pub(crate) retry_delay: Option<Duration>,
+    pub(crate) retry_count: Option<u32>,
+    pub(crate) fencing: bool,
+}
+
+impl Policy {
+    /// Fills `options` up from a pool's `defaults`, and checks what only the sum of both can tell.
+    pub(crate) fn new(options: &LockOptions, defaults: &Defaults) -> Result<Self, LockError> {
+        let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?;
+        let renew = options.renew.unwrap_or(Renew::Third);
+        let min_hold = options.min_hold.unwrap_or_default();
+        let retry_delay = options.retry_delay.or(defaults.retry_delay);
+        let policy = Self {
+            ttl,
+            wait: options.wait.unwrap_or(defaults.wait),
+            renew_every: match renew {
+                Renew::Off => None,
+                Renew::Third => Some(ttl.get() / 3),
+                Renew::Every(interval) => Some(interval),
+            },
+            max_hold: options.max_hold,
+            min_hold,
+            on_lost: options.on_lost.unwrap_or(OnLost::Cancel),
+            release: options.release.unwrap_or(ReleaseMode::Awaited),
+            reentrant: options.reentrant.unwrap_or(false),
+            retry_delay,
+            retry_count: options.retry_count.or(defaults.retry_count),
+            fencing: options.fencing.unwrap_or(false),
+        };
+        policy.renewals_come_in_time(renew, defaults)?;
+        policy.holds_are_possible()?;
+        if policy.reentrant {
+            policy.can_pass_through(renew)?;
+        }
+        if retry_delay.is_some_and(|delay| delay.is_zero() || delay > LONGEST) {
+            return Err(refused(
+                format!(
+                    "a retry_delay of {:?} is not between zero, which would ask the store without a pause, and 7 days",
+                    retry_delay.unwrap_or_default()
+                ),
+                "write for example `retry_delay = \"50ms\"`, or leave it out",
+            ));
+        }
+        Ok(policy)
+    }
+
+    fn renewals_come_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
+        let Some(interval) = self.renew_every else { return Ok(()) };
+        let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.notice()));
+        if interval > longest && renew == Renew::Third {
+            let shortest = Ttl::shortest_renewed(defaults.drift_factor);
+            return Err(refused(
+                format!(
+                    "a ttl of {ttl:?} with a drift_factor of {} is over before a renewal can be confirmed",
+                    defaults.drift_factor
+                ),
+                format!("choose a `ttl` of at least {shortest:?}, or a smaller `drift_factor`"),
+            ));
+        }
+        if interval > longest {
+            return Err(refused(
+                format!("a renewal every {interval:?} does not keep a lease of {ttl:?} alive"),
+                format!(
+                    "leave `renew` out for a third of the ttl, or choose an interval of at most {longest:?}"
+                ),
+            ));
+        }
+        if interval < SHORTEST_INTERVAL {
+            return Err(refused(
+                format!("a renewal every {interval:?} comes faster than the watchdog looks"),
+                "leave `renew` out for a third of the ttl, or choose an interval of at least 2 ms",
+            ));
+        }
+        Ok(())
+    }
+
+    fn holds_are_possible(&self) -> Result<(), LockError> {
+        let min_hold = self.min_hold;
+        if min_hold > LONGEST {
+            return Err(refused(
+                format!("a min_hold of {min_hold:?} is longer than 7 days"),
+                "`min_hold` is how long the lock stays taken at least; write for example `min_hold = \"1m\"`",
+            ));
+        }
+        let Some(max_hold) = self.max_hold else { return Ok(()) };
+        if max_hold < Ttl::MIN || max_hold < min_hold {
+            return Err(refused(
+                format!(
+                    "a max_hold of {max_hold:?} is shorter than 10 ms or than min_hold ({min_hold:?})"
+                ),
+                "raise `max_hold`, or leave it out for no limit",
+            ));
+        }
+        if self.renew_every.is_none() && max_hold > self.ttl.get() {
+            return Err(refused(
+                format!(
+                    "without renewal the hold ends with its ttl of {:?}, before a max_hold of {max_hold:?}",
+                    self.ttl.get()
+                ),
+                "leave `max_hold` out, or `renew = false`",
+            ));
+        }
+        Ok(())
+    }
+
+    /// A call that passes through the lock around it has no lease of its own to limit, to keep or to renew.
+    fn can_pass_through(&self, renew: Renew) -> Result<(), LockError> {
+        let name = if self.max_hold.is_some() {
+            "max_hold"
+        } else if !self.min_hold.is_zero() {
+            "min_hold"
+        } else if renew != Renew::Third {
+            "renew"
+        } else {
+            return Ok(());
+        };
+        Err(refused(
+            format!(
+                "`{name}` and `reentrant` exclude each other: a call that passes through has no lease of its own"
+            ),
+            format!(
+                "set `{name}` on the outermost call, or lock in a function that is not `reentrant`"
+            ),
+        ))
+    }
+
+    /// How long the store keeps a grant if it hears no more of it.
+    pub(crate) fn kept_for(&self) -> Duration {
+        self.ttl.get().max(self.min_hold)
+    }
+
+    /// Whether one attempt is not all there is.
+    pub(crate) fn waits(&self) -> bool {
+        self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)
+    }
+
+    /// How long before the end of belief a body is told.
+    pub(crate) fn notice(&self) -> Duration {
+        notice(self.ttl, self.max_hold)
+    }
+}
+
+#[cold]
+fn refused(cause: String, remedy: impl Into<Cow<'static, str>>) -> LockError {
+    LockError::new(ErrorKind::Config, cause).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is accepted can work: the body is told before belief ends, and every renewal leaves time to confirm it.
+    #[test]
+    fn an_accepted_lease_can_be_renewed() {
+        let mut accepted = 0;
+        for ttl in [10, 11, 12, 13, 14, 16, 20, 50, 100, 1_000, 30_000, 604_800_000] {
+            let ttl = Duration::from_millis(ttl);
+            for drift_factor in [0.0, 0.01, 0.05, 0.1, 0.2, 0.25] {
+                let defaults = Defaults { ttl, drift_factor, ..Defaults::default() };
+                let fractions = (2..10_u32).map(|n| Renew::Every(ttl / n));
+                for renew in fractions.chain([Renew::Off, Renew::Third]) {
+                    let case = format!("{ttl:?} {drift_factor} {renew:?}");
+                    let policy = Policy::new(&LockOptions::new().renew(renew), &defaults);
+                    let Ok(policy) = policy else {
+                        assert!(ttl < Duration::from_millis(20) || drift_factor > 0.05, "{case}");
+                        continue;
+                    };
+                    accepted += 1;
+                    let last_call = policy.ttl.belief() - policy.notice();
+                    assert!(last_call > policy.notice(), "{case}");
+                    if let Some(interval) = policy.renew_every {
+                        assert!(last_call - interval >= interval / 2, "{case}");
+                    }
+                }
+            }
+        }
+        assert!(accepted > 500, "{accepted}");
+    }
+
+    #[test]
+    fn the_remedy_of_a_refused_ttl_is_accepted() {
+        let defaults = Defaults { drift_factor: 0.25, ..Defaults::default() };
+        let with = |ttl| Policy::new(&LockOptions::new().ttl(ttl), &defaults);
+        let error = with(Duration::from_millis(10)).unwrap_err().to_string();
+        assert!(error.contains("at least 14ms"), "{error}");
+        with(Duration::from_millis(14)).unwrap();
+        let renewed = LockOptions::new().renew(Renew::Every(Duration::from_secs(15)));
+        let error = Policy::new(&renewed, &defaults).unwrap_err().to_string();
+        let limit = defaults.ttl.mul_f64(0.75) - Duration::from_millis(502);
+        assert!(error.contains(&format!("at most {:?}", limit * 2 / 3)), "{error}");
+        Policy::new(&renewed.renew(Renew::Every(limit * 2 / 3)), &defaults).unwrap();
+    }
+}

@@ -1,0 +1,37 @@
+//! Mutexes and tasks of std and tokio; under test those of shuttle where it explores schedules.
+
+#[cfg(not(test))]
+mod real {
+    use std::future::Future;
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    use tokio::runtime::{EnterGuard, Handle};
+    use tokio::task::AbortHandle;
+
+    pub(crate) type Context<'a> = EnterGuard<'a>;
+
+    /// Runs `future` to its end where the caller runs: on the driver.
+    pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+        tokio::spawn(future);
+    }
+
+    /// Runs `future` on `runtime` until it is aborted.
+    pub(crate) fn spawn_on(
+        runtime: &Handle,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
+        runtime.spawn(future).abort_handle()
+    }
+
+    pub(crate) fn enter(runtime: &Handle) -> Context<'_> {
+        runtime.enter()
+    }
+}
+
+#[cfg(not(test))]
+pub(crate) use real::*;
+
+#[cfg(test)]
+pub(crate) mod scheduler;
+#[cfg(test)]
+pub(crate) use self::scheduler::*;

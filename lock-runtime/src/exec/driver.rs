@@ -1,0 +1,218 @@
+//! The background thread that owns connections, timers and everything that must outlive a caller.
+
+use std::future::Future;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, PoisonError};
+use std::task::{self, Poll, Wake, Waker};
+use std::thread;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::task::{AbortHandle, unconstrained};
+
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::process::OfProcess;
+use crate::base::sync::{self, Mutex, spawn, spawn_on};
+use crate::exec::panic_boundary;
+
+/// Runs a pool's futures: by default on one thread of its own, which the whole process shares. So a
+/// lease is renewed while every thread of the caller's runtime is blocked, a release is sent although
+/// that runtime is gone, and a pool serves callers of any executor.
+#[derive(Clone, Debug)]
+pub(crate) struct Driver {
+    runtime: Handle,
+    /// Work from other threads. What arrives while the driver is busy is taken in together: one wake-up,
+    /// and one write to the store.
+    intake: UnboundedSender<Work>,
+}
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// How much work is taken in before what was taken in gets its turn.
+const BATCH: usize = 256;
+
+impl Driver {
+    /// The process's driver thread, started when first asked for. It ends with the process.
+    pub(crate) fn background() -> Result<Self, LockError> {
+        static DRIVER: OfProcess<Driver> = OfProcess::new();
+        DRIVER.get_or_try_init(Self::start).cloned()
+    }
+
+    fn start() -> Result<Self, LockError> {
+        let failed = |error: std::io::Error| {
+            LockError::new(
+                ErrorKind::Config,
+                format!("the lock-driver thread cannot be started: {error}"),
+            )
+            .remedy("raise the process's limits on threads and file descriptors")
+        };
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let driver = Self::on(runtime.handle().clone());
+        thread::Builder::new()
+            .name("lock-driver".to_owned())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))
+            .map_err(failed)?;
+        Ok(driver)
+    }
+
+    /// The tokio runtime of the caller, for deterministic tests under paused time.
+    pub(crate) fn current() -> Result<Self, LockError> {
+        Handle::try_current().map(Self::on).map_err(|_| {
+            LockError::new(
+                ErrorKind::Config,
+                "`on_current_runtime` was used outside of a tokio runtime",
+            )
+            .remedy("call it from `#[tokio::test]`, or leave it out to use the driver thread")
+        })
+    }
+
+    fn on(runtime: Handle) -> Self {
+        let (intake, work) = mpsc::unbounded_channel();
+        spawn_on(&runtime, take_in(work));
+        Self { runtime, intake }
+    }
+
+    /// Runs `future` to its end: on this thread as far as it gets at once, and on from there on the driver.
+    pub(crate) fn begin(&self, future: impl Future<Output = ()> + Send + 'static) {
+        begin(&self.runtime, future);
+    }
+
+    pub(crate) fn enter(&self) -> sync::Context<'_> {
+        sync::enter(&self.runtime)
+    }
+
+    /// Runs `future` to its end.
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        // Refused only when the runtime has ended, and then nothing runs any more.
+        let _ = self.intake.send(Box::pin(future));
+    }
+
+    /// Whether the runtime has ended, and nothing runs any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.intake.is_closed()
+    }
+
+    /// Runs `future` until it is aborted.
+    pub(crate) fn keep(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        spawn_on(&self.runtime, future)
+    }
+
+    /// Runs `future` to its end on the driver, also if the caller stops waiting for it.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, LockError> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.spawn(async move {
+            panic_boundary::answer(reply, future.await);
+        });
+        answer.await.map_err(|_| Self::gone())
+    }
+
+    /// The error for an answer that will never come: the driver's runtime has ended.
+    #[cold]
+    pub(crate) fn gone() -> LockError {
+        LockError::new(ErrorKind::Shutdown, "the runtime that drives the pool has ended")
+            .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
+    }
+}
+
+/// Runs `future` to its end: on this thread as far as it gets at once, and on from there on `runtime`, when there
+/// is something to go on with. A panic ends it, and nothing else.
+pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+    let mut work: Work = Box::pin(future);
+    // At the end of a thread there is nothing left by which it could enter a runtime.
+    if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
+        spawn_on(runtime, work);
+        return;
+    }
+    let begun = Arc::new(Begun { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
+    let waker = Waker::from(begun.clone());
+    // With the caller's budget used up it would be woken when the caller lets go of its thread, or never.
+    let mut first_steps = pin!(unconstrained(work.as_mut()));
+    let first_poll = catch_unwind(AssertUnwindSafe(|| {
+        // Timers belong to the driver, wherever they are made.
+        let _context = sync::enter(runtime);
+        first_steps.as_mut().poll(&mut task::Context::from_waker(&waker))
+    }));
+    if let Ok(Poll::Pending) = first_poll {
+        begun.rest(work);
+    }
+}
+
+/// Work that began on the thread of a caller.
+struct Begun {
+    runtime: Handle,
+    stage: Mutex<Stage>,
+}
+
+enum Stage {
+    /// On the thread of the caller.
+    Running,
+    /// There, and woken meanwhile.
+    Woken,
+    Resting(Rest),
+    /// The runtime's own.
+    Moved,
+}
+
+impl Begun {
+    /// Keeps `work` until it is woken.
+    fn rest(&self, work: Work) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Stage::Running = *stage {
+            *stage = Stage::Resting(Rest(Some(work)));
+        } else {
+            *stage = Stage::Moved;
+            drop(stage);
+            spawn_on(&self.runtime, work);
+        }
+    }
+}
+
+impl Wake for Begun {
+    fn wake(self: Arc<Self>) {
+        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        match mem::replace(&mut *stage, Stage::Moved) {
+            Stage::Running | Stage::Woken => *stage = Stage::Woken,
+            Stage::Resting(rest) => {
+                drop(stage);
+                spawn_on(&self.runtime, rest.go_on());
+            }
+            Stage::Moved => {}
+        }
+    }
+}
+
+/// Work that waits to be gone on with. Whoever wakes it may hold any lock; so what becomes of it if the runtime has
+/// ended is not seen to there.
+struct Rest(Option<Work>);
+
+impl Rest {
+    async fn go_on(mut self) {
+        if let Some(work) = self.0.take() {
+            work.await;
+        }
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if let Some(work) = self.0.take()
+            && let Ok(driver) = Driver::background()
+        {
+            driver.spawn(async move { drop(work) });
+        }
+    }
+}
+
+async fn take_in(mut work: UnboundedReceiver<Work>) {
+    let mut batch = Vec::with_capacity(BATCH);
+    while work.recv_many(&mut batch, BATCH).await > 0 {
+        for future in batch.drain(..) {
+            spawn(future);
+        }
+    }
+}

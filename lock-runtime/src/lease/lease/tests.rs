@@ -1,0 +1,197 @@
+//! What the listeners of a lease are told, and what is left of them.
+
+use std::sync::atomic::AtomicUsize;
+use std::task::Wake;
+
+use super::*;
+use crate::base::call_site::Subject;
+use crate::base::key::Key;
+use crate::base::options::{Defaults, LockOptions, Policy};
+
+/// How often a task was woken. The lease has its waker for as long as there are more references than one.
+#[derive(Debug, Default)]
+struct Task(AtomicUsize);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Task {
+    fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn woken(self: &Arc<Self>) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn is_kept(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
+    }
+
+    fn poll(self: &Arc<Self>, listener: &mut Listener) -> Poll<Ending> {
+        listener.poll(&Context::from_waker(&Waker::from(self.clone())))
+    }
+}
+
+fn ask() -> Ask {
+    let keys: Arc<[Key]> = [Key::from_static("k")].into();
+    Ask {
+        subject: Subject::Key(keys[0].clone()),
+        wire: keys.clone(),
+        keys,
+        policy: Policy::new(&LockOptions::new(), &Defaults::default()).unwrap(),
+    }
+}
+
+fn lease() -> Arc<Lease> {
+    let (ask, clock) = (Arc::new(ask()), Clock::Boot);
+    let place = Place::new(Owner::random().unwrap(), clock.now());
+    let tenure = Tenure::new(&place, &ask.policy, clock.now(), None, Vec::new());
+    Arc::new(Lease::new(1, "pool".into(), ask, tenure, clock.now(), clock))
+}
+
+const LOST: Poll<Ending> = Poll::Ready(Ending::Lost(Loss::Taken));
+const RELEASED: Poll<Ending> = Poll::Ready(Ending::Released);
+
+#[test]
+fn two_listeners_are_told_under_the_wakers_of_their_last_polls() {
+    let lease = lease();
+    let (mut one, mut two) = (Listener::new(&lease), Listener::new(&lease));
+    let tasks: [_; 4] = std::array::from_fn(|_| Task::new());
+    assert!(tasks[0].poll(&mut one).is_pending());
+    assert!(tasks[1].poll(&mut two).is_pending());
+    // Under the same waker once more, and from another task.
+    assert!(tasks[0].poll(&mut one).is_pending());
+    assert!(tasks[2].poll(&mut one).is_pending());
+    assert!(tasks[3].poll(&mut two).is_pending());
+    assert_eq!(tasks.each_ref().map(Task::is_kept), [false, false, true, true]);
+    assert!(lease.lose(Loss::Taken));
+    assert_eq!(tasks.each_ref().map(Task::woken), [0, 0, 1, 1]);
+    assert_eq!(tasks.each_ref().map(Task::is_kept), [false; 4]);
+    for _ in 0..2 {
+        assert_eq!((tasks[2].poll(&mut one), tasks[3].poll(&mut two)), (LOST, LOST));
+    }
+}
+
+#[test]
+fn a_listener_that_is_dropped_is_forgotten_and_no_other_is() {
+    let lease = lease();
+    let tasks: Vec<_> = (0..1_000).map(|_| Task::new()).collect();
+    let mut listeners: Vec<_> = tasks.iter().map(|_| Some(Listener::new(&lease))).collect();
+    for (task, listener) in tasks.iter().zip(&mut listeners) {
+        assert!(task.poll(listener.as_mut().unwrap()).is_pending());
+    }
+    // One that was never polled has left nothing.
+    drop(Listener::new(&lease));
+    // From both ends and from the middle.
+    let leaves = |n: usize| !(100..900).contains(&n) || n.is_multiple_of(3);
+    for n in (0..1_000).rev().filter(|n| leaves(*n)) {
+        listeners[n] = None;
+    }
+    for (n, task) in tasks.iter().enumerate() {
+        assert_eq!(task.is_kept(), !leaves(n), "{n}");
+    }
+    assert!(lease.lose(Loss::Expired));
+    for (n, task) in tasks.iter().enumerate() {
+        assert_eq!(task.woken(), usize::from(!leaves(n)), "{n}");
+    }
+}
+
+#[test]
+fn a_listener_of_an_ended_lease_is_told_at_once_and_leaves_nothing() {
+    for (end, told) in [
+        (Lease::let_go as fn(&Lease) -> bool, RELEASED),
+        (|lease: &Lease| lease.lose(Loss::Taken), LOST),
+    ] {
+        let (lease, task) = (lease(), Task::new());
+        assert!(end(&lease));
+        assert_eq!(task.poll(&mut Listener::new(&lease)), told);
+        assert!(!task.is_kept());
+    }
+}
+
+#[test]
+fn a_release_ends_all_listeners() {
+    let lease = lease();
+    let tasks = [Task::new(), Task::new()];
+    let mut listeners = tasks.each_ref().map(|_| Listener::new(&lease));
+    for (task, listener) in tasks.iter().zip(&mut listeners) {
+        assert!(task.poll(listener).is_pending());
+    }
+    assert!(lease.let_go());
+    assert!(!lease.let_go(), "once");
+    for (task, listener) in tasks.iter().zip(&mut listeners) {
+        assert_eq!((task.woken(), task.is_kept(), task.poll(listener)), (1, false, RELEASED));
+    }
+}
+
+#[test]
+fn a_release_behind_a_renewal_that_is_on_its_way_ends_them_too() {
+    let (lease, task) = (lease(), Task::new());
+    let mut listener = Listener::new(&lease);
+    assert!(task.poll(&mut listener).is_pending());
+    let due = lease.due().unwrap();
+    assert!(matches!(lease.beat(due), Beat::Renew { .. }));
+    assert!(lease.let_go());
+    assert_eq!((task.woken(), task.poll(&mut listener)), (1, RELEASED));
+    lease.renewed(due, Duration::from_secs(1));
+    assert_eq!(task.poll(&mut listener), RELEASED);
+}
+
+#[test]
+fn a_loss_stays_one_when_the_holder_lets_go() {
+    let (lease, task) = (lease(), Task::new());
+    let mut listener = Listener::new(&lease);
+    assert!(task.poll(&mut listener).is_pending());
+    assert!(lease.lose(Loss::Taken));
+    assert!(lease.let_go());
+    assert_eq!((task.woken(), task.poll(&mut listener)), (1, LOST));
+    // And what is let go cannot be lost.
+    let lease = self::lease();
+    assert!(lease.let_go() && !lease.lose(Loss::Taken));
+    assert_eq!(task.poll(&mut Listener::new(&lease)), RELEASED);
+}
+
+#[test]
+fn a_lease_that_is_handed_on_ends_its_listeners() {
+    let (lease, task) = (lease(), Task::new());
+    let mut listener = Listener::new(&lease);
+    assert!(task.poll(&mut listener).is_pending());
+    let (_, listeners) = lease.pass_on(&ask()).expect("the next asks for the same");
+    assert_eq!(task.woken(), 0, "not yet: the queue is locked");
+    listeners.wake();
+    assert_eq!((task.woken(), task.is_kept(), task.poll(&mut listener)), (1, false, RELEASED));
+}
+
+/// The waker of a task may be all that keeps it, and a listener with it.
+#[test]
+fn a_waker_that_drops_a_listener_is_dropped_in_peace() {
+    struct Owns(#[allow(dead_code)] Mutex<Option<Listener>>);
+
+    impl Wake for Owns {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    let (lease, task) = (lease(), Task::new());
+    let inside = || {
+        let mut inside = Listener::new(&lease);
+        assert!(task.poll(&mut inside).is_pending());
+        Waker::from(Arc::new(Owns(Mutex::new(Some(inside)))))
+    };
+    let mut listener = Listener::new(&lease);
+    assert!(listener.poll(&Context::from_waker(&inside())).is_pending());
+    assert!(task.is_kept());
+    // Replaced, forgotten, woken.
+    assert!(listener.poll(&Context::from_waker(Waker::noop())).is_pending());
+    assert!(!task.is_kept());
+    assert!(listener.poll(&Context::from_waker(&inside())).is_pending());
+    drop(listener);
+    assert!(!task.is_kept());
+    let mut listener = Listener::new(&lease);
+    assert!(listener.poll(&Context::from_waker(&inside())).is_pending());
+    assert!(lease.lose(Loss::Taken));
+    assert!(!task.is_kept());
+}

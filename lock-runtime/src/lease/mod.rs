@@ -1,0 +1,6 @@
+//! What a grant is worth: its validity, its renewals, and what of it is still under way.
+
+#[expect(clippy::module_inception, reason = "one noun per file")]
+pub(crate) mod lease;
+pub(crate) mod renewal;
+pub(crate) mod tracker;

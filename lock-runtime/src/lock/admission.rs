@@ -1,0 +1,240 @@
+//! How many claims are at the store at once. The others wait here, first come, first served: a claim that has not
+//! been sent uses up neither the ttl nor the patience of a request, and nothing has to be taken back of it. So what
+//! is at the store is answered before it is given up, and renewals and releases, which do not wait here, come before
+//! new claims.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::base::clock::{Clock, Instant};
+use crate::base::sync::{Mutex, MutexGuard};
+
+/// Room for claims at one store. The room grows while the store answers promptly and claims wait, and shrinks when
+/// answers take long.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    /// One for each claim that may be under way.
+    room: Arc<Semaphore>,
+    size: Mutex<Size>,
+    clock: Clock,
+    /// What an answer may take longer than twice the shortest.
+    slack: Duration,
+}
+
+#[derive(Debug)]
+struct Size {
+    /// How many claims may be under way.
+    claims: usize,
+    /// By how many more are under way than may be, after it shrank.
+    debt: usize,
+    /// About the shortest time in which a call was answered.
+    shortest: Option<Duration>,
+    /// A call that was sent before has seen the size before the last change.
+    shrunk_at: Option<Instant>,
+}
+
+/// Room for the claims of one call. Dropped without an answer, the call counts as one that took long.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    admission: Arc<Admission>,
+    room: Option<OwnedSemaphorePermit>,
+    sent: Instant,
+    is_answered: bool,
+}
+
+impl Admission {
+    /// As many as leave in one call, so that every call finds room.
+    pub(crate) const LEAST: usize = 128;
+    const FIRST: usize = 256;
+    const MOST: usize = 4096;
+
+    /// `patience` is how long a request may take.
+    pub(crate) fn new(clock: Clock, patience: Duration) -> Arc<Self> {
+        let size = Size { claims: Self::FIRST, debt: 0, shortest: None, shrunk_at: None };
+        Arc::new(Self {
+            room: Arc::new(Semaphore::new(Self::FIRST)),
+            size: Mutex::new(size),
+            clock,
+            slack: patience / 16,
+        })
+    }
+
+    /// Waits for room for `claims`, at most [`LEAST`](Self::LEAST). Dropped meanwhile it gives up its place.
+    pub(crate) async fn admit(self: &Arc<Self>, claims: usize) -> Option<Permit> {
+        let count = u32::try_from(claims.min(Self::LEAST)).unwrap_or(1);
+        // It is never closed.
+        let room = self.room.clone().acquire_many_owned(count).await.ok()?;
+        let sent = self.clock.now();
+        Some(Permit { admission: self.clone(), room: Some(room), sent, is_answered: false })
+    }
+
+    fn learn(&self, room: OwnedSemaphorePermit, sent: Instant, is_answered: bool) {
+        let now = self.clock.now();
+        let some_wait = self.room.available_permits() == 0;
+        let mut size = self.size();
+        let grown = size.learn(now, sent, is_answered, some_wait, room.num_permits(), self.slack);
+        let kept = size.pay(room);
+        drop(size);
+        self.room.add_permits(grown);
+        // Wakes the next.
+        drop(kept);
+    }
+
+    fn size(&self) -> MutexGuard<'_, Size> {
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Size {
+    /// By how much the size grows after a call of `claims`.
+    fn learn(
+        &mut self,
+        now: Instant,
+        sent: Instant,
+        is_answered: bool,
+        some_wait: bool,
+        claims: usize,
+        slack: Duration,
+    ) -> usize {
+        let took = now.since(sent);
+        if is_answered {
+            self.shortest = Some(match self.shortest {
+                // Forgotten slowly: the way to the store may have become a longer one.
+                Some(shortest) => took.min(shortest + shortest / 4096),
+                None => took,
+            });
+        }
+        let base = self.shortest.unwrap_or_default().min(slack.saturating_mul(4));
+        if is_answered && took <= base.saturating_mul(2).saturating_add(slack) {
+            if !some_wait || self.debt > 0 {
+                return 0;
+            }
+            let grown = claims.div_ceil(2).min(Admission::MOST - self.claims);
+            self.claims += grown;
+            return grown;
+        }
+        // Once for all that are under way.
+        if self.shrunk_at.is_none_or(|shrunk_at| sent >= shrunk_at) {
+            let claims = (self.claims - self.claims / 4).max(Admission::LEAST);
+            self.debt += self.claims - claims;
+            self.claims = claims;
+            self.shrunk_at = Some(now);
+        }
+        0
+    }
+
+    /// What is left of `room` after what is owed.
+    fn pay(&mut self, mut room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
+        let owed = self.debt.min(room.num_permits());
+        self.debt -= owed;
+        if let Some(owed) = room.split(owed) {
+            owed.forget();
+        }
+        (room.num_permits() > 0).then_some(room)
+    }
+}
+
+impl Permit {
+    /// The store has answered.
+    pub(crate) fn answered(mut self) {
+        self.is_answered = true;
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(room) = self.room.take() {
+            self.admission.learn(room, self.sent, self.is_answered);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn under_way(admission: &Admission) -> (usize, usize) {
+        let size = admission.size();
+        (size.claims, size.debt)
+    }
+
+    async fn pause(span: Duration) {
+        tokio::time::sleep(span).await;
+    }
+
+    fn admission() -> Arc<Admission> {
+        Admission::new(Clock::runtime(), Duration::from_secs(1))
+    }
+
+    /// All the room there is, in permits of one call each.
+    async fn fill(admission: &Arc<Admission>) -> Vec<Permit> {
+        let mut permits = Vec::new();
+        while admission.room.available_permits() >= Admission::LEAST {
+            permits.push(admission.admit(Admission::LEAST).await.unwrap());
+        }
+        permits
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_room_grows_while_answers_are_prompt_and_claims_wait() {
+        let admission = admission();
+        for _ in 0..200 {
+            let mut permits = fill(&admission).await;
+            let rest = admission.room.available_permits();
+            permits.push(admission.admit(rest).await.unwrap());
+            pause(Duration::from_millis(5)).await;
+            permits.into_iter().for_each(Permit::answered);
+        }
+        assert_eq!(under_way(&admission), (Admission::MOST, 0));
+        // With room to spare it stays.
+        admission.admit(1).await.unwrap().answered();
+        assert_eq!(under_way(&admission).0, Admission::MOST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_room_shrinks_when_answers_take_long_and_no_claim_is_shut_out() {
+        let admission = admission();
+        admission.admit(1).await.unwrap().answered();
+        for _ in 0..20 {
+            let permits = fill(&admission).await;
+            assert!(!permits.is_empty(), "a whole call always finds room");
+            pause(Duration::from_millis(300)).await;
+            let before = under_way(&admission).0;
+            permits.into_iter().for_each(Permit::answered);
+            let after = under_way(&admission).0;
+            assert!(after >= before - before / 4, "once for all that are under way: {after}");
+        }
+        assert_eq!(under_way(&admission), (Admission::LEAST, 0));
+        assert_eq!(admission.room.available_permits(), Admission::LEAST);
+        // Calls that are given up count as well, and give their room back.
+        drop(fill(&admission).await);
+        assert_eq!(admission.room.available_permits(), Admission::LEAST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_are_admitted_in_the_order_in_which_they_came() {
+        let admission = admission();
+        let held = fill(&admission).await;
+        let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let waiting: Vec<_> = [100, 1, 128, 2]
+            .into_iter()
+            .map(|count| {
+                let (admission, order) = (admission.clone(), order.clone());
+                tokio::spawn(async move {
+                    let permit = admission.admit(count).await.unwrap();
+                    order.lock().unwrap().push(count);
+                    permit.answered();
+                })
+            })
+            .collect();
+        pause(Duration::from_millis(1)).await;
+        assert!(order.lock().unwrap().is_empty());
+        held.into_iter().for_each(Permit::answered);
+        for one in waiting {
+            one.await.unwrap();
+        }
+        assert_eq!(*order.lock().unwrap(), [100, 1, 128, 2]);
+    }
+}

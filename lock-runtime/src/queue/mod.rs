@@ -1,0 +1,5 @@
+//! Waiting inside one process: a FIFO queue per key, and the permit to act for a key.
+
+pub(crate) mod last_answer;
+pub(crate) mod permit;
+pub(crate) mod wait_queue;
