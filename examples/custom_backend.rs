@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Owner, Release, Released, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, LeaseRef, LeaseStatus, Owner,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use lock_runtime::{Fence, Key, LockPool, distributed_lock, testing};
 use tokio::time::Instant;
@@ -35,14 +36,14 @@ impl Rows {
         self.by_key.get(key).filter(|row| row.expires > now())
     }
 
-    fn attempt(&mut self, claim: &Claim) -> Attempt {
+    fn attempt(&mut self, claim: &AcquireRequest) -> AcquireOutcome {
         let rivals = claim
             .keys
             .iter()
             .filter_map(|key| self.holder(key))
             .filter(|row| row.owner != claim.owner);
         if let Some(expires) = rivals.map(|row| row.expires).max() {
-            return Attempt::busy(Some(expires - now()));
+            return AcquireOutcome::contended(Some(expires - now()));
         }
         // Never shorter: this may be a late request of one that wanted it for less time.
         let left =
@@ -50,12 +51,12 @@ impl Rows {
         let span = left.max().unwrap_or_default().max(claim.kept_for());
         self.take(&claim.keys, claim.owner, span);
         self.last_fence += 1;
-        Attempt::granted(claim.fencing.then_some(Fence::new(self.last_fence)))
+        AcquireOutcome::acquired(claim.fencing.then_some(Fence::new(self.last_fence)))
     }
 
-    fn held(&self, lease: &LeaseRef) -> Held {
+    fn held(&self, lease: &LeaseRef) -> LeaseStatus {
         let ours = |key| self.holder(key).is_some_and(|row| row.owner == lease.owner);
-        if lease.keys.iter().all(ours) { Held::Yes } else { Held::No }
+        if lease.keys.iter().all(ours) { LeaseStatus::Held } else { LeaseStatus::NotHeld }
     }
 
     fn take(&mut self, keys: &[Key], owner: Owner, span: Duration) {
@@ -72,16 +73,19 @@ fn now() -> Instant {
 
 impl Backend for Table {
     // One attempt for each claim; the pool sees to waiting, retries and time limits.
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let mut rows = self.0.lock().unwrap();
         claims.iter().map(|claim| Ok(rows.attempt(claim))).collect()
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let mut rows = self.0.lock().unwrap();
         let mut renew = |lease: &LeaseRef| {
             let held = rows.held(lease);
-            if held == Held::Yes {
+            if held == LeaseStatus::Held {
                 rows.take(&lease.keys, lease.owner, lease.kept_for());
             }
             Ok(held)
@@ -89,9 +93,12 @@ impl Backend for Table {
         leases.iter().map(&mut renew).collect()
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let mut rows = self.0.lock().unwrap();
-        let mut release = |Release { lease, keep_for, .. }: &Release| {
+        let mut release = |ReleaseRequest { lease, free_after, .. }: &ReleaseRequest| {
             let held = rows.held(lease);
             // Never what is somebody else's, also when only some of the keys are still ours.
             let ours: Vec<Key> = lease
@@ -100,13 +107,17 @@ impl Backend for Table {
                 .filter(|key| rows.holder(key).is_some_and(|row| row.owner == lease.owner))
                 .cloned()
                 .collect();
-            rows.take(&ours, lease.owner, *keep_for);
-            Ok(if held == Held::Yes { Released::Yes } else { Released::No })
+            rows.take(&ours, lease.owner, *free_after);
+            Ok(if held == LeaseStatus::Held {
+                ReleaseOutcome::Freed
+            } else {
+                ReleaseOutcome::NotHeld
+            })
         };
         releases.iter().map(&mut release).collect()
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         Ok(self.0.lock().unwrap().held(lease))
     }
 

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    Attempt, Backend, BackendError, Claim, Held, LeaseRef, Release, Released, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, LeaseRef, LeaseStatus, ReleaseOutcome,
+    ReleaseRequest, Warning,
 };
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::runtimes::{current_thread, multi_thread};
@@ -63,24 +64,27 @@ fn a_release_at_the_end_of_a_tasks_budget_is_sent_all_the_same() {
 struct Panics;
 
 impl Backend for Panics {
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
-        let one = |claim: &Claim| {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        let one = |claim: &AcquireRequest| {
             assert!(!claim.keys[0].as_str().starts_with("bad"), "a bug in acquire");
-            Ok(Attempt::granted(None))
+            Ok(AcquireOutcome::acquired(None))
         };
         claims.iter().map(one).collect()
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
-        leases.iter().map(|_| Ok(Held::Yes)).collect()
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        leases.iter().map(|_| Ok(LeaseStatus::Held)).collect()
     }
 
-    async fn release(&self, _: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(&self, _: &[ReleaseRequest]) -> Vec<Result<ReleaseOutcome, BackendError>> {
         panic!("a bug in release")
     }
 
-    async fn holds(&self, _: &LeaseRef) -> Result<Held, BackendError> {
-        Ok(Held::Yes)
+    async fn is_held(&self, _: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        Ok(LeaseStatus::Held)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -91,7 +95,7 @@ impl Backend for Panics {
 #[test]
 fn a_panic_of_a_store_is_not_the_callers() {
     let runtime = current_thread();
-    let pool = LockPool::with_backend(Panics).patience(SHORT).wait(SHORT);
+    let pool = LockPool::with_backend(Panics).request_timeout(SHORT).wait(SHORT);
     let pool = runtime.block_on(pool.connect()).unwrap();
     let acquire = |key| runtime.block_on(pool.lock(key).fencing(false).acquire());
     let error = acquire("bad").unwrap_err();
@@ -148,7 +152,7 @@ fn the_end_of_a_runtime_ends_the_pools_on_it_while_one_holds_and_others_wait() {
             for wait in [Duration::ZERO, TTL] {
                 let request = left.lock("later").wait(wait);
                 let error = current_thread().block_on(request.acquire()).unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Shutdown, "{url}: {error}");
+                assert_eq!(error.kind(), ErrorKind::PoolClosed, "{url}: {error}");
             }
         }
     }

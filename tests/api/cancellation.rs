@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lock_runtime::testing::{Fault, Faulty, Operation, open};
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::poll::drop_at_every_poll;
 use lock_tests::proxy::{Action, named};
@@ -227,7 +227,7 @@ async fn overlapping_sets_of_keys_in_any_order_do_not_block_each_other() {
 async fn through_a_proxy() -> (Scene, FaultProxy) {
     let mut scene = Scene::new().await;
     let proxy = FaultProxy::start(&scene.server);
-    scene.ours = LockPool::builder(proxy.url()).patience(ms(200)).connect().await.unwrap();
+    scene.ours = LockPool::builder(proxy.url()).request_timeout(ms(200)).connect().await.unwrap();
     // The server knows the scripts from here on.
     scene.all_can_have(KEY).await;
     (scene, proxy)
@@ -307,8 +307,8 @@ async fn a_drop_at_any_moment_of_any_fault() {
         Fault::DelayReply(ms(1_500)),
         Fault::DelayRequest(ms(40)),
         Fault::DelayRequest(ms(1_500)),
-        Fault::Fail(lock_runtime::backend::Failure::Unknown),
-        Fault::Fail(lock_runtime::backend::Failure::NotNow),
+        Fault::Fail(lock_runtime::backend::FailureKind::MaybeApplied),
+        Fault::Fail(lock_runtime::backend::FailureKind::NotApplied),
     ];
     for (n, fault) in faults_to_meet.into_iter().enumerate() {
         // Around the answers, around the retries, and around a patience of a second.
@@ -326,7 +326,7 @@ async fn a_drop_at_any_moment_of_any_fault() {
 }
 
 async fn drop_after(store: &str, fault: Fault, moment: Duration, yields: usize) {
-    let (backend, faults) = Faulty::new(open(store).await.unwrap());
+    let (backend, faults) = FaultyBackend::new(open_backend(store).await.unwrap());
     let ours = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
     let theirs = LockPool::builder(store).on_current_runtime().connect().await.unwrap();
     faults.plan(Operation::Acquire, fault);

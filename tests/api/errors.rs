@@ -544,7 +544,7 @@ async fn a_release_that_the_server_does_not_take() {
 async fn a_pool_that_shuts_down() {
     let server = with_password().start();
     let pool = installed("closed", LockPool::builder(server.url())).await;
-    let told = Told { kind: ErrorKind::Shutdown, ..Told::by("closed") };
+    let told = Told { kind: ErrorKind::PoolClosed, ..Told::by("closed") };
     let held = pool.lock(KEY).acquire().await.unwrap();
     let (waiter, lost, _) = tokio::join!(
         pool.lock(KEY).wait(Wait::Forever).acquire(),
@@ -631,14 +631,14 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
     let (ten, second) = (Duration::from_millis(10), Duration::from_secs(1));
     let pool = || LockPool::builder("memory://");
     vec![
-        ("patience 0", pool().patience(nothing), ["patience", "1 ms"]),
-        ("patience 1 ns", pool().patience(tiny), ["patience", "1 ms"]),
-        ("patience without end", pool().patience(long), ["patience", "1 h"]),
-        ("node_patience 0", pool().node_patience(nothing), ["node_patience", "1 ms"]),
+        ("patience 0", pool().request_timeout(nothing), ["patience", "1 ms"]),
+        ("patience 1 ns", pool().request_timeout(tiny), ["patience", "1 ms"]),
+        ("patience without end", pool().request_timeout(long), ["patience", "1 h"]),
+        ("node_timeout 0", pool().node_timeout(nothing), ["node_timeout", "1 ms"]),
         (
-            "node_patience > patience",
-            pool().patience(second).node_patience(2 * second),
-            ["node_patience", "`patience`"],
+            "node_timeout > patience",
+            pool().request_timeout(second).node_timeout(2 * second),
+            ["node_timeout", "`patience`"],
         ),
         ("drift_factor 0.5", pool().drift_factor(0.5), ["drift_factor of 0.5", "0.25"]),
         ("drift_factor 0.26", pool().drift_factor(0.26), ["drift_factor", "0.25"]),
@@ -653,11 +653,19 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
         ("ttl without end", pool().ttl(long), ["ttl", "7 days"]),
         ("retry_delay 0", pool().retry_delay(nothing), ["retry_delay", "50ms"]),
         ("retry_delay without end", pool().retry_delay(long), ["retry_delay", "50ms"]),
-        ("a slice above the ttl", pool().handoff_slice(long), ["handoff_slice", "from_millis(5)"]),
-        ("no window", pool().open_window(nothing, nothing), ["open_window", "at least 1 ms"]),
-        ("windows all the time", pool().open_window(nothing, ten), ["open_window", "shorter"]),
-        ("a window of nothing", pool().open_window(second, nothing), ["open_window", "at least"]),
-        ("a window never shut", pool().open_window(ten, ten), ["open_window", "shorter"]),
+        (
+            "a slice above the ttl",
+            pool().local_handoff_limit(long),
+            ["local_handoff_limit", "from_millis(5)"],
+        ),
+        ("no window", pool().barging_window(nothing, nothing), ["open_window", "at least 1 ms"]),
+        ("windows all the time", pool().barging_window(nothing, ten), ["open_window", "shorter"]),
+        (
+            "a window of nothing",
+            pool().barging_window(second, nothing),
+            ["open_window", "at least"],
+        ),
+        ("a window never shut", pool().barging_window(ten, ten), ["open_window", "shorter"]),
         ("memory with parameters", LockPool::builder("memory://a?ttl=5s"), ["memory://", "?"]),
     ]
 }
@@ -666,12 +674,16 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
 async fn settings_at_the_edge_of_what_works() {
     let day = Duration::from_secs(24 * 60 * 60);
     for builder in [
-        LockPool::builder("memory://").patience(Duration::from_millis(1)),
-        LockPool::builder("memory://").patience(Duration::from_secs(3600)).node_patience(PATIENCE),
+        LockPool::builder("memory://").request_timeout(Duration::from_millis(1)),
+        LockPool::builder("memory://")
+            .request_timeout(Duration::from_secs(3600))
+            .node_timeout(PATIENCE),
         LockPool::builder("memory://").ttl(Duration::from_millis(10)).drift_factor(0.2),
-        LockPool::builder("memory://").drift_factor(0.25).handoff_slice(Duration::from_secs(30)),
+        LockPool::builder("memory://")
+            .drift_factor(0.25)
+            .local_handoff_limit(Duration::from_secs(30)),
         LockPool::builder("memory://").ttl(7 * day).retry_delay(7 * day).max_waiters(0),
-        LockPool::builder("memory://").open_window(Duration::MAX, Duration::from_millis(1)),
+        LockPool::builder("memory://").barging_window(Duration::MAX, Duration::from_millis(1)),
         LockPool::builder("memory://").wait(Duration::MAX),
     ] {
         let pool = builder.connect().await.unwrap();
@@ -687,7 +699,7 @@ async fn the_same_task_once_more() {
     let pool = installed("twice", LockPool::builder("memory://")).await;
     let inner = pool.lock(KEY).run(async { pool.lock(KEY).acquire().await });
     let error = within(Duration::ZERO, inner).await.unwrap().unwrap_err();
-    let told = Told { kind: ErrorKind::Reentrant, ..Told::by("twice") };
+    let told = Told { kind: ErrorKind::WouldDeadlock, ..Told::by("twice") };
     told.check("the same key in the body", &error, &[KEY, "reentrant = true"]);
 }
 
@@ -707,7 +719,7 @@ async fn a_line_that_is_full() {
 
 #[tokio::test]
 async fn pools_that_are_not_there() {
-    let told = Told { template: Some("order:<id>"), ..Told::of(ErrorKind::NotConfigured) };
+    let told = Told { template: Some("order:<id>"), ..Told::of(ErrorKind::PoolNotFound) };
     let error = by_default(7).await.unwrap_err();
     Told { pool: Some("default"), ..told }.check("no init", &error, &["lock_runtime::init("]);
     let error = by_name(7).await.unwrap_err();

@@ -41,12 +41,12 @@ enum Way {
 }
 
 #[derive(Debug)]
-enum Failure {
+enum FailureKind {
     Lock(LockError),
     Own,
 }
 
-impl From<LockError> for Failure {
+impl From<LockError> for FailureKind {
     fn from(error: LockError) -> Self {
         Self::Lock(error)
     }
@@ -155,7 +155,7 @@ impl Scene {
     }
 }
 
-type Call = Pin<Box<dyn Future<Output = Result<u32, Failure>> + Send>>;
+type Call = Pin<Box<dyn Future<Output = Result<u32, FailureKind>> + Send>>;
 
 /// Looks at the key as it is dropped.
 struct Witness(Arc<Scene>);
@@ -174,7 +174,7 @@ macro_rules! leave {
         match $way {
             Way::Return => {}
             Way::EarlyReturn => return Ok(1),
-            Way::QuestionMark => Err(Failure::Own)?,
+            Way::QuestionMark => Err(FailureKind::Own)?,
             Way::Panic => panic!("the body's own words"),
             Way::Never => pending().await,
         }
@@ -187,14 +187,14 @@ async fn annotated(
     id: u32,
     way: Way,
     argument: Witness,
-) -> Result<u32, Failure> {
+) -> Result<u32, FailureKind> {
     let _local = scene.witness();
     let _used = &argument;
     leave!(scene, way);
     Ok(0)
 }
 
-async fn ran(scene: Arc<Scene>, way: Way, argument: Witness) -> Result<u32, Failure> {
+async fn ran(scene: Arc<Scene>, way: Way, argument: Witness) -> Result<u32, FailureKind> {
     let lock = scene.pool.lock(&scene.key);
     let body = async move {
         let _local = scene.witness();
@@ -205,7 +205,7 @@ async fn ran(scene: Arc<Scene>, way: Way, argument: Witness) -> Result<u32, Fail
     lock.run(body).await?
 }
 
-async fn guarded(scene: Arc<Scene>, way: Way, argument: Witness) -> Result<u32, Failure> {
+async fn guarded(scene: Arc<Scene>, way: Way, argument: Witness) -> Result<u32, FailureKind> {
     let guard = scene.pool.lock(&scene.key).acquire().await?;
     let locals = (argument, scene.witness());
     leave!(scene, way);
@@ -285,7 +285,7 @@ fn a_question_mark(scene: &Arc<Scene>) {
         is_free_as_promised(scene);
         output
     });
-    assert!(matches!(output, Err(Failure::Own)), "{output:?}");
+    assert!(matches!(output, Err(FailureKind::Own)), "{output:?}");
 }
 
 /// A guard that is dropped has nobody who could wait for its release.
@@ -424,7 +424,7 @@ fn shut_down_with_all_at_once() {
             }
             let error = call.await.unwrap().unwrap_err();
             assert!(
-                matches!(&error, Failure::Lock(error) if error.kind() == ErrorKind::Shutdown),
+                matches!(&error, FailureKind::Lock(error) if error.kind() == ErrorKind::PoolClosed),
                 "{error:?}"
             );
             scene.locals_ended_under_the_lock();

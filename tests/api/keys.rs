@@ -332,14 +332,14 @@ fn a_literal_key_allocates_nothing() {
 async fn names_of_what_is_kept_beside_locks_are_refused() {
     let server = lock_tests::RedisServer::start();
     for url in ["memory://", &server.url()] {
-        let pool = LockPool::builder(url).prefix("lock_").connect().await.unwrap();
+        let pool = LockPool::builder(url).key_prefix("lock_").connect().await.unwrap();
         for key in ["app:lock_runtime:fence", "runtime:fence", "order:7:lock_runtime:line"] {
             let error = pool.lock_all(["a", key]).acquire().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidKey, "{key}");
             assert!(error.to_string().contains("`lock_runtime:`"), "{error}");
         }
         pool.lock("order:7").acquire().await.unwrap().release().await.unwrap();
-        let error = LockPool::builder(url).prefix("lock_runtime:").connect().await.unwrap_err();
+        let error = LockPool::builder(url).key_prefix("lock_runtime:").connect().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     }
 }

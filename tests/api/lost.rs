@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::testing::{Faulty, open};
+use lock_runtime::testing::{FaultyBackend, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, Lost, Progress, distributed_lock};
 use lock_tests::RedisServer;
 use tokio::sync::{Notify, mpsc};
@@ -29,7 +29,7 @@ async fn memory() -> LockPool {
 
 /// A pool on virtual time.
 async fn virtual_time() -> LockPool {
-    let (backend, _) = Faulty::new(open("memory://").await.unwrap());
+    let (backend, _) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap()
 }
 
@@ -111,9 +111,9 @@ async fn exits_of_a_guard(pool: &LockPool) {
 
     let told = Told::of(&next).await;
     pool.shutdown(Duration::ZERO).await;
-    told.are("a shutdown", ErrorKind::Shutdown).await;
-    assert_eq!(next.lost().await.kind(), ErrorKind::Shutdown);
-    assert_eq!(next.release().await.unwrap_err().kind(), ErrorKind::Shutdown);
+    told.are("a shutdown", ErrorKind::PoolClosed).await;
+    assert_eq!(next.lost().await.kind(), ErrorKind::PoolClosed);
+    assert_eq!(next.release().await.unwrap_err().kind(), ErrorKind::PoolClosed);
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::testing::{Faulty, open};
+use lock_runtime::testing::{FaultyBackend, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, OnLost, Progress, distributed_lock};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::LocalSet;
@@ -29,7 +29,7 @@ async fn memory() -> LockPool {
 
 /// A pool on virtual time.
 async fn virtual_time() -> LockPool {
-    let (backend, _) = Faulty::new(open("memory://").await.unwrap());
+    let (backend, _) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap()
 }
 
@@ -201,7 +201,7 @@ async fn a_shutdown_stops_a_call_that_passed_through() {
     pool.shutdown(ms(100)).await;
     let ended = timeout(LONG, outer).await.expect("the inner body is told").unwrap().unwrap();
     let error = ended.unwrap_err();
-    assert_eq!((error.kind(), error.progress()), (ErrorKind::Shutdown, Progress::Unfinished));
+    assert_eq!((error.kind(), error.progress()), (ErrorKind::PoolClosed, Progress::Unfinished));
     assert!(trace.is_dropped());
 }
 

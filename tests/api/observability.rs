@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use lock_runtime::backend::Failure;
-use lock_runtime::testing::{Fault, Faulty, Operation, open};
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{LockError, LockPool, distributed_lock};
 use lock_tests::{RedisServer, eventually_async};
 use tracing::field::{Field, Visit};
@@ -105,12 +105,12 @@ async fn a_loss_is_told() {
 #[tokio::test]
 async fn trouble_is_told() {
     LazyLock::force(&EVENTS);
-    let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).connect().await.unwrap();
     lock_runtime::install("trouble", pool.clone()).unwrap();
     let guard = pool.lock("order:7").ttl(ms(900)).acquire().await.unwrap();
-    faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
-    faults.plan(Operation::Release, Fault::Fail(Failure::NotNow));
+    faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
+    faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
     let told = Told::of("trouble").await_event("renewed").await;
     let missed = told.one("not renewed yet");
     missed.has(&[("lock", "order:7"), ("pool", "trouble"), ("error", "a planned failure")]);

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_runtime::backend::Failure;
-use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{
     ErrorKind, Fence, LockError, LockPool, OnLost, ReleaseMode, Wait, distributed_lock,
 };
@@ -23,8 +23,8 @@ async fn memory() -> LockPool {
 }
 
 /// A pool on virtual time whose store counts and fails on demand.
-async fn faulty() -> (LockPool, Faults) {
-    let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+async fn faulty() -> (LockPool, FaultPlan) {
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
     (pool, faults)
 }
@@ -94,7 +94,7 @@ mod conflict {
     async fn a_dead_store_is_no_conflict() {
         let (pool, faults) = faulty().await;
         let runs = AtomicUsize::new(0);
-        faults.always(Fault::Fail(Failure::Refused));
+        faults.always(Fault::Fail(FailureKind::Rejected));
         assert!(fails(&pool, 1).await.unwrap_err().is_backend());
         assert!(skips(&pool, 1).await.unwrap_err().is_backend());
         assert!(skips_unit(&pool, 1, &runs).await.unwrap_err().is_backend());
@@ -148,7 +148,7 @@ mod error {
         assert_eq!(converted(&pool).await.unwrap_err().0, ErrorKind::Conflict);
         held.release().await.unwrap();
         let (dead, faults) = faulty().await;
-        faults.always(Fault::Fail(Failure::Refused));
+        faults.always(Fault::Fail(FailureKind::Rejected));
         assert_eq!(path(&dead).await, 503);
     }
 }
@@ -271,7 +271,7 @@ mod when {
             // The body's own try passes through the lock that is there, or asks.
             assert_eq!(faults.count(Operation::Acquire) - before, 1, "{id} {live}");
             let locked = pool.lock(format!("w:{id}")).run(guarded(&pool, id, &live)).await;
-            let refused = locked.unwrap().is_err_and(|it| it.kind() == ErrorKind::Reentrant);
+            let refused = locked.unwrap().is_err_and(|it| it.kind() == ErrorKind::WouldDeadlock);
             assert_eq!(refused, locks, "{id} {live}");
         }
     }
@@ -374,13 +374,13 @@ mod nested {
         let pool = memory().await;
         let nested = tokio::time::timeout(Duration::from_secs(1), outer(&pool, 1, 1));
         let error = nested.await.expect("at once, not after the wait of 3 s").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Reentrant);
+        assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
         // Also where the outer lock was taken by `run`, and where only one of several keys is the same.
         let error = pool.lock("n:1").run(inner(&pool, 1)).await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Reentrant);
+        assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
         let two = pool.lock_all(["n:1", "n:2"]).acquire();
         let error = pool.lock("n:1").run(two).await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Reentrant);
+        assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
         // Afterwards all is free.
         inner(&pool, 1).await.unwrap();
     }
@@ -411,7 +411,7 @@ mod nested {
         let pool = memory().await;
         let two = pool.lock_all(["n:1", "n:2"]).reentrant(true).acquire();
         let error = pool.lock("n:1").run(two).await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Reentrant);
+        assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
         let one = pool.lock("n:2").reentrant(true).acquire();
         let guard = pool.lock_all(["n:1", "n:2"]).run(one).await.unwrap().unwrap();
         assert_eq!(guard.keys().len(), 2, "a view of the outer lock");
@@ -492,7 +492,7 @@ mod pools {
     #[tokio::test]
     async fn a_pool_goes_by_name_or_by_expression() {
         let (named, own) = (memory().await, memory().await);
-        assert_eq!(by_name().await.unwrap_err().kind(), ErrorKind::NotConfigured);
+        assert_eq!(by_name().await.unwrap_err().kind(), ErrorKind::PoolNotFound);
         lock_runtime::install("policies", named.clone()).unwrap();
         let service = Service { locks: own.clone() };
         let held = named.lock("p").acquire().await.unwrap();
@@ -601,10 +601,10 @@ mod waits {
 
     #[tokio::test(start_paused = true)]
     async fn retry_count_limits_the_attempts() {
-        let (backend, faults) = Faulty::new(open("memory://retries").await.unwrap());
+        let (backend, faults) = FaultyBackend::new(open_backend("memory://retries").await.unwrap());
         let pool = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
         // Another process.
-        let other = LockPool::with_backend(open("memory://retries").await.unwrap());
+        let other = LockPool::with_backend(open_backend("memory://retries").await.unwrap());
         let other = other.on_current_runtime().connect().await.unwrap();
         let held = other.lock("t").acquire().await.unwrap();
         let began = tokio::time::Instant::now();

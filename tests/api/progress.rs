@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::backend::Failure;
-use lock_runtime::testing::{Fault, Faults, Faulty, open};
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, Progress, distributed_lock};
 use tokio::sync::Notify;
 
@@ -20,8 +20,8 @@ const fn ms(millis: u64) -> Duration {
 }
 
 /// A pool on virtual time whose store fails on demand.
-async fn pool() -> (LockPool, Faults) {
-    let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+async fn pool() -> (LockPool, FaultPlan) {
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
     (pool, faults)
 }
@@ -61,7 +61,7 @@ impl Steps {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_not_had_runs_nothing() {
-    use ErrorKind::{Backend, Config, Conflict, InvalidKey, Reentrant};
+    use ErrorKind::{Backend, Config, Conflict, InvalidKey, WouldDeadlock};
     use Progress::NotStarted;
     let ((pool, faults), steps) = (pool().await, Arc::<Steps>::default());
     let held = pool.lock(KEY).acquire().await.unwrap();
@@ -71,8 +71,8 @@ async fn a_lock_that_is_not_had_runs_nothing() {
     is(pool.lock("").run(steps.walk()).await, InvalidKey, NotStarted);
     is(pool.lock(KEY).ttl(ms(1)).run(steps.walk()).await, Config, NotStarted);
     let again = pool.lock(KEY).run(pool.lock(KEY).run(steps.walk()));
-    is(again.await.unwrap(), Reentrant, NotStarted);
-    faults.always(Fault::Fail(Failure::Refused));
+    is(again.await.unwrap(), WouldDeadlock, NotStarted);
+    faults.always(Fault::Fail(FailureKind::Rejected));
     is(annotated(pool.clone(), steps.clone()).await, Backend, NotStarted);
     assert_eq!(steps.taken(), 0);
 }
@@ -96,13 +96,13 @@ async fn a_shutdown_ends_waits_before_and_bodies_within() {
         tokio::task::yield_now().await;
         let guard = pool.lock("guard").acquire().await.unwrap();
         pool.shutdown(ms(10)).await;
-        is(run.await.unwrap(), ErrorKind::Shutdown, Progress::Unfinished);
-        is(waiting.await.unwrap(), ErrorKind::Shutdown, Progress::NotStarted);
+        is(run.await.unwrap(), ErrorKind::PoolClosed, Progress::Unfinished);
+        is(waiting.await.unwrap(), ErrorKind::PoolClosed, Progress::NotStarted);
         let late = annotated(pool.clone(), Arc::default()).await;
-        is(late, ErrorKind::Shutdown, Progress::NotStarted);
-        is::<()>(Err(guard.lost().await), ErrorKind::Shutdown, Progress::Unfinished);
-        is(guard.verify().await, ErrorKind::Shutdown, Progress::Unfinished);
-        is(guard.release().await, ErrorKind::Shutdown, Progress::Finished);
+        is(late, ErrorKind::PoolClosed, Progress::NotStarted);
+        is::<()>(Err(guard.lost().await), ErrorKind::PoolClosed, Progress::Unfinished);
+        is(guard.verify().await, ErrorKind::PoolClosed, Progress::Unfinished);
+        is(guard.release().await, ErrorKind::PoolClosed, Progress::Finished);
         assert_eq!(steps.taken(), 1);
     }
 }
@@ -142,6 +142,6 @@ async fn the_work_of_a_guard_is_done_when_it_is_released() {
     is(guard.release().await, ErrorKind::Lost, Progress::Finished);
 
     let guard = pool.lock(KEY).acquire().await.unwrap();
-    faults.always(Fault::Fail(Failure::Refused));
+    faults.always(Fault::Fail(FailureKind::Rejected));
     is(guard.release().await, ErrorKind::Backend, Progress::Finished);
 }

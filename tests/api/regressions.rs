@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_runtime::testing::{self, Fault, Faults, Faulty, Operation};
+use lock_runtime::testing::{self, Fault, FaultPlan, FaultyBackend, Operation};
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::RedisServer;
 
@@ -13,11 +13,11 @@ fn ms(millis: u64) -> Duration {
 }
 
 /// Two pools on one store in virtual time; the first one's requests may fail.
-async fn pools(name: &str) -> (LockPool, Faults, LockPool) {
+async fn pools(name: &str) -> (LockPool, FaultPlan, LockPool) {
     let url = format!("memory://{name}");
-    let (store, faults) = Faulty::new(testing::open(&url).await.unwrap());
+    let (store, faults) = FaultyBackend::new(testing::open_backend(&url).await.unwrap());
     let pool = LockPool::with_backend(store).on_current_runtime().connect().await.unwrap();
-    let other = LockPool::with_backend(testing::open(&url).await.unwrap());
+    let other = LockPool::with_backend(testing::open_backend(&url).await.unwrap());
     (pool, faults, other.on_current_runtime().connect().await.unwrap())
 }
 

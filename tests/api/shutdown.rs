@@ -38,7 +38,7 @@ async fn annotated(pool: LockPool, id: u32, inside: Arc<Notify>) -> Result<(), L
 
 #[track_caller]
 fn is_shutdown<T: Debug>(outcome: Result<T, LockError>) {
-    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Shutdown);
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::PoolClosed);
 }
 
 fn locks_in(server: &RedisServer) -> usize {
@@ -55,7 +55,7 @@ fn spawn_shutdown(pool: &LockPool, grace: Duration) -> tokio::task::JoinHandle<S
 async fn has_begun(pool: &LockPool, held: &str) {
     eventually_async(PROMPT, "the shutdown begins", async || {
         let probe = pool.lock(held).try_acquire().await;
-        probe.is_err_and(|error| error.kind() == ErrorKind::Shutdown)
+        probe.is_err_and(|error| error.kind() == ErrorKind::PoolClosed)
     })
     .await;
 }
@@ -154,7 +154,7 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
     is_shutdown(attribute.await.unwrap());
     is_shutdown(run.await.unwrap());
     assert!(!guard.is_held());
-    assert_eq!(guard.lost().await.kind(), ErrorKind::Shutdown);
+    assert_eq!(guard.lost().await.kind(), ErrorKind::PoolClosed);
     is_shutdown(guard.release().await);
     assert!(!stubborn.is_finished(), "it only wants to be told");
     stubborn.abort();
@@ -164,7 +164,7 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
 async fn a_thousand_held_locks_are_all_released() {
     let server = RedisServer::start();
     // The releases of a thousand locks share the time of one request, which is short on a busy machine.
-    let pool = LockPool::builder(server.url()).patience(LONG).connect().await.unwrap();
+    let pool = LockPool::builder(server.url()).request_timeout(LONG).connect().await.unwrap();
     let (mut guards, mut bodies) = (Vec::new(), JoinSet::new());
     for n in 0..1_000 {
         match n % 4 {
@@ -243,7 +243,7 @@ async fn a_shutdown_that_is_not_awaited_goes_on() {
     let held = pool.lock(KEY).acquire().await.unwrap();
     timeout(ms(5), pool.shutdown(ms(100))).await.unwrap_err();
     let lost = timeout(PROMPT, held.lost()).await.unwrap();
-    assert_eq!(lost.kind(), ErrorKind::Shutdown);
+    assert_eq!(lost.kind(), ErrorKind::PoolClosed);
     eventually_async(PROMPT, "the key goes", async || locks_in(&server) == 0).await;
 }
 
@@ -252,7 +252,7 @@ async fn a_shutdown_that_is_not_awaited_goes_on() {
 async fn an_acquire_without_an_answer_is_taken_back_within_the_grace() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(&server);
-    let pool = LockPool::builder(proxy.url()).patience(ms(200)).connect().await.unwrap();
+    let pool = LockPool::builder(proxy.url()).request_timeout(ms(200)).connect().await.unwrap();
     pool.lock(KEY).run(async {}).await.unwrap();
     let trap = proxy.on_next(named("EVALSHA"), Action::DropReply);
     let waiting = tokio::spawn({
@@ -279,7 +279,7 @@ fn the_default_pool_can_be_set_up_once_and_again_after_a_shutdown() {
 
 async fn set_up_twice() {
     let server = RedisServer::start();
-    assert_eq!(in_the_default_pool(1).await.unwrap_err().kind(), ErrorKind::NotConfigured);
+    assert_eq!(in_the_default_pool(1).await.unwrap_err().kind(), ErrorKind::PoolNotFound);
     for _ in 0..2 {
         let pool = lock_runtime::init(&server.url()).await.unwrap();
         let second = lock_runtime::init("memory://").await.unwrap_err();

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
-    Standing, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use lock_runtime::testing::conformance;
 use lock_runtime::{Fence, Key};
@@ -117,7 +117,7 @@ struct Rows {
     by_key: HashMap<String, Row>,
     fences: HashMap<String, u64>,
     last_fence: u64,
-    bells: Vec<Bell>,
+    notifiers: Vec<Notifier>,
 }
 
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ impl Table {
     }
 
     /// The time of the other owner that is in the way the longest.
-    fn in_the_way(&self, rows: &mut Rows, claim: &Claim) -> Option<Duration> {
+    fn in_the_way(&self, rows: &mut Rows, claim: &AcquireRequest) -> Option<Duration> {
         let asked = if self.is(AsksForTheFirstKey) { 1 } else { claim.keys.len() };
         let names = self.names(&claim.keys[..asked]);
         let is_stranger = |row: &Row| self.is(ForgetsItsOwner) || row.owner != claim.owner;
@@ -191,7 +191,7 @@ impl Table {
         Some(expires.saturating_duration_since(Instant::now()))
     }
 
-    fn put(&self, rows: &mut Rows, name: &str, claim: &Claim) {
+    fn put(&self, rows: &mut Rows, name: &str, claim: &AcquireRequest) {
         let ttl = match self.flaw {
             CountsWholeSeconds => Duration::from_secs(claim.kept_for().as_secs()),
             CountsMillisAsSeconds => claim.kept_for() * 1_000,
@@ -211,12 +211,12 @@ impl Table {
         rows.by_key.insert(name.to_owned(), Row { owner: claim.owner, expires, ttl, grants });
     }
 
-    fn take(&self, rows: &mut Rows, claim: &Claim) -> Attempt {
+    fn take(&self, rows: &mut Rows, claim: &AcquireRequest) -> AcquireOutcome {
         let names = self.names(&claim.keys);
         for name in &names {
             self.put(rows, name, claim);
         }
-        let spare = if self.is(SetsTooManyFencesAside) { 7 } else { claim.spare_fences };
+        let spare = if self.is(SetsTooManyFencesAside) { 7 } else { claim.extra_fences };
         let fence = match self.flaw {
             GivesNoFence => None,
             RepeatsFences => Some(1),
@@ -235,44 +235,44 @@ impl Table {
             }
         };
         let fence = fence.filter(|_| claim.fencing || self.is(GivesFencesUnasked)).map(Fence::new);
-        Attempt::Granted { fence, spare_fences: spare, wanted: None }
+        AcquireOutcome::acquired(fence).with_reserved_fences(spare)
     }
 
-    fn busy(&self, free_in: Duration) -> Attempt {
-        let ask_again = match self.flaw {
+    fn busy(&self, expires_in: Duration) -> AcquireOutcome {
+        let retry_after = match self.flaw {
             TellsNoEndOfTheTtl => Duration::from_secs(3_600),
-            _ => free_in + Duration::from_millis(1),
+            _ => expires_in + Duration::from_millis(1),
         };
-        Attempt::Busy { free_in: Some(free_in), standing: Standing::Watching { ask_again } }
+        AcquireOutcome::contended_until(Some(expires_in), WaitMode::Watch { retry_after })
     }
 
-    async fn attempt(&self, claim: &Claim) -> Attempt {
+    async fn attempt(&self, claim: &AcquireRequest) -> AcquireOutcome {
         let was_there =
             claim.keys.iter().any(|key| self.rows().by_key.contains_key(&self.name(key)));
         let in_the_way = || self.in_the_way(&mut self.rows(), claim);
         match self.flaw {
             ChecksThenTakesOnItsThread => {
-                if let Some(free_in) = in_the_way() {
-                    return self.busy(free_in);
+                if let Some(expires_in) = in_the_way() {
+                    return self.busy(expires_in);
                 }
                 std::thread::sleep(Duration::from_micros(100));
             }
             ChecksThenTakes => {
-                if let Some(free_in) = in_the_way() {
-                    return self.busy(free_in);
+                if let Some(expires_in) = in_the_way() {
+                    return self.busy(expires_in);
                 }
                 yield_now().await;
             }
             ChecksThenTakesWhatHasExpired if was_there => {
-                if let Some(free_in) = in_the_way() {
-                    return self.busy(free_in);
+                if let Some(expires_in) = in_the_way() {
+                    return self.busy(expires_in);
                 }
                 yield_now().await;
             }
             _ => {
                 let mut rows = self.rows();
                 return match self.in_the_way(&mut rows, claim) {
-                    Some(free_in) => self.busy(free_in),
+                    Some(expires_in) => self.busy(expires_in),
                     None => self.take(&mut rows, claim),
                 };
             }
@@ -291,7 +291,7 @@ impl Table {
         }
     }
 
-    async fn renew_one(&self, lease: &LeaseRef) -> Held {
+    async fn renew_one(&self, lease: &LeaseRef) -> LeaseStatus {
         let held = {
             let rows = self.rows();
             let remembered =
@@ -313,7 +313,7 @@ impl Table {
             }
         };
         if !held {
-            return Held::No;
+            return LeaseStatus::NotHeld;
         }
         if self.is(ChecksThenRenews) {
             yield_now().await;
@@ -341,11 +341,11 @@ impl Table {
                 rows.by_key.insert(name, row);
             }
         }
-        Held::Yes
+        LeaseStatus::Held
     }
 
-    async fn release_one(&self, release: &Release) -> Released {
-        let Release { lease, keep_for, .. } = release;
+    async fn release_one(&self, release: &ReleaseRequest) -> ReleaseOutcome {
+        let ReleaseRequest { lease, free_after, .. } = release;
         let held = self.held(&self.rows(), lease, false, self.is(ReleasesByAnyKey));
         if self.is(ChecksThenReleases) && held {
             yield_now().await;
@@ -354,7 +354,7 @@ impl Table {
         for (at, name) in self.names(&lease.keys).into_iter().enumerate() {
             let is_ours = match self.flaw {
                 ReleasesForStrangers => true,
-                KeepsForStrangers if !keep_for.is_zero() => true,
+                KeepsForStrangers if !free_after.is_zero() => true,
                 ChecksThenReleases => held,
                 ReleasesTheFirstKey if at > 0 => false,
                 _ => self.is_ours(&rows, &name, &lease.owner),
@@ -367,33 +367,35 @@ impl Table {
                 row.grants -= 1;
                 continue;
             }
-            let keep_for = match self.flaw {
+            let free_after = match self.flaw {
                 KeepsNothing => Duration::ZERO,
                 KeepsTheFirstKey if at > 0 => Duration::ZERO,
-                KeepsForTheTtlAtMost => (*keep_for).min(row.expires - Instant::now()),
-                _ => *keep_for,
+                KeepsForTheTtlAtMost => (*free_after).min(row.expires - Instant::now()),
+                _ => *free_after,
             };
-            if keep_for.is_zero() {
+            if free_after.is_zero() {
                 rows.by_key.remove(&name);
                 if self.is(ForgetsFencesOnRelease) {
                     rows.last_fence = 0;
                 }
             } else {
-                row.expires = Instant::now() + keep_for;
+                row.expires = Instant::now() + free_after;
             }
         }
-        if held { Released::Yes } else { Released::No }
+        if held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld }
     }
 
     fn tell(&self, keys: impl Iterator<Item = Key>) {
-        let bells = self.rows().bells.clone();
+        let notifiers = self.rows().notifiers.clone();
         for key in keys {
             match self.flaw {
                 TellsNothing => {}
                 TellsOfOtherKeys => {
-                    bells.iter().for_each(|bell| bell.changed(&format!("app:{key}")));
+                    notifiers
+                        .iter()
+                        .for_each(|notifier| notifier.key_changed(&format!("app:{key}")));
                 }
-                _ => bells.iter().for_each(|bell| bell.changed(key.as_str())),
+                _ => notifiers.iter().for_each(|notifier| notifier.key_changed(key.as_str())),
             }
         }
     }
@@ -412,11 +414,14 @@ fn answered<T>(outcomes: Vec<T>, reversed: bool, cut: bool) -> Vec<Result<T, Bac
 }
 
 impl Backend for Table {
-    fn attach(&self, bell: Bell) {
-        self.rows().bells.push(bell);
+    fn subscribe(&self, notifier: Notifier) {
+        self.rows().notifiers.push(notifier);
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         if self.is(NeverAnswers) {
             pending::<()>().await;
         }
@@ -428,7 +433,7 @@ impl Backend for Table {
                     claims.iter().map(|claim| self.in_the_way(&mut rows, claim)).collect();
                 for (claim, busy) in claims.iter().zip(busy) {
                     attempts.push(match busy {
-                        Some(free_in) => self.busy(free_in),
+                        Some(expires_in) => self.busy(expires_in),
                         None => self.take(&mut rows, claim),
                     });
                 }
@@ -438,15 +443,16 @@ impl Backend for Table {
                 let mut replies = self.line.lock().await;
                 let mut reply = Vec::new();
                 for claim in claims {
-                    reply.push(matches!(self.attempt(claim).await, Attempt::Granted { .. }));
+                    reply
+                        .push(matches!(self.attempt(claim).await, AcquireOutcome::Acquired { .. }));
                 }
                 replies.push(reply);
                 yield_now().await;
                 for is_granted in replies.remove(0) {
                     attempts.push(if is_granted {
-                        Attempt::granted(None)
+                        AcquireOutcome::acquired(None)
                     } else {
-                        Attempt::busy(None)
+                        AcquireOutcome::contended(None)
                     });
                 }
             }
@@ -471,10 +477,10 @@ impl Backend for Table {
                 for claim in claims.iter().rev() {
                     attempts.push(self.attempt(claim).await);
                 }
-                let busy = Attempt::busy(None);
+                let busy = AcquireOutcome::contended(None);
                 attempts = is_granted
                     .iter()
-                    .map(|yes| if *yes { Attempt::granted(None) } else { busy })
+                    .map(|yes| if *yes { AcquireOutcome::acquired(None) } else { busy })
                     .collect();
                 if claims.len() > 2 {
                     // The last one got what the first was told that it has.
@@ -495,7 +501,7 @@ impl Backend for Table {
         answered(attempts, self.is(AnswersAcquiresInReverse), self.is(AnswersOneOfManyAcquires))
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let mut outcomes = Vec::new();
         let first = leases.first().map_or(1, |lease| lease.keys.len());
         for lease in leases {
@@ -503,17 +509,26 @@ impl Backend for Table {
             let lease = match self.flaw {
                 TakesLeasesForOneSize => {
                     let count = first.min(lease.keys.len());
-                    LeaseRef { keys: lease.keys[..count].into(), ..lease.clone() }
+                    let mut short = lease.clone();
+                    short.keys = lease.keys[..count].into();
+                    short
                 }
                 _ => lease.clone(),
             };
             let is_short = self.is(TakesLeasesForOneSize) && lease.keys.len() < first;
-            outcomes.push(if is_short { Held::No } else { self.renew_one(&lease).await });
+            outcomes.push(if is_short {
+                LeaseStatus::NotHeld
+            } else {
+                self.renew_one(&lease).await
+            });
         }
         answered(outcomes, self.is(AnswersRenewalsInReverse), self.is(AnswersOneOfManyRenewals))
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let mut outcomes = Vec::new();
         for release in releases {
             outcomes.push(self.release_one(release).await);
@@ -522,7 +537,7 @@ impl Backend for Table {
         answered(outcomes, self.is(AnswersReleasesInReverse), self.is(AnswersOneOfManyReleases))
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let rows = self.rows();
         let held = match self.flaw {
             HoldsWhatHasExpired => lease.keys.iter().all(|key| {
@@ -531,16 +546,18 @@ impl Backend for Table {
             }),
             flaw => self.held(&rows, lease, flaw == HoldsByTheFirstKey, false),
         };
-        Ok(if held { Held::Yes } else { Held::No })
+        Ok(if held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
     }
 
-    fn in_place(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.local = true;
+        capabilities
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         match self.flaw {
-            IsNeverHealthy => Err(BackendError::new(Failure::NotNow, "not today")),
+            IsNeverHealthy => Err(BackendError::new(FailureKind::NotApplied, "not today")),
             _ => Ok(Vec::new()),
         }
     }

@@ -73,7 +73,7 @@ async fn a_master_that_loads_the_data_of_another_is_left_too() {
     new.cli(&["DEBUG", "POPULATE", "10000", "key", "100"]);
     let proxy = FaultProxy::start(&old);
     // While it loads it answers slowly, and is not to be left for that.
-    let pool = LockPool::builder(proxy.url()).patience(SOON).connect().await.unwrap();
+    let pool = LockPool::builder(proxy.url()).request_timeout(SOON).connect().await.unwrap();
     works(&pool).await;
     // A server that has served for a while.
     tokio::time::sleep(ms(1_100)).await;
@@ -118,7 +118,7 @@ async fn a_link_of_half_a_second_is_connected_to_and_survives_a_cut() {
     let proxy = FaultProxy::start(&server);
     round_trip(&proxy, ms(500));
     let began = Instant::now();
-    let pool = LockPool::builder(proxy.url()).patience(ms(2_000)).connect().await.unwrap();
+    let pool = LockPool::builder(proxy.url()).request_timeout(ms(2_000)).connect().await.unwrap();
     println!("connected after {:?}", began.elapsed());
     let held = pool.lock("held").ttl(ms(15_000)).acquire().await.unwrap();
     for _ in 0..2 {
@@ -168,7 +168,7 @@ async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(&server);
     round_trip(&proxy, ms(400));
-    let builder = LockPool::builder(proxy.url()).patience(ms(4_000)).wait(ms(100));
+    let builder = LockPool::builder(proxy.url()).request_timeout(ms(4_000)).wait(ms(100));
     let pool = builder.connect_timeout(SOON).connect().await.unwrap();
     for n in 0..CALLS {
         let guard = pool.lock(format!("order:{n}")).acquire().await;
@@ -306,7 +306,7 @@ async fn a_server_with_all_its_clients_is_dialled_once_by_each_attempt() {
 async fn a_release_at_a_frozen_server_is_told_in_time() {
     const PATIENCE: Duration = ms(2_000);
     let server = RedisServer::start();
-    let pool = LockPool::builder(server.url()).patience(PATIENCE).connect().await.unwrap();
+    let pool = LockPool::builder(server.url()).request_timeout(PATIENCE).connect().await.unwrap();
     let guard = pool.lock(KEY).ttl(ms(60_000)).acquire().await.unwrap();
     server.pause();
     let began = Instant::now();

@@ -35,7 +35,8 @@ impl Bench {
     async fn new() -> Self {
         let server = server();
         let proxy = FaultProxy::start(&server);
-        let pool = LockPool::builder(proxy.url()).patience(PATIENCE).connect().await.unwrap();
+        let pool =
+            LockPool::builder(proxy.url()).request_timeout(PATIENCE).connect().await.unwrap();
         let other = LockPool::connect(&server.url()).await.unwrap();
         Self { server, proxy, pool, other }
     }
@@ -57,7 +58,7 @@ impl Bench {
 
 macro_rules! script {
     ($($file:literal),*) => {
-        concat!($(include_str!(concat!("../../lock-runtime/src/backend/redis/", $file))),*)
+        concat!($(include_str!(concat!("../../lock-runtime/src/backend/redis/protocol/", $file))),*)
     };
 }
 
@@ -65,7 +66,7 @@ const ACQUIRE: &str = script!("fence.lua", "acquire.lua");
 const RENEW: &str = script!("renew.lua");
 const RELEASE: &str = script!("release.lua");
 /// Claims that wait, and what becomes of them.
-const LINE: &str = script!("fence.lua", "line.lua");
+const LINE: &str = script!("fence.lua", "wait_queue.lua");
 
 /// A server that knows the scripts, so that the first request is the one that counts.
 fn server() -> RedisServer {
@@ -573,7 +574,8 @@ mod late_grant {
             let server = server();
             let proxy = FaultProxy::start(&server);
             // More patient than the lease is long.
-            let pool = LockPool::builder(proxy.url()).patience(ms(5000)).connect().await.unwrap();
+            let pool =
+                LockPool::builder(proxy.url()).request_timeout(ms(5000)).connect().await.unwrap();
             let ttl = ms(400);
             let trap = proxy.on_next(|command| command.mentions("k"), Action::HoldReply);
             let asked = now_ns();

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use lock_runtime::LockPool;
-use lock_runtime::testing::{Fault, Faults, Faulty, Opened, Operation, open};
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_tests::{RedisServer, eventually_async};
 use tokio::time::sleep;
 
@@ -19,8 +19,8 @@ const HOLD: Duration = ms(60_000);
 /// How long what happens soon may take on a busy machine.
 const SOON: Duration = ms(20_000);
 
-async fn faulty(url: &str) -> (LockPool, Faults) {
-    let (backend, faults): (Faulty<Opened>, Faults) = Faulty::new(open(url).await.unwrap());
+async fn faulty(url: &str) -> (LockPool, FaultPlan) {
+    let (backend, faults) = FaultyBackend::new(open_backend(url).await.unwrap());
     (LockPool::with_backend(backend).ttl(TTL).connect().await.unwrap(), faults)
 }
 
@@ -129,7 +129,7 @@ async fn a_grant_that_its_caller_was_not_told_of_is_freed_at_once() {
 #[tokio::test]
 async fn the_next_holder_of_the_process_has_its_own() {
     let server = RedisServer::start();
-    let pool = LockPool::builder(server.url()).ttl(ms(20_000)).handoff_slice(SOON).connect();
+    let pool = LockPool::builder(server.url()).ttl(ms(20_000)).local_handoff_limit(SOON).connect();
     let pool = pool.await.unwrap();
     let first = pool.lock("k").acquire().await.unwrap();
     let next = tokio::spawn(pool.lock("k").min_hold(HOLD).wait(SOON).acquire());
@@ -147,7 +147,7 @@ async fn the_next_holder_of_the_process_has_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_goes_to_the_next_in_line_only_with_its_own() {
     let url = "memory://a_grant_goes_to_the_next_in_line_only_with_its_own";
-    let (store, faults) = Faulty::new(open(url).await.unwrap());
+    let (store, faults) = FaultyBackend::new(open_backend(url).await.unwrap());
     let pool = LockPool::with_backend(store).ttl(TTL).on_current_runtime();
     let (pool, other) = (pool.connect().await.unwrap(), LockPool::builder(url).ttl(TTL));
     let other = other.on_current_runtime().connect().await.unwrap();

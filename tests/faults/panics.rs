@@ -12,9 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    Attempt, Backend, BackendError, Claim, Failure, Held, LeaseRef, Release, Released, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, FailureKind, LeaseRef, LeaseStatus,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
-use lock_runtime::testing::{Fault, Faults, Faulty, Opened, Operation, open};
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockPool, Wait};
 use lock_tests::eventually_async;
 use tokio::runtime::Builder;
@@ -31,8 +32,8 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-async fn faulty() -> (LockPool, Faults) {
-    let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+async fn faulty() -> (LockPool, FaultPlan) {
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
     (pool.connect().await.unwrap(), faults)
 }
@@ -58,12 +59,12 @@ mod overflow {
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_durations_that_are_taken_overflow_nothing() {
-        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+        let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
         let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
         let pool = pool
-            .patience(60 * ms(60_000))
-            .handoff_slice(TTL)
-            .open_window(Duration::MAX, TTL)
+            .request_timeout(60 * ms(60_000))
+            .local_handoff_limit(TTL)
+            .barging_window(Duration::MAX, TTL)
             .wait(Duration::MAX);
         let pool = pool.connect().await.unwrap();
         let guard = pool.lock("k").max_hold(Duration::MAX).acquire().await.unwrap();
@@ -99,7 +100,7 @@ mod subscriber {
             let (pool, faults) = faulty().await;
             *seen.trouble.lock().unwrap() = Trouble::Panics;
             let guard = pool.lock("k").acquire().await.unwrap();
-            faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
+            faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
             sleep(3 * TTL).await;
             assert!(guard.is_held(), "renewed");
             assert!(faults.count(Operation::Renew) >= 4);
@@ -145,7 +146,7 @@ mod subscriber {
         alone("a_shutdown_waits_until_it_has_had_all_events", false, async || {
             let seen = Arc::<Seen>::default();
             let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
-            let pool = LockPool::builder("memory://").patience(SOON).on_current_runtime();
+            let pool = LockPool::builder("memory://").request_timeout(SOON).on_current_runtime();
             let pool = pool.connect().await.unwrap();
             for _ in 0..20 {
                 pool.lock("k").acquire().await.unwrap().release().await.unwrap();
@@ -246,30 +247,36 @@ mod store {
     use super::*;
 
     /// A store with a bug.
-    struct Buggy {
-        inner: Opened,
+    struct Buggy<B> {
+        inner: B,
         /// How many renewals come to a panic still.
         renewals: Arc<AtomicUsize>,
     }
 
-    impl Backend for Buggy {
-        async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    impl<B: Backend> Backend for Buggy<B> {
+        async fn acquire(
+            &self,
+            claims: &[AcquireRequest],
+        ) -> Vec<Result<AcquireOutcome, BackendError>> {
             assert!(!claims[0].keys[0].as_str().starts_with("bad"), "planned in an acquire");
             self.inner.acquire(claims).await
         }
 
-        async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+        async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
             let left = |left: usize| left.checked_sub(1);
             let panics = self.renewals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
             assert!(panics.is_err(), "planned in a renewal");
             self.inner.renew(leases).await
         }
 
-        async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+        async fn release(
+            &self,
+            releases: &[ReleaseRequest],
+        ) -> Vec<Result<ReleaseOutcome, BackendError>> {
             self.inner.release(releases).await
         }
 
-        async fn holds(&self, _: &LeaseRef) -> Result<Held, BackendError> {
+        async fn is_held(&self, _: &LeaseRef) -> Result<LeaseStatus, BackendError> {
             panic!("planned in a look")
         }
 
@@ -281,7 +288,8 @@ mod store {
     async fn buggy() -> (LockPool, Arc<AtomicUsize>) {
         silence_panics();
         let renewals = Arc::<AtomicUsize>::default();
-        let backend = Buggy { inner: open("memory://").await.unwrap(), renewals: renewals.clone() };
+        let backend =
+            Buggy { inner: open_backend("memory://").await.unwrap(), renewals: renewals.clone() };
         let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
         (pool.connect().await.unwrap(), renewals)
     }

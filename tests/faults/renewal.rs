@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use lock_runtime::backend::Failure;
-use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, distributed_lock};
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
@@ -178,11 +178,15 @@ mod ended {
         for ran in lines.into_iter().filter(|ran| ran.by != Caller::Script) {
             let Some(owner) = owner_of(&ran) else { continue };
             let seen = owners.entry(owner).or_default();
-            if script(&ran, include_str!("../../lock-runtime/src/backend/redis/renew.lua")) {
+            if script(&ran, include_str!("../../lock-runtime/src/backend/redis/protocol/renew.lua"))
+            {
                 seen.renewed.push(ran.time_us);
                 seen.renewed_after_release += usize::from(seen.released.is_some());
             } else if ran.args.iter().any(|arg| arg == "release")
-                || script(&ran, include_str!("../../lock-runtime/src/backend/redis/release.lua"))
+                || script(
+                    &ran,
+                    include_str!("../../lock-runtime/src/backend/redis/protocol/release.lua"),
+                )
             {
                 seen.released.get_or_insert(ran.time_us);
             } else if seen.released.is_some() {
@@ -360,7 +364,8 @@ mod taken {
     #[tokio::test]
     async fn verify_asks_the_store() {
         let server = RedisServer::start();
-        let pool = LockPool::builder(server.url()).patience(ms(300)).connect().await.unwrap();
+        let pool =
+            LockPool::builder(server.url()).request_timeout(ms(300)).connect().await.unwrap();
         let guard = pool.lock("k").ttl(ms(60_000)).acquire().await.unwrap();
         guard.verify().await.unwrap();
         server.pause();
@@ -480,8 +485,8 @@ mod virtual_time {
     /// What is due within this span is done together.
     const TICK: Duration = ms(2);
 
-    async fn faulty() -> (LockPool, Faults) {
-        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
+    async fn faulty() -> (LockPool, FaultPlan) {
+        let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
         let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
         (pool.connect().await.unwrap(), faults)
     }
@@ -510,9 +515,9 @@ mod virtual_time {
     #[tokio::test(start_paused = true)]
     async fn failures_that_pass_do_not_end_a_lease() {
         for fault in [
-            Fault::Fail(Failure::NotNow),
-            Fault::Fail(Failure::Unknown),
-            Fault::Fail(Failure::Refused),
+            Fault::Fail(FailureKind::NotApplied),
+            Fault::Fail(FailureKind::MaybeApplied),
+            Fault::Fail(FailureKind::Rejected),
             Fault::LoseRequest,
             Fault::LoseReply,
             Fault::DelayRequest(ms(900)),
@@ -539,9 +544,9 @@ mod virtual_time {
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_cannot_be_renewed_is_lost_just_before_belief_ends() {
         for fault in [
-            Fault::Fail(Failure::NotNow),
-            Fault::Fail(Failure::Unknown),
-            Fault::Fail(Failure::Refused),
+            Fault::Fail(FailureKind::NotApplied),
+            Fault::Fail(FailureKind::MaybeApplied),
+            Fault::Fail(FailureKind::Rejected),
             Fault::LoseRequest,
             Fault::LoseReply,
             Fault::DelayReply(TTL),
@@ -578,8 +583,8 @@ mod virtual_time {
 
     #[tokio::test(start_paused = true)]
     async fn slow_renewals_do_not_delay_those_of_others() {
-        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
-        let pool = LockPool::with_backend(backend).ttl(TTL).patience(ms(3000));
+        let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
+        let pool = LockPool::with_backend(backend).ttl(TTL).request_timeout(ms(3000));
         let pool = pool.on_current_runtime().connect().await.unwrap();
         let slow = pool.lock("slow").renew(ms(2400)).acquire().await.unwrap();
         let mut others = Vec::new();
@@ -656,9 +661,9 @@ mod virtual_time {
     #[tokio::test(start_paused = true)]
     async fn a_body_that_is_only_notified_goes_on() {
         #[distributed_lock(key = "k", on_lost = "notify", pool = pool, guard = guard)]
-        async fn job(pool: &LockPool, faults: &Faults) -> Result<(Duration, bool), LockError> {
+        async fn job(pool: &LockPool, faults: &FaultPlan) -> Result<(Duration, bool), LockError> {
             let began = Instant::now();
-            faults.always(Fault::Fail(Failure::NotNow));
+            faults.always(Fault::Fail(FailureKind::NotApplied));
             assert!(guard.lost().await.is_lost());
             let told = began.elapsed();
             sleep(3 * TTL).await;

@@ -411,7 +411,7 @@ mod cluster {
     #[tokio::test]
     async fn a_node_without_slots() {
         let node = node();
-        let builder = LockPool::builder(node.url()).prefix(PREFIX);
+        let builder = LockPool::builder(node.url()).key_prefix(PREFIX);
         let pool = installed("no slots", builder).await;
         for fencing in [false, true] {
             let wait = ms(300);
@@ -454,7 +454,7 @@ mod cluster {
             let line = [&["CLUSTER", "SETSLOT", &slot], rest].concat();
             assert_eq!(node.cli(&line), "OK", "{rest:?}");
         };
-        let builder = LockPool::builder(node.url()).prefix(PREFIX);
+        let builder = LockPool::builder(node.url()).key_prefix(PREFIX);
         let pool = installed("elsewhere", builder).await;
         // Also has the server keep a fence counter.
         works(&pool).await;
@@ -532,7 +532,7 @@ mod cluster {
         assert!(template.contains(KEY), "{template}");
         assert_eq!(node.cli(&["EXISTS", KEY]), "0", "nothing is left behind");
         // The cause removed: all keys in one slot.
-        let pool = LockPool::builder(node.url()).prefix(PREFIX).connect().await.unwrap();
+        let pool = LockPool::builder(node.url()).key_prefix(PREFIX).connect().await.unwrap();
         works(&pool).await;
     }
 }

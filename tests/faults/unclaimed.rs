@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::testing::{Fault, Faulty, Operation, open};
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
 
 const KEY: &str = "order:7";
@@ -26,9 +26,9 @@ async fn parked(acquire: impl Future<Output = Result<LockGuard, LockError>> + 's
 }
 
 /// A pool whose store answers later, and another one on the same store.
-async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::Faults) {
+async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::FaultPlan) {
     let url = format!("memory://{name}");
-    let (store, faults) = Faulty::new(open(&url).await.unwrap());
+    let (store, faults) = FaultyBackend::new(open_backend(&url).await.unwrap());
     // Otherwise the first poll would have it.
     faults.plan(Operation::Acquire, Fault::DelayReply(ms(10)));
     let ours = LockPool::with_backend(store).on_current_runtime().connect().await.unwrap();

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lock_runtime::backend::Failure;
-use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockPool};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -13,11 +13,11 @@ const fn ms(millis: u64) -> Duration {
 }
 
 /// Acquires of as many keys, of which all fail and each may have been granted.
-async fn fail(pool: &LockPool, faults: &Faults, count: usize) {
+async fn fail(pool: &LockPool, faults: &FaultPlan, count: usize) {
     for _ in 0..count {
         faults.plan(Operation::Acquire, Fault::LoseReply);
     }
-    faults.always(Fault::Fail(Failure::Unknown));
+    faults.always(Fault::Fail(FailureKind::MaybeApplied));
     let acquire = |n: usize| {
         let request = pool.lock(format!("order:{n}")).ttl(TTL).wait(ms(200));
         tokio::spawn(async move { request.acquire().await.map(drop) })
@@ -27,9 +27,9 @@ async fn fail(pool: &LockPool, faults: &Faults, count: usize) {
     }
 }
 
-async fn pools(name: &str) -> ([LockPool; 2], Faults) {
+async fn pools(name: &str) -> ([LockPool; 2], FaultPlan) {
     let url = format!("memory://{name}");
-    let (store, faults) = Faulty::new(open(&url).await.unwrap());
+    let (store, faults) = FaultyBackend::new(open_backend(&url).await.unwrap());
     let ours = LockPool::with_backend(store).on_current_runtime().connect().await.unwrap();
     let theirs = LockPool::builder(url).on_current_runtime().connect().await.unwrap();
     ([ours, theirs], faults)

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, Fence, LockPool};
 use lock_tests::quorum::says_busy;
 use lock_tests::{Quorum, RedisCluster, RedisServer, eventually_async};
@@ -56,7 +56,7 @@ async fn cycle(pool: &LockPool, key: &str) -> Fence {
 async fn it_conforms() {
     let mixed = Mixed::start();
     let url = mixed.url();
-    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lock_runtime::backend::{Attempt, Backend, Claim, Owner};
-use lock_runtime::testing::open;
+use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner};
+use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, LockPool, Wait};
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, Quorum, RedisServer, eventually_async};
@@ -148,21 +148,18 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
     const LOCKS: usize = 1_000;
     let quorum = Quorum::start(5);
     // What a killed process leaves: grants that nothing renews.
-    let dead = open(&quorum.url()).await.unwrap();
-    let claim = |n: usize| Claim {
-        keys: Arc::new([format!("k:{n}").into()]),
-        owner: Owner::random().unwrap(),
-        ttl: ms(5_000),
-        fencing: true,
-        spare_fences: 0,
-        min_hold: Duration::ZERO,
-        attempt: 0,
-        in_line: true,
+    let dead = open_backend(&quorum.url()).await.unwrap();
+    let claim = |n: usize| {
+        let keys = [format!("k:{n}").into()];
+        let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(5_000));
+        request.fencing = true;
+        request.enqueue = true;
+        request
     };
     let claims: Vec<_> = (0..LOCKS).map(claim).collect();
     for some in claims.chunks(100) {
         for outcome in dead.acquire(some).await {
-            assert!(matches!(outcome, Ok(Attempt::Granted { .. })), "{outcome:?}");
+            assert!(matches!(outcome, Ok(AcquireOutcome::Acquired { .. })), "{outcome:?}");
         }
     }
     let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
@@ -204,7 +201,7 @@ async fn a_thousand_locks_are_released_at_a_shutdown_under_load() {
                     async { pool.lock(format!("load:{n}")).acquire().await?.release().await };
                 match cycle.await {
                     Ok(()) => {}
-                    Err(error) if error.kind() == ErrorKind::Shutdown => return,
+                    Err(error) if error.kind() == ErrorKind::PoolClosed => return,
                     Err(error) => panic!("{error}"),
                 }
             }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::Warning;
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, Fence, LockPool, LockRequest, Wait};
 use lock_tests::proxy::Direction;
 use lock_tests::skew::Step;
@@ -37,7 +37,7 @@ async fn until_free(quorum: &Quorum, key: &str, other: &str) {
 async fn it_conforms() {
     let quorum = Quorum::start(3);
     let url = quorum.url();
-    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn it_conforms_while_a_node_is_down() {
     let quorum = Quorum::start(3);
     quorum[1].kill();
     let url = quorum.url();
-    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
 }
 
 /// What a node is like.
@@ -83,7 +83,7 @@ async fn a_lock_is_acquired_if_and_only_if_a_majority_can_be_had() {
     let pool = LockPool::builder(url)
         .ttl(ms(2_000))
         // More than a slow node needs, so that on a busy machine the others are not silent, too.
-        .node_patience(ms(400))
+        .node_timeout(ms(400))
         .wait(Duration::ZERO)
         .connect()
         .await
@@ -839,7 +839,7 @@ struct Far {
 async fn far(quorum: &Quorum, ttl: Duration, delay: Duration) -> Far {
     let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
     let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
-    let pool = LockPool::builder(url).ttl(ttl).node_patience(ms(900)).connect().await.unwrap();
+    let pool = LockPool::builder(url).ttl(ttl).node_timeout(ms(900)).connect().await.unwrap();
     for proxy in &proxies {
         proxy.delay(Direction::ToClient, delay);
     }

@@ -25,8 +25,8 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lock_runtime::backend::{Attempt, Backend, Claim, LeaseRef, Owner, Release};
-use lock_runtime::testing::open;
+use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseRequest};
+use lock_runtime::testing::open_backend;
 use lock_runtime::{Fence, Health, LockError, LockGuard, LockPool, PoolBuilder};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::proxy::{Action, Direction};
@@ -317,7 +317,8 @@ async fn r2_votes_that_wait_for_a_frozen_client_are_no_lease() {
 #[tokio::test]
 async fn r2_who_was_granted_too_late_is_served_after_others_were() {
     let quorum = Quorum::start(3);
-    let [late, other] = [open(&quorum.url()).await.unwrap(), open(&quorum.url()).await.unwrap()];
+    let [late, other] =
+        [open_backend(&quorum.url()).await.unwrap(), open_backend(&quorum.url()).await.unwrap()];
     for fencing in [true, false] {
         let mut mine = claim(ms(400), fencing);
         let first = served(&late, &mut mine).await;
@@ -334,37 +335,27 @@ async fn r2_who_was_granted_too_late_is_served_after_others_were() {
 }
 
 /// What a new owner asks the backend for.
-fn claim(ttl: Duration, fencing: bool) -> Claim {
-    Claim {
-        keys: Arc::new(["k".into()]),
-        owner: Owner::random().unwrap(),
-        ttl,
-        min_hold: Duration::ZERO,
-        fencing,
-        spare_fences: 0,
-        attempt: 0,
-        in_line: true,
-    }
+fn claim(ttl: Duration, fencing: bool) -> AcquireRequest {
+    let mut request = AcquireRequest::new(["k".into()], Owner::random().unwrap(), ttl);
+    request.fencing = fencing;
+    request.enqueue = true;
+    request
 }
 
-async fn end(backend: &impl Backend, claim: Claim) {
-    let Claim { keys, owner, ttl, min_hold, .. } = claim;
-    let lease = LeaseRef { keys, owner, ttl, min_hold };
-    let (keep_for, leave_open) = (Duration::ZERO, Duration::ZERO);
-    let release = Release { lease, keep_for, successor: None, leave_open };
-    backend.release(&[release]).await.remove(0).unwrap();
+async fn end(backend: &impl Backend, request: AcquireRequest) {
+    backend.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
 }
 
 /// `None` if it is not granted, or nodes were late; zero for a grant without a fence.
-async fn fence_of(backend: &impl Backend, claim: &Claim) -> Option<u64> {
+async fn fence_of(backend: &impl Backend, claim: &AcquireRequest) -> Option<u64> {
     match backend.acquire(std::slice::from_ref(claim)).await.remove(0) {
-        Ok(Attempt::Granted { fence, .. }) => Some(fence.map_or(0, Fence::get)),
-        Ok(Attempt::Busy { .. }) | Err(_) => None,
+        Ok(AcquireOutcome::Acquired { fence, .. }) => Some(fence.map_or(0, Fence::get)),
+        _ => None,
     }
 }
 
 /// Asks until it is granted, as an acquire that waits does.
-async fn served(backend: &impl Backend, claim: &mut Claim) -> u64 {
+async fn served(backend: &impl Backend, claim: &mut AcquireRequest) -> u64 {
     let mut fence = None;
     eventually_async(PATIENCE, "it is served (I7)", async || {
         fence = fence_of(backend, claim).await;
@@ -600,7 +591,7 @@ async fn r9_votes_whose_answers_are_lost_are_an_error_and_are_taken_back() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     load_scripts(&quorum).await;
     let (url, wires) = wires(&quorum);
-    let deaf = LockPool::builder(url).ttl(LONG).node_patience(ms(900));
+    let deaf = LockPool::builder(url).ttl(LONG).node_timeout(ms(900));
     let deaf = record.client("deaf", deaf).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     for wire in &wires[..3] {
@@ -698,7 +689,7 @@ async fn r11_who_asks_again_is_not_blocked_by_what_it_was_granted() {
 async fn r11_a_request_that_arrives_twice_counts_once() {
     let quorum = Quorum::start(3);
     let (url, wires) = wires(&quorum);
-    let store = open(&url).await.unwrap();
+    let store = open_backend(&url).await.unwrap();
     let sent = Arc::new(Mutex::new(Vec::new()));
     let seen = sent.clone();
     wires[0].on_next(

@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Must be awaited on a tokio runtime.
 pub async fn poll_n<F: Future>(future: F, polls: usize) -> Poll<F::Output> {
     let mut future = pin!(future);
-    let bell = Arc::new(Bell(Notify::new()));
-    let waker = Waker::from(Arc::clone(&bell));
+    let notifier = Arc::new(Notifier(Notify::new()));
+    let waker = Waker::from(Arc::clone(&notifier));
     for poll in 0..polls {
         if poll > 0 {
             // Late is allowed, see PATIENCE.
-            let _ = tokio::time::timeout(PATIENCE, bell.0.notified()).await;
+            let _ = tokio::time::timeout(PATIENCE, notifier.0.notified()).await;
         }
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return Poll::Ready(output);
@@ -52,9 +52,9 @@ pub async fn drop_at_every_poll<F: Future>(
     panic!("not ready after 1,000 polls");
 }
 
-struct Bell(Notify);
+struct Notifier(Notify);
 
-impl Wake for Bell {
+impl Wake for Notifier {
     fn wake(self: Arc<Self>) {
         self.0.notify_one();
     }

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lock_runtime::backend::{Attempt, Backend, Claim, Failure, Held, LeaseRef, Owner};
-use lock_runtime::testing::open;
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, FailureKind, LeaseStatus, Owner,
+};
+use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Fence, Key, LockError, LockPool, Wait, distributed_lock};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::monitor::{Caller, Ran};
@@ -218,7 +220,7 @@ mod served {
         pool.shutdown(ms(100)).await;
         eventually_async(PATIENCE, "all connections are closed", async || listening() == 0).await;
         let error = pool.lock("k").acquire().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Shutdown);
+        assert_eq!(error.kind(), ErrorKind::PoolClosed);
     }
 }
 
@@ -342,7 +344,8 @@ mod handed_on {
         let ours = connect(&cluster.url()).await;
         // On this very thread, so that what is asked for together leaves together. Others are waited for for 0.3 s.
         let theirs = LockPool::builder(cluster.url()).ttl(TTL).wait(Wait::Forever);
-        let theirs = theirs.patience(ms(2_400)).on_current_runtime().connect().await.unwrap();
+        let theirs =
+            theirs.request_timeout(ms(2_400)).on_current_runtime().connect().await.unwrap();
         let masters = cluster.masters();
         let (home, other) = (masters[0], masters[1]);
         let [key, elsewhere] = [cluster.key_at("k", home), cluster.key_at("k", other)];
@@ -660,35 +663,25 @@ mod killed {
     #[tokio::test]
     async fn a_frozen_master_holds_nobody_up_who_wants_locks_elsewhere() {
         let cluster = RedisCluster::start();
-        let store = open(&cluster.url()).await.unwrap();
+        let store = open_backend(&cluster.url()).await.unwrap();
         let masters = cluster.masters();
         let (frozen, lively) = (masters[0], masters[1]);
         let keys = [cluster.key_at("k", frozen), cluster.key_at("k", lively)];
-        let lease = |key: &String| LeaseRef {
-            keys: Arc::from([Key::from(key)]),
-            owner: Owner::random().unwrap(),
-            ttl: TTL,
-            min_hold: Duration::ZERO,
-        };
-        let leases = keys.each_ref().map(lease);
-        let claims = leases.clone().map(|LeaseRef { keys, owner, ttl, min_hold }| Claim {
-            keys,
-            owner,
-            ttl,
-            min_hold,
-            fencing: true,
-            spare_fences: 0,
-            attempt: 0,
-            in_line: false,
+        let claims = keys.each_ref().map(|key| {
+            let keys = [Key::from(key)];
+            let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), TTL);
+            request.fencing = true;
+            request
         });
+        let leases = claims.each_ref().map(AcquireRequest::lease);
         frozen.pause();
         // As long as a pool gives a request; whoever has not answered by then has answered nothing.
         let answers = timeout(ms(1_000), store.acquire(&claims)).await.unwrap();
-        assert!(matches!(answers[0], Err(ref error) if error.failure() == Failure::Unknown));
-        assert!(matches!(answers[1], Ok(Attempt::Granted { .. })), "{answers:?}");
+        assert!(matches!(answers[0], Err(ref error) if error.kind() == FailureKind::MaybeApplied));
+        assert!(matches!(answers[1], Ok(AcquireOutcome::Acquired { .. })), "{answers:?}");
         let answers = timeout(ms(1_000), store.renew(&leases)).await.unwrap();
         assert!(answers[0].is_err());
-        assert!(matches!(answers[1], Ok(Held::Yes)), "{answers:?}");
+        assert!(matches!(answers[1], Ok(LeaseStatus::Held)), "{answers:?}");
         frozen.resume();
     }
 }

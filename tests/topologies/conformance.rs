@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use lock_runtime::LockPool;
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::{RedisCluster, RedisServer, eventually_async};
 
 async fn conforms(url: &str) {
-    conformance(open(url).await.unwrap(), open(url).await.unwrap()).await;
+    conformance(open_backend(url).await.unwrap(), open_backend(url).await.unwrap()).await;
 }
 
 #[tokio::test]
@@ -36,7 +36,7 @@ async fn redis_cluster_for_a_user_with_the_permissions_that_the_errors_name() {
     let cluster = RedisCluster::start_with(|config| config.config_line(user));
     let url = cluster.url_of("worker:secret");
     // What it may not do is refused, and what it may is enough to wait in line.
-    let connect = || LockPool::builder(&url).prefix("app:").connect();
+    let connect = || LockPool::builder(&url).key_prefix("app:").connect();
     let [one, other] = [connect().await.unwrap(), connect().await.unwrap()];
     for n in 0..20 {
         let key = format!("order:{n}");

@@ -123,7 +123,7 @@ async fn a_user_who_may_not_ask() {
 async fn a_store_that_does_not_answer_is_not_healthy() {
     let server = RedisServer::start();
     let patience = Duration::from_millis(300);
-    let pool = LockPool::builder(server.url()).patience(patience).connect().await.unwrap();
+    let pool = LockPool::builder(server.url()).request_timeout(patience).connect().await.unwrap();
     server.pause();
     let error = tokio::time::timeout(NOISE, pool.health()).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("did not answer in time"), "{error}");

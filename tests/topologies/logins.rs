@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Credentials, ErrorKind, LockPool, PoolBuilder, Wait};
 use lock_tests::logs::Logs;
 use lock_tests::sentinel::Passwords;
@@ -247,7 +247,7 @@ async fn a_unix_socket() {
     let config = RedisServer::builder().arg("unixsocket", path);
     let server = config.config_line("user worker on >p@ss ~* &* +@all").start();
     let url = format!("redis+unix://{path}");
-    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
     // The same locks as by TCP.
     let by_tcp = LockPool::connect(&format!("{}/3", server.url())).await.unwrap();
     for url in [

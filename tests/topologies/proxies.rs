@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use lock_runtime::backend::Warning;
-use lock_runtime::testing::{conformance, conformance_without_fences, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::proxy::{Action, Command, named, nutcracker};
 use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
@@ -35,7 +35,7 @@ fn behind(known: fn(&Command) -> bool) -> (RedisServer, FaultProxy) {
 #[tokio::test]
 async fn the_suite_passes_behind_a_proxy_that_hangs_up() {
     let (_server, proxy) = behind(nutcracker);
-    let open = async || open(proxy.url()).await.unwrap();
+    let open = async || open_backend(proxy.url()).await.unwrap();
     let (one, other) = (open().await, open().await);
     let before = proxy.hang_ups();
     assert!(before > 0, "the proxy does not know HELLO");
@@ -118,7 +118,7 @@ async fn a_password_goes_through_and_a_wrong_one_is_told() {
 #[tokio::test]
 async fn a_proxy_that_hangs_up_later_is_noticed_too() {
     let (_server, proxy) = behind(|command| nutcracker(command) || command.is("HELLO"));
-    let open = async || open(proxy.url()).await.unwrap();
+    let open = async || open_backend(proxy.url()).await.unwrap();
     let (one, other) = (open().await, open().await);
     let before = proxy.hang_ups();
     conformance(one, other).await;
@@ -145,10 +145,10 @@ async fn a_connection_that_breaks_while_it_is_made_is_no_proxy() {
 #[tokio::test]
 async fn a_proxy_that_hangs_up_on_scripts_serves_without_them() {
     let (_server, proxy) = behind(with_transactions);
-    let open = async || open(proxy.url()).await.unwrap();
+    let open = async || open_backend(proxy.url()).await.unwrap();
     let (one, other) = (open().await, open().await);
     let before = proxy.hang_ups();
-    conformance_without_fences(one, other).await;
+    conformance(one, other).await;
     assert_eq!(proxy.hang_ups(), before);
     let pool = LockPool::connect(proxy.url()).await.unwrap();
     let warnings = pool.health().await.unwrap().warnings;

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool};
 use lock_tests::sentinel::FakeSentinel;
 use lock_tests::{Monitor, RedisServer, eventually_async};
@@ -73,7 +73,7 @@ async fn a_replica_has_what_is_granted() {
 async fn it_conforms() {
     let (master, _replicas) = servers(1).await;
     let url = format!("{}?replicas=1", master.url());
-    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
 }
 
 #[tokio::test]

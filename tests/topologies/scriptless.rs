@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use lock_runtime::testing::{conformance_without_fences, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::logs::Logs;
 use lock_tests::proxy::{Action, Direction, Trap, named};
@@ -45,7 +45,7 @@ impl Bench {
         let server = RedisServer::start();
         let proxy = FaultProxy::start(&server);
         let builder = |url: &str| LockPool::builder(off(url)).ttl(LONG);
-        let pool = builder(proxy.url()).patience(PATIENCE).connect().await.unwrap();
+        let pool = builder(proxy.url()).request_timeout(PATIENCE).connect().await.unwrap();
         let other = builder(&server.url()).connect().await.unwrap();
         Self { server, proxy, pool, other }
     }
@@ -79,8 +79,8 @@ impl Bench {
 async fn the_suite_passes_where_the_url_switches_scripts_off() {
     let server = RedisServer::start();
     let monitor = Monitor::start(&server);
-    let open = async || open(&off(&server.url())).await.unwrap();
-    conformance_without_fences(open().await, open().await).await;
+    let open = async || open_backend(&off(&server.url())).await.unwrap();
+    conformance(open().await, open().await).await;
     let scripts = monitor.settled().into_iter().filter(|ran| ran.name().starts_with("EVAL"));
     assert_eq!(scripts.count(), 0, "no script is sent");
 }
@@ -89,8 +89,8 @@ async fn the_suite_passes_where_the_url_switches_scripts_off() {
 async fn the_suite_passes_where_the_server_refuses_scripts() {
     for rules in ["+@all -@scripting", "+@all -eval -evalsha"] {
         let (_server, url) = server_for(rules);
-        let open = async || open(&url).await.unwrap();
-        conformance_without_fences(open().await, open().await).await;
+        let open = async || open_backend(&url).await.unwrap();
+        conformance(open().await, open().await).await;
     }
 }
 
@@ -100,8 +100,8 @@ async fn the_suite_passes_where_the_commands_of_scripts_have_other_names() {
         .arg("rename-command", "EVAL \"\"")
         .arg("rename-command", "EVALSHA \"\"")
         .start();
-    let open = async || open(&server.url()).await.unwrap();
-    conformance_without_fences(open().await, open().await).await;
+    let open = async || open_backend(&server.url()).await.unwrap();
+    conformance(open().await, open().await).await;
 }
 
 #[tokio::test]
@@ -109,8 +109,8 @@ async fn the_suite_passes_with_nothing_but_the_needed_commands_and_without_pushe
     let (_server, url) = server_for(
         "-@all +set +get +mget +del +pexpire +pttl +ping +hello +select +watch +unwatch +multi +exec",
     );
-    let open = async || open(&url).await.unwrap();
-    conformance_without_fences(open().await, open().await).await;
+    let open = async || open_backend(&url).await.unwrap();
+    conformance(open().await, open().await).await;
 }
 
 #[tokio::test]
@@ -491,7 +491,8 @@ async fn releases_of_many_tasks_do_not_wait_for_each_other() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(&server);
     let patience = Duration::from_secs(2);
-    let builder = LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).patience(patience);
+    let builder =
+        LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).request_timeout(patience);
     let pool = builder.connect().await.unwrap();
     let mut guards = Vec::new();
     for n in 0..TASKS {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool};
 use lock_tests::sentinel::{FakeSentinel, Passwords, SERVICE, Watched, role};
 use lock_tests::{RedisServer, eventually_async};
@@ -29,7 +29,7 @@ async fn it_conforms_with_passwords_on_both() {
     let passwords = Passwords { server: Some("m4ster"), sentinel: Some("s3ntinel") };
     let watched = Watched::start_with(passwords);
     let url = watched.url();
-    conformance(open(&url).await.unwrap(), open(&url).await.unwrap()).await;
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
     let master = watched.master().unwrap();
     assert_ne!(master.cli(&["GET", "lock_runtime:fence"]), "(nil)", "the locks were in the master");
 
@@ -215,7 +215,7 @@ async fn the_masters_deaths_are_survived_under_load() {
     let watched = Watched::start();
     let pools = [watched.url(), watched.url()].map(|url| async move {
         // Each acquire goes to the store.
-        LockPool::builder(&url).handoff_slice(Duration::ZERO).connect().await.unwrap()
+        LockPool::builder(&url).local_handoff_limit(Duration::ZERO).connect().await.unwrap()
     });
     let [one, two] = pools;
     let load = Load::start(&[one.await, two.await]);

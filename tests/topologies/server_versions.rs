@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use lock_runtime::testing::{conformance, conformance_without_fences, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{LockError, LockPool};
 use lock_tests::proxy::{Action, Trap, named, nutcracker};
 use lock_tests::server::Config;
@@ -26,11 +26,11 @@ fn server_of(version: &Version) -> Config {
 }
 
 async fn conforms(url: &str) {
-    conformance(open(url).await.unwrap(), open(url).await.unwrap()).await;
+    conformance(open_backend(url).await.unwrap(), open_backend(url).await.unwrap()).await;
 }
 
 async fn conforms_without_fences(url: &str) {
-    conformance_without_fences(open(url).await.unwrap(), open(url).await.unwrap()).await;
+    conformance(open_backend(url).await.unwrap(), open_backend(url).await.unwrap()).await;
 }
 
 /// How often the server has run `command`.
@@ -150,7 +150,7 @@ async fn every_version_serves_the_user_that_is_documented() {
             .start();
         conforms(&url_of_user(&server).replacen("locks", "suite", 1)).await;
         let connect = async || {
-            let pool = LockPool::builder(url_of_user(&server)).prefix("app:").wait(LONG);
+            let pool = LockPool::builder(url_of_user(&server)).key_prefix("app:").wait(LONG);
             pool.connect().await.unwrap()
         };
         let (one, other) = (connect().await, connect().await);
@@ -229,7 +229,7 @@ async fn a_server_that_compares_needs_no_transactions() {
         });
         let pool = LockPool::builder(proxy.url())
             .ttl(Duration::from_secs(3))
-            .patience(Duration::from_millis(300))
+            .request_timeout(Duration::from_millis(300))
             .wait(LONG);
         let pool = pool.connect().await.unwrap();
         let before = proxy.hang_ups();

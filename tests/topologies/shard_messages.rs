@@ -18,7 +18,7 @@ const ROUNDS: u64 = 20;
 
 async fn connect(url: &str) -> LockPool {
     let builder = LockPool::builder(url).ttl(ms(20_000)).wait(Wait::Forever);
-    builder.handoff_slice(Duration::ZERO).connect().await.unwrap()
+    builder.local_handoff_limit(Duration::ZERO).connect().await.unwrap()
 }
 
 /// How many messages of one kind all servers have sent to each other.

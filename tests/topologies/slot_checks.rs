@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Duration;
 
-use lock_runtime::testing::{conformance, open};
+use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, Fence, LockPool, Wait};
 use lock_tests::proxy::{Action, named};
 use lock_tests::{FaultProxy, RedisCluster, RedisServer, eventually_async};
@@ -48,7 +48,11 @@ fn beside(server: &RedisServer) -> Vec<String> {
 #[tokio::test]
 async fn it_conforms() {
     let server = endpoint();
-    conformance(open(&server.url()).await.unwrap(), open(&server.url()).await.unwrap()).await;
+    conformance(
+        open_backend(&server.url()).await.unwrap(),
+        open_backend(&server.url()).await.unwrap(),
+    )
+    .await;
 }
 
 #[tokio::test]

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lock_runtime::backend::Failure;
-use lock_runtime::testing::{Fault, Faults, Faulty, Operation, open};
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{
     ErrorKind, LockError, LockGuard, LockPool, LockRequest, Wait, distributed_lock,
 };
@@ -42,8 +42,8 @@ async fn redis(server: &RedisServer) -> LockPool {
 }
 
 /// A pool in virtual time, on a store that counts its requests and fails on demand.
-async fn virtual_time(store: &str) -> (LockPool, Faults) {
-    let (backend, faults) = Faulty::new(open(store).await.unwrap());
+async fn virtual_time(store: &str) -> (LockPool, FaultPlan) {
+    let (backend, faults) = FaultyBackend::new(open_backend(store).await.unwrap());
     let pool = LockPool::with_backend(backend).ttl(TTL).wait(Wait::Forever);
     (pool.on_current_runtime().connect().await.unwrap(), faults)
 }
@@ -417,8 +417,8 @@ mod slice {
 
     #[tokio::test(start_paused = true)]
     async fn of_zero_hands_nothing_on() {
-        let (backend, faults) = Faulty::new(open("memory://").await.unwrap());
-        let pool = LockPool::with_backend(backend).handoff_slice(Duration::ZERO);
+        let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
+        let pool = LockPool::with_backend(backend).local_handoff_limit(Duration::ZERO);
         let pool = pool.ttl(TTL).wait(Wait::Forever).on_current_runtime();
         let pool = pool.connect().await.unwrap();
         let held = pool.lock(KEY).acquire().await.unwrap();
@@ -518,7 +518,7 @@ mod released_instead {
         let held = pool.lock(KEY).acquire().await.unwrap();
         let next = come(pool.lock(KEY).fencing(false)).await;
         for _ in 0..100 {
-            faults.plan(Operation::Renew, Fault::Fail(Failure::NotNow));
+            faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
         }
         tokio::time::sleep(TTL * 6 / 10).await;
         assert!(held.is_held() && held.valid_for() < TTL / 2);
@@ -848,7 +848,7 @@ mod lost {
                         served += 1;
                         drop(guard);
                     }
-                    Err(error) => assert_eq!(error.kind(), ErrorKind::Shutdown),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::PoolClosed),
                 }
             }
             let report = shutdown.await.unwrap();

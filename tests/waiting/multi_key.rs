@@ -240,7 +240,7 @@ async fn a_pool_that_shuts_down_half_way_leaves_nothing() {
     let next = come(&theirs, "a");
     until_in_line(&server, "a", 1).await;
     timeout(NOISE, ours.shutdown(PATIENCE)).await.expect("nothing is waited for");
-    assert_eq!(soon("the waiter", waiting).await.kind(), ErrorKind::Shutdown);
+    assert_eq!(soon("the waiter", waiting).await.kind(), ErrorKind::PoolClosed);
     free(soon("who waits for what had been climbed", next).await.1).await;
     until_in_line(&server, "b", 0).await;
     free(guard).await;

@@ -33,7 +33,7 @@ const KEY: &str = "k";
 async fn connect(url: &str) -> LockPool {
     let pool = LockPool::builder(url).ttl(TTL).wait(Wait::Forever);
     // Every server answers here: a request that takes long on a busy machine is not repeated.
-    pool.patience(ms(5_000)).connect().await.unwrap()
+    pool.request_timeout(ms(5_000)).connect().await.unwrap()
 }
 
 /// A task that wants the lock; when it got it, with the guard.
@@ -532,7 +532,7 @@ mod window {
         let server = RedisServer::start();
         let connect = async || {
             let pool = LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever);
-            pool.open_window(ms(100), ms(15)).connect().await.unwrap()
+            pool.barging_window(ms(100), ms(15)).connect().await.unwrap()
         };
         let (stop, sections, tasks) = crowd(&[connect().await, connect().await]);
         // A request for several keys, and a client of another library that polls.

@@ -372,7 +372,7 @@ mod the_wait {
                 error = soon("the waiter", waiting) => error.unwrap().unwrap_err(),
                 _ = &mut stopping => panic!("`b` is held"),
             };
-            assert_eq!(error.kind(), ErrorKind::Shutdown);
+            assert_eq!(error.kind(), ErrorKind::PoolClosed);
             drop(b);
             stopping.await;
         }
@@ -411,8 +411,8 @@ mod the_number_of_keys {
         for url in [servers[0].url(), format!("redlock://{}", nodes.join(","))] {
             // A busy machine is slow at five hundred commands; nothing here is about time.
             let slowly = || {
-                let pool = LockPool::builder(&url).wait(Wait::Forever).patience(ms(5_000));
-                pool.node_patience(ms(2_500)).connect()
+                let pool = LockPool::builder(&url).wait(Wait::Forever).request_timeout(ms(5_000));
+                pool.node_timeout(ms(2_500)).connect()
             };
             let (ours, theirs) = (slowly().await.unwrap(), slowly().await.unwrap());
             let guard = ours.lock_all(names(MOST)).acquire().await.unwrap();

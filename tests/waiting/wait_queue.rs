@@ -37,7 +37,7 @@ const KEY: &str = "k";
 async fn connect(url: &str) -> LockPool {
     let pool = LockPool::builder(url).ttl(TTL).wait(Wait::Forever);
     // Every server answers here: a request that takes long on a busy machine is not repeated.
-    pool.patience(ms(5_000)).connect().await.unwrap()
+    pool.request_timeout(ms(5_000)).connect().await.unwrap()
 }
 
 pub(crate) async fn pools<const N: usize>(server: &RedisServer) -> [LockPool; N] {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, Failure, Held};
+use crate::backend::{BackendError, FailureKind, LeaseStatus};
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -94,7 +94,7 @@ impl LockGuard {
     /// | how the hold ends | kind of the error |
     /// |---|---|
     /// | the lock is lost, or its `max_hold` is over; told a little before belief ends, so that there is time to stop | [`ErrorKind::Lost`] |
-    /// | the pool shuts down, and its grace is over | [`ErrorKind::Shutdown`] |
+    /// | the pool shuts down, and its grace is over | [`ErrorKind::PoolClosed`] |
     /// | the holder lets the lock go: by `release`, by a drop of the guard, or at the end of the body | [`ErrorKind::Released`] |
     ///
     /// The future borrows nothing and may outlive the guard. A task that waits for it ends with the hold at the latest.
@@ -146,14 +146,15 @@ impl LockGuard {
             return Err(self.loss_error(Loss::Taken));
         }
         let (engine, request) = (self.engine.clone(), self.lease.to_store());
-        let patience = engine.patience;
-        let asked = async move { timeout(patience, engine.store.holds(&request)).await };
+        let request_timeout = engine.request_timeout;
+        let asked = async move { timeout(request_timeout, engine.store.is_held(&request)).await };
         let outcome = self.engine.driver.run(asked).await?;
-        let silence = || BackendError::new(Failure::Unknown, "the store did not answer in time");
+        let silence =
+            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
         match outcome.unwrap_or_else(|_| Err(silence())) {
-            Ok(Held::Yes) if !self.lease.is_passed_on() => Ok(()),
+            Ok(LeaseStatus::Held) if !self.lease.is_passed_on() => Ok(()),
             // Not there; or handed on while the store was asked.
-            Ok(Held::Yes | Held::No) => {
+            Ok(LeaseStatus::Held | LeaseStatus::NotHeld) => {
                 if self.lease.lose(Loss::Taken) {
                     events::lost(&self.lease, Loss::Taken);
                 }
@@ -170,7 +171,7 @@ impl LockGuard {
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was not ours any more, [`ErrorKind::Backend`] if the store did
-    /// not confirm within twice the pool's patience; it is then retried in the background until the ttl
+    /// not confirm within twice the pool's request_timeout; it is then retried in the background until the ttl
     /// is over.
     pub async fn release(self) -> Result<(), LockError> {
         if self.engine.is_inherited() {

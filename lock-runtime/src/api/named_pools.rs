@@ -65,7 +65,7 @@ pub fn pool(name: &str) -> Option<LockPool> {
 }
 
 /// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Annotated functions that are
-/// called afterwards get [`ErrorKind::Shutdown`], until another pool is installed.
+/// called afterwards get [`ErrorKind::PoolClosed`], until another pool is installed.
 pub async fn shutdown(grace: Duration) -> ShutdownReport {
     let pools: Vec<_> =
         pools().read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
@@ -161,7 +161,7 @@ fn missing(name: &str) -> LockError {
             "add `lock_runtime::install(\"{name}\", LockPool::connect(url).await?)?;` to `main`"
         )
     };
-    LockError::new(ErrorKind::NotConfigured, "no lock pool is installed")
+    LockError::new(ErrorKind::PoolNotFound, "no lock pool is installed")
         .in_pool(&name.into())
         .remedy(remedy)
 }

@@ -9,7 +9,9 @@ use tokio::time::timeout;
 use crate::api::request::LockRequest;
 use crate::attribute::call::Call;
 use crate::backend::credentials::{Credentials, Provider};
-use crate::backend::{self, Backend, BackendError, Failure, Setting, Store, Warning};
+use crate::backend::{
+    self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, Warning,
+};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::{Key, RESERVED};
@@ -18,7 +20,7 @@ use crate::exec::driver::Driver;
 use crate::exec::event_thread;
 use crate::lease::lease::Loss;
 use crate::lease::tracker::Stage;
-use crate::lock::core::{Engine, OpenWindow, Plan};
+use crate::lock::core::{BargingWindow, Engine, Plan};
 use crate::lock::release::release_all;
 
 /// A pool of locks in one store. Cheap to clone; all clones are the same pool.
@@ -62,16 +64,16 @@ impl LockPool {
     pub fn builder(url: impl Into<String>) -> PoolBuilder {
         PoolBuilder {
             origin: Origin::Url(url.into()),
-            prefix: String::new(),
+            key_prefix: String::new(),
             defaults: Defaults::default(),
-            patience: Duration::from_secs(1),
+            request_timeout: Duration::from_secs(1),
             connect_timeout: None,
-            node_patience: None,
+            node_timeout: None,
             credentials: None,
             sentinel_credentials: None,
             max_waiters: 10_000,
-            handoff_slice: Duration::from_millis(5),
-            open_window: None,
+            local_handoff_limit: Duration::from_millis(5),
+            barging_window: None,
             drive: Drive::Background,
         }
     }
@@ -109,9 +111,9 @@ impl LockPool {
         let engine = self.0.clone();
         let asked = async move {
             let began = engine.clock.now();
-            let answer = timeout(engine.patience, engine.store.health()).await;
+            let answer = timeout(engine.request_timeout, engine.store.health()).await;
             let silence =
-                || BackendError::new(Failure::Unknown, "the store did not answer in time");
+                || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
             let warnings = answer.unwrap_or_else(|_| Err(silence()))?;
             Ok(Health { round_trip: engine.clock.now().since(began), warnings })
         };
@@ -145,22 +147,22 @@ impl LockPool {
 #[must_use = "call `connect` to get the pool"]
 pub struct PoolBuilder {
     origin: Origin,
-    prefix: String,
+    key_prefix: String,
     defaults: Defaults,
-    patience: Duration,
+    request_timeout: Duration,
     connect_timeout: Option<Duration>,
-    node_patience: Option<Duration>,
+    node_timeout: Option<Duration>,
     credentials: Option<Provider>,
     sentinel_credentials: Option<Provider>,
     max_waiters: usize,
-    handoff_slice: Duration,
-    open_window: Option<OpenWindow>,
+    local_handoff_limit: Duration,
+    barging_window: Option<BargingWindow>,
     drive: Drive,
 }
 
 enum Origin {
     Url(String),
-    Given(Arc<dyn Store>),
+    Given(Arc<dyn DynBackend>),
 }
 
 impl std::fmt::Debug for Origin {
@@ -182,8 +184,8 @@ enum Drive {
 impl PoolBuilder {
     /// Puts `prefix` in front of every key in the store. Defaults to none. One that contains `lock_runtime:` is
     /// [`ErrorKind::Config`].
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.key_prefix = prefix.into();
         self
     }
 
@@ -211,8 +213,8 @@ impl PoolBuilder {
     /// the slice a release hands the lock to the next task in line without asking the store; then the others
     /// have their turn. While nobody else wants the lock, there is no limit. Zero asks the store every
     /// time. At most the pool's ttl. Defaults to 5 ms; on a slow network some 25 round trips are a good value.
-    pub fn handoff_slice(mut self, slice: Duration) -> Self {
-        self.handoff_slice = slice;
+    pub fn local_handoff_limit(mut self, slice: Duration) -> Self {
+        self.local_handoff_limit = slice;
         self
     }
 
@@ -221,8 +223,8 @@ impl PoolBuilder {
     /// libraries, processes that may not use channels, and requests for several keys with a `retry_count`. With a
     /// window longer than they poll they get their turn, at the cost of `length / every` of the throughput.
     /// Off by default; 6 ms every 250 ms are a good start. The window is at least 1 ms long, and shorter than `every`.
-    pub fn open_window(mut self, every: Duration, length: Duration) -> Self {
-        self.open_window = Some(OpenWindow { every, length });
+    pub fn barging_window(mut self, every: Duration, length: Duration) -> Self {
+        self.barging_window = Some(BargingWindow { every, length });
         self
     }
 
@@ -240,15 +242,15 @@ impl PoolBuilder {
     }
 
     /// How long one request to the store may take before it counts as unanswered. Between 1 ms and 1 h. Defaults to 1 s.
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn request_timeout(mut self, request_timeout: Duration) -> Self {
+        self.request_timeout = request_timeout;
         self
     }
 
     /// How long a connection may take to be made: name, socket, TLS, log-in and what follows. It bounds
     /// [`connect`](Self::connect), and each attempt to make a connection again. The first of those has four times what
-    /// the last connection took, and at least the patience; the next ones have more. `?connect_timeout=10s` in a URL
-    /// comes before it, for that URL. Defaults to 5 s, or the [`patience`](Self::patience) if that is longer. It takes
+    /// the last connection took, and at least the request_timeout; the next ones have more. `?connect_timeout=10s` in a URL
+    /// comes before it, for that URL. Defaults to 5 s, or the [`request_timeout`](Self::request_timeout) if that is longer. It takes
     /// five round trips at most, so raise it where one takes a second.
     ///
     /// ```
@@ -258,7 +260,7 @@ impl PoolBuilder {
     /// # async fn main() -> Result<(), LockError> {
     /// # let url = "memory://";
     /// let far_away = LockPool::builder(url).connect_timeout(Duration::from_secs(15));
-    /// let pool = far_away.patience(Duration::from_secs(4)).connect().await?;
+    /// let pool = far_away.request_timeout(Duration::from_secs(4)).connect().await?;
     /// # drop(pool);
     /// # Ok(())
     /// # }
@@ -271,10 +273,10 @@ impl PoolBuilder {
     /// How long a node of a `redlock://` quorum may answer nothing at all before it counts as silent. A vote that
     /// waits behind others at a node that answers is slow, not lost. Without the silent nodes a contended lock is
     /// decided by the votes that are there. Where no vote went to another client, the missing ones are waited for, up
-    /// to the patience of the pool, unless this is set. Defaults to what the node usually takes (the retransmission
+    /// to the request_timeout of the pool, unless this is set. Defaults to what the node usually takes (the retransmission
     /// timeout of RFC 6298 over its response times), at least a twentieth of the ttl, between 5 and 50 ms, and at most 1 s.
-    pub fn node_patience(mut self, patience: Duration) -> Self {
-        self.node_patience = Some(patience);
+    pub fn node_timeout(mut self, request_timeout: Duration) -> Self {
+        self.node_timeout = Some(request_timeout);
         self
     }
 
@@ -343,30 +345,31 @@ impl PoolBuilder {
             Drive::CurrentRuntime => (Driver::current()?, Clock::runtime()),
         };
         self.check()?;
-        let connect_timeout =
-            self.connect_timeout.unwrap_or_else(|| self.patience.max(Duration::from_secs(5)));
-        if self.prefix.contains(RESERVED) {
-            let cause = format!("the prefix `{}` contains `{RESERVED}`", self.prefix);
+        let connect_timeout = self
+            .connect_timeout
+            .unwrap_or_else(|| self.request_timeout.max(Duration::from_secs(5)));
+        if self.key_prefix.contains(RESERVED) {
+            let cause = format!("the prefix `{}` contains `{RESERVED}`", self.key_prefix);
             return Err(LockError::new(ErrorKind::Config, cause).remedy(
                 "names like that are those of what is kept beside the locks; choose another prefix",
             ));
         }
         let store = match self.origin {
             Origin::Url(url) => {
-                let prefix = self.prefix.clone();
-                let (patience, node_patience) = (self.patience, self.node_patience);
+                let key_prefix = self.key_prefix.clone();
+                let (request_timeout, node_timeout) = (self.request_timeout, self.node_timeout);
                 let (credentials, of_sentinels) = (self.credentials, self.sentinel_credentials);
                 let opened = async move {
-                    let setting = Setting {
-                        prefix: &prefix,
+                    let config = BackendConfig {
+                        key_prefix: &key_prefix,
                         clock,
-                        patience,
+                        request_timeout,
                         connect_timeout,
-                        node_patience,
+                        node_timeout,
                         credentials: credentials.as_ref(),
                         sentinel_credentials: of_sentinels.as_ref(),
                     };
-                    backend::connect(&url, setting).await
+                    backend::connect(&url, config).await
                 };
                 driver.run(opened).await??
             }
@@ -382,12 +385,12 @@ impl PoolBuilder {
             Origin::Given(store) => store,
         };
         let plan = Plan {
-            prefix: self.prefix.into(),
+            key_prefix: self.key_prefix.into(),
             defaults: self.defaults,
-            patience: self.patience,
+            request_timeout: self.request_timeout,
             max_waiters: self.max_waiters,
-            handoff_slice: self.handoff_slice,
-            open_window: self.open_window,
+            local_handoff_limit: self.local_handoff_limit,
+            barging_window: self.barging_window,
             store,
             clock,
             driver,
@@ -397,27 +400,27 @@ impl PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// A setting that cannot work is told here, not at the first call.
+    /// A config that cannot work is told here, not at the first call.
     fn check(&self) -> Result<(), LockError> {
         const LONGEST_PATIENCE: Duration = Duration::from_secs(60 * 60);
         let refused =
             |cause: String, remedy| Err(LockError::new(ErrorKind::Config, cause).remedy(remedy));
         Policy::new(&LockOptions::new(), &self.defaults)?;
-        let patience = self.patience;
-        if !(TIMER..=LONGEST_PATIENCE).contains(&patience) {
+        let request_timeout = self.request_timeout;
+        if !(TIMER..=LONGEST_PATIENCE).contains(&request_timeout) {
             return refused(
-                format!("a patience of {patience:?} is not between 1 ms and 1 h"),
-                "it is how long one request may take; write for example `.patience(Duration::from_secs(1))`",
+                format!("a request_timeout of {request_timeout:?} is not between 1 ms and 1 h"),
+                "it is how long one request may take; write for example `.request_timeout(Duration::from_secs(1))`",
             );
         }
-        if let Some(of_node) = self.node_patience
-            && !(TIMER..=patience).contains(&of_node)
+        if let Some(of_node) = self.node_timeout
+            && !(TIMER..=request_timeout).contains(&of_node)
         {
             return refused(
                 format!(
-                    "a node_patience of {of_node:?} is not between 1 ms and the patience of {patience:?}"
+                    "a node_timeout of {of_node:?} is not between 1 ms and the request_timeout of {request_timeout:?}"
                 ),
-                "the vote of a node is a part of a request; raise `patience` too, or write some three round trips to the node",
+                "the vote of a node is a part of a request; raise `request_timeout` too, or write some three round trips to the node",
             );
         }
         if let Some(limit) = self.connect_timeout
@@ -428,23 +431,23 @@ impl PoolBuilder {
                 "write for example `.connect_timeout(Duration::from_secs(5))`",
             );
         }
-        let (slice, ttl) = (self.handoff_slice, self.defaults.ttl);
+        let (slice, ttl) = (self.local_handoff_limit, self.defaults.ttl);
         if slice > ttl {
             return refused(
                 format!(
-                    "a handoff_slice of {slice:?} makes other processes wait longer than a crashed holder does, whose ttl is {ttl:?}"
+                    "a local_handoff_limit of {slice:?} makes other processes wait longer than a crashed holder does, whose ttl is {ttl:?}"
                 ),
-                "write for example `.handoff_slice(Duration::from_millis(5))`",
+                "write for example `.local_handoff_limit(Duration::from_millis(5))`",
             );
         }
-        if let Some(OpenWindow { every, length }) = self.open_window
+        if let Some(BargingWindow { every, length }) = self.barging_window
             && (length < TIMER || length >= every)
         {
             return refused(
                 format!(
-                    "an open_window of {length:?} every {every:?} is never open, or never shut"
+                    "an barging_window of {length:?} every {every:?} is never open, or never shut"
                 ),
-                "the window is at least 1 ms long, and shorter than the time between two; write for example `.open_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
+                "the window is at least 1 ms long, and shorter than the time between two; write for example `.barging_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
             );
         }
         Ok(())
@@ -485,7 +488,7 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
         }
         // Cancelled bodies end at their next await and release in order; those that do not are
         // released over their heads.
-        let notice = engine.patience.min(Duration::from_millis(500));
+        let notice = engine.request_timeout.min(Duration::from_millis(500));
         if !idle_by(&engine, engine.clock.now() + notice).await {
             release_all(&engine, engine.registry.leases()).await;
             drained(&engine).await;
@@ -493,9 +496,9 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
     }
     let after = engine.registry.tally();
     engine.registry.advance(Stage::Closed);
-    let _ = timeout(engine.patience, engine.store.close()).await;
+    let _ = timeout(engine.request_timeout, engine.store.close()).await;
     // A program that ends now would take them along.
-    event_thread::told(engine.patience / 2).await;
+    event_thread::told(engine.request_timeout / 2).await;
     ShutdownReport {
         released: after.released - before.released,
         // Releases that are still being tried count as abandoned.
@@ -506,14 +509,14 @@ async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
 /// Waits until all leases are released, as long as the store goes on to release some. Those of bodies that ended by
 /// themselves are on their way already.
 async fn drained(engine: &Engine) {
-    let end = engine.clock.now() + engine.patience.saturating_mul(10);
+    let end = engine.clock.now() + engine.request_timeout.saturating_mul(10);
     loop {
         let held = engine.registry.tally().held;
         if held == 0 {
             return;
         }
         // As long as a release tries before its caller is told that it failed.
-        let until = (engine.clock.now() + engine.patience.saturating_mul(2)).min(end);
+        let until = (engine.clock.now() + engine.request_timeout.saturating_mul(2)).min(end);
         tokio::select! {
             biased;
             () = engine.registry.fewer_than(held) => {}

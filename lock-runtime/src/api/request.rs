@@ -79,7 +79,7 @@ impl LockRequest {
     }
 
     /// Whether a lock that is held around this call already is passed through instead of being an
-    /// [`ErrorKind::Reentrant`]. Seen are annotated bodies and those of [`run`](Self::run) around this call in the same
+    /// [`ErrorKind::WouldDeadlock`]. Seen are annotated bodies and those of [`run`](Self::run) around this call in the same
     /// task, not guards. Defaults to `false`.
     ///
     /// A body that passes through runs on the lease of the lock around it. Before every poll it is checked that the task
@@ -155,7 +155,7 @@ impl LockRequest {
     /// ```
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::Shutdown`] if the body was stopped;
+    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was stopped;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
         enter(self.0.without_guard()).await?.run(body).await

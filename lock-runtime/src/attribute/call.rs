@@ -212,7 +212,7 @@ fn prepare(call: Call) -> Result<Prepared, LockError> {
     }
     let located = |error: LockError| error.at(subject.template()).in_pool(engine.name());
     let keys = sorted(keys.map_err(located)?).map_err(located)?;
-    keys.iter().try_for_each(|key| key.is_free_behind(&engine.prefix)).map_err(located)?;
+    keys.iter().try_for_each(|key| key.is_free_behind(&engine.key_prefix)).map_err(located)?;
     let policy = Policy::new(&options, &engine.defaults).map_err(located)?;
     if let Some(holder) = reentrancy::holder(engine, &keys) {
         return pass(holder, &keys, &policy, shows_guard).map(Prepared::Entry).map_err(located);
@@ -272,7 +272,7 @@ fn too_many(count: usize) -> LockError {
 fn reentrant(keys: &[Key]) -> LockError {
     let names = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     LockError::new(
-        ErrorKind::Reentrant,
+        ErrorKind::WouldDeadlock,
         format!("this task already holds a lock of {names}, and would wait for itself"),
     )
     .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")

@@ -3,25 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Store;
+use super::DynBackend;
 use super::memory::Memory;
 use crate::backend::credentials::Provider;
 use crate::base::clock::Clock;
 use crate::base::error::{ErrorKind, LockError};
 
-/// What a pool says to its store, whichever it is.
+/// Settings of a pool that concern its store.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub(crate) struct Setting<'a> {
+pub(crate) struct BackendConfig<'a> {
     /// In front of every key.
-    pub(crate) prefix: &'a str,
+    pub(crate) key_prefix: &'a str,
     pub(crate) clock: Clock,
     /// How long one request may take.
-    pub(crate) patience: Duration,
+    pub(crate) request_timeout: Duration,
     /// How long a connection may take to be made, until requests can be sent over it.
     pub(crate) connect_timeout: Duration,
     /// How long the vote of one node of a quorum may take, if not by the ttl.
-    pub(crate) node_patience: Option<Duration>,
+    pub(crate) node_timeout: Option<Duration>,
     /// Asked for user and password by each connection.
     pub(crate) credentials: Option<&'a Provider>,
     /// The same for those to sentinels.
@@ -29,9 +29,9 @@ pub(crate) struct Setting<'a> {
 }
 
 #[cfg(feature = "redis")]
-impl Setting<'_> {
+impl BackendConfig<'_> {
     pub(crate) fn limits(&self) -> Limits {
-        Limits { connect: self.connect_timeout, request: self.patience }
+        Limits { connect: self.connect_timeout, request: self.request_timeout }
     }
 
     /// With what a URL says, which comes before what the builder says.
@@ -51,7 +51,10 @@ pub(crate) struct Limits {
 }
 
 /// Opens the store at `url`. Errors show the scheme and the host at most.
-pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
+pub(crate) async fn connect(
+    url: &str,
+    config: BackendConfig<'_>,
+) -> Result<Arc<dyn DynBackend>, LockError> {
     // What stands before the first `://` may also be a password, if the scheme was forgotten.
     let parts = url.split_once("://").filter(|(scheme, _)| !scheme.contains([':', '@', '/']));
     let Some((scheme, rest)) = parts else {
@@ -64,13 +67,13 @@ pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Arc<dyn S
             Err(LockError::new(ErrorKind::Config, "a `memory://` URL has no `?` parameters")
                 .remedy("write `memory://` or `memory://name`; ttl, wait and prefix are set on `LockPool::builder(url)`"))
         }
-        "memory" if setting.credentials.is_some() || setting.sentinel_credentials.is_some() => {
+        "memory" if config.credentials.is_some() || config.sentinel_credentials.is_some() => {
             Err(LockError::new(ErrorKind::Config, "`memory://` has no log-in for credentials")
                 .remedy("leave `.credentials(..)` out, or name a server: `redis://host:6379`"))
         }
-        "memory" => Ok(Arc::new(Memory::open(rest, setting.clock))),
+        "memory" => Ok(Arc::new(Memory::open(rest, config.clock))),
         #[cfg(feature = "redis")]
-        scheme if is_of_redis(scheme) => super::redis::open(url, setting).await,
+        scheme if is_of_redis(scheme) => super::redis::open(url, config).await,
         _ => Err(unknown(scheme)),
     }
 }

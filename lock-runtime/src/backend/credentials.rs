@@ -79,7 +79,7 @@ mod provider {
     use tokio::sync::watch;
 
     use super::{Credentials, ProviderError};
-    use crate::backend::{BackendError, Failure};
+    use crate::backend::{BackendError, FailureKind};
 
     type Answer = Result<Credentials, BackendError>;
     type Asking = Pin<Box<dyn Future<Output = Result<Credentials, ProviderError>> + Send>>;
@@ -163,7 +163,7 @@ mod provider {
     #[cold]
     fn failed(why: &str) -> BackendError {
         let message = format!("the provider of credentials failed: {why}");
-        BackendError::new(Failure::NotNow, message).remedy(
+        BackendError::new(FailureKind::NotApplied, message).remedy(
             "look at what `.credentials(..)` of the pool's builder asks; it is asked again for each new connection",
         )
     }
@@ -217,7 +217,7 @@ mod provider {
             });
             let error = provider.credentials().await.unwrap_err();
             assert!(error.to_string().contains("no token"), "{error}");
-            assert_eq!(error.failure(), Failure::NotNow);
+            assert_eq!(error.kind(), FailureKind::NotApplied);
             let error = provider.credentials().await.unwrap_err();
             assert!(error.to_string().contains("panicked"), "{error}");
             let url_has = RedisConnectionInfo::default().set_username("url").set_db(3);

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use super::{
-    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released,
-    Standing, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
+    Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::Fence;
@@ -31,7 +31,7 @@ struct Shelf {
     clock: Clock,
     slots: Mutex<Slots>,
     /// Of each pool that is there, by connection. Shared, so that none is called under the mutex.
-    bells: Mutex<Arc<[(u64, Bell)]>>,
+    notifiers: Mutex<Arc<[(u64, Notifier)]>>,
     /// Whether one pool alone can get at it.
     private: bool,
 }
@@ -66,7 +66,7 @@ impl Memory {
         Self { shelf, id }
     }
 
-    fn attempt(&self, claim: &Claim) -> Attempt {
+    fn attempt(&self, claim: &AcquireRequest) -> AcquireOutcome {
         let now = self.shelf.clock.now();
         let mut slots = self.slots();
         let busy = claim
@@ -78,8 +78,11 @@ impl Memory {
             .max();
         if busy.is_some() {
             // A release rings; an end of the ttl does not.
-            let ask_again = busy.unwrap_or_default() + Duration::from_millis(1);
-            return Attempt::Busy { free_in: busy, standing: Standing::Watching { ask_again } };
+            let retry_after = busy.unwrap_or_default() + Duration::from_millis(1);
+            return AcquireOutcome::Contended {
+                expires_in: busy,
+                wait_mode: WaitMode::Watch { retry_after },
+            };
         }
         slots.sweep(now);
         for key in claim.keys.iter() {
@@ -90,12 +93,16 @@ impl Memory {
         }
         // One for the process, so that a store that is opened again under its name goes on growing.
         static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
-        let spare_fences = if claim.fencing { claim.spare_fences } else { 0 };
+        let extra_fences = if claim.fencing { claim.extra_fences } else { 0 };
         let fence = claim.fencing.then(|| {
-            let last = LAST_FENCE.fetch_add(1 + u64::from(spare_fences), Ordering::Relaxed);
+            let last = LAST_FENCE.fetch_add(1 + u64::from(extra_fences), Ordering::Relaxed);
             Fence::new(last + 1)
         });
-        Attempt::Granted { fence, spare_fences, wanted: self.shelf.private.then_some(false) }
+        AcquireOutcome::Acquired {
+            fence,
+            reserved_fences: extra_fences,
+            contended: self.shelf.private.then_some(false),
+        }
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
@@ -105,19 +112,19 @@ impl Memory {
 
 impl Shelf {
     fn new(clock: Clock, private: bool) -> Self {
-        Self { clock, slots: Mutex::default(), bells: Mutex::new(Arc::default()), private }
+        Self { clock, slots: Mutex::default(), notifiers: Mutex::new(Arc::default()), private }
     }
 
-    fn bells(&self) -> Arc<[(u64, Bell)]> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn notifiers(&self) -> Arc<[(u64, Notifier)]> {
+        self.notifiers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes a new list of notifiers of the present one.
-    fn list(&self, change: impl FnOnce(&mut Vec<(u64, Bell)>)) {
-        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut listed = bells.to_vec();
+    fn list(&self, change: impl FnOnce(&mut Vec<(u64, Notifier)>)) {
+        let mut notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = notifiers.to_vec();
         change(&mut listed);
-        *bells = listed.into();
+        *notifiers = listed.into();
     }
 }
 
@@ -148,20 +155,29 @@ impl Slots {
     }
 }
 
-fn yes_if(held: bool) -> Held {
-    if held { Held::Yes } else { Held::No }
+fn yes_if(held: bool) -> LeaseStatus {
+    if held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
 }
 
 impl Backend for Memory {
-    fn attach(&self, bell: Bell) {
-        self.shelf.list(|listed| listed.push((self.id, bell)));
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.local = true;
+        capabilities
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    fn subscribe(&self, notifier: Notifier) {
+        self.shelf.list(|listed| listed.push((self.id, notifier)));
+    }
+
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         claims.iter().map(|claim| Ok(self.attempt(claim))).collect()
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let now = self.shelf.clock.now();
         let mut slots = self.slots();
         let mut renew = |lease: &LeaseRef| {
@@ -177,35 +193,34 @@ impl Backend for Memory {
         leases.iter().map(&mut renew).collect()
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let now = self.shelf.clock.now();
         let mut slots = self.slots();
-        let mut release = |Release { lease, keep_for, .. }: &Release| {
+        let mut release = |ReleaseRequest { lease, free_after, .. }: &ReleaseRequest| {
             let held = slots.is_held(lease, now);
             for key in lease.keys.iter() {
                 match slots.taken.get_mut(key) {
                     Some(slot) if slot.owner != lease.owner => {}
-                    Some(slot) if !keep_for.is_zero() => slot.until = now + *keep_for,
+                    Some(slot) if !free_after.is_zero() => slot.until = now + *free_after,
                     _ => drop(slots.taken.remove(key)),
                 }
             }
-            Ok(if held { Released::Yes } else { Released::No })
+            Ok(if held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
         };
         let outcomes = releases.iter().map(&mut release).collect();
         drop(slots);
-        let bells = self.shelf.bells();
+        let notifiers = self.shelf.notifiers();
         for key in releases.iter().flat_map(|release| release.lease.keys.iter()) {
-            bells.iter().for_each(|(_, bell)| bell.changed(key.as_str()));
+            notifiers.iter().for_each(|(_, notifier)| notifier.key_changed(key.as_str()));
         }
         outcomes
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         Ok(yes_if(self.slots().is_held(lease, self.shelf.clock.now())))
-    }
-
-    fn in_place(&self) -> bool {
-        true
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -228,16 +243,16 @@ mod tests {
         for _ in 0..50 {
             let pool = connect().await.unwrap();
             pool.lock("order:42").acquire().await.unwrap().release().await.unwrap();
-            assert!(store.shelf.bells().len() >= 2, "both are told");
+            assert!(store.shelf.notifiers().len() >= 2, "both are told");
         }
         // The tasks of a dropped pool end when the runtime comes to them.
         for _ in 0..1_000 {
-            if store.shelf.bells().len() == 1 {
+            if store.shelf.notifiers().len() == 1 {
                 break;
             }
             tokio::task::yield_now().await;
         }
-        assert_eq!(store.shelf.bells().len(), 1, "the pool that is there, and no other");
+        assert_eq!(store.shelf.notifiers().len(), 1, "the pool that is there, and no other");
         stays.lock("order:42").acquire().await.unwrap().release().await.unwrap();
     }
 }

@@ -1,81 +1,116 @@
-//! What a store has to do to keep locks: one trait, one file or folder per store.
+//! The interface between a pool and a lock store, and the stores of this crate.
 //!
-//! A new store is one type that implements [`Backend`], its URL scheme in `connect`, and
-//! one run of the conformance suite in `testing`.
+//! To add a store: implement [`Backend`] in a file or folder here, add its URL scheme to `connect.rs`, and run
+//! `testing::conformance` on it.
 
-use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::backend::notifier::Bell;
+pub use crate::base::backend_error::{BackendError, FailureKind, Warning};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 pub use crate::base::owner::Owner;
-use crate::exec::panic_boundary;
 
 mod connect;
 pub(crate) mod credentials;
-pub(crate) mod memory;
+mod dyn_backend;
+mod memory;
 pub(crate) mod notifier;
 #[cfg(feature = "redis")]
-pub(crate) mod redis;
+mod redis;
 
 #[cfg(feature = "redis")]
 pub(crate) use connect::Limits;
-pub(crate) use connect::{Setting, connect};
+pub(crate) use connect::{BackendConfig, connect};
+pub(crate) use dyn_backend::DynBackend;
+#[cfg(feature = "testing")]
+pub(crate) use dyn_backend::Opened;
+pub use notifier::Notifier;
 
-/// What one acquire asks for. The same for all of its attempts, but for `attempt`; who wants several keys may
-/// ask for each of them alone before, see [`Backend::has_lines`].
+/// A request for all of some keys, or none of them.
+///
+/// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt). An acquire of several keys
+/// may also request each key alone, see [`Capabilities::wait_queue`].
 #[derive(Clone, Debug)]
-pub struct Claim {
-    /// The keys, sorted and without duplicates; all of them or none. Usually one.
+#[non_exhaustive]
+pub struct AcquireRequest {
+    /// The keys, sorted and without duplicates. Usually one.
     pub keys: Arc<[Key]>,
-    /// Who asks. An attempt by the present owner succeeds again: it is a retry whose reply got lost.
+    /// The owner token. A request by the present owner succeeds again: it is a retry whose reply was lost.
     pub owner: Owner,
-    /// The store forgets the grant after this time, unless renewed or kept for a `min_hold`. Asked for again by the present owner it is
-    /// never made shorter: a late request may be one for less time.
+    /// The store forgets the grant after this time, unless it is renewed or kept for a `min_hold`. A repeated request by
+    /// the present owner never shortens the grant: a late request may carry a smaller ttl.
     pub ttl: Duration,
-    /// How long the keys stay taken at least, counted from the grant, also if nothing comes of it any more: the
-    /// process may end. Only a release ends that earlier. Zero where the caller asked for no `min_hold`.
+    /// How long the keys stay locked at least, counted from the grant, also if the process ends. Only a release ends
+    /// that earlier. Zero by default.
     pub min_hold: Duration,
-    /// Whether a fence must be minted with the grant.
+    /// Whether the grant must come with a fencing token. `false` by default.
     pub fencing: bool,
-    /// How many fences more to set aside, if the store can, for those whom the process hands the lease
-    /// on to.
-    pub spare_fences: u32,
-    /// Counts the attempts of this claim, from 0.
+    /// How many more fencing tokens to reserve, if the store can, for later holders of the same process. Zero by default.
+    pub extra_fences: u32,
+    /// Number of this attempt, from 0.
     pub attempt: u32,
-    /// Whether the store may put the owner into its own line if the lock is busy. Who stands there is
-    /// released like a holder, also if it never got the lock.
-    pub in_line: bool,
+    /// Whether the store may put the owner into its wait queue if the lock is held. An owner in the queue is
+    /// released like a holder, also if it was never granted the lock. `false` by default.
+    pub enqueue: bool,
 }
 
-impl Claim {
-    /// How long the store keeps the grant if nothing else is said: the longer of [`ttl`](Self::ttl) and
+impl AcquireRequest {
+    /// A first attempt without a fencing token, a `min_hold` or a place in the wait queue.
+    #[must_use]
+    pub fn new(keys: impl Into<Arc<[Key]>>, owner: Owner, ttl: Duration) -> Self {
+        Self {
+            keys: keys.into(),
+            owner,
+            ttl,
+            min_hold: Duration::ZERO,
+            fencing: false,
+            extra_fences: 0,
+            attempt: 0,
+            enqueue: false,
+        }
+    }
+
+    /// How long the store keeps the grant without any further request: the longer of [`ttl`](Self::ttl) and
     /// [`min_hold`](Self::min_hold).
     #[must_use]
     pub fn kept_for(&self) -> Duration {
         self.ttl.max(self.min_hold)
     }
+
+    /// The lease that a grant of this request makes.
+    #[must_use]
+    pub fn lease(&self) -> LeaseRef {
+        LeaseRef {
+            min_hold: self.min_hold,
+            ..LeaseRef::new(self.keys.clone(), self.owner, self.ttl)
+        }
+    }
 }
 
-/// A grant, as far as the store is concerned.
+/// A grant, as the store knows it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LeaseRef {
-    /// The keys of the claim.
+    /// The keys of the request.
     pub keys: Arc<[Key]>,
-    /// The owner of the claim.
+    /// The owner of the request.
     pub owner: Owner,
-    /// The length to renew to.
+    /// The length that a renewal extends the lease to.
     pub ttl: Duration,
-    /// What is left of the claim's `min_hold`: a renewal keeps the keys for as long at least.
+    /// What is left of the request's `min_hold`. A renewal keeps the keys locked for at least this time.
     pub min_hold: Duration,
 }
 
 impl LeaseRef {
-    /// How long the store keeps a renewed lease if nothing else is said: the longer of [`ttl`](Self::ttl) and
+    /// A lease without a `min_hold`.
+    #[must_use]
+    pub fn new(keys: impl Into<Arc<[Key]>>, owner: Owner, ttl: Duration) -> Self {
+        Self { keys: keys.into(), owner, ttl, min_hold: Duration::ZERO }
+    }
+
+    /// How long the store keeps a renewed lease without any further request: the longer of [`ttl`](Self::ttl) and
     /// [`min_hold`](Self::min_hold).
     #[must_use]
     pub fn kept_for(&self) -> Duration {
@@ -83,374 +118,258 @@ impl LeaseRef {
     }
 }
 
-/// The end of a grant, or of a place in the store's line.
+/// The end of a grant, or of a place in the store's wait queue.
 #[derive(Clone, Debug)]
-pub struct Release {
-    /// What is let go.
+#[non_exhaustive]
+pub struct ReleaseRequest {
+    /// The lease that ends.
     pub lease: LeaseRef,
-    /// Keep the keys taken for this long still. Zero frees them at once.
-    pub keep_for: Duration,
-    /// Who of the same process wants the key next. A store with a line puts it at the end, in the same step.
+    /// Keep the keys locked for this much longer. Zero frees them at once.
+    pub free_after: Duration,
+    /// The next owner of the same process. A store with a wait queue appends it in the same step.
     pub successor: Option<Successor>,
-    /// Leave the keys free for this long, for those who stand in no line, before somebody in line is called.
-    /// Zero calls at once. Not together with `keep_for` or a successor.
-    pub leave_open: Duration,
+    /// Leave the keys free for this long before the head of the wait queue is notified, for clients that are in no
+    /// queue. Zero notifies at once. Not together with `free_after` or a successor.
+    pub barging_window: Duration,
+}
+
+impl ReleaseRequest {
+    /// Frees `lease` at once, for the next owner in the store's wait queue.
+    #[must_use]
+    pub fn new(lease: LeaseRef) -> Self {
+        Self { lease, free_after: Duration::ZERO, successor: None, barging_window: Duration::ZERO }
+    }
 }
 
 /// The next owner of the same process.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Successor {
-    /// Who asks.
+    /// Its owner token.
     pub owner: Owner,
-    /// For how long.
+    /// The ttl of its request.
     pub ttl: Duration,
 }
 
-/// The answer to one attempt.
+impl Successor {
+    /// An owner that requests the lock for `ttl`.
+    #[must_use]
+    pub const fn new(owner: Owner, ttl: Duration) -> Self {
+        Self { owner, ttl }
+    }
+}
+
+/// The answer to an [`AcquireRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attempt {
-    /// All keys are the owner's now, for the whole ttl and `min_hold` counted from before the request.
-    Granted {
-        /// Greater than every fence given out for any of the keys before. `None` if none was asked for.
+#[non_exhaustive]
+pub enum AcquireOutcome {
+    /// The owner holds all keys, for the whole ttl and `min_hold` counted from before the request.
+    #[non_exhaustive]
+    Acquired {
+        /// Greater than every fencing token given out for any of the keys before. `None` if none was requested.
         fence: Option<Fence>,
-        /// How many of the numbers that follow `fence` are set aside for this process too.
-        spare_fences: u32,
-        /// Whether others wait for the keys, if the store can tell. A store that says `false` rings
-        /// [`Bell::wanted`] when that changes.
-        wanted: Option<bool>,
+        /// How many of the numbers that follow `fence` are reserved for this process.
+        reserved_fences: u32,
+        /// Whether other owners wait for the keys, if the store can tell. A store that answers `false` calls
+        /// [`Notifier::contended`] when that changes.
+        contended: Option<bool>,
     },
-    /// At least one key is somebody else's, and nothing was taken.
-    Busy {
-        /// When the store will forget the present grant, if it is not renewed and the store can tell.
-        free_in: Option<Duration>,
-        /// How the owner learns that it is worth asking again.
-        standing: Standing,
+    /// Another owner holds at least one key, and nothing was taken.
+    #[non_exhaustive]
+    Contended {
+        /// When the present grant expires, if it is not renewed and the store can tell.
+        expires_in: Option<Duration>,
+        /// How the owner learns that another request may succeed.
+        wait_mode: WaitMode,
     },
 }
 
-impl Attempt {
-    /// A grant by a store that knows nothing about others.
+impl AcquireOutcome {
+    /// A grant by a store that does not know whether other owners wait.
     #[must_use]
-    pub const fn granted(fence: Option<Fence>) -> Self {
-        Self::Granted { fence, spare_fences: 0, wanted: None }
+    pub const fn acquired(fence: Option<Fence>) -> Self {
+        Self::Acquired { fence, reserved_fences: 0, contended: None }
     }
 
-    /// A refusal by a store that tells nobody when it changes.
+    /// A grant, as this one, with `count` numbers behind its fence reserved. Changes no refusal.
     #[must_use]
-    pub const fn busy(free_in: Option<Duration>) -> Self {
-        Self::Busy { free_in, standing: Standing::Outside }
+    pub const fn with_reserved_fences(mut self, count: u32) -> Self {
+        if let Self::Acquired { reserved_fences, .. } = &mut self {
+            *reserved_fences = count;
+        }
+        self
     }
-}
 
-/// Where a claim stands that found its lock busy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The store tells nothing: the pool asks again after a while.
-    Outside,
-    /// The store rings [`Bell::changed`] when a key may be free.
-    Watching {
-        /// When to ask again at the latest. Zero if the answer was a short one: asking at once again
-        /// gives the full one.
-        ask_again: Duration,
-    },
-    /// The owner stands in the store's own line, which rings [`Bell::called`], until it is released.
-    InLine {
-        /// When to ask again at the latest, to keep the place.
-        ask_again: Duration,
-    },
-}
-
-/// Whether a lease is still in the store under its owner's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
-    /// It was, and what was asked has been done.
-    Yes,
-    /// It was not: expired, deleted or taken. Nothing was changed that is somebody else's.
-    No,
-}
-
-/// What became of a release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// The keys were the owner's, and are free or the next one's in the store's line. A successor that
-    /// was named has to ask for itself.
-    Yes,
-    /// As [`Yes`](Self::Yes), and the successor stands in the store's line.
-    Behind {
-        /// When the successor has to ask at the latest, to keep the place.
-        ask_again: Duration,
-    },
-    /// The keys were the owner's, nobody waited, and now they are the successor's, who asks at once to
-    /// have it confirmed.
-    Kept,
-    /// At least one key was not the owner's. Nothing was changed that is somebody else's.
-    No,
-}
-
-/// Something about a store that serves, which can make it lose locks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
-    text: String,
-    remedy: &'static str,
-}
-
-impl Warning {
-    /// What is the matter, and what to do about it.
+    /// A grant, as this one, by a store that knows whether other owners wait. Changes no refusal.
     #[must_use]
-    pub fn new(text: impl Into<String>, remedy: &'static str) -> Self {
-        Self { text: text.into(), remedy }
+    pub const fn with_contended(mut self, waits: bool) -> Self {
+        if let Self::Acquired { contended, .. } = &mut self {
+            *contended = Some(waits);
+        }
+        self
+    }
+
+    /// A refusal by a store that sends no notifications.
+    #[must_use]
+    pub const fn contended(expires_in: Option<Duration>) -> Self {
+        Self::Contended { expires_in, wait_mode: WaitMode::Poll }
+    }
+
+    /// A refusal, and how the owner learns of a change.
+    #[must_use]
+    pub const fn contended_until(expires_in: Option<Duration>, wait_mode: WaitMode) -> Self {
+        Self::Contended { expires_in, wait_mode }
     }
 }
 
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.text, self.remedy)
+/// How an owner whose request was refused learns that another one may succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitMode {
+    /// Not at all: the pool repeats the request after a pause.
+    Poll,
+    /// By [`Notifier::key_changed`].
+    Watch {
+        /// When to repeat the request at the latest. Zero if the answer was incomplete: the request, repeated at
+        /// once, gets the complete one.
+        retry_after: Duration,
+    },
+    /// By [`Notifier::head_of_queue`]: the owner is in the store's wait queue until it is released.
+    Queued {
+        /// When to repeat the request at the latest, to keep the position.
+        retry_after: Duration,
+    },
+}
+
+/// Whether the store has a lease under its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeaseStatus {
+    /// It has, and has done what was requested.
+    Held,
+    /// It has not: expired, deleted or taken. Leases of other owners are unchanged.
+    NotHeld,
+}
+
+/// The answer to a [`ReleaseRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// The keys were the owner's. They are free, or granted to the head of the store's wait queue. A successor that
+    /// was named has to send a request of its own.
+    Freed,
+    /// As [`Freed`](Self::Freed), and the successor is in the store's wait queue.
+    #[non_exhaustive]
+    SuccessorQueued {
+        /// When the successor has to send a request at the latest, to keep its position.
+        retry_after: Duration,
+    },
+    /// The keys were the owner's and no owner waited. They are granted to the successor, which confirms by a
+    /// request of its own at once.
+    SuccessorGranted,
+    /// At least one key was not the owner's. Leases of other owners are unchanged.
+    NotHeld,
+}
+
+impl ReleaseOutcome {
+    /// [`SuccessorQueued`](Self::SuccessorQueued), with the time for the successor's request.
+    #[must_use]
+    pub const fn successor_queued(retry_after: Duration) -> Self {
+        Self::SuccessorQueued { retry_after }
     }
 }
 
-/// A store that keeps locks.
+/// What a store can do beyond leases, and what it needs from the pool.
 ///
-/// Implementations serve either family: leases by ttl (a key with an expiry) and leases by session (a
-/// node that lives while a connection does, where renewing means asking whether the session lives).
+/// ```
+/// use lock_runtime::backend::Capabilities;
 ///
-/// Every future may be dropped at any await: the caller bounds each call in time and drops it. The
-/// request may have been applied all the same; that is why attempts are idempotent per owner and
-/// renewals and releases compare the owner. All futures run on the pool's driver, but for the first poll of an
-/// acquire or a release, which may be on the thread of a caller, in the context of the driver's runtime.
+/// let mut capabilities = Capabilities::default();
+/// assert!(capabilities.fencing);
+/// capabilities.local = true;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Calls complete on their first poll, without I/O. The pool then makes them on the caller's thread.
+    /// `false` by default.
+    pub local: bool,
+    /// Grants come with fencing tokens where a request asks for one. `true` by default.
+    pub fencing: bool,
+    /// A request with [`enqueue`](AcquireRequest::enqueue) for one held key puts its owner into a wait queue of the store.
+    /// `false` by default.
+    ///
+    /// An acquire of several keys then takes them one by one, under one owner and by the queue of each, before it
+    /// requests all of them. A release of all of them has to free each key that is the owner's, and to remove the owner
+    /// from the queue of each, whatever it answers.
+    pub wait_queue: bool,
+    /// A late answer is worth nothing, so the pool bounds how many acquires are under way: as many as are answered
+    /// promptly. The others wait in the process, in FIFO order. `false` by default.
+    pub paced: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self { local: false, fencing: true, wait_queue: false, paced: false }
+    }
+}
+
+/// A store that keeps leases.
 ///
-/// A panic counts as a request without an answer ([`Failure::Unknown`]), and the request is repeated. A call that
-/// blocks its thread keeps the pool's renewals waiting.
+/// Implementations are of two families: leases by ttl (a key with an expiry) and leases by session (a node that lives
+/// while a connection does; to renew means to ask whether the session lives).
 ///
-/// What reaches the driver together is given to the store together, so that it can leave in one write.
-/// The entries of one call have nothing to do with each other: one outcome each, in order.
+/// All methods take batches. Entries are independent, and outcomes are in input order. The entries of one call reached
+/// the driver together, so that they can leave in one write.
+///
+/// A returned future may be dropped at any await, because the pool bounds each call in time. The request may have
+/// been applied all the same. So `acquire` is idempotent per owner, and `renew` and `release` compare the owner.
+/// Futures run on the pool's driver. The first poll of an acquire or a release may be on a caller's thread, within the
+/// driver's runtime context.
+///
+/// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
+/// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
-    /// Takes note of where to tell what happens to keys. Called once, before any other call. A store
-    /// that cannot tell leaves it alone, and waiters have to poll.
-    fn attach(&self, bell: Bell) {
-        let _ = bell;
+    /// What the store can do. Constant for the life of the value.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
     }
 
-    /// Tries once to take all keys of each of `claims`.
+    /// Receives the pool's notifier. Called once, before any other call but [`capabilities`](Self::capabilities).
+    /// Waiters poll if a store does not use it.
+    fn subscribe(&self, notifier: Notifier) {
+        let _ = notifier;
+    }
+
+    /// Tries once to acquire all keys of each request.
     fn acquire(
         &self,
-        claims: &[Claim],
-    ) -> impl Future<Output = Vec<Result<Attempt, BackendError>>> + Send;
+        requests: &[AcquireRequest],
+    ) -> impl Future<Output = Vec<Result<AcquireOutcome, BackendError>>> + Send;
 
     /// Extends each lease to its ttl from now, or to what is left of its `min_hold` if that is longer.
     fn renew(
         &self,
         leases: &[LeaseRef],
-    ) -> impl Future<Output = Vec<Result<Held, BackendError>>> + Send;
+    ) -> impl Future<Output = Vec<Result<LeaseStatus, BackendError>>> + Send;
 
-    /// Frees each lease.
+    /// Ends each lease.
     fn release(
         &self,
-        releases: &[Release],
-    ) -> impl Future<Output = Vec<Result<Released, BackendError>>> + Send;
+        requests: &[ReleaseRequest],
+    ) -> impl Future<Output = Vec<Result<ReleaseOutcome, BackendError>>> + Send;
 
-    /// Asks whether the lease is still its owner's, without changing anything.
-    fn holds(&self, lease: &LeaseRef) -> impl Future<Output = Result<Held, BackendError>> + Send;
+    /// Reads whether the lease is its owner's, without a change.
+    fn is_held(
+        &self,
+        lease: &LeaseRef,
+    ) -> impl Future<Output = Result<LeaseStatus, BackendError>> + Send;
 
-    /// Whether calls finish at once, without I/O; they are then made on the caller's own thread.
-    fn in_place(&self) -> bool {
-        false
-    }
-
-    /// Whether a claim of one key that is `in_line` comes to stand in a line of the store's own when the key is
-    /// busy. Where it does, who waits for several keys takes them one after the other, under one owner and in the
-    /// line of each, before it asks for all of them. A release of all of them then has to free each that is the
-    /// owner's and to leave the line of each, whatever it answers. No by default.
-    fn has_lines(&self) -> bool {
-        false
-    }
-
-    /// Whether claims are kept back that the store has no time for. The pool then has as many at the store at once as
-    /// are answered promptly, and the others wait in this process, first come, first served. For a store where an
-    /// answer that is late is worth nothing. No by default.
-    fn is_paced(&self) -> bool {
-        false
-    }
-
-    /// Asks the store whether it is fit to serve, and for what could make it lose locks.
+    /// Reads whether the store can serve, and what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 
-    /// Lets go of connections. Calls that come later may fail.
+    /// Closes connections. Later calls may fail. Does nothing by default.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}
     }
-}
-
-/// How sure one can be about a request that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// Not sent, or refused for a reason that passes by itself (loading, failing over). Nothing was done.
-    NotNow,
-    /// Sent, and no answer came: it may have been done, or may yet be.
-    Unknown,
-    /// Refused for a reason that somebody has to remove (permissions, memory, a key of another type).
-    Refused,
-}
-
-/// What a store answered instead of doing what it was asked, or that it did not answer.
-#[derive(Clone)]
-pub struct BackendError {
-    failure: Failure,
-    message: String,
-    remedy: &'static str,
-    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
-}
-
-impl BackendError {
-    /// An error with a text that must not show secrets.
-    #[must_use]
-    pub fn new(failure: Failure, message: impl Into<String>) -> Self {
-        Self { failure, message: message.into(), remedy: "", source: None }
-    }
-
-    /// Adds what to do about it.
-    #[must_use]
-    pub fn remedy(mut self, remedy: &'static str) -> Self {
-        self.remedy = remedy;
-        self
-    }
-
-    /// Adds the client library's error.
-    #[must_use]
-    pub fn because(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Arc::new(source));
-        self
-    }
-
-    /// The same error, where nothing had been sent yet that could have been applied.
-    #[cfg(feature = "redis")]
-    pub(crate) fn before_sending(mut self) -> Self {
-        if self.failure == Failure::Unknown {
-            self.failure = Failure::NotNow;
-        }
-        self
-    }
-
-    /// The client library's error, if it is a `E`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn cause<E: std::error::Error + 'static>(&self) -> Option<&E> {
-        self.source.as_deref()?.downcast_ref()
-    }
-
-    /// The same error, where a grant had been made by then.
-    #[cfg(feature = "redis")]
-    pub(crate) fn after_a_grant(mut self) -> Self {
-        self.failure = Failure::Unknown;
-        self
-    }
-
-    /// How sure one can be about the request.
-    #[must_use]
-    pub fn failure(&self) -> Failure {
-        self.failure
-    }
-
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-
-    pub(crate) fn remedy_text(&self) -> &'static str {
-        self.remedy
-    }
-}
-
-impl fmt::Display for BackendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl fmt::Debug for BackendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BackendError({:?}: {})", self.failure, self.message)
-    }
-}
-
-impl std::error::Error for BackendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|error| error as _)
-    }
-}
-
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
-/// [`Backend`] behind a pointer, so that a pool has one type whatever its store. A panic of the store is the failure
-/// of the request, like an answer that never came.
-pub(crate) trait Store: Send + Sync {
-    fn attach(&self, bell: Bell);
-    fn acquire<'a>(&'a self, claims: &'a [Claim]) -> Boxed<'a, Vec<Result<Attempt, BackendError>>>;
-    fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>>;
-    fn release<'a>(
-        &'a self,
-        releases: &'a [Release],
-    ) -> Boxed<'a, Vec<Result<Released, BackendError>>>;
-    fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>>;
-    fn in_place(&self) -> bool;
-    fn has_lines(&self) -> bool;
-    fn is_paced(&self) -> bool;
-    fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
-    fn close(&self) -> Boxed<'_, ()>;
-}
-
-impl<B: Backend> Store for B {
-    fn attach(&self, bell: Bell) {
-        Backend::attach(self, bell);
-    }
-
-    fn acquire<'a>(&'a self, claims: &'a [Claim]) -> Boxed<'a, Vec<Result<Attempt, BackendError>>> {
-        Box::pin(answered(async { Backend::acquire(self, claims).await }, claims.len()))
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [LeaseRef]) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
-        Box::pin(answered(async { Backend::renew(self, leases).await }, leases.len()))
-    }
-
-    fn release<'a>(
-        &'a self,
-        releases: &'a [Release],
-    ) -> Boxed<'a, Vec<Result<Released, BackendError>>> {
-        Box::pin(answered(async { Backend::release(self, releases).await }, releases.len()))
-    }
-
-    fn holds<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<Held, BackendError>> {
-        let holds = panic_boundary::run(async { Backend::holds(self, lease).await });
-        Box::pin(async { holds.await.unwrap_or_else(|panic| Err(panic.into_error())) })
-    }
-
-    fn in_place(&self) -> bool {
-        panic_boundary::call(|| Backend::in_place(self)).unwrap_or(false)
-    }
-
-    fn has_lines(&self) -> bool {
-        panic_boundary::call(|| Backend::has_lines(self)).unwrap_or(false)
-    }
-
-    fn is_paced(&self) -> bool {
-        Backend::is_paced(self)
-    }
-
-    fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
-        let health = panic_boundary::run(async { Backend::health(self).await });
-        Box::pin(async { health.await.unwrap_or_else(|panic| Err(panic.into_error())) })
-    }
-
-    fn close(&self) -> Boxed<'_, ()> {
-        let close = panic_boundary::run(async { Backend::close(self).await });
-        Box::pin(async { drop(close.await) })
-    }
-}
-
-/// The outcomes of a call; after a panic its error for each of its `count` entries.
-async fn answered<T>(
-    call: impl Future<Output = Vec<Result<T, BackendError>>>,
-    count: usize,
-) -> Vec<Result<T, BackendError>> {
-    panic_boundary::run(call).await.unwrap_or_else(|panic| {
-        let error = panic.into_error();
-        (0..count).map(|_| Err(error.clone())).collect()
-    })
 }

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::backend::{BackendError, Failure};
+use crate::base::backend_error::{BackendError, FailureKind};
 
 /// What went wrong, in the terms a caller decides by.
 #[non_exhaustive]
@@ -23,15 +23,15 @@ pub enum ErrorKind {
     /// body had begun.
     Lost,
     /// No pool is installed under this name. Nothing ran.
-    NotConfigured,
+    PoolNotFound,
     /// Too many tasks of this process wait for the key already. Nothing ran.
     QueueFull,
     /// This very task holds the key; waiting would be a deadlock. Nothing ran.
-    Reentrant,
+    WouldDeadlock,
     /// The holder has let go: what [`LockGuard::lost`](crate::LockGuard::lost) resolves to if nothing is lost before.
     Released,
     /// The pool is shutting down. [`LockError::progress`] tells whether the body had begun.
-    Shutdown,
+    PoolClosed,
 }
 
 /// How far the work under a lock came before its error: the answer to "did it run?", whatever the kind.
@@ -107,7 +107,7 @@ impl LockError {
 
     #[cold]
     pub(crate) fn shutdown() -> Self {
-        Self::new(ErrorKind::Shutdown, "the pool is shutting down")
+        Self::new(ErrorKind::PoolClosed, "the pool is shutting down")
             .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
     }
 
@@ -128,7 +128,7 @@ impl LockError {
         self.with(|inner| {
             inner.cause = format!("{}: {}", inner.cause, error.message()).into();
             // What passes by itself is ridden out; the rest somebody has to see to.
-            if error.failure() == Failure::Refused {
+            if error.kind() == FailureKind::Rejected {
                 inner.remedy = error.remedy_text().into();
             }
             inner.source = Some(Arc::new(error));

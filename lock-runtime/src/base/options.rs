@@ -27,14 +27,14 @@ pub enum Renew {
     /// Never: the ttl is a hard limit on the hold.
     Off,
     /// Every third of the ttl.
-    Third,
+    Auto,
     /// At this interval: at least 2 ms, at most half of the ttl.
     Every(Duration),
 }
 
 impl From<bool> for Renew {
     fn from(renew: bool) -> Self {
-        if renew { Self::Third } else { Self::Off }
+        if renew { Self::Auto } else { Self::Off }
     }
 }
 
@@ -249,7 +249,7 @@ impl Policy {
     /// Fills `options` up from a pool's `defaults`, and checks what only the sum of both can tell.
     pub(crate) fn new(options: &LockOptions, defaults: &Defaults) -> Result<Self, LockError> {
         let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?;
-        let renew = options.renew.unwrap_or(Renew::Third);
+        let renew = options.renew.unwrap_or(Renew::Auto);
         let min_hold = options.min_hold.unwrap_or_default();
         let retry_delay = options.retry_delay.or(defaults.retry_delay);
         let policy = Self {
@@ -257,7 +257,7 @@ impl Policy {
             wait: options.wait.unwrap_or(defaults.wait),
             renew_every: match renew {
                 Renew::Off => None,
-                Renew::Third => Some(ttl.get() / 3),
+                Renew::Auto => Some(ttl.get() / 3),
                 Renew::Every(interval) => Some(interval),
             },
             max_hold: options.max_hold,
@@ -289,7 +289,7 @@ impl Policy {
     fn renewals_come_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
         let Some(interval) = self.renew_every else { return Ok(()) };
         let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.notice()));
-        if interval > longest && renew == Renew::Third {
+        if interval > longest && renew == Renew::Auto {
             let shortest = Ttl::shortest_renewed(defaults.drift_factor);
             return Err(refused(
                 format!(
@@ -351,7 +351,7 @@ impl Policy {
             "max_hold"
         } else if !self.min_hold.is_zero() {
             "min_hold"
-        } else if renew != Renew::Third {
+        } else if renew != Renew::Auto {
             "renew"
         } else {
             return Ok(());
@@ -400,7 +400,7 @@ mod tests {
             for drift_factor in [0.0, 0.01, 0.05, 0.1, 0.2, 0.25] {
                 let defaults = Defaults { ttl, drift_factor, ..Defaults::default() };
                 let fractions = (2..10_u32).map(|n| Renew::Every(ttl / n));
-                for renew in fractions.chain([Renew::Off, Renew::Third]) {
+                for renew in fractions.chain([Renew::Off, Renew::Auto]) {
                     let case = format!("{ttl:?} {drift_factor} {renew:?}");
                     let policy = Policy::new(&LockOptions::new().renew(renew), &defaults);
                     let Ok(policy) = policy else {

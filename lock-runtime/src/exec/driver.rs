@@ -114,7 +114,7 @@ impl Driver {
     /// The error for an answer that will never come: the driver's runtime has ended.
     #[cold]
     pub(crate) fn gone() -> LockError {
-        LockError::new(ErrorKind::Shutdown, "the runtime that drives the pool has ended")
+        LockError::new(ErrorKind::PoolClosed, "the runtime that drives the pool has ended")
             .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
     }
 }

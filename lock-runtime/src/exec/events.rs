@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tracing::{debug, trace, warn};
 
-use crate::backend::{BackendError, Released, Warning};
+use crate::backend::{BackendError, ReleaseOutcome, Warning};
 use crate::exec::event_thread::{self, is_wanted};
 use crate::lease::lease::{Lease, Loss};
 use crate::lock::acquire::Ask;
@@ -43,9 +43,9 @@ pub(crate) fn passed_on(lease: &Lease) {
     }
 }
 
-pub(crate) fn contended(engine: &Engine, ask: &Arc<Ask>, free_in: Option<Duration>) {
+pub(crate) fn contended(engine: &Engine, ask: &Arc<Ask>, expires_in: Option<Duration>) {
     if is_wanted!(DEBUG) {
-        let free_in_ms = free_in.map(millis);
+        let free_in_ms = expires_in.map(millis);
         tell!(debug, ask, engine.name(), free_in_ms, "contended");
     }
 }
@@ -71,9 +71,9 @@ pub(crate) fn lost(lease: &Lease, loss: Loss) {
     }
 }
 
-pub(crate) fn released(lease: &Lease, outcome: Released) {
+pub(crate) fn released(lease: &Lease, outcome: ReleaseOutcome) {
     if is_wanted!(DEBUG) {
-        let (held_ms, still_ours) = (millis(lease.held_for()), outcome != Released::No);
+        let (held_ms, still_ours) = (millis(lease.held_for()), outcome != ReleaseOutcome::NotHeld);
         tell!(debug, lease.ask, lease.pool, held_ms, still_ours, "released");
     }
 }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::oneshot;
 
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 
 /// What a panic said.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Panic {
     /// For a request to a store that came to nothing by it. By then the request may have been applied.
     #[cold]
     pub(crate) fn into_error(self) -> BackendError {
-        BackendError::new(Failure::Unknown, format!("the store panicked: {}", self.0))
+        BackendError::new(FailureKind::MaybeApplied, format!("the store panicked: {}", self.0))
             .remedy("it is a bug of the `Backend`: let it answer with a `BackendError` instead")
     }
 }

@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(
             round_trip.limit(),
             None,
-            "nothing is known yet, and the whole patience is given"
+            "nothing is known yet, and the whole request_timeout is given"
         );
         round_trip.answered(ms(1));
         for (limit, next) in [(250, 500), (500, 1_000), (100, 1_000)] {

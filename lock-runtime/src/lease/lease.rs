@@ -250,14 +250,14 @@ impl Tenure {
 }
 
 impl Lease {
-    /// Makes the one who asked the holder of `tenure`. `wanted` is what the store says of others, if it was
+    /// Makes the one who asked the holder of `tenure`. `contended` is what the store says of others, if it was
     /// asked.
     pub(crate) fn grant(
         engine: &Arc<Engine>,
         ask: Arc<Ask>,
         tenure: Tenure,
         asked_at: Instant,
-        wanted: Option<bool>,
+        contended: Option<bool>,
     ) -> LockGuard {
         let id = engine.registry.next_id();
         let pool = engine.name().clone();
@@ -265,7 +265,7 @@ impl Lease {
         engine.registry.enroll(&lease);
         engine.watchdog.watch(&lease);
         if let [key] = &*lease.ask.wire {
-            engine.queue.hold(key, &lease, wanted);
+            engine.queue.hold(key, &lease, contended);
         }
         events::acquired(&lease, lease.granted_at.since(asked_at));
         LockGuard::new(engine.clone(), lease)
@@ -410,12 +410,12 @@ impl Lease {
             keys: self.ask.wire.clone(),
             owner: self.owner,
             ttl: self.ttl.get(),
-            min_hold: self.keep_for(),
+            min_hold: self.free_after(),
         }
     }
 
     /// How long the store is to keep the lock still after its release.
-    pub(crate) fn keep_for(&self) -> Duration {
+    pub(crate) fn free_after(&self) -> Duration {
         let min_hold = self.ask.policy.min_hold;
         // Most have none, and then no clock is asked.
         if min_hold.is_zero() { min_hold } else { min_hold.saturating_sub(self.held_for()) }

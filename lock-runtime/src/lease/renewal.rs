@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, Failure, Held, Store};
+use crate::backend::{BackendError, DynBackend, FailureKind, LeaseStatus};
 use crate::base::clock::{Clock, Instant};
 use crate::exec::driver::Driver;
 use crate::exec::events;
@@ -20,10 +20,10 @@ pub(crate) struct Watchdog(Deadlines<Arc<Lease>>);
 
 /// What the watchdog works with.
 pub(crate) struct Tools {
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: Arc<dyn DynBackend>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
-    pub(crate) patience: Duration,
+    pub(crate) request_timeout: Duration,
 }
 
 /// Leases due within this span of each other share a round trip.
@@ -104,7 +104,7 @@ impl Watchdog {
     }
 
     fn beat(self: &Arc<Self>, tools: &Arc<Tools>, due: &[Arc<Lease>], now: Instant) {
-        // A lease that is soon to end has less patience with the store than the others have. And one that was
+        // A lease that is soon to end has less request_timeout with the store than the others have. And one that was
         // not renewed last time may be so for a reason of its own, a server of a cluster that is silent.
         let mut batches: [Batch; 4] = Default::default();
         for lease in due {
@@ -113,7 +113,7 @@ impl Watchdog {
                 // Until it is answered or given up, the batch is what looks after the lease.
                 Beat::Renew { last_call, in_doubt } => {
                     let left = last_call.since(now) / 2;
-                    let in_haste = left < tools.patience;
+                    let in_haste = left < tools.request_timeout;
                     batches[2 * usize::from(in_doubt) + usize::from(in_haste)]
                         .add(lease.clone(), left);
                 }
@@ -129,32 +129,41 @@ impl Watchdog {
             if !leases.is_empty() {
                 // A store needs time for each of a great many.
                 let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-                let patience = tools.patience.saturating_add(EACH.saturating_mul(count)).min(left);
-                tools.driver.spawn(self.clone().renew(tools.clone(), leases, patience));
+                let request_timeout =
+                    tools.request_timeout.saturating_add(EACH.saturating_mul(count)).min(left);
+                tools.driver.spawn(self.clone().renew(tools.clone(), leases, request_timeout));
             }
         }
     }
 
-    async fn renew(self: Arc<Self>, tools: Arc<Tools>, batch: Vec<Arc<Lease>>, patience: Duration) {
+    async fn renew(
+        self: Arc<Self>,
+        tools: Arc<Tools>,
+        batch: Vec<Arc<Lease>>,
+        request_timeout: Duration,
+    ) {
         let requests: Vec<_> = batch.iter().map(|lease| lease.to_store()).collect();
         let mut open =
             Unanswered { watchdog: &self, clock: tools.clock, leases: batch.into_iter() };
         let sent = tools.clock.now();
-        let answer = timeout(patience, tools.store.renew(&requests)).await;
+        let answer = timeout(request_timeout, tools.store.renew(&requests)).await;
         let now = tools.clock.now();
         let silence = || {
-            Err(BackendError::new(Failure::Unknown, "the store did not answer a renewal in time"))
+            Err(BackendError::new(
+                FailureKind::MaybeApplied,
+                "the store did not answer a renewal in time",
+            ))
         };
         let mut outcomes = answer.unwrap_or_default().into_iter();
         // Not by value: a drop half-way reports the leases that are left.
         for lease in open.leases.by_ref() {
             match outcomes.next().unwrap_or_else(silence) {
-                Ok(Held::Yes) => {
+                Ok(LeaseStatus::Held) => {
                     let every = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.renewed(sent, every);
                     events::renewed(&lease);
                 }
-                Ok(Held::No) => {
+                Ok(LeaseStatus::NotHeld) => {
                     if lease.lose(Loss::Taken) {
                         events::lost(&lease, Loss::Taken);
                     }
@@ -182,7 +191,7 @@ struct Unanswered<'a> {
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         for lease in self.leases.by_ref() {
-            let error = BackendError::new(Failure::Unknown, "a renewal was cut off");
+            let error = BackendError::new(FailureKind::MaybeApplied, "a renewal was cut off");
             lease.not_renewed(self.clock.now(), error);
             self.watchdog.watch(&lease);
         }

@@ -1,5 +1,5 @@
 //! How many claims are at the store at once. The others wait here, first come, first served: a claim that has not
-//! been sent uses up neither the ttl nor the patience of a request, and nothing has to be taken back of it. So what
+//! been sent uses up neither the ttl nor the request_timeout of a request, and nothing has to be taken back of it. So what
 //! is at the store is answered before it is given up, and renewals and releases, which do not wait here, come before
 //! new claims.
 
@@ -50,14 +50,14 @@ impl Admission {
     const FIRST: usize = 256;
     const MOST: usize = 4096;
 
-    /// `patience` is how long a request may take.
-    pub(crate) fn new(clock: Clock, patience: Duration) -> Arc<Self> {
+    /// `request_timeout` is how long a request may take.
+    pub(crate) fn new(clock: Clock, request_timeout: Duration) -> Arc<Self> {
         let size = Size { claims: Self::FIRST, debt: 0, shortest: None, shrunk_at: None };
         Arc::new(Self {
             room: Arc::new(Semaphore::new(Self::FIRST)),
             size: Mutex::new(size),
             clock,
-            slack: patience / 16,
+            slack: request_timeout / 16,
         })
     }
 

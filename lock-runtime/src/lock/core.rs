@@ -8,8 +8,8 @@ use std::time::Duration;
 use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
 
-use crate::backend::Store;
-use crate::backend::notifier::Bell;
+use crate::backend::DynBackend;
+
 use crate::base::clock::Clock;
 use crate::base::options::Defaults;
 use crate::exec::driver::Driver;
@@ -19,16 +19,17 @@ use crate::lease::tracker::Registry;
 use crate::lock::acquire::first_request::Outbox;
 use crate::lock::admission::{Admission, Permit};
 use crate::lock::undo::Undo;
+use crate::lock::wakeups;
 use crate::queue::wait_queue::Queue;
 
 pub(crate) struct Engine {
     /// Given when the pool is installed.
     name: OnceCell<Arc<str>>,
-    pub(crate) prefix: Box<str>,
+    pub(crate) key_prefix: Box<str>,
     pub(crate) defaults: Defaults,
     /// How long one request to the store may take.
-    pub(crate) patience: Duration,
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) request_timeout: Duration,
+    pub(crate) store: Arc<dyn DynBackend>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
     pub(crate) queue: Arc<Queue>,
@@ -41,27 +42,27 @@ pub(crate) struct Engine {
     /// For claims to a store that is paced.
     admission: Option<Arc<Admission>>,
     /// How long the process keeps a lock among its own tasks while others may want it.
-    pub(crate) handoff_slice: Duration,
-    pub(crate) open_window: Option<OpenWindow>,
+    pub(crate) local_handoff_limit: Duration,
+    pub(crate) barging_window: Option<BargingWindow>,
     tasks: [AbortHandle; 2],
 }
 
 /// When a lock that is handed on all the time is left free for a moment, for those who stand in no line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenWindow {
+pub(crate) struct BargingWindow {
     pub(crate) every: Duration,
     pub(crate) length: Duration,
 }
 
 /// What differs between pools.
 pub(crate) struct Plan {
-    pub(crate) prefix: Box<str>,
+    pub(crate) key_prefix: Box<str>,
     pub(crate) defaults: Defaults,
-    pub(crate) patience: Duration,
+    pub(crate) request_timeout: Duration,
     pub(crate) max_waiters: usize,
-    pub(crate) handoff_slice: Duration,
-    pub(crate) open_window: Option<OpenWindow>,
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) local_handoff_limit: Duration,
+    pub(crate) barging_window: Option<BargingWindow>,
+    pub(crate) store: Arc<dyn DynBackend>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
 }
@@ -69,29 +70,29 @@ pub(crate) struct Plan {
 impl Engine {
     pub(crate) fn start(plan: Plan) -> Arc<Self> {
         let Plan {
-            prefix,
+            key_prefix,
             defaults,
-            patience,
+            request_timeout,
             max_waiters,
-            handoff_slice,
-            open_window,
+            local_handoff_limit,
+            barging_window,
             store,
             clock,
             driver,
         } = plan;
         let queue = Arc::new(Queue::new(max_waiters, clock));
         let watchdog = Arc::<Watchdog>::default();
-        store.attach(Bell::of_pool(&queue, &watchdog, clock));
-        let tools = Tools { store: store.clone(), clock, driver: driver.clone(), patience };
+        store.subscribe(wakeups::notifier(&queue, &watchdog, clock));
+        let tools = Tools { store: store.clone(), clock, driver: driver.clone(), request_timeout };
         let tasks =
             [driver.keep(watchdog.clone().run(tools)), driver.keep(queue.clone().expire(clock))];
         let registry = Arc::new(Registry::new());
-        let admission = store.is_paced().then(|| Admission::new(clock, patience));
+        let admission = store.capabilities().paced.then(|| Admission::new(clock, request_timeout));
         Arc::new(Self {
             name: OnceCell::new(),
-            prefix,
+            key_prefix,
             defaults,
-            patience,
+            request_timeout,
             store,
             clock,
             driver,
@@ -102,8 +103,8 @@ impl Engine {
             round_trip: RoundTrip::default(),
             undo: Undo::default(),
             admission,
-            handoff_slice,
-            open_window,
+            local_handoff_limit,
+            barging_window,
             tasks,
         })
     }
@@ -124,18 +125,18 @@ impl Engine {
     }
 
     /// The least time that one claim is given, however short the caller's wait is: what one takes by experience, and
-    /// all the patience that there is while there is none.
+    /// all the request_timeout that there is while there is none.
     pub(crate) fn least(&self) -> Duration {
         const LEAST: Duration = Duration::from_millis(250);
-        let limit = self.round_trip.limit().unwrap_or(self.patience);
-        limit.max(LEAST).min(self.patience)
+        let limit = self.round_trip.limit().unwrap_or(self.request_timeout);
+        limit.max(LEAST).min(self.request_timeout)
     }
 
     /// How long a claim or a release may take at the store. A paced store gives up by itself what is silent, and is not cut off
     /// while it gets answers.
     pub(crate) fn request_patience(&self) -> Duration {
         let times = if self.admission.is_some() { 4 } else { 1 };
-        self.patience.saturating_mul(times)
+        self.request_timeout.saturating_mul(times)
     }
 
     /// Waits until the store has time for so many claims more; `None` at once for a store that has always.
@@ -150,7 +151,7 @@ impl Engine {
     /// Runs `work` to its end, whatever becomes of the caller: on the driver, or, where the store
     /// answers at once, as far as it gets on this thread.
     pub(crate) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if self.store.in_place() {
+        if self.store.capabilities().local {
             self.driver.begin(work);
         } else {
             self.driver.spawn(work);
@@ -176,7 +177,7 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockPool")
             .field("name", self.name())
-            .field("prefix", &self.prefix)
+            .field("key_prefix", &self.key_prefix)
             .field("defaults", &self.defaults)
             .finish_non_exhaustive()
     }

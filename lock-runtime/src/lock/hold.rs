@@ -14,12 +14,12 @@ use crate::queue::wait_queue::Wish;
 /// slice is over, or what is left of the lease would not do for the next.
 pub(crate) fn hand_on(engine: &Arc<Engine>, lease: &Arc<Lease>) -> bool {
     let [key] = &*lease.ask.wire else { return false };
-    let slice = engine.handoff_slice;
+    let slice = engine.local_handoff_limit;
     if slice.is_zero() || !engine.registry.is_open() {
         return false;
     }
     let now = engine.clock.now();
-    if engine.open_window.is_some_and(|window| engine.queue.is_stuffy(key, window.every, now)) {
+    if engine.barging_window.is_some_and(|window| engine.queue.is_stuffy(key, window.every, now)) {
         return false;
     }
     let next = engine.queue.hand_on(key, |ask, wanted| {

@@ -6,3 +6,4 @@ pub(crate) mod core;
 pub(crate) mod hold;
 pub(crate) mod release;
 pub(crate) mod undo;
+mod wakeups;

@@ -9,7 +9,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, Failure, LeaseRef, Owner, Release, Released, Successor};
+use crate::backend::{
+    BackendError, FailureKind, LeaseRef, Owner, ReleaseOutcome, ReleaseRequest, Successor,
+};
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -131,20 +133,20 @@ async fn go_alone(engine: Arc<Engine>, departure: Departure) {
 async fn keep_trying(
     engine: Arc<Engine>,
     mut departure: Departure,
-    mut release: Release,
+    mut release: ReleaseRequest,
     began: Instant,
     mut error: BackendError,
 ) {
-    // Twice the patience: long enough to be sure of a connection that went silent, and to try another. Then the
+    // Twice the request_timeout: long enough to be sure of a connection that went silent, and to try another. Then the
     // caller is told, whatever is still on its way.
-    let answer_by = began + engine.patience.saturating_mul(2);
+    let answer_by = began + engine.request_timeout.saturating_mul(2);
     let mut pause = Duration::from_millis(5);
     let mut unanswered = false;
     loop {
         let lease = &departure.lease;
         let now = engine.clock.now();
         events::not_released(lease, &error);
-        unanswered |= error.failure() == Failure::Unknown;
+        unanswered |= error.kind() == FailureKind::MaybeApplied;
         // Past this moment the store has forgotten the lease by itself.
         if now >= lease.stored_until() {
             // One of the tries without an answer may have given it to the successor.
@@ -158,7 +160,7 @@ async fn keep_trying(
             departure.answer(Err(LockError::backend(error)));
             return;
         }
-        if error.failure() == Failure::Refused || now >= answer_by {
+        if error.kind() == FailureKind::Rejected || now >= answer_by {
             departure.answer_without_success(&error);
         }
         let mut is_told = now >= answer_by;
@@ -166,7 +168,7 @@ async fn keep_trying(
             let lease = departure.lease.clone();
             let again = async {
                 engine.clock.sleep_until(now + pause).await;
-                release.keep_for = lease.keep_for();
+                release.free_after = lease.free_after();
                 release_once(&engine, &release).await
             };
             tokio::pin!(again);
@@ -195,8 +197,8 @@ async fn keep_trying(
 fn arrived(
     engine: &Arc<Engine>,
     mut departure: Departure,
-    release: &Release,
-    outcome: Released,
+    release: &ReleaseRequest,
+    outcome: ReleaseOutcome,
     unanswered: bool,
 ) {
     let lease = &departure.lease;
@@ -204,17 +206,19 @@ fn arrived(
     let heir = release.successor.map(|successor| successor.owner);
     let now = engine.clock.now();
     let inherited = match (outcome, heir) {
-        (Released::Behind { ask_again }, Some(heir)) => {
-            Some((Place::inherited(heir, now), ask_again))
+        (ReleaseOutcome::SuccessorQueued { retry_after }, Some(heir)) => {
+            Some((Place::inherited(heir, now), retry_after))
         }
-        (Released::Kept, Some(heir)) => Some((Place::inherited(heir, now), Duration::ZERO)),
+        (ReleaseOutcome::SuccessorGranted, Some(heir)) => {
+            Some((Place::inherited(heir, now), Duration::ZERO))
+        }
         // One of the tries without an answer may have put it in line.
-        (Released::No, Some(heir)) if unanswered => {
+        (ReleaseOutcome::NotHeld, Some(heir)) if unanswered => {
             Some((Place::unsure(heir, now, now + lease.ask.policy.ttl.get()), Duration::ZERO))
         }
         // Those of this process stay away from a lock that is left open, like all who stand in line.
-        _ if !release.leave_open.is_zero() => {
-            Owner::random().ok().map(|owner| (Place::new(owner, now), release.leave_open))
+        _ if !release.barging_window.is_zero() => {
+            Owner::random().ok().map(|owner| (Place::new(owner, now), release.barging_window))
         }
         _ => None,
     };
@@ -245,7 +249,7 @@ fn arrived(
     // When all that follows is under way itself: in between a shutdown would see nothing, and be over.
     engine.registry.strike(lease, true);
     // After a try without an answer, "not there" may be that try's doing.
-    let free = outcome != Released::No || unanswered;
+    let free = outcome != ReleaseOutcome::NotHeld || unanswered;
     departure.answer(if free { Ok(()) } else { Err(lost()) });
 }
 
@@ -260,23 +264,23 @@ pub(crate) async fn give_back(engine: &Arc<Engine>, place: Place, keys: Arc<[Key
 }
 
 /// What frees `lease`: now, or at the end of its `min_hold`; and who of this process is next.
-fn to_release(engine: &Engine, lease: &Lease) -> Release {
-    let release = Release {
+fn to_release(engine: &Engine, lease: &Lease) -> ReleaseRequest {
+    let release = ReleaseRequest {
         lease: lease.to_store(),
-        keep_for: lease.keep_for(),
+        free_after: lease.free_after(),
         successor: None,
-        leave_open: Duration::ZERO,
+        barging_window: Duration::ZERO,
     };
     let [key] = &*lease.ask.wire else { return release };
-    if !release.keep_for.is_zero() || !lease.has_turns() {
+    if !release.free_after.is_zero() || !lease.has_turns() {
         return release;
     }
     let now = engine.clock.now();
-    if let Some(window) = engine.open_window
+    if let Some(window) = engine.barging_window
         && engine.queue.is_stuffy(key, window.every, now)
     {
         engine.queue.air(key, now);
-        return Release { leave_open: window.length, ..release };
+        return ReleaseRequest { barging_window: window.length, ..release };
     }
     let heir = engine.queue.heir(key).zip(Owner::random().ok());
     let successor = heir.map(|(ask, owner)| {
@@ -284,7 +288,7 @@ fn to_release(engine: &Engine, lease: &Lease) -> Release {
         engine.queue.stand(key, owner);
         Successor { owner, ttl: ask.policy.ttl.get() }
     });
-    Release { successor, ..release }
+    ReleaseRequest { successor, ..release }
 }
 
 /// Waits until no renewal of these leases is on its way.
@@ -294,7 +298,7 @@ async fn settle(engine: &Engine, leases: &[Arc<Lease>]) {
             lease.settled().await;
         }
     };
-    let _ = timeout(engine.patience, all).await;
+    let _ = timeout(engine.request_timeout, all).await;
 }
 
 fn lost() -> LockError {
@@ -334,7 +338,10 @@ async fn clean_up(
     }
 }
 
-async fn release_once(engine: &Engine, release: &Release) -> Result<Released, BackendError> {
+async fn release_once(
+    engine: &Engine,
+    release: &ReleaseRequest,
+) -> Result<ReleaseOutcome, BackendError> {
     let one = std::slice::from_ref(release);
     let outcomes = timeout(engine.request_patience(), engine.store.release(one)).await;
     outcomes.unwrap_or_default().into_iter().next().unwrap_or_else(|| Err(silence()))
@@ -349,11 +356,11 @@ pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>
     settle(engine, &leases).await;
     let releases: Vec<_> = leases
         .iter()
-        .map(|lease| Release {
+        .map(|lease| ReleaseRequest {
             lease: lease.to_store(),
-            keep_for: lease.keep_for(),
+            free_after: lease.free_after(),
             successor: None,
-            leave_open: Duration::ZERO,
+            barging_window: Duration::ZERO,
         })
         .collect();
     let outcomes = timeout(engine.request_patience(), engine.store.release(&releases)).await;
@@ -374,6 +381,6 @@ pub(crate) async fn release_all(engine: &Arc<Engine>, mut leases: Vec<Arc<Lease>
 }
 
 pub(crate) fn silence() -> BackendError {
-    BackendError::new(Failure::Unknown, "the store did not answer a release in time")
+    BackendError::new(FailureKind::MaybeApplied, "the store did not answer a release in time")
         .remedy("the lock frees itself when its ttl is over; check the store and the network to it")
 }

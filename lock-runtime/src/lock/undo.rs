@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, LeaseRef, Release, Released};
+use crate::backend::{BackendError, LeaseRef, ReleaseOutcome, ReleaseRequest};
 use crate::base::clock::Instant;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::lease::tracker::Errand;
@@ -34,7 +34,7 @@ const LONGEST_IN_PART: Duration = Duration::from_millis(100);
 /// Dropped, it is left to its ttl.
 #[derive(Debug)]
 pub(crate) struct Leftover {
-    pub(crate) release: Release,
+    pub(crate) release: ReleaseRequest,
     /// Until then the keys stay taken.
     keep_until: Instant,
     /// Then the store has forgotten what it granted by then.
@@ -56,11 +56,11 @@ impl Leftover {
         unanswered: usize,
         errand: Errand,
     ) -> Self {
-        let release = Release {
+        let release = ReleaseRequest {
             lease,
-            keep_for: Duration::ZERO,
+            free_after: Duration::ZERO,
             successor: None,
-            leave_open: Duration::ZERO,
+            barging_window: Duration::ZERO,
         };
         Self {
             release,
@@ -75,22 +75,22 @@ impl Leftover {
     }
 
     /// What is sent at `now`.
-    pub(crate) fn release_at(&mut self, now: Instant) -> Release {
-        self.release.keep_for = self.keep_until.since(now);
+    pub(crate) fn release_at(&mut self, now: Instant) -> ReleaseRequest {
+        self.release.free_after = self.keep_until.since(now);
         self.release.clone()
     }
 
     /// Takes in what the store answered. When to send it again; `None` if it is over.
     pub(crate) fn answered(
         &mut self,
-        outcome: &Result<Released, BackendError>,
+        outcome: &Result<ReleaseOutcome, BackendError>,
         now: Instant,
     ) -> Option<Instant> {
         self.is_answered |= outcome.is_ok();
         match outcome {
             Ok(_) if now >= self.until => return None,
-            Ok(Released::No) | Err(_) => {}
-            Ok(_) if self.release.keep_for.is_zero() => self.met += 1,
+            Ok(ReleaseOutcome::NotHeld) | Err(_) => {}
+            Ok(_) if self.release.free_after.is_zero() => self.met += 1,
             Ok(_) => {}
         }
         if self.is_answered && self.met >= self.unanswered {
@@ -240,7 +240,7 @@ async fn work(mut at_work: AtWork) {
 async fn send(engine: &Arc<Engine>, mut batch: Vec<Leftover>, pause: Duration) -> Duration {
     let now = engine.clock.now();
     let releases: Vec<_> = batch.iter_mut().map(|leftover| leftover.release_at(now)).collect();
-    let outcomes = timeout(engine.patience, engine.store.release(&releases)).await;
+    let outcomes = timeout(engine.request_timeout, engine.store.release(&releases)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     let now = engine.clock.now();
     let (count, mut failures) = (batch.len(), 0);

@@ -255,7 +255,7 @@ async fn nested(pool: &LockPool) {
 
 fn connect(builder: crate::api::pool::PoolBuilder, scene: Scene) -> LockPool {
     let slice = if scene.hands_on { Duration::from_millis(5) } else { Duration::ZERO };
-    block_on(builder.on_current_runtime().handoff_slice(slice).connect()).unwrap()
+    block_on(builder.on_current_runtime().local_handoff_limit(slice).connect()).unwrap()
 }
 
 /// One who waits, unless told to give up, holds for a moment, and lets go in one of the possible ways.

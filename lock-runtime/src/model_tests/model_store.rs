@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Held, LeaseRef, Owner, Release, Released,
-    Standing, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
+    Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -29,7 +29,7 @@ pub(super) struct Server {
     // Never locked across a point at which shuttle may switch.
     keys: Mutex<Keys>,
     calm: Notify,
-    bells: Mutex<Vec<Option<Bell>>>,
+    notifiers: Mutex<Vec<Option<Notifier>>>,
 }
 
 #[derive(Default)]
@@ -67,10 +67,10 @@ enum Message {
 
 impl Server {
     pub(super) fn connect(self: &Arc<Self>) -> Client {
-        let mut bells = self.bells.lock().unwrap();
+        let mut notifiers = self.notifiers.lock().unwrap();
         // Replaced when the pool attaches its own.
-        let me = bells.len();
-        bells.push(None);
+        let me = notifiers.len();
+        notifiers.push(None);
         self.keys().processes += 1;
         Client { me, server: self.clone() }
     }
@@ -122,11 +122,11 @@ impl Server {
         keys.pending += messages.len();
         drop(keys);
         for (process, message) in messages {
-            let bell = self.bells.lock().unwrap()[process].clone();
+            let notifier = self.notifiers.lock().unwrap()[process].clone();
             let server = self.clone();
             spawn(async move {
-                if let Some(bell) = bell {
-                    server.deliver(process, &bell, message);
+                if let Some(notifier) = notifier {
+                    server.deliver(process, &notifier, message);
                 }
                 server.keys().pending -= 1;
                 server.calm.notify_waiters();
@@ -134,12 +134,12 @@ impl Server {
         }
     }
 
-    fn deliver(self: &Arc<Self>, process: usize, bell: &Bell, message: Message) {
+    fn deliver(self: &Arc<Self>, process: usize, notifier: &Notifier, message: Message) {
         match message {
-            Message::Changed(key) => bell.changed(key.as_str()),
-            Message::Wanted(key) => bell.wanted(key.as_str()),
+            Message::Changed(key) => notifier.key_changed(key.as_str()),
+            Message::Wanted(key) => notifier.contended(key.as_str()),
             Message::Called(key, owner, within) => {
-                if !bell.called(key.as_str(), &owner, within) {
+                if !notifier.head_of_queue(key.as_str(), &owner, within) {
                     let mut keys = self.keys();
                     keys.release(&key, Token { owner, process }, None);
                     self.send(keys);
@@ -151,7 +151,7 @@ impl Server {
 
 impl Keys {
     /// line.lua: claim
-    fn claim_in_line(&mut self, key: &Key, token: Token, claim: &Claim) -> Attempt {
+    fn claim_in_line(&mut self, key: &Key, token: Token, claim: &AcquireRequest) -> AcquireOutcome {
         let lock = self.by_name.entry(key.clone()).or_default();
         match lock.holder {
             Some(holder) if holder.owner != token.owner => {
@@ -166,7 +166,10 @@ impl Keys {
                     let wanted = Message::Wanted(key.clone());
                     self.messages.push((holder.process, wanted));
                 }
-                Attempt::Busy { free_in: None, standing: Standing::InLine { ask_again: NEVER } }
+                AcquireOutcome::Contended {
+                    expires_in: None,
+                    wait_mode: WaitMode::Queued { retry_after: NEVER },
+                }
             }
             holder => {
                 if holder.is_none() {
@@ -181,17 +184,20 @@ impl Keys {
     }
 
     /// acquire.lua, and `SET NX`
-    fn claim(&mut self, token: Token, claim: &Claim) -> Attempt {
+    fn claim(&mut self, token: Token, claim: &AcquireRequest) -> AcquireOutcome {
         let is_others = |lock: &Lock| lock.holder.is_some_and(|holder| holder.owner != token.owner);
         if claim.keys.iter().any(|key| self.by_name.get(key).is_some_and(is_others)) {
-            let asks_on = claim.attempt == 0 && (claim.in_line || claim.keys.len() > 1);
-            let ask_again = if asks_on { Duration::ZERO } else { NEVER };
+            let asks_on = claim.attempt == 0 && (claim.enqueue || claim.keys.len() > 1);
+            let retry_after = if asks_on { Duration::ZERO } else { NEVER };
             if claim.attempt > 0 {
                 for key in claim.keys.iter() {
                     self.by_name.entry(key.clone()).or_default().watchers.insert(token.process);
                 }
             }
-            return Attempt::Busy { free_in: None, standing: Standing::Watching { ask_again } };
+            return AcquireOutcome::Contended {
+                expires_in: None,
+                wait_mode: WaitMode::Watch { retry_after },
+            };
         }
         for key in claim.keys.iter() {
             let lock = self.by_name.entry(key.clone()).or_default();
@@ -203,22 +209,22 @@ impl Keys {
         self.grant(claim, Some(false))
     }
 
-    fn grant(&mut self, claim: &Claim, wanted: Option<bool>) -> Attempt {
-        let spare_fences = if claim.fencing { claim.spare_fences } else { 0 };
+    fn grant(&mut self, claim: &AcquireRequest, wanted: Option<bool>) -> AcquireOutcome {
+        let extra_fences = if claim.fencing { claim.extra_fences } else { 0 };
         let fence = claim.fencing.then(|| Fence::new(self.last_fence + 1));
         if claim.fencing {
-            self.last_fence += 1 + u64::from(spare_fences);
+            self.last_fence += 1 + u64::from(extra_fences);
         }
-        Attempt::Granted { fence, spare_fences, wanted }
+        AcquireOutcome::Acquired { fence, reserved_fences: extra_fences, contended: wanted }
     }
 
     /// line.lua: release
-    fn release(&mut self, key: &Key, token: Token, heir: Option<Owner>) -> Released {
+    fn release(&mut self, key: &Key, token: Token, heir: Option<Owner>) -> ReleaseOutcome {
         let heir = heir.map(|owner| Token { owner, ..token });
         let lock = self.by_name.entry(key.clone()).or_default();
         if lock.holder.map(|holder| holder.owner) != Some(token.owner) {
             lock.line.retain(|waiting| *waiting != token);
-            return Released::No;
+            return ReleaseOutcome::NotHeld;
         }
         let changed = |process| (process, Message::Changed(key.clone()));
         self.messages.extend(lock.watchers.drain().map(changed));
@@ -234,17 +240,21 @@ impl Keys {
                 self.messages.push(call(next, Duration::ZERO));
                 self.messages.extend(lock.line.front().map(|second| call(*second, NEVER)));
                 lock.line.extend(heir);
-                if heir.is_some() { Released::Behind { ask_again: NEVER } } else { Released::Yes }
+                if heir.is_some() {
+                    ReleaseOutcome::SuccessorQueued { retry_after: NEVER }
+                } else {
+                    ReleaseOutcome::Freed
+                }
             }
             (None, Some(heir)) => {
                 lock.holder = Some(heir);
                 lock.is_marked = false;
-                Released::Kept
+                ReleaseOutcome::SuccessorGranted
             }
             (None, None) => {
                 lock.holder = None;
                 lock.is_marked = false;
-                Released::Yes
+                ReleaseOutcome::Freed
             }
         }
     }
@@ -270,8 +280,8 @@ impl fmt::Debug for Server {
     }
 }
 
-fn held(yes: bool) -> Held {
-    if yes { Held::Yes } else { Held::No }
+fn held(yes: bool) -> LeaseStatus {
+    if yes { LeaseStatus::Held } else { LeaseStatus::NotHeld }
 }
 
 /// On its way there, or back.
@@ -280,17 +290,20 @@ async fn travel() {
 }
 
 impl Backend for Client {
-    fn attach(&self, bell: Bell) {
-        self.server.bells.lock().unwrap()[self.me] = Some(bell);
+    fn subscribe(&self, notifier: Notifier) {
+        self.server.notifiers.lock().unwrap()[self.me] = Some(notifier);
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         travel().await;
         let answers = claims.iter().map(|claim| {
             let mut keys = self.server.keys();
             let token = self.token(claim.owner);
             let answer = match &*claim.keys {
-                [key] if claim.in_line && claim.attempt > 0 => {
+                [key] if claim.enqueue && claim.attempt > 0 => {
                     keys.claim_in_line(key, token, claim)
                 }
                 _ => keys.claim(token, claim),
@@ -303,23 +316,26 @@ impl Backend for Client {
         answers
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         travel().await;
         let answers = leases.iter().map(|lease| Ok(held(self.server.keys().has(lease)))).collect();
         travel().await;
         answers
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         travel().await;
-        let outcomes = releases.iter().map(|Release { lease, successor, .. }| {
+        let outcomes = releases.iter().map(|ReleaseRequest { lease, successor, .. }| {
             let heir = successor.map(|successor| successor.owner);
             let token = self.token(lease.owner);
             let mut keys = self.server.keys();
-            let mut outcome = Released::Yes;
+            let mut outcome = ReleaseOutcome::Freed;
             for key in lease.keys.iter() {
                 match keys.release(key, token, heir) {
-                    Released::Yes => {}
+                    ReleaseOutcome::Freed => {}
                     other => outcome = other,
                 }
             }
@@ -331,12 +347,14 @@ impl Backend for Client {
         outcomes
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         Ok(held(self.server.keys().has(lease)))
     }
 
-    fn has_lines(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.wait_queue = true;
+        capabilities
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

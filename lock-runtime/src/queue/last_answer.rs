@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::options::Wait;
@@ -17,7 +17,7 @@ pub(crate) enum Word {
     Asked(Instant),
     /// Somebody holds it.
     Taken {
-        free_in: Option<Duration>,
+        expires_in: Option<Duration>,
     },
     Failed(BackendError),
 }
@@ -37,7 +37,7 @@ impl Word {
             Self::Asked(since) if now.since(*since) >= USUAL => {
                 let message = format!("the store has not answered for {:?}", now.since(*since));
                 LockError::backend(
-                    BackendError::new(Failure::Unknown, message)
+                    BackendError::new(FailureKind::MaybeApplied, message)
                         .remedy("check that the store is up and reachable"),
                 )
             }
@@ -45,14 +45,14 @@ impl Word {
                 Some(trouble) => LockError::backend(trouble.clone()),
                 None => conflict(wait, None),
             },
-            Self::Taken { free_in } => conflict(wait, *free_in),
+            Self::Taken { expires_in } => conflict(wait, *expires_in),
             Self::Failed(error) => LockError::backend(error.clone()),
         }
     }
 }
 
 #[cold]
-fn conflict(wait: Wait, free_in: Option<Duration>) -> LockError {
+fn conflict(wait: Wait, expires_in: Option<Duration>) -> LockError {
     let waited = match wait {
         Wait::For(Duration::ZERO) => "somebody else holds the lock".to_owned(),
         Wait::For(wait) => {
@@ -60,8 +60,8 @@ fn conflict(wait: Wait, free_in: Option<Duration>) -> LockError {
         }
         Wait::Forever => "somebody else holds the lock".to_owned(),
     };
-    let cause = match free_in {
-        Some(free_in) => format!("{waited}; unless renewed it is free in {free_in:?}"),
+    let cause = match expires_in {
+        Some(expires_in) => format!("{waited}; unless renewed it is free in {expires_in:?}"),
         None => waited,
     };
     LockError::new(ErrorKind::Conflict, cause)

@@ -11,7 +11,7 @@
 //!    the next waiter goes.
 //! 3. **It keeps a key, for a while.** A request that has waited for [`KEEP_AFTER`] keeps the permit of a key that
 //!    comes back from later ranks, and has the next missing key kept too. So keys that are never free at once are
-//!    had in the end. After [`keep_for`] it gives way: all goes back, and the keys stay open for as long as they
+//!    had in the end. After [`free_after`] it gives way: all goes back, and the keys stay open for as long as they
 //!    were kept. The time doubles with every try that fails.
 //! 4. **The earlier rank wins.** A key that is kept for a later rank is free for an earlier one. So no two requests
 //!    wait for each other.
@@ -29,7 +29,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 use crate::api::guard::LockGuard;
-use crate::backend::{BackendError, Failure, Owner};
+use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -58,7 +58,7 @@ fn keep_after() -> Duration {
 
 /// How long a request for several keys keeps some of them while others are missing, after `failures` such tries:
 /// from 50 ms to 1.6 s, less than the default wait of a single key.
-fn keep_for(failures: u32) -> Duration {
+fn free_after(failures: u32) -> Duration {
     Duration::from_millis(50 << failures.min(5))
 }
 
@@ -345,7 +345,7 @@ impl Queue {
         let key = lines.places.get(&id)?;
         match &lines.by_key.get(key)?.waiters.get(&id)?.wish {
             Wish::Several(several) => {
-                several.kept_since.map(|since| since + keep_for(several.failures))
+                several.kept_since.map(|since| since + free_after(several.failures))
             }
             Wish::Lease { .. } => None,
         }
@@ -545,14 +545,14 @@ impl Queue {
         // What was said meanwhile is newer than the answer.
         line.wanted |= wanted.unwrap_or(false);
         line.place = None;
-        line.word = Word::Taken { free_in: None };
+        line.word = Word::Taken { expires_in: None };
         // Unless it was lost at once, and its turn has passed on.
         if let Permit::Out(since) = &mut line.permit {
             *since = lease.granted_at;
         }
     }
 
-    /// From now on the line asks the store under this name, and waits for the returned bell.
+    /// From now on the line asks the store under this name, and waits for the returned notifier.
     pub(crate) fn stand(&self, key: &Key, owner: Owner) -> Arc<Notify> {
         let mut lines = self.lines();
         let line = lines.line(key, self.clock);
@@ -648,7 +648,7 @@ impl Queue {
         match word {
             Word::Taken { .. } => lines.trouble = None,
             // A refusal may be about this key alone.
-            Word::Failed(error) if error.failure() != Failure::Refused => {
+            Word::Failed(error) if error.kind() != FailureKind::Rejected => {
                 lines.trouble = Some(error.clone());
             }
             Word::NothingAsked | Word::Asked(_) | Word::Failed(_) => {}

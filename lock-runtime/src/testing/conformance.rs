@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::backend::notifier::Ear;
+use crate::backend::notifier::NotifySink;
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
-    Standing,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, FailureKind, LeaseRef, LeaseStatus,
+    Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode,
 };
 use crate::base::clock::Clock;
 use crate::base::fence::Fence;
@@ -35,25 +35,22 @@ const ANSWERED: Duration = Duration::from_secs(30);
 /// survives calls that are dropped, and gives fences that grow. Requests for one key race from two connections, from one
 /// connection, and from two threads of tokio's blocking pool.
 ///
-/// A failure that passes by itself ([`Failure::NotNow`], [`Failure::Unknown`]) is asked again where an acquire or a
+/// A store without the capability [`fencing`](crate::backend::Capabilities::fencing) has to refuse requests for a fence.
+///
+/// A failure that passes by itself ([`FailureKind::NotApplied`], [`FailureKind::MaybeApplied`]) is asked again where an acquire or a
 /// renewal meets it.
 ///
 /// # Panics
 /// With the rule that is broken, and if an answer takes longer than 30 seconds. Also outside of a tokio runtime.
 pub async fn conformance<B: Backend>(one: B, other: B) {
+    let fencing = one.capabilities().fencing;
     let suite = Arc::new(Suite::new(one, other));
     suite.all_but_fences().await;
-    suite.all_of_fences().await;
-}
-
-/// As [`conformance`], for a store that has no fences: one that is asked for must be refused.
-///
-/// # Panics
-/// With the rule that is broken.
-pub async fn conformance_without_fences<B: Backend>(one: B, other: B) {
-    let suite = Arc::new(Suite::new(one, other));
-    suite.all_but_fences().await;
-    suite.fences_are_refused().await;
+    if fencing {
+        suite.all_of_fences().await;
+    } else {
+        suite.fences_are_refused().await;
+    }
 }
 
 struct Suite<B> {
@@ -63,37 +60,37 @@ struct Suite<B> {
     rung: Arc<Rung>,
 }
 
-/// Hears the bell of both connections, as far as it is about [`CHANGING`].
+/// Hears the notifier of both connections, as far as it is about [`CHANGING`].
 #[derive(Default)]
 struct Rung(Notify);
 
 /// The key of which changes are told.
 const CHANGING: &str = "change";
 
-impl Ear for Arc<Rung> {
-    fn changed(&self, key: &str) {
+impl NotifySink for Arc<Rung> {
+    fn key_changed(&self, key: &str) {
         if key == CHANGING {
             self.0.notify_one();
         }
     }
 
-    fn all_changed(&self) {
+    fn resync(&self) {
         self.0.notify_one();
     }
 
-    fn called(&self, key: &str, _owner: &Owner, _within: Duration) -> bool {
-        self.changed(key);
+    fn head_of_queue(&self, key: &str, _owner: &Owner, _within: Duration) -> bool {
+        self.key_changed(key);
         true
     }
 
-    fn wanted(&self, _key: &str) {}
+    fn contended(&self, _key: &str) {}
 }
 
 impl<B: Backend> Suite<B> {
     fn new(one: B, other: B) -> Self {
         let rung = Arc::new(Rung::default());
-        one.attach(Bell::new(rung.clone()));
-        other.attach(Bell::new(rung.clone()));
+        one.subscribe(Notifier::new(rung.clone()));
+        other.subscribe(Notifier::new(rung.clone()));
         Self { one, other, clock: Clock::runtime(), rung }
     }
 
@@ -146,23 +143,31 @@ impl<B: Backend> Suite<B> {
         let theirs = claim(["exclusive"], LONG);
         granted(&self.one, &mine).await;
         for backend in [&self.one, &self.other] {
-            let free_in = busy(backend, &theirs).await;
+            let expires_in = busy(backend, &theirs).await;
             assert!(
-                free_in.is_none_or(|free_in| free_in <= LONG),
+                expires_in.is_none_or(|expires_in| expires_in <= LONG),
                 "the holder's time is at most its ttl"
             );
         }
         assert_eq!(
             holds(&self.other, &mine).await,
-            Held::Yes,
+            LeaseStatus::Held,
             "the owner is known to all connections"
         );
-        assert_eq!(holds(&self.other, &theirs).await, Held::No, "a busy attempt takes nothing");
-        assert_eq!(release(&self.one, &mine).await, Released::Yes, "the owner frees its lock");
+        assert_eq!(
+            holds(&self.other, &theirs).await,
+            LeaseStatus::NotHeld,
+            "a busy attempt takes nothing"
+        );
+        assert_eq!(
+            release(&self.one, &mine).await,
+            ReleaseOutcome::Freed,
+            "the owner frees its lock"
+        );
         granted(&self.other, &theirs).await;
         assert_eq!(
             release(&self.other, &theirs).await,
-            Released::Yes,
+            ReleaseOutcome::Freed,
             "the next owner frees its lock"
         );
     }
@@ -176,10 +181,14 @@ impl<B: Backend> Suite<B> {
         granted(&self.other, &mine).await;
         assert_eq!(
             release(&self.one, &mine).await,
-            Released::Yes,
+            ReleaseOutcome::Freed,
             "one release ends all its retries"
         );
-        assert_eq!(release(&self.one, &mine).await, Released::No, "a second release finds nothing");
+        assert_eq!(
+            release(&self.one, &mine).await,
+            ReleaseOutcome::NotHeld,
+            "a second release finds nothing"
+        );
         let theirs = claim(["retry"], LONG);
         granted(&self.one, &theirs).await;
         release(&self.one, &theirs).await;
@@ -188,21 +197,37 @@ impl<B: Backend> Suite<B> {
     async fn a_late_retry_for_less_time_shortens_nothing(&self) {
         let mine = claim(["late"], LONG);
         granted(&self.one, &mine).await;
-        granted(&self.one, &Claim { ttl: SHORT, attempt: 1, ..mine.clone() }).await;
+        granted(&self.one, &AcquireRequest { ttl: SHORT, attempt: 1, ..mine.clone() }).await;
         tokio::time::sleep(SHORT * 2).await;
         busy(&self.other, &claim(["late"], LONG)).await;
-        assert_eq!(release(&self.one, &mine).await, Released::Yes, "it is the owner's still");
+        assert_eq!(
+            release(&self.one, &mine).await,
+            ReleaseOutcome::Freed,
+            "it is the owner's still"
+        );
     }
 
     async fn only_the_owner_renews_and_releases(&self) {
         let mine = claim(["owner"], LONG);
         let theirs = claim(["owner"], LONG);
         granted(&self.one, &mine).await;
-        assert_eq!(release(&self.other, &theirs).await, Released::No, "a stranger frees nothing");
-        assert_eq!(renew(&self.other, &theirs).await, Held::No, "a stranger renews nothing");
-        assert_eq!(holds(&self.one, &mine).await, Held::Yes, "strangers change nothing");
+        assert_eq!(
+            release(&self.other, &theirs).await,
+            ReleaseOutcome::NotHeld,
+            "a stranger frees nothing"
+        );
+        assert_eq!(
+            renew(&self.other, &theirs).await,
+            LeaseStatus::NotHeld,
+            "a stranger renews nothing"
+        );
+        assert_eq!(holds(&self.one, &mine).await, LeaseStatus::Held, "strangers change nothing");
         release(&self.one, &mine).await;
-        assert_eq!(renew(&self.one, &mine).await, Held::No, "what is freed cannot be renewed");
+        assert_eq!(
+            renew(&self.one, &mine).await,
+            LeaseStatus::NotHeld,
+            "what is freed cannot be renewed"
+        );
         let theirs = claim(["owner"], LONG);
         granted(&self.other, &theirs).await;
         release(&self.other, &theirs).await;
@@ -220,13 +245,21 @@ impl<B: Backend> Suite<B> {
             lasted + Duration::from_millis(2) >= SHORT,
             "a grant of {SHORT:?} lasted {lasted:?}"
         );
-        assert_eq!(renew(&self.one, &mine).await, Held::No, "what has expired cannot be renewed");
+        assert_eq!(
+            renew(&self.one, &mine).await,
+            LeaseStatus::NotHeld,
+            "what has expired cannot be renewed"
+        );
         assert_eq!(
             release(&self.one, &mine).await,
-            Released::No,
+            ReleaseOutcome::NotHeld,
             "what has expired cannot be freed"
         );
-        assert_eq!(holds(&self.other, &theirs).await, Held::Yes, "the next owner is not disturbed");
+        assert_eq!(
+            holds(&self.other, &theirs).await,
+            LeaseStatus::Held,
+            "the next owner is not disturbed"
+        );
         release(&self.other, &theirs).await;
     }
 
@@ -236,7 +269,7 @@ impl<B: Backend> Suite<B> {
         granted(&self.one, &mine).await;
         let theirs = claim(["renewal"], LONG);
         while self.clock.now().since(began) < KEPT * 2 {
-            assert_eq!(renew(&self.one, &mine).await, Held::Yes, "a held lock is renewed");
+            assert_eq!(renew(&self.one, &mine).await, LeaseStatus::Held, "a held lock is renewed");
             busy(&self.other, &theirs).await;
             tokio::time::sleep(SHORT / 10).await;
         }
@@ -250,10 +283,18 @@ impl<B: Backend> Suite<B> {
         let theirs = claim(["ended"], LONG);
         self.granted_within(&self.other, &theirs, SHORT * 20).await;
         release(&self.other, &theirs).await;
-        assert_eq!(holds(&self.one, &mine).await, Held::No, "what has expired is not held");
+        assert_eq!(
+            holds(&self.one, &mine).await,
+            LeaseStatus::NotHeld,
+            "what has expired is not held"
+        );
         // Free, it may be taken again: a quorum does so where a node has lost it.
-        if renew(&self.one, &mine).await == Held::Yes {
-            assert_eq!(holds(&self.other, &mine).await, Held::Yes, "what is renewed is held");
+        if renew(&self.one, &mine).await == LeaseStatus::Held {
+            assert_eq!(
+                holds(&self.other, &mine).await,
+                LeaseStatus::Held,
+                "what is renewed is held"
+            );
             release(&self.one, &mine).await;
         }
         let theirs = claim(["ended"], LONG);
@@ -264,17 +305,21 @@ impl<B: Backend> Suite<B> {
     async fn every_key_of_a_lease_is_renewed(&self) {
         let mine = claim(["{every}:a", "{every}:b", "{every}:c"], KEPT);
         granted(&self.one, &mine).await;
-        let longer = Claim { ttl: LONG, ..mine.clone() };
-        assert_eq!(renew(&self.one, &longer).await, Held::Yes, "a held lock is renewed");
+        let longer = AcquireRequest { ttl: LONG, ..mine.clone() };
+        assert_eq!(renew(&self.one, &longer).await, LeaseStatus::Held, "a held lock is renewed");
         tokio::time::sleep(KEPT + SHORT).await;
         for key in mine.keys.iter() {
             let answer = attempt(&self.other, &claim([key.clone()], LONG)).await;
             assert!(
-                matches!(answer, Attempt::Busy { .. }),
+                matches!(answer, AcquireOutcome::Contended { .. }),
                 "a renewal extends every key, to the ttl that it names: {key} is free"
             );
         }
-        assert_eq!(holds(&self.other, &mine).await, Held::Yes, "several keys are renewed together");
+        assert_eq!(
+            holds(&self.other, &mine).await,
+            LeaseStatus::Held,
+            "several keys are renewed together"
+        );
         release(&self.one, &mine).await;
     }
 
@@ -282,23 +327,27 @@ impl<B: Backend> Suite<B> {
         for lost in 0..2 {
             let mine = claim(["{lost}:a", "{lost}:b"], LONG);
             granted(&self.one, &mine).await;
-            let one = |keys: &[Key]| Claim { keys: Arc::from(keys), ..mine.clone() };
+            let one = |keys: &[Key]| AcquireRequest { keys: Arc::from(keys), ..mine.clone() };
             release(&self.one, &one(&mine.keys[lost..=lost])).await;
             let theirs = claim([mine.keys[lost].clone()], LONG);
             granted(&self.other, &theirs).await;
             let answers = (holds(&self.one, &mine).await, renew(&self.one, &mine).await);
             assert_eq!(
                 answers,
-                (Held::No, Held::No),
+                (LeaseStatus::NotHeld, LeaseStatus::NotHeld),
                 "of several keys all are the owner's, or the lease is lost"
             );
             assert_eq!(
                 release(&self.one, &mine).await,
-                Released::No,
+                ReleaseOutcome::NotHeld,
                 "a release tells that one of several keys was not the owner's"
             );
             let is_theirs = holds(&self.other, &theirs).await;
-            assert_eq!(is_theirs, Held::Yes, "the owner of one of several keys is not disturbed");
+            assert_eq!(
+                is_theirs,
+                LeaseStatus::Held,
+                "the owner of one of several keys is not disturbed"
+            );
             release(&self.one, &one(&mine.keys[1 - lost..=1 - lost])).await;
             release(&self.other, &theirs).await;
         }
@@ -306,17 +355,21 @@ impl<B: Backend> Suite<B> {
 
     async fn several_keys_are_kept_past_their_ttl(&self) {
         let mine = claim(["{kept}:a", "{kept}:b"], SHORT);
-        let keep_for = SHORT * 3;
+        let free_after = SHORT * 3;
         let began = self.clock.now();
         granted(&self.one, &mine).await;
-        let kept = Release { keep_for, ..end(&mine) };
-        assert_eq!(released(&self.one, &[kept]).await, [Released::Yes], "a release may keep keys");
+        let kept = ReleaseRequest { free_after, ..end(&mine) };
+        assert_eq!(
+            released(&self.one, &[kept]).await,
+            [ReleaseOutcome::Freed],
+            "a release may keep keys"
+        );
         while self.clock.now().since(began) < SHORT * 2 {
             // Each for itself: both at once would be busy for the sake of one.
             for key in mine.keys.iter() {
                 let theirs = claim([key.clone()], LONG);
-                if let Attempt::Granted { .. } = attempt(&self.other, &theirs).await {
-                    let is_over = self.clock.now().since(began) >= keep_for;
+                if let AcquireOutcome::Acquired { .. } = attempt(&self.other, &theirs).await {
+                    let is_over = self.clock.now().since(began) >= free_after;
                     assert!(is_over, "a release keeps every key past its ttl: {key} is free");
                     release(&self.other, &theirs).await;
                 }
@@ -333,16 +386,16 @@ impl<B: Backend> Suite<B> {
     async fn only_the_owner_keeps(&self) {
         let mine = claim(["keeper"], LONG);
         granted(&self.one, &mine).await;
-        let theirs = Release { keep_for: SHORT / 2, ..end(&claim(["keeper"], LONG)) };
+        let theirs = ReleaseRequest { free_after: SHORT / 2, ..end(&claim(["keeper"], LONG)) };
         assert_eq!(
             released(&self.other, &[theirs]).await,
-            [Released::No],
+            [ReleaseOutcome::NotHeld],
             "a stranger keeps nothing taken"
         );
         tokio::time::sleep(SHORT).await;
         assert_eq!(
             holds(&self.one, &mine).await,
-            Held::Yes,
+            LeaseStatus::Held,
             "a stranger's release changes no owner's time"
         );
         release(&self.one, &mine).await;
@@ -352,20 +405,24 @@ impl<B: Backend> Suite<B> {
     /// gone.
     async fn an_end_of_the_ttl_is_found_as_told(&self) {
         granted(&self.one, &claim([CHANGING], SHORT)).await;
-        let mut theirs = Claim { in_line: self.other.has_lines(), ..claim([CHANGING], LONG) };
+        let mut theirs = AcquireRequest {
+            enqueue: self.other.capabilities().wait_queue,
+            ..claim([CHANGING], LONG)
+        };
         let found = async {
             loop {
                 let told = self.rung.0.notified();
-                let ask_again = match attempt(&self.other, &theirs).await {
-                    Attempt::Granted { .. } => return,
-                    Attempt::Busy { standing: Standing::Outside, .. } => SHORT / 10,
-                    Attempt::Busy {
-                        standing: Standing::Watching { ask_again } | Standing::InLine { ask_again },
+                let retry_after = match attempt(&self.other, &theirs).await {
+                    AcquireOutcome::Acquired { .. } => return,
+                    AcquireOutcome::Contended { wait_mode: WaitMode::Poll, .. } => SHORT / 10,
+                    AcquireOutcome::Contended {
+                        wait_mode:
+                            WaitMode::Watch { retry_after } | WaitMode::Queued { retry_after },
                         ..
-                    } => ask_again,
+                    } => retry_after,
                 };
                 // Told, or not: it is asked again.
-                let _ = timeout(ask_again, told).await;
+                let _ = timeout(retry_after, told).await;
                 theirs.attempt += 1;
             }
         };
@@ -378,10 +435,10 @@ impl<B: Backend> Suite<B> {
         let mine = claim(["kept"], LONG);
         granted(&self.one, &mine).await;
         let began = self.clock.now();
-        let kept = Release { keep_for: SHORT, ..end(&mine) };
+        let kept = ReleaseRequest { free_after: SHORT, ..end(&mine) };
         assert_eq!(
             released(&self.one, &[kept]).await,
-            [Released::Yes],
+            [ReleaseOutcome::Freed],
             "a release may keep the key"
         );
         let theirs = claim(["kept"], LONG);
@@ -397,17 +454,22 @@ impl<B: Backend> Suite<B> {
 
     async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
         let hold = SHORT * 4;
-        let mine = Claim { min_hold: hold, ..claim(["{min_hold}:a", "{min_hold}:b"], SHORT) };
+        let mine =
+            AcquireRequest { min_hold: hold, ..claim(["{min_hold}:a", "{min_hold}:b"], SHORT) };
         let theirs = claim(["{min_hold}:b"], LONG);
         let began = self.clock.now();
         granted(&self.one, &mine).await;
-        let late = Claim { min_hold: Duration::ZERO, attempt: 1, ..mine.clone() };
+        let late = AcquireRequest { min_hold: Duration::ZERO, attempt: 1, ..mine.clone() };
         granted(&self.one, &late).await;
         let min_hold = hold.saturating_sub(self.clock.now().since(began));
         let left = LeaseRef { min_hold, ..lease(&mine) };
         let renewed = answer(self.one.renew(&[left])).await;
         let renewed: Vec<_> = renewed.into_iter().map(Result::unwrap).collect();
-        assert_eq!(renewed, [Held::Yes], "what is kept for a min_hold is renewed like any other");
+        assert_eq!(
+            renewed,
+            [LeaseStatus::Held],
+            "what is kept for a min_hold is renewed like any other"
+        );
         // From here on nothing is heard of the owner.
         self.granted_within(&self.other, &theirs, SHORT * 40).await;
         let lasted = self.clock.now().since(began);
@@ -416,9 +478,13 @@ impl<B: Backend> Suite<B> {
             "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
         );
         release(&self.other, &theirs).await;
-        let mine = Claim { min_hold: LONG, ..claim(["{min_hold}:b"], SHORT) };
+        let mine = AcquireRequest { min_hold: LONG, ..claim(["{min_hold}:b"], SHORT) };
         granted(&self.one, &mine).await;
-        assert_eq!(release(&self.one, &mine).await, Released::Yes, "a release ends a min_hold");
+        assert_eq!(
+            release(&self.one, &mine).await,
+            ReleaseOutcome::Freed,
+            "a release ends a min_hold"
+        );
         let theirs = claim(["{min_hold}:b"], LONG);
         granted(&self.other, &theirs).await;
         release(&self.other, &theirs).await;
@@ -433,7 +499,7 @@ impl<B: Backend> Suite<B> {
         granted(&self.other, &rest).await;
         assert_eq!(
             release(&self.one, &pair).await,
-            Released::Yes,
+            ReleaseOutcome::Freed,
             "several keys are freed together"
         );
         busy(&self.one, &overlap).await;
@@ -444,35 +510,40 @@ impl<B: Backend> Suite<B> {
         granted(&self.one, &overlap).await;
         assert_eq!(
             renew(&self.one, &overlap).await,
-            Held::Yes,
+            LeaseStatus::Held,
             "several keys are renewed together"
         );
         release(&self.one, &overlap).await;
     }
 
     async fn who_stands_in_line_takes_several_keys_one_by_one(&self) {
-        if !self.one.has_lines() {
+        if !self.one.capabilities().wait_queue {
             return;
         }
         for gives_up in [true, false] {
-            let all = Claim { attempt: 1, ..claim(["{climb}:a", "{climb}:b"], LONG) };
+            let all = AcquireRequest { attempt: 1, ..claim(["{climb}:a", "{climb}:b"], LONG) };
             let step = |at: usize| {
                 let keys = Arc::from([all.keys[at].clone()]);
-                Claim { keys, in_line: true, ..all.clone() }
+                AcquireRequest { keys, enqueue: true, ..all.clone() }
             };
             let theirs = claim(["{climb}:b"], LONG);
             granted(&self.other, &theirs).await;
             granted(&self.one, &step(0)).await;
             let answer = attempt(&self.one, &step(1)).await;
-            let Attempt::Busy { standing: Standing::InLine { .. }, .. } = answer else {
+            let AcquireOutcome::Contended { wait_mode: WaitMode::Queued { .. }, .. } = answer
+            else {
                 panic!("whoever waits stands in line: {answer:?}");
             };
             busy(&self.one, &all).await;
-            assert_eq!(renew(&self.one, &step(0)).await, Held::Yes, "the first is the owner's");
+            assert_eq!(
+                renew(&self.one, &step(0)).await,
+                LeaseStatus::Held,
+                "the first is the owner's"
+            );
             if gives_up {
                 assert_eq!(
                     release(&self.one, &all).await,
-                    Released::No,
+                    ReleaseOutcome::NotHeld,
                     "not all were the owner's"
                 );
                 let first = claim(["{climb}:a"], LONG);
@@ -486,7 +557,11 @@ impl<B: Backend> Suite<B> {
                 release(&self.other, &theirs).await;
                 granted(&self.one, &step(1)).await;
                 granted(&self.one, &all).await;
-                assert_eq!(release(&self.one, &all).await, Released::Yes, "all were the owner's");
+                assert_eq!(
+                    release(&self.one, &all).await,
+                    ReleaseOutcome::Freed,
+                    "all were the owner's"
+                );
             }
         }
     }
@@ -498,15 +573,17 @@ impl<B: Backend> Suite<B> {
         }
         let leases: Vec<_> = claims.iter().map(lease).collect();
         let releases: Vec<_> = claims.iter().map(end).collect();
-        let expected: Vec<_> =
-            (0..10).map(|n| if n % 2 == 0 { Held::Yes } else { Held::No }).collect();
+        let expected: Vec<_> = (0..10)
+            .map(|n| if n % 2 == 0 { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+            .collect();
         assert_eq!(
             renewed(&self.one, &leases).await,
             expected,
             "a batch of renewals answers in order"
         );
-        let expected: Vec<_> =
-            (0..10).map(|n| if n % 2 == 0 { Released::Yes } else { Released::No }).collect();
+        let expected: Vec<_> = (0..10)
+            .map(|n| if n % 2 == 0 { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
+            .collect();
         assert_eq!(
             released(&self.one, &releases).await,
             expected,
@@ -524,18 +601,18 @@ impl<B: Backend> Suite<B> {
         let mut asked = theirs.clone();
         let told = loop {
             match attempt(&self.other, &asked).await {
-                Attempt::Busy { standing: Standing::Outside, .. } => {
+                AcquireOutcome::Contended { wait_mode: WaitMode::Poll, .. } => {
                     release(&self.one, &mine).await;
                     return;
                 }
                 // A first answer may be one for a single try; and behind a short one the next is the full one.
-                Attempt::Busy { standing: Standing::Watching { ask_again }, .. }
-                    if asked.attempt == 0 || (ask_again.is_zero() && asked.attempt < 10) =>
-                {
+                AcquireOutcome::Contended {
+                    wait_mode: WaitMode::Watch { retry_after }, ..
+                } if asked.attempt == 0 || (retry_after.is_zero() && asked.attempt < 10) => {
                     asked.attempt += 1;
                 }
-                Attempt::Busy { .. } => break self.rung.0.notified(),
-                Attempt::Granted { .. } => panic!("two owners at once"),
+                AcquireOutcome::Contended { .. } => break self.rung.0.notified(),
+                AcquireOutcome::Acquired { .. } => panic!("two owners at once"),
             }
         };
         release(&self.one, &mine).await;
@@ -570,13 +647,13 @@ impl<B: Backend> Suite<B> {
         let claims: Vec<_> = odd.iter().map(|key| claim([*key], LONG)).collect();
         for claim in &claims {
             let answer = attempt(&self.one, claim).await;
-            let is_granted = matches!(answer, Attempt::Granted { .. });
+            let is_granted = matches!(answer, AcquireOutcome::Acquired { .. });
             assert!(is_granted, "{:?} is a key of its own", claim.keys);
         }
         for claim in &claims {
             assert_eq!(
                 release(&self.other, claim).await,
-                Released::Yes,
+                ReleaseOutcome::Freed,
                 "{:?} is its own key",
                 claim.keys
             );
@@ -593,7 +670,10 @@ impl<B: Backend> Suite<B> {
             let (rival, next) =
                 tokio::join!(attempt(&self.one, &rival), attempt(&self.other, &next));
             for attempt in [rival, next] {
-                assert!(matches!(attempt, Attempt::Busy { .. }), "two owners at once: {attempt:?}");
+                assert!(
+                    matches!(attempt, AcquireOutcome::Contended { .. }),
+                    "two owners at once: {attempt:?}"
+                );
             }
             inside.set(inside.get() + 1);
             release(backend, &mine).await;
@@ -602,14 +682,19 @@ impl<B: Backend> Suite<B> {
     }
 
     /// The fence, if one was asked for, of the grant that ends a wait.
-    async fn granted_within(&self, backend: &B, claim: &Claim, limit: Duration) -> Option<Fence> {
+    async fn granted_within(
+        &self,
+        backend: &B,
+        claim: &AcquireRequest,
+        limit: Duration,
+    ) -> Option<Fence> {
         let mut claim = claim.clone();
         let deadline = self.clock.now() + limit;
         loop {
             match one(answer(backend.acquire(std::slice::from_ref(&claim))).await) {
-                Ok(Attempt::Granted { fence, .. }) => return fence,
+                Ok(AcquireOutcome::Acquired { fence, .. }) => return fence,
                 // A store of several servers may be of two minds at the moment when a lock ends.
-                Ok(Attempt::Busy { .. }) => {}
+                Ok(AcquireOutcome::Contended { .. }) => {}
                 Err(error) => passes(&error),
             }
             assert!(self.clock.now() < deadline, "{:?} is not free after {limit:?}", claim.keys);
@@ -619,38 +704,38 @@ impl<B: Backend> Suite<B> {
     }
 }
 
-fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Claim {
+fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> AcquireRequest {
     let keys: Arc<[Key]> = keys.into_iter().map(Into::into).collect();
     let owner = Owner::random().unwrap();
     let min_hold = Duration::ZERO;
-    Claim {
+    AcquireRequest {
         keys,
         owner,
         ttl,
         min_hold,
         fencing: false,
-        spare_fences: 0,
+        extra_fences: 0,
         attempt: 0,
-        in_line: false,
+        enqueue: false,
     }
 }
 
-fn lease(claim: &Claim) -> LeaseRef {
-    let Claim { keys, owner, ttl, min_hold, .. } = claim.clone();
+fn lease(claim: &AcquireRequest) -> LeaseRef {
+    let AcquireRequest { keys, owner, ttl, min_hold, .. } = claim.clone();
     LeaseRef { keys, owner, ttl, min_hold }
 }
 
-fn end(claim: &Claim) -> Release {
-    Release {
+fn end(claim: &AcquireRequest) -> ReleaseRequest {
+    ReleaseRequest {
         lease: lease(claim),
-        keep_for: Duration::ZERO,
+        free_after: Duration::ZERO,
         successor: None,
-        leave_open: Duration::ZERO,
+        barging_window: Duration::ZERO,
     }
 }
 
 /// One answer that counts. A failure that passes by itself is asked again, as a pool does.
-async fn attempt<B: Backend>(backend: &B, claim: &Claim) -> Attempt {
+async fn attempt<B: Backend>(backend: &B, claim: &AcquireRequest) -> AcquireOutcome {
     let mut claim = claim.clone();
     let asked = async {
         loop {
@@ -666,10 +751,10 @@ async fn attempt<B: Backend>(backend: &B, claim: &Claim) -> Attempt {
 }
 
 /// A store of several servers may be of two minds at the moment when a lock ends; then it is asked again.
-async fn granted<B: Backend>(backend: &B, claim: &Claim) -> Option<Fence> {
+async fn granted<B: Backend>(backend: &B, claim: &AcquireRequest) -> Option<Fence> {
     let mut claim = claim.clone();
     for _ in 0..60 {
-        if let Attempt::Granted { fence, .. } = attempt(backend, &claim).await {
+        if let AcquireOutcome::Acquired { fence, .. } = attempt(backend, &claim).await {
             return fence;
         }
         claim.attempt += 1;
@@ -678,17 +763,17 @@ async fn granted<B: Backend>(backend: &B, claim: &Claim) -> Option<Fence> {
     panic!("{:?} should have been free", claim.keys);
 }
 
-async fn busy<B: Backend>(backend: &B, claim: &Claim) -> Option<Duration> {
+async fn busy<B: Backend>(backend: &B, claim: &AcquireRequest) -> Option<Duration> {
     match attempt(backend, claim).await {
-        Attempt::Busy { free_in, .. } => free_in,
-        Attempt::Granted { .. } => panic!("{:?} has two owners", claim.keys),
+        AcquireOutcome::Contended { expires_in, .. } => expires_in,
+        AcquireOutcome::Acquired { .. } => panic!("{:?} has two owners", claim.keys),
     }
 }
 
 /// Asks once. A failure that passes by itself is no grant.
-async fn takes<B: Backend>(backend: &B, claim: &Claim) -> bool {
+async fn takes<B: Backend>(backend: &B, claim: &AcquireRequest) -> bool {
     match one(answer(backend.acquire(std::slice::from_ref(claim))).await) {
-        Ok(attempt) => matches!(attempt, Attempt::Granted { .. }),
+        Ok(attempt) => matches!(attempt, AcquireOutcome::Acquired { .. }),
         Err(error) => {
             passes(&error);
             false
@@ -696,11 +781,11 @@ async fn takes<B: Backend>(backend: &B, claim: &Claim) -> bool {
     }
 }
 
-async fn renew<B: Backend>(backend: &B, claim: &Claim) -> Held {
+async fn renew<B: Backend>(backend: &B, claim: &AcquireRequest) -> LeaseStatus {
     one(renewed(backend, &[lease(claim)]).await)
 }
 
-async fn renewed<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<Held> {
+async fn renewed<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<LeaseStatus> {
     let asked = async {
         loop {
             let outcomes = backend.renew(leases).await;
@@ -715,22 +800,22 @@ async fn renewed<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<Held> {
     answer(asked).await
 }
 
-async fn release<B: Backend>(backend: &B, claim: &Claim) -> Released {
+async fn release<B: Backend>(backend: &B, claim: &AcquireRequest) -> ReleaseOutcome {
     one(released(backend, &[end(claim)]).await)
 }
 
-async fn released<B: Backend>(backend: &B, releases: &[Release]) -> Vec<Released> {
+async fn released<B: Backend>(backend: &B, releases: &[ReleaseRequest]) -> Vec<ReleaseOutcome> {
     let outcomes = answer(backend.release(releases)).await;
     assert_eq!(outcomes.len(), releases.len(), "one outcome for each release");
     outcomes.into_iter().map(Result::unwrap).collect()
 }
 
-async fn holds<B: Backend>(backend: &B, claim: &Claim) -> Held {
-    answer(backend.holds(&lease(claim))).await.unwrap()
+async fn holds<B: Backend>(backend: &B, claim: &AcquireRequest) -> LeaseStatus {
+    answer(backend.is_held(&lease(claim))).await.unwrap()
 }
 
 /// Any of the outcomes of a race is fine, and what it left is freed.
-async fn free_all<B: Backend>(backend: &B, claims: &[Claim]) {
+async fn free_all<B: Backend>(backend: &B, claims: &[AcquireRequest]) {
     let releases: Vec<_> = claims.iter().map(end).collect();
     released(backend, &releases).await;
 }
@@ -745,7 +830,7 @@ async fn answer<T>(asked: impl Future<Output = T>) -> T {
 /// # Panics
 /// If `error` does not pass by itself.
 fn passes(error: &BackendError) {
-    assert!(error.failure() != Failure::Refused, "the store refuses: {error}");
+    assert!(error.kind() != FailureKind::Rejected, "the store refuses: {error}");
 }
 
 fn one<T>(mut outcomes: Vec<T>) -> T {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Release, Released,
-    Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 
 /// What goes wrong with one request.
@@ -24,7 +24,7 @@ pub enum Fault {
     /// The request is served at once, and its reply comes late.
     DelayReply(Duration),
     /// The request is not served; the caller is told so.
-    Fail(Failure),
+    Fail(FailureKind),
 }
 
 /// A kind of request.
@@ -38,9 +38,9 @@ pub enum Operation {
     Release,
 }
 
-/// Decides what goes wrong with the requests of a [`Faulty`] backend, and counts them.
+/// Decides what goes wrong with the requests of a [`FaultyBackend`] backend, and counts them.
 #[derive(Clone, Debug, Default)]
-pub struct Faults(Arc<Mutex<Plan>>);
+pub struct FaultPlan(Arc<Mutex<Plan>>);
 
 #[derive(Debug, Default)]
 struct Plan {
@@ -51,7 +51,7 @@ struct Plan {
     releases: usize,
 }
 
-impl Faults {
+impl FaultPlan {
     /// The next `operation` that has nothing planned for it yet meets `fault`.
     pub fn plan(&self, operation: Operation, fault: Fault) {
         self.lock().planned.push_back((operation, fault));
@@ -112,25 +112,28 @@ impl Fault {
 
 /// `B`, with faults.
 #[derive(Debug)]
-pub struct Faulty<B> {
+pub struct FaultyBackend<B> {
     backend: Arc<B>,
-    faults: Faults,
+    faults: FaultPlan,
 }
 
-impl<B: Backend> Faulty<B> {
-    /// Wraps `backend`; nothing goes wrong before the returned [`Faults`] say so.
-    pub fn new(backend: B) -> (Self, Faults) {
-        let faults = Faults::default();
+impl<B: Backend> FaultyBackend<B> {
+    /// Wraps `backend`; nothing goes wrong before the returned [`FaultPlan`] say so.
+    pub fn new(backend: B) -> (Self, FaultPlan) {
+        let faults = FaultPlan::default();
         (Self { backend: Arc::new(backend), faults: faults.clone() }, faults)
     }
 }
 
-impl<B: Backend> Backend for Faulty<B> {
-    fn attach(&self, bell: Bell) {
-        self.backend.attach(bell);
+impl<B: Backend> Backend for FaultyBackend<B> {
+    fn subscribe(&self, notifier: Notifier) {
+        self.backend.subscribe(notifier);
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let fault = self.faults.meet(Operation::Acquire);
         if let Fault::DelayRequest(delay) = fault {
             // Arrives also when its sender has given up meanwhile, as on a network.
@@ -139,7 +142,8 @@ impl<B: Backend> Backend for Faulty<B> {
                 tokio::time::sleep(delay).await;
                 backend.acquire(&late).await
             });
-            let gone = || Err(BackendError::new(Failure::Unknown, "the runtime has ended"));
+            let gone =
+                || Err(BackendError::new(FailureKind::MaybeApplied, "the runtime has ended"));
             return late.await.unwrap_or_else(|_| claims.iter().map(|_| gone()).collect());
         }
         if let Err(error) = fault.before().await {
@@ -150,7 +154,7 @@ impl<B: Backend> Backend for Faulty<B> {
         answers
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let fault = self.faults.meet(Operation::Renew);
         if let Err(error) = fault.before().await {
             return leases.iter().map(|_| Err(error.clone())).collect();
@@ -160,7 +164,10 @@ impl<B: Backend> Backend for Faulty<B> {
         answer
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let fault = self.faults.meet(Operation::Release);
         if let Err(error) = fault.before().await {
             return releases.iter().map(|_| Err(error.clone())).collect();
@@ -170,16 +177,15 @@ impl<B: Backend> Backend for Faulty<B> {
         answer
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
-        self.backend.holds(lease).await
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        self.backend.is_held(lease).await
     }
 
-    fn is_paced(&self) -> bool {
-        self.backend.is_paced()
-    }
-
-    fn has_lines(&self) -> bool {
-        self.backend.has_lines()
+    fn capabilities(&self) -> Capabilities {
+        // Local calls would be faulted on the caller's thread.
+        let mut capabilities = self.backend.capabilities();
+        capabilities.local = false;
+        capabilities
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

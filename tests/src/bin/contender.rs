@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if let (Some(ttl), Some(patience)) = (args.next(), args.next()) {
         let patience = Duration::from_millis(patience.parse()?);
         pool = pool.ttl(Duration::from_millis(ttl.parse()?));
-        pool = pool.patience(patience).node_patience(patience);
+        pool = pool.request_timeout(patience).node_timeout(patience);
     }
     let pool = pool.connect().await?;
     loop {

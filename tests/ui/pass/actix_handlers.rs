@@ -10,21 +10,21 @@ struct Payment {
 }
 
 #[derive(Debug)]
-struct Failure(LockError);
+struct FailureKind(LockError);
 
-impl From<LockError> for Failure {
+impl From<LockError> for FailureKind {
     fn from(error: LockError) -> Self {
         Self(error)
     }
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for FailureKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl ResponseError for Failure {}
+impl ResponseError for FailureKind {}
 
 #[distributed_lock(key = "order:<id>", ttl = "5s", on_error = |error| HttpResponse::Conflict().body(error.to_string()))]
 async fn settle(id: web::Path<u64>) -> HttpResponse {
@@ -32,7 +32,7 @@ async fn settle(id: web::Path<u64>) -> HttpResponse {
 }
 
 #[distributed_lock(key = "order:<payment.order>")]
-async fn pay(payment: web::Json<Payment>) -> Result<HttpResponse, Failure> {
+async fn pay(payment: web::Json<Payment>) -> Result<HttpResponse, FailureKind> {
     Ok(HttpResponse::Ok().body(payment.order.to_string()))
 }
 
@@ -40,13 +40,13 @@ async fn pay(payment: web::Json<Payment>) -> Result<HttpResponse, Failure> {
 async fn both(
     path: web::Path<(String, u64)>,
     web::Query((tenant, id)): web::Query<(String, u64)>,
-) -> Result<impl Responder, Failure> {
+) -> Result<impl Responder, FailureKind> {
     Ok(format!("{path:?} {tenant} {id}"))
 }
 
 #[get("/report/{id}")]
 #[distributed_lock(key = "report:<id>")]
-async fn routed(id: web::Path<u64>) -> Result<impl Responder, Failure> {
+async fn routed(id: web::Path<u64>) -> Result<impl Responder, FailureKind> {
     Ok(id.to_string())
 }
 

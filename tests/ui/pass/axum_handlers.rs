@@ -20,15 +20,15 @@ struct Payment {
     amount: u64,
 }
 
-struct Failure(LockError);
+struct FailureKind(LockError);
 
-impl From<LockError> for Failure {
+impl From<LockError> for FailureKind {
     fn from(error: LockError) -> Self {
         Self(error)
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for FailureKind {
     fn into_response(self) -> Response {
         let status = if self.0.is_conflict() {
             StatusCode::CONFLICT
@@ -40,13 +40,13 @@ impl IntoResponse for Failure {
 }
 
 #[distributed_lock(key = "<app.tenant>:order:<id>", ttl = "5s")]
-async fn settle(State(app): State<App>, Path(id): Path<u64>) -> Result<Json<u64>, Failure> {
+async fn settle(State(app): State<App>, Path(id): Path<u64>) -> Result<Json<u64>, FailureKind> {
     drop(app);
     Ok(Json(id))
 }
 
 #[distributed_lock(key = "order:<payment.order>")]
-async fn pay(Json(payment): Json<Payment>) -> Result<impl IntoResponse, Failure> {
+async fn pay(Json(payment): Json<Payment>) -> Result<impl IntoResponse, FailureKind> {
     if payment.amount == 0 {
         return Ok((StatusCode::BAD_REQUEST, String::new()));
     }

@@ -3,18 +3,18 @@
 
 use lock_runtime::{FromLockError, LockError, distributed_lock};
 
-type Answer<T> = Result<T, Failure>;
+type Answer<T> = Result<T, FailureKind>;
 
 #[derive(Debug)]
-struct Failure;
+struct FailureKind;
 
-impl From<LockError> for Failure {
+impl From<LockError> for FailureKind {
     fn from(_: LockError) -> Self {
         Self
     }
 }
 
-impl From<std::num::ParseIntError> for Failure {
+impl From<std::num::ParseIntError> for FailureKind {
     fn from(_: std::num::ParseIntError) -> Self {
         Self
     }
@@ -48,8 +48,8 @@ async fn dynamic() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 }
 
 #[distributed_lock(key = "d")]
-async fn infallible_value() -> Result<std::convert::Infallible, Failure> {
-    Err(Failure)
+async fn infallible_value() -> Result<std::convert::Infallible, FailureKind> {
+    Err(FailureKind)
 }
 
 fn main() {}

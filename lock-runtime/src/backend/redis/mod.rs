@@ -43,38 +43,41 @@ use self::protocol::scriptless::{Cause, Plain};
 use self::quorum::Quorum;
 use self::routing::cluster::Cluster;
 use self::url::{Endpoint, Scripts};
-use crate::backend::{Setting, Store};
+use crate::backend::{BackendConfig, DynBackend};
 use crate::base::error::LockError;
 
 /// Opens the store at `url`, whose scheme is one of this folder's.
-pub(crate) async fn open(url: &str, setting: Setting<'_>) -> Result<Arc<dyn Store>, LockError> {
+pub(crate) async fn open(
+    url: &str,
+    config: BackendConfig<'_>,
+) -> Result<Arc<dyn DynBackend>, LockError> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     if scheme == "redlock" {
-        return Ok(Arc::new(Quorum::connect(url, setting).await?));
+        return Ok(Arc::new(Quorum::connect(url, config).await?));
     }
     if scheme.ends_with("+cluster") {
-        return Ok(Arc::new(Cluster::connect(url, setting).await?));
+        return Ok(Arc::new(Cluster::connect(url, config).await?));
     }
-    let names = Names::of_server(setting.prefix);
+    let names = Names::of_server(config.key_prefix);
     if Service::is_named_by(url) {
         let service = Service::parse(url)?;
-        let setting = setting.with_connect_timeout(service.master.connect_timeout);
-        let sentinels = Sentinels::new(service, setting).await?;
-        let server = Server::connect(sentinels, names, setting).await?;
+        let config = config.with_connect_timeout(service.master.connect_timeout);
+        let sentinels = Sentinels::new(service, config).await?;
+        let server = Server::connect(sentinels, names, config).await?;
         return Ok(Arc::new(server.map_err(|unfit| LockError::backend(unfit.into_error()))?));
     }
-    let dialer = Dialer::new(Endpoint::parse(url)?.of_pool(setting)?).await?;
-    let setting = setting.with_connect_timeout(dialer.endpoint().connect_timeout);
+    let dialer = Dialer::new(Endpoint::parse(url)?.of_pool(config)?).await?;
+    let config = config.with_connect_timeout(dialer.endpoint().connect_timeout);
     let scripts = dialer.endpoint().scripts;
     let cause = if scripts == Scripts::Off {
         Cause::Wish
     } else {
-        match Server::connect(dialer.clone(), names.clone(), setting).await? {
+        match Server::connect(dialer.clone(), names.clone(), config).await? {
             Ok(server) => return Ok(Arc::new(server)),
             Err(Unfit::NoScripts(refusal)) if scripts != Scripts::On => Cause::Refusal(refusal),
             Err(unfit) => return Err(LockError::backend(unfit.into_error())),
         }
     };
     dialer.endpoint().wants_no_replicas("Redis without scripts")?;
-    Ok(Arc::new(Plain::connect(dialer, &names, setting, cause).await?))
+    Ok(Arc::new(Plain::connect(dialer, &names, config, cause).await?))
 }

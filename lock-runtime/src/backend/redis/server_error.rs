@@ -2,7 +2,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 
 /// The server's answer that it does not have the script of this hash.
 pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
@@ -181,100 +181,106 @@ pub(crate) const SHARE_A_SLOT: &str = "locks that are taken together have to sha
 /// The same at an endpoint that may also be a node of a quorum.
 const SHARE_A_SLOT_HERE: &str = "locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`; a node of a quorum that checks slots is written as a cluster, `redis+cluster://host`";
 
-fn refusal(code: &str, detail: &str) -> (Failure, String, &'static str) {
+fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
     let said = format!("answered {code} {detail}");
     match code {
         "NOAUTH" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             "wants a password".to_owned(),
             "put it into the URL: `redis://:password@host:6379`, or `redis://user:password@host:6379`",
         ),
         "WRONGPASS" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             "does not accept the user or the password".to_owned(),
             "check both in the URL; special characters are percent-encoded there",
         ),
         "NOPERM" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`",
         ),
         "WRONGTYPE" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "the lock's key, its `<key>:lock_runtime:line` or `lock_runtime:fence` holds something that is not ours: rename one of the two. A hash under the lock's key is probably a lock of Redisson, which uses another format",
         ),
         "OOM" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "raise `maxmemory` or free memory; keep `maxmemory-policy noeviction`, other policies drop locks",
         ),
         "MISCONF" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "the server cannot write its snapshot and refuses writes; look at its log and its disk",
         ),
-        "NOREPLICAS" => {
-            (Failure::Refused, said, "`min-replicas-to-write` is not met; look after the replicas")
-        }
+        "NOREPLICAS" => (
+            FailureKind::Rejected,
+            said,
+            "`min-replicas-to-write` is not met; look after the replicas",
+        ),
         "READONLY" => (
-            Failure::NotNow,
+            FailureKind::NotApplied,
             said,
             "the server is a replica, or was one a moment ago; point the URL at the master",
         ),
         "LOADING" | "MASTERDOWN" | "UNBLOCKED" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => (
-            Failure::NotNow,
+            FailureKind::NotApplied,
             said,
             "the server cannot serve yet; it was asked again until the wait was over",
         ),
         "MOVED" | "ASK" => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "the server is part of a Redis Cluster: write `redis+cluster://` instead of `redis://`",
         ),
-        "CROSSSLOT" => (Failure::Refused, said, SHARE_A_SLOT_HERE),
-        "ERR" if detail.contains("same slot") => (Failure::Refused, said, SHARE_A_SLOT_HERE),
+        "CROSSSLOT" => (FailureKind::Rejected, said, SHARE_A_SLOT_HERE),
+        "ERR" if detail.contains("same slot") => (FailureKind::Rejected, said, SHARE_A_SLOT_HERE),
         "ERR" if detail.contains("cluster support disabled") => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "the server is part of no Redis Cluster: write `redis://` instead of `redis+cluster://`",
         ),
         // Its slot is on the way to another server, and the script has removed a key that it then wanted to read.
         "ERR" if detail.contains("attempted to access a non local key") => (
-            Failure::Unknown,
+            FailureKind::MaybeApplied,
             said,
             "the slot is being moved to another server of the cluster; it was asked again until the wait was over",
         ),
-        "ERR" if detail.starts_with("max number of clients") => {
-            (Failure::NotNow, said, "raise `maxclients` on the server, or close unused connections")
-        }
+        "ERR" if detail.starts_with("max number of clients") => (
+            FailureKind::NotApplied,
+            said,
+            "raise `maxclients` on the server, or close unused connections",
+        ),
         _ => (
-            Failure::Refused,
+            FailureKind::Rejected,
             said,
             "the server refuses what a lock needs; it has to be Redis or Valkey 6.2 or newer",
         ),
     }
 }
 
-fn breakdown(error: &RedisError) -> (Failure, String, &'static str) {
+fn breakdown(error: &RedisError) -> (FailureKind, String, &'static str) {
     const CHECK: &str =
         "check that the server is up and reachable, and the host and port in the URL";
     const HANGS_UP: &str = "check that the server is up, and the host and port in the URL; it also hangs up at `maxclients` connections, on clients without TLS (`rediss://`) and on those without a certificate (`?cert=/path.pem&key=/path.key`)";
     match error.kind() {
         ErrorKind::AuthenticationFailed => (
-            Failure::Refused,
+            FailureKind::Rejected,
             "does not accept the user or the password".to_owned(),
             "check both in the URL; special characters are percent-encoded there",
         ),
-        ErrorKind::Io => {
-            (Failure::Unknown, "closed the connection before it answered".to_owned(), HANGS_UP)
-        }
+        ErrorKind::Io => (
+            FailureKind::MaybeApplied,
+            "closed the connection before it answered".to_owned(),
+            HANGS_UP,
+        ),
         ErrorKind::Parse => (
-            Failure::Unknown,
+            FailureKind::MaybeApplied,
             "does not speak the Redis protocol".to_owned(),
             "check the port in the URL; TLS needs `rediss://`",
         ),
-        _ => (Failure::Unknown, format!("failed: {error}"), CHECK),
+        _ => (FailureKind::MaybeApplied, format!("failed: {error}"), CHECK),
     }
 }
 

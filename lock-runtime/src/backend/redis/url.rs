@@ -9,7 +9,7 @@ use percent_encoding::percent_decode_str;
 use redis::{ProtocolVersion, RedisConnectionInfo};
 use url::{Host, Url};
 
-use crate::backend::Setting;
+use crate::backend::BackendConfig;
 use crate::backend::Warning;
 use crate::backend::credentials::Provider;
 use crate::base::error::{ErrorKind, LockError};
@@ -196,8 +196,8 @@ impl Endpoint {
     }
 
     /// With the provider of the pool's credentials, if it has one.
-    pub(crate) fn of_pool(self, setting: Setting<'_>) -> Result<Self, LockError> {
-        self.with_credentials(setting.credentials)
+    pub(crate) fn of_pool(self, config: BackendConfig<'_>) -> Result<Self, LockError> {
+        self.with_credentials(config.credentials)
     }
 
     /// With `provider` in place of the URL's password.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, Failure, Owner, Standing};
+use crate::backend::{BackendError, FailureKind, Owner, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::options::Policy;
@@ -59,29 +59,29 @@ impl Place {
     pub(crate) fn busy(
         &mut self,
         policy: &Policy,
-        free_in: Option<Duration>,
-        standing: Standing,
+        expires_in: Option<Duration>,
+        wait_mode: WaitMode,
     ) -> Duration {
         self.attempt += 1;
-        self.in_line |= matches!(standing, Standing::InLine { .. });
+        self.in_line |= matches!(wait_mode, WaitMode::Queued { .. });
         let poll = policy.retry_delay.map_or_else(|| self.poll(), jitter::below);
-        match standing {
+        match wait_mode {
             // Who counts its attempts makes them, also where the store would wake it.
-            Standing::InLine { ask_again } | Standing::Watching { ask_again }
+            WaitMode::Queued { retry_after } | WaitMode::Watch { retry_after }
                 if policy.retry_count.is_some() =>
             {
-                if ask_again.is_zero() {
+                if retry_after.is_zero() {
                     poll
                 } else {
-                    ask_again.min(poll)
+                    retry_after.min(poll)
                 }
             }
-            Standing::InLine { ask_again } | Standing::Watching { ask_again } => ask_again,
+            WaitMode::Queued { retry_after } | WaitMode::Watch { retry_after } => retry_after,
             // Stores round an expiry up to a millisecond.
-            Standing::Outside if policy.retry_delay.is_none() => {
-                poll.min(free_in.map_or(poll, |it| it.saturating_add(Duration::from_millis(1))))
+            WaitMode::Poll if policy.retry_delay.is_none() => {
+                poll.min(expires_in.map_or(poll, |it| it.saturating_add(Duration::from_millis(1))))
             }
-            Standing::Outside => poll,
+            WaitMode::Poll => poll,
         }
     }
 
@@ -89,7 +89,7 @@ impl Place {
     /// to ask again.
     pub(crate) fn failed(&mut self, error: &BackendError, until: Instant) -> Duration {
         self.attempt += 1;
-        if error.failure() == Failure::Unknown {
+        if error.kind() == FailureKind::MaybeApplied {
             self.unanswered += 1;
             self.haunted_until = self.haunted_until.max(until);
         }

@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::api::guard::LockGuard;
-use crate::backend::{Attempt, BackendError, Claim, Failure};
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::fence::Fences;
@@ -39,7 +39,7 @@ pub(crate) struct FirstAsk {
     pub(crate) id: u64,
     pub(crate) turn: Turn,
     pub(crate) ask: Arc<Ask>,
-    pub(crate) claim: Claim,
+    pub(crate) claim: AcquireRequest,
     pub(crate) since: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) errand: Errand,
@@ -67,8 +67,8 @@ impl Outbox {
         if !engine.driver.is_gone()
             && let Some(trip) = self.at_once(engine)
         {
-            let patience = patience(engine, engine.least(), &ask.ask);
-            return engine.driver.begin(first_requests(trip, patience, vec![ask]));
+            let request_timeout = time_limit(engine, engine.least(), &ask.ask);
+            return engine.driver.begin(first_requests(trip, request_timeout, vec![ask]));
         }
         let mut letters = self.letters();
         letters.asks.push(ask);
@@ -86,7 +86,7 @@ impl Outbox {
 
     /// A trip for the caller to begin, if the store is here or nothing else is under way.
     fn at_once(&self, engine: &Arc<Engine>) -> Option<Trip> {
-        if engine.store.in_place() {
+        if engine.store.capabilities().local {
             return Some(Trip { engine: engine.clone(), is_counted: false });
         }
         let mut letters = self.letters();
@@ -166,9 +166,9 @@ impl Post {
             }
             let least = self.engine.least();
             while let Some(first) = asks.first() {
-                // Usually all of them. One that has less patience must not cut the others' short.
-                let its = patience(&self.engine, least, &first.ask);
-                let differs = |ask: &mut FirstAsk| patience(&self.engine, least, &ask.ask) != its;
+                // Usually all of them. One that has less request_timeout must not cut the others' short.
+                let its = time_limit(&self.engine, least, &first.ask);
+                let differs = |ask: &mut FirstAsk| time_limit(&self.engine, least, &ask.ask) != its;
                 let others = asks.extract_if(.., differs).collect();
                 spawn(first_requests(self.trip(), its, std::mem::replace(&mut asks, others)));
             }
@@ -203,9 +203,9 @@ fn take_batch<T>(all: &mut Vec<T>) -> Vec<T> {
     std::mem::replace(all, rest)
 }
 
-/// How long a first request may take. A single try gets all the patience that there is for one request; a longer
+/// How long a first request may take. A single try gets all the request_timeout that there is for one request; a longer
 /// one ends with the wait, and has at least what a request takes: the wait bounds when another one may begin.
-fn patience(engine: &Engine, least: Duration, ask: &Ask) -> Duration {
+fn time_limit(engine: &Engine, least: Duration, ask: &Ask) -> Duration {
     let waits = match ask.policy.wait {
         Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
         Wait::For(wait) => wait.max(least),
@@ -213,7 +213,7 @@ fn patience(engine: &Engine, least: Duration, ask: &Ask) -> Duration {
     engine.request_patience().min(waits).min(ask.policy.ttl.belief())
 }
 
-async fn first_requests(trip: Trip, patience: Duration, mut firsts: Vec<FirstAsk>) {
+async fn first_requests(trip: Trip, request_timeout: Duration, mut firsts: Vec<FirstAsk>) {
     let engine = trip.engine();
     let permit = admitted(&engine, &mut firsts).await;
     if firsts.is_empty() {
@@ -221,27 +221,27 @@ async fn first_requests(trip: Trip, patience: Duration, mut firsts: Vec<FirstAsk
     }
     let claims: Vec<_> = firsts.iter().map(|first| first.claim.clone()).collect();
     let sent = engine.clock.now();
-    let patience = patience.min(left(&engine, &firsts, sent));
-    let mut answers = ask_store(&engine, &claims, sent, patience).await.into_iter();
+    let request_timeout = request_timeout.min(left(&engine, &firsts, sent));
+    let mut answers = ask_store(&engine, &claims, sent, request_timeout).await.into_iter();
     drop(trip);
     if let (1.., Some(permit)) = (answers.len(), permit) {
         permit.answered();
     }
     for first in firsts {
-        let answer = answers.next().unwrap_or_else(|| Err(silence(patience)));
+        let answer = answers.next().unwrap_or_else(|| Err(silence(request_timeout)));
         answered(&engine, first, sent, answer);
     }
 }
 
 /// Puts `claims` to the store at `sent`, and learns from it how long that takes. Nothing if they are not answered
-/// within `patience`.
+/// within `request_timeout`.
 pub(crate) async fn ask_store(
     engine: &Engine,
-    claims: &[Claim],
+    claims: &[AcquireRequest],
     sent: Instant,
-    patience: Duration,
-) -> Vec<Result<Attempt, BackendError>> {
-    match timeout(patience, engine.store.acquire(claims)).await {
+    request_timeout: Duration,
+) -> Vec<Result<AcquireOutcome, BackendError>> {
+    match timeout(request_timeout, engine.store.acquire(claims)).await {
         Ok(answers) => {
             if answers.iter().any(Result::is_ok) {
                 engine.round_trip.answered(engine.clock.now().since(sent));
@@ -249,7 +249,7 @@ pub(crate) async fn ask_store(
             answers
         }
         Err(_) => {
-            engine.round_trip.silent(patience);
+            engine.round_trip.silent(request_timeout);
             Vec::new()
         }
     }
@@ -262,9 +262,9 @@ async fn admitted(engine: &Arc<Engine>, firsts: &mut Vec<FirstAsk>) -> Option<Pe
     if let Poll::Ready(permit) = poll_once(admission.as_mut()).await {
         return permit;
     }
-    // A single try gets all the patience that there is for one request.
+    // A single try gets all the request_timeout that there is for one request.
     let ends = |first: &FirstAsk| match first.ask.policy.wait {
-        Wait::For(Duration::ZERO) => Some(first.since + engine.patience),
+        Wait::For(Duration::ZERO) => Some(first.since + engine.request_timeout),
         Wait::For(_) | Wait::Forever => first.deadline,
     };
     loop {
@@ -313,7 +313,7 @@ fn left(engine: &Engine, firsts: &[FirstAsk], now: Instant) -> Duration {
 #[cold]
 fn crowded(waited: Duration) -> BackendError {
     let text = format!("other claims of this process were before this one for {waited:?}");
-    BackendError::new(Failure::NotNow, text).remedy(
+    BackendError::new(FailureKind::NotApplied, text).remedy(
         "the store answers more slowly than locks are asked for: raise `wait`, shed load, or spread the locks over more stores",
     )
 }
@@ -322,7 +322,7 @@ fn answered(
     engine: &Arc<Engine>,
     first: FirstAsk,
     sent: Instant,
-    answer: Result<Attempt, BackendError>,
+    answer: Result<AcquireOutcome, BackendError>,
 ) {
     // Counted in until the answer is dealt with.
     let FirstAsk { id, turn, ask, claim, since, deadline, errand: _errand, reply } = first;
@@ -330,28 +330,28 @@ fn answered(
     let mut place = Place::new(claim.owner, since);
     let answer = match answer {
         // Granted at the store, but so late that it cannot be believed any more.
-        Ok(Attempt::Granted { .. }) if now >= sent + ask.policy.ttl.belief() => {
+        Ok(AcquireOutcome::Acquired { .. }) if now >= sent + ask.policy.ttl.belief() => {
             Err(silence(now.since(sent)))
         }
         answer => answer,
     };
     let (word, pause) = match answer {
-        Ok(Attempt::Granted { fence, spare_fences, wanted }) => {
-            let fences = Fences::new(fence, spare_fences);
+        Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended }) => {
+            let fences = Fences::new(fence, reserved_fences);
             let tenure = Tenure::new(&place, &ask.policy, sent, fences, vec![turn]);
-            let wanted = Some(wanted.unwrap_or(true));
-            return Lease::grant(engine, ask, tenure, since, wanted).deliver(reply);
+            let contended = Some(contended.unwrap_or(true));
+            return Lease::grant(engine, ask, tenure, since, contended).deliver(reply);
         }
-        Ok(Attempt::Busy { free_in, standing }) => {
-            let pause = place.busy(&ask.policy, free_in, standing);
-            (Word::Taken { free_in }, pause)
+        Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
+            let pause = place.busy(&ask.policy, expires_in, wait_mode);
+            (Word::Taken { expires_in }, pause)
         }
         Err(error) => {
             let pause = place.failed(&error, sent + ask.policy.kept_for());
             (Word::Failed(error), pause)
         }
     };
-    let refused = matches!(&word, Word::Failed(error) if error.failure() == Failure::Refused);
+    let refused = matches!(&word, Word::Failed(error) if error.kind() == FailureKind::Rejected);
     engine.queue.spread(&ask.wire, &word);
     let tries_left = ask.policy.retry_count.is_none_or(|count| count > 0);
     if refused || !tries_left || deadline.is_some_and(|deadline| now >= deadline) {
@@ -364,7 +364,12 @@ fn answered(
     run::resume(engine, turn, place, pause);
 }
 
-pub(crate) fn silence(patience: Duration) -> BackendError {
-    BackendError::new(Failure::Unknown, format!("the store did not answer within {patience:?}"))
-        .remedy("check that the store is up and reachable; a grant that may have been made is taken back")
+pub(crate) fn silence(request_timeout: Duration) -> BackendError {
+    BackendError::new(
+        FailureKind::MaybeApplied,
+        format!("the store did not answer within {request_timeout:?}"),
+    )
+    .remedy(
+        "check that the store is up and reachable; a grant that may have been made is taken back",
+    )
 }

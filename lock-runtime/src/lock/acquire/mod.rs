@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::api::guard::LockGuard;
-use crate::backend::{Claim, Owner};
+use crate::backend::{AcquireRequest, Owner};
 use crate::base::call_site::Subject;
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -36,25 +36,25 @@ pub(crate) struct Ask {
 
 impl Ask {
     pub(crate) fn new(engine: &Engine, subject: Subject, keys: Arc<[Key]>, policy: Policy) -> Self {
-        let wire = if engine.prefix.is_empty() {
+        let wire = if engine.key_prefix.is_empty() {
             keys.clone()
         } else {
-            keys.iter().map(|key| key.prefixed(&engine.prefix)).collect()
+            keys.iter().map(|key| key.prefixed(&engine.key_prefix)).collect()
         };
         Self { subject, keys, wire, policy }
     }
 
     /// What the store is asked on behalf of `owner`.
-    pub(crate) fn claim(&self, owner: Owner) -> Claim {
-        Claim {
+    pub(crate) fn claim(&self, owner: Owner) -> AcquireRequest {
+        AcquireRequest {
             keys: self.wire.clone(),
             owner,
             ttl: self.policy.ttl.get(),
             min_hold: self.policy.min_hold,
             fencing: self.policy.fencing,
-            spare_fences: 0,
+            extra_fences: 0,
             attempt: 0,
-            in_line: self.wire.len() == 1 && self.policy.waits(),
+            enqueue: self.wire.len() == 1 && self.policy.waits(),
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::api::guard::LockGuard;
-use crate::backend::{Attempt, Failure, LeaseRef, Owner, Release, Standing};
+use crate::backend::{AcquireOutcome, FailureKind, LeaseRef, Owner, ReleaseRequest, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::fence::Fences;
@@ -30,7 +30,7 @@ use crate::lease::tracker::Errand;
 use crate::lock::acquire::Ask;
 use crate::lock::acquire::attempt::Place;
 use crate::lock::acquire::first_request::{ask_store, silence};
-use crate::lock::acquire::run::patience;
+use crate::lock::acquire::run::time_limit;
 use crate::lock::acquire::stepwise::{Climb, Fall, Next};
 use crate::lock::core::Engine;
 use crate::lock::release::give_back;
@@ -59,7 +59,7 @@ struct Several {
     round_trip: Duration,
     failing_since: Option<Instant>,
     /// Whether it has been told that the lock is contended.
-    contended: bool,
+    was_contended: bool,
     /// Whether the last answer has ended the wait.
     over: bool,
     _errand: Errand,
@@ -118,7 +118,7 @@ enum Outcome {
     Granted {
         sent: Instant,
         fences: Option<Fences>,
-        wanted: Option<bool>,
+        contended: Option<bool>,
     },
     /// Asks again after this time, or when something happens.
     Again(Duration),
@@ -145,7 +145,7 @@ pub(crate) fn start(
         word: Word::default(),
         round_trip: Duration::ZERO,
         failing_since: None,
-        contended: false,
+        was_contended: false,
         over: false,
         _errand: errand,
         ask,
@@ -164,8 +164,8 @@ impl Several {
             }
             self.take_along();
             match self.attempt().await {
-                Outcome::Granted { sent, fences, wanted } => {
-                    return self.deliver(sent, fences, wanted);
+                Outcome::Granted { sent, fences, contended } => {
+                    return self.deliver(sent, fences, contended);
                 }
                 Outcome::Again(pause) => {
                     if !self.wait(pause).await {
@@ -351,7 +351,7 @@ impl Several {
         }
     }
 
-    /// Gives back the keys that it has, and goes on standing in the line of the next one.
+    /// Gives back the keys that it has, and goes on wait_mode in the line of the next one.
     async fn let_go(&mut self) {
         let (engine, ask) = (self.engine.clone(), self.ask.clone());
         let had = self.climb.had().iter().filter_map(|&at| ask.wire.get(at));
@@ -363,13 +363,13 @@ impl Several {
             // No body has run under them.
             min_hold: Duration::ZERO,
         };
-        let release = [Release {
+        let release = [ReleaseRequest {
             lease,
-            keep_for: Duration::ZERO,
+            free_after: Duration::ZERO,
             successor: None,
-            leave_open: Duration::ZERO,
+            barging_window: Duration::ZERO,
         }];
-        let releasing = timeout(engine.patience, engine.store.release(&release));
+        let releasing = timeout(engine.request_timeout, engine.store.release(&release));
         let (caller, newcomer, word) = (&mut self.caller, &self.newcomer, &self.word);
         let answers = in_time(&engine, caller, newcomer, newcomer.deadline, word, releasing).await;
         match answers.unwrap_or_default().into_iter().next() {
@@ -415,50 +415,54 @@ impl Several {
         claim.attempt = self.place.attempt;
         let Newcomer { deadline, .. } = self.newcomer;
         let believable = ask.policy.ttl.belief();
-        let patience = patience(&engine, &ask.policy, deadline, sent);
+        let request_timeout = time_limit(&engine, &ask.policy, deadline, sent);
         self.hear(Word::Asked(sent));
         let claims = [claim];
-        let asking = ask_store(&engine, &claims, sent, patience);
+        let asking = ask_store(&engine, &claims, sent, request_timeout);
         // The first request gets what a request takes.
         let told_at = deadline.map(|deadline| {
-            if self.place.attempt == 0 { deadline.max(sent + patience) } else { deadline }
+            if self.place.attempt == 0 { deadline.max(sent + request_timeout) } else { deadline }
         });
         let (caller, word) = (&mut self.caller, &self.word);
         let answers = in_time(&engine, caller, &self.newcomer, told_at, word, asking).await;
         let answer = answers.into_iter().next();
         let now = engine.clock.now();
         self.round_trip = now.since(sent);
-        let error = match answer.unwrap_or_else(|| Err(silence(patience))) {
-            Ok(Attempt::Granted { wanted, .. }) if is_step && now < sent + believable => {
+        let error = match answer.unwrap_or_else(|| Err(silence(request_timeout))) {
+            Ok(AcquireOutcome::Acquired { contended, .. })
+                if is_step && now < sent + believable =>
+            {
                 self.failing_since = None;
                 self.climb.step_up(sent, &ask);
-                if wanted == Some(true) {
+                if contended == Some(true) {
                     self.climb.wanted(now, self.round_trip);
                 }
                 self.place.attempt += 1;
-                self.hear(Word::Taken { free_in: None });
+                self.hear(Word::Taken { expires_in: None });
                 return Outcome::Again(Duration::ZERO);
             }
-            Ok(Attempt::Granted { fence, spare_fences, wanted }) if now < sent + believable => {
-                let fences = Fences::new(fence, spare_fences);
-                return Outcome::Granted { sent, fences, wanted };
+            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended })
+                if now < sent + believable =>
+            {
+                let fences = Fences::new(fence, reserved_fences);
+                return Outcome::Granted { sent, fences, contended };
             }
             // Granted at the store, but so late that it cannot be believed any more.
-            Ok(Attempt::Granted { .. }) => silence(patience),
-            Ok(Attempt::Busy { free_in, standing }) => {
+            Ok(AcquireOutcome::Acquired { .. }) => silence(request_timeout),
+            Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
                 self.failing_since = None;
-                if !std::mem::replace(&mut self.contended, true) {
-                    events::contended(&engine, &ask, free_in);
+                if !std::mem::replace(&mut self.was_contended, true) {
+                    events::contended(&engine, &ask, expires_in);
                 }
-                let pause = self.place.busy(&ask.policy, free_in, standing);
-                self.hear(Word::Taken { free_in });
+                let pause = self.place.busy(&ask.policy, expires_in, wait_mode);
+                self.hear(Word::Taken { expires_in });
                 self.give_up_on(now, false);
-                return Outcome::Again(self.refused_step(standing, now).unwrap_or(pause));
+                return Outcome::Again(self.refused_step(wait_mode, now).unwrap_or(pause));
             }
             Err(error) => error,
         };
         let pause = self.place.failed(&error, sent + ask.policy.kept_for());
-        let refused = error.failure() == Failure::Refused;
+        let refused = error.kind() == FailureKind::Rejected;
         self.failing_since.get_or_insert(sent);
         self.hear(Word::Failed(error));
         self.give_up_on(now, refused);
@@ -471,8 +475,8 @@ impl Several {
     }
 
     /// What it does about a busy key; when it asks again, if not as the store says.
-    fn refused_step(&mut self, standing: Standing, now: Instant) -> Option<Duration> {
-        match self.climb.busy(standing, now, &self.ask) {
+    fn refused_step(&mut self, wait_mode: WaitMode, now: Instant) -> Option<Duration> {
+        match self.climb.busy(wait_mode, now, &self.ask) {
             Next::Wait => None,
             Next::Ask => Some(Duration::ZERO),
             Next::Fall(fall) => {
@@ -486,7 +490,7 @@ impl Several {
     fn give_up_on(&mut self, now: Instant, refused: bool) {
         let Newcomer { now: since, deadline, .. } = self.newcomer;
         // Without a deadline an outage still has to end the wait.
-        let outage = self.engine.patience.saturating_mul(10);
+        let outage = self.engine.request_timeout.saturating_mul(10);
         let is_cut_off = deadline.is_none()
             && self.failing_since.is_some_and(|failing| now.since(failing.max(since)) > outage);
         let attempts = self.place.attempt;
@@ -494,7 +498,7 @@ impl Several {
         self.over |= refused || is_out_of_tries || is_cut_off;
     }
 
-    fn deliver(mut self, sent: Instant, fences: Option<Fences>, wanted: Option<bool>) {
+    fn deliver(mut self, sent: Instant, fences: Option<Fences>, contended: Option<bool>) {
         let engine = self.engine.clone();
         // Tasks that come from now on wait in this process.
         let taken = engine.queue.take_free(&self.ask.wire);
@@ -502,8 +506,8 @@ impl Several {
         let (Some(turn), Some(stance)) = (self.turn.take(), self.stance.take()) else { return };
         let policy = &self.ask.policy;
         let tenure = Tenure::new(&self.place, policy, sent, fences, vec![turn.with(stance)]);
-        let wanted = Some(wanted.unwrap_or(true));
-        let guard = Lease::grant(&engine, self.ask.clone(), tenure, self.newcomer.now, wanted);
+        let contended = Some(contended.unwrap_or(true));
+        let guard = Lease::grant(&engine, self.ask.clone(), tenure, self.newcomer.now, contended);
         // Without a task to take it, it releases as it drops.
         if let Some(reply) = self.caller.0.take() {
             guard.deliver(reply);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{Attempt, Failure, Owner};
+use crate::backend::{AcquireOutcome, FailureKind, Owner};
 use crate::base::clock::Instant;
 use crate::base::fence::Fences;
 use crate::base::options::{Policy, Wait};
@@ -33,7 +33,7 @@ struct Pursuit {
     wake: Arc<Notify>,
     failing_since: Option<Instant>,
     /// Whether it has been told that somebody holds the lock.
-    contended: bool,
+    was_contended: bool,
     _errand: Errand,
 }
 
@@ -65,7 +65,7 @@ fn run(engine: &Arc<Engine>, turn: Turn, place: Place, pause: Option<Duration>) 
         place,
         wake,
         failing_since: None,
-        contended: false,
+        was_contended: false,
         _errand: engine.registry.clear_up(),
     };
     engine.run(pursuit.run(pause));
@@ -95,11 +95,13 @@ impl Pursuit {
                 permit.answered();
             }
             match outcome {
-                Ok((fences, wanted)) => match self.deliver(&applicant, sent, fences, wanted) {
-                    Delivered::Yes => return,
-                    // Somebody else is first by now, or nobody. The store knows the owner and grants again.
-                    Delivered::No(back) => self = *back,
-                },
+                Ok((fences, contended)) => {
+                    match self.deliver(&applicant, sent, fences, contended) {
+                        Delivered::Yes => return,
+                        // Somebody else is first by now, or nobody. The store knows the owner and grants again.
+                        Delivered::No(back) => self = *back,
+                    }
+                }
                 Err(until_next) => pause = Some(until_next),
             }
         }
@@ -144,38 +146,41 @@ impl Pursuit {
         let ask = &applicant.ask;
         let mut claim = ask.claim(self.place.owner);
         claim.attempt = self.place.attempt;
-        let hands_on = !engine.handoff_slice.is_zero()
+        let hands_on = !engine.local_handoff_limit.is_zero()
             && ask.policy.renew_every.is_some()
             && ask.policy.max_hold.is_none();
         if claim.fencing && hands_on {
             let spare = applicant.behind.min(MOST_SPARE_FENCES);
-            claim.spare_fences = u32::try_from(spare).unwrap_or(0);
+            claim.extra_fences = u32::try_from(spare).unwrap_or(0);
         }
         let believable = ask.policy.ttl.belief();
-        let patience = patience(&engine, &ask.policy, applicant.deadline, sent);
+        let request_timeout = time_limit(&engine, &ask.policy, applicant.deadline, sent);
         engine.queue.spread(&ask.wire, &Word::Asked(sent));
-        let answers = ask_store(&engine, &[claim], sent, patience).await;
+        let answers = ask_store(&engine, &[claim], sent, request_timeout).await;
         let now = engine.clock.now();
-        let error = match answers.into_iter().next().unwrap_or_else(|| Err(silence(patience))) {
-            Ok(Attempt::Granted { fence, spare_fences, wanted }) if now < sent + believable => {
-                return Ok((Fences::new(fence, spare_fences), wanted));
-            }
-            // Granted at the store, but so late that it cannot be believed any more.
-            Ok(Attempt::Granted { .. }) => silence(patience),
-            Ok(Attempt::Busy { free_in, standing }) => {
-                self.failing_since = None;
-                if !std::mem::replace(&mut self.contended, true) {
-                    events::contended(&engine, ask, free_in);
+        let error =
+            match answers.into_iter().next().unwrap_or_else(|| Err(silence(request_timeout))) {
+                Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended })
+                    if now < sent + believable =>
+                {
+                    return Ok((Fences::new(fence, reserved_fences), contended));
                 }
-                let pause = self.place.busy(&ask.policy, free_in, standing);
-                engine.queue.spread(&ask.wire, &Word::Taken { free_in });
-                self.refuse(now, false);
-                return Err(pause);
-            }
-            Err(error) => error,
-        };
+                // Granted at the store, but so late that it cannot be believed any more.
+                Ok(AcquireOutcome::Acquired { .. }) => silence(request_timeout),
+                Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
+                    self.failing_since = None;
+                    if !std::mem::replace(&mut self.was_contended, true) {
+                        events::contended(&engine, ask, expires_in);
+                    }
+                    let pause = self.place.busy(&ask.policy, expires_in, wait_mode);
+                    engine.queue.spread(&ask.wire, &Word::Taken { expires_in });
+                    self.refuse(now, false);
+                    return Err(pause);
+                }
+                Err(error) => error,
+            };
         let pause = self.place.failed(&error, sent + ask.policy.kept_for());
-        let refused = error.failure() == Failure::Refused;
+        let refused = error.kind() == FailureKind::Rejected;
         self.failing_since.get_or_insert(sent);
         engine.queue.spread(&ask.wire, &Word::Failed(error));
         self.refuse(now, refused);
@@ -185,7 +190,7 @@ impl Pursuit {
     /// Sends away whom the last answer ends the wait of.
     fn refuse(&mut self, now: Instant, refused: bool) {
         // Without a deadline an outage still has to end the wait.
-        let outage = self.engine.patience.saturating_mul(10);
+        let outage = self.engine.request_timeout.saturating_mul(10);
         let failing_since = self.failing_since;
         let is_cut_off = |deadline: Option<Instant>, since: Instant| {
             deadline.is_none()
@@ -210,10 +215,10 @@ impl Pursuit {
         applicant: &Applicant,
         sent: Instant,
         fences: Option<Fences>,
-        wanted: Option<bool>,
+        contended: Option<bool>,
     ) -> Delivered {
         let policy = &applicant.ask.policy;
-        let wanted = Some(wanted.unwrap_or(true));
+        let contended = Some(contended.unwrap_or(true));
         let fits = |ask: &Ask| {
             ask.policy.ttl == policy.ttl
                 && ask.policy.min_hold == policy.min_hold
@@ -228,7 +233,7 @@ impl Pursuit {
         };
         let tenure = Tenure::new(&self.place, policy, sent, fences, vec![self.turn]);
         if let Wish::Lease { ask, reply } = waiter.wish {
-            Lease::grant(&self.engine, ask, tenure, waiter.since, wanted).deliver(reply);
+            Lease::grant(&self.engine, ask, tenure, waiter.since, contended).deliver(reply);
         }
         Delivered::Yes
     }
@@ -249,19 +254,19 @@ enum Delivered {
 }
 
 /// How long an attempt may take that is made at `now`: the end of the wait is the limit, but for what a request
-/// takes at least. A single try gets all the patience that there is for one request.
-pub(crate) fn patience(
+/// takes at least. A single try gets all the request_timeout that there is for one request.
+pub(crate) fn time_limit(
     engine: &Engine,
     policy: &Policy,
     deadline: Option<Instant>,
     now: Instant,
 ) -> Duration {
     let waits = policy.wait != Wait::For(Duration::ZERO);
-    let patience = match deadline {
+    let request_timeout = match deadline {
         Some(deadline) if waits => {
             engine.request_patience().min(deadline.since(now).max(engine.least()))
         }
         _ => engine.request_patience(),
     };
-    patience.min(policy.ttl.belief())
+    request_timeout.min(policy.ttl.belief())
 }

@@ -2,7 +2,7 @@
 //! one by one, as somebody who stands in the line of each.
 //!
 //! ```text
-//! below ── busy ──> standing in the line of the next key ── granted ──> it has one more
+//! below ── busy ──> wait_mode in the line of the next key ── granted ──> it has one more
 //!   ^  all at once      ^                                                 │ it waited, or that was the last
 //!   │                   └────────── busy ────────── reaching for all <────┘
 //!   └── come down: lost, or the store keeps no line                        └── granted: the lease
@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{Claim, Held, LeaseRef, Owner, Standing};
+use crate::backend::{AcquireRequest, LeaseRef, LeaseStatus, Owner, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::jitter;
@@ -124,20 +124,21 @@ pub(crate) enum Fall {
 impl Climb {
     pub(crate) fn new(engine: &Engine, ask: &Ask) -> Self {
         // Who counts its tries makes them for all keys.
-        let climbs =
-            ask.policy.waits() && ask.policy.retry_count.is_none() && engine.store.has_lines();
+        let climbs = ask.policy.waits()
+            && ask.policy.retry_count.is_none()
+            && engine.store.capabilities().wait_queue;
         Self { stage: Stage::Below(climbs.then(|| Instant::from_nanos(0))), falls: 0 }
     }
 
     /// What the store is asked next on behalf of `owner`.
-    pub(crate) fn claim(&self, ask: &Ask, owner: Owner) -> Claim {
+    pub(crate) fn claim(&self, ask: &Ask, owner: Owner) -> AcquireRequest {
         let claim = ask.claim(owner);
         match &self.stage {
             Stage::Standing { at, .. } => {
                 let keys = ask.wire.iter().skip(*at).take(1).cloned().collect();
                 // No body runs under a single key, so none has to outlive it.
                 let min_hold = Duration::ZERO;
-                Claim { keys, min_hold, fencing: false, in_line: true, ..claim }
+                AcquireRequest { keys, min_hold, fencing: false, enqueue: true, ..claim }
             }
             Stage::Below(_) | Stage::Reaching(_) => claim,
         }
@@ -189,14 +190,14 @@ impl Climb {
     }
 
     /// Somebody else has what was asked for.
-    pub(crate) fn busy(&mut self, standing: Standing, now: Instant, ask: &Ask) -> Next {
+    pub(crate) fn busy(&mut self, wait_mode: WaitMode, now: Instant, ask: &Ask) -> Next {
         match &mut self.stage {
             Stage::Below(Some(climb_at)) if *climb_at <= now => {
                 self.stage = Stage::Standing { at: 0, grip: None, waited: false };
                 Next::Ask
             }
             Stage::Below(_) => Next::Wait,
-            Stage::Standing { waited, .. } if matches!(standing, Standing::InLine { .. }) => {
+            Stage::Standing { waited, .. } if matches!(wait_mode, WaitMode::Queued { .. }) => {
                 *waited = true;
                 Next::Wait
             }
@@ -271,12 +272,13 @@ impl Climb {
         }
         let keys = grip.had.iter().filter_map(|&at| ask.wire.get(at)).cloned().collect();
         let lease = [LeaseRef { keys, owner, ttl: ttl.get(), min_hold: Duration::ZERO }];
-        let patience = engine.patience.min(grip.valid_until.since(sent));
-        let answers = timeout(patience, engine.store.renew(&lease)).await.unwrap_or_default();
+        let request_timeout = engine.request_timeout.min(grip.valid_until.since(sent));
+        let answers =
+            timeout(request_timeout, engine.store.renew(&lease)).await.unwrap_or_default();
         let now = engine.clock.now();
         let grip = match answers.into_iter().next() {
-            Some(Ok(Held::No)) => return Some(Fall::Lost),
-            Some(Ok(Held::Yes)) => {
+            Some(Ok(LeaseStatus::NotHeld)) => return Some(Fall::Lost),
+            Some(Ok(LeaseStatus::Held)) => {
                 Grip { valid_until: sent + ttl.belief(), renew_at: renew_at(sent, ttl), ..grip }
             }
             // Again before belief ends. Nothing is known meanwhile, and nobody relies on it.

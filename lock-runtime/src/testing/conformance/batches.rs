@@ -18,7 +18,7 @@ impl<B: Backend> Suite<B> {
                 is_granted[n], is_free,
                 "a batch of acquires answers in order: number {n} of a batch"
             );
-            let held = if is_free { Held::Yes } else { Held::No };
+            let held = if is_free { LeaseStatus::Held } else { LeaseStatus::NotHeld };
             assert_eq!(
                 holds(&self.other, claim).await,
                 held,
@@ -30,14 +30,14 @@ impl<B: Backend> Suite<B> {
     }
 
     /// Which of `claims` are granted by one call, once none of them meets a failure.
-    async fn all_answered(&self, claims: &[Claim]) -> Vec<bool> {
+    async fn all_answered(&self, claims: &[AcquireRequest]) -> Vec<bool> {
         let mut claims = claims.to_vec();
         loop {
             let outcomes = self.one.acquire(&claims).await;
             assert_eq!(outcomes.len(), claims.len(), "one outcome for each claim");
             match outcomes.into_iter().collect::<Result<Vec<_>, _>>() {
                 Ok(attempts) => {
-                    let is_granted = |attempt| matches!(attempt, Attempt::Granted { .. });
+                    let is_granted = |attempt| matches!(attempt, AcquireOutcome::Acquired { .. });
                     return attempts.into_iter().map(is_granted).collect();
                 }
                 Err(error) => passes(&error),
@@ -59,14 +59,16 @@ impl<B: Backend> Suite<B> {
         for (claim, _) in claims.iter().zip(is_held).filter(|(_, is_held)| *is_held) {
             granted(&self.one, claim).await;
         }
-        let expected = is_held.map(|is_held| if is_held { Held::Yes } else { Held::No });
+        let expected =
+            is_held.map(|is_held| if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld });
         let leases: Vec<_> = claims.iter().map(lease).collect();
         assert_eq!(
             renewed(&self.one, &leases).await,
             expected,
             "leases of different sizes are renewed together"
         );
-        let expected = is_held.map(|is_held| if is_held { Released::Yes } else { Released::No });
+        let expected = is_held
+            .map(|is_held| if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld });
         let releases: Vec<_> = claims.iter().map(end).collect();
         assert_eq!(
             released(&self.one, &releases).await,

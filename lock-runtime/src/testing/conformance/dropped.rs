@@ -20,7 +20,7 @@ impl<B: Backend> Suite<B> {
             self.all_is_as_ever(&theirs, "acquire").await;
             drop_after(steps, self.one.renew(&[lease(&mine)])).await;
             self.all_is_as_ever(&theirs, "renewal").await;
-            drop_after(steps, self.one.holds(&lease(&mine))).await;
+            drop_after(steps, self.one.is_held(&lease(&mine))).await;
             self.all_is_as_ever(&theirs, "question").await;
             drop_after(steps, self.one.release(&[end(&mine)])).await;
             self.all_is_as_ever(&theirs, "release").await;
@@ -29,7 +29,7 @@ impl<B: Backend> Suite<B> {
         release(&self.other, &theirs).await;
     }
 
-    async fn all_is_as_ever(&self, theirs: &Claim, dropped: &str) {
+    async fn all_is_as_ever(&self, theirs: &AcquireRequest, dropped: &str) {
         let rival = claim(theirs.keys.iter().cloned(), LONG);
         let free = claim(["dropped:free"], LONG);
         let answers = (
@@ -42,13 +42,20 @@ impl<B: Backend> Suite<B> {
         );
         assert_eq!(
             answers,
-            (false, true, Held::Yes, Held::No, Released::No, Released::Yes),
+            (
+                false,
+                true,
+                LeaseStatus::Held,
+                LeaseStatus::NotHeld,
+                ReleaseOutcome::NotHeld,
+                ReleaseOutcome::Freed
+            ),
             "an {dropped} that is dropped half-way changes no answer to what is asked next"
         );
     }
 
     /// A request that was dropped may arrive late; so its owner's release is repeated.
-    async fn can_be_taken_back(&self, mine: &Claim) {
+    async fn can_be_taken_back(&self, mine: &AcquireRequest) {
         let next = claim(mine.keys.iter().cloned(), LONG);
         let taken_back = async {
             release(&self.one, mine).await;
@@ -66,8 +73,8 @@ impl<B: Backend> Suite<B> {
     }
 }
 
-async fn takes_at_last<B: Backend>(backend: &B, claim: &Claim) -> bool {
-    matches!(attempt(backend, claim).await, Attempt::Granted { .. })
+async fn takes_at_last<B: Backend>(backend: &B, claim: &AcquireRequest) -> bool {
+    matches!(attempt(backend, claim).await, AcquireOutcome::Acquired { .. })
 }
 
 /// Drops `call` when it has been polled for so many times, if it has not ended by then.

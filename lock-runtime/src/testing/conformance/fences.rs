@@ -11,7 +11,7 @@ struct Last(HashMap<Key, u64>);
 impl Last {
     /// # Panics
     /// Unless `fence` is greater than all before it of any key of `claim`.
-    fn grows(&mut self, claim: &Claim, fence: Option<Fence>, spare: u32, after: &str) {
+    fn grows(&mut self, claim: &AcquireRequest, fence: Option<Fence>, spare: u32, after: &str) {
         let Some(fence) = fence else { panic!("a fence that is asked for is given") };
         for key in claim.keys.iter() {
             let last = self.0.get(key).copied();
@@ -57,16 +57,17 @@ impl<B: Backend> Suite<B> {
         let mut last = Last::default();
         for n in 0..4 {
             let backend = if n % 2 == 0 { &self.one } else { &self.other };
-            let claim = Claim { spare_fences: 5, ..fenced(["fence:spare"], LONG) };
-            let Attempt::Granted { fence, spare_fences, .. } = attempt(backend, &claim).await
+            let claim = AcquireRequest { extra_fences: 5, ..fenced(["fence:spare"], LONG) };
+            let AcquireOutcome::Acquired { fence, reserved_fences, .. } =
+                attempt(backend, &claim).await
             else {
                 panic!("{:?} should have been free", claim.keys);
             };
             assert!(
-                spare_fences <= 5,
-                "no more fences are set aside than asked for: {spare_fences}"
+                reserved_fences <= 5,
+                "no more fences are set aside than asked for: {reserved_fences}"
             );
-            last.grows(&claim, fence, spare_fences, "fences that are set aside");
+            last.grows(&claim, fence, reserved_fences, "fences that are set aside");
             release(backend, &claim).await;
         }
     }
@@ -76,7 +77,7 @@ impl<B: Backend> Suite<B> {
         let key = "fence:end";
         let lost = fenced([key], SHORT);
         last.grows(&lost, granted(&self.one, &lost).await, 0, "nothing");
-        let lost = Claim { attempt: 1, ..lost };
+        let lost = AcquireRequest { attempt: 1, ..lost };
         // The same holder: its first number may be told again.
         let again = granted(&self.one, &lost).await.map(Fence::get);
         assert!(again >= last.0.get(&lost.keys[0]).copied(), "a fence of a retry is no lower");
@@ -84,7 +85,7 @@ impl<B: Backend> Suite<B> {
         let kept = fenced([key], LONG);
         let fence = self.granted_within(&self.other, &kept, SHORT * 20).await;
         last.grows(&kept, fence, 0, "an end of the ttl");
-        released(&self.other, &[Release { keep_for: SHORT, ..end(&kept) }]).await;
+        released(&self.other, &[ReleaseRequest { free_after: SHORT, ..end(&kept) }]).await;
         let next = fenced([key], LONG);
         let fence = self.granted_within(&self.one, &next, SHORT * 20).await;
         last.grows(&next, fence, 0, "a release that keeps");
@@ -102,12 +103,17 @@ impl<B: Backend> Suite<B> {
         let fenced = fenced(["fence"], LONG);
         let mut answers = self.one.acquire(std::slice::from_ref(&fenced)).await;
         let answer = answers.pop();
-        let is_refused = matches!(&answer, Some(Err(error)) if error.failure() == Failure::Refused);
+        let is_refused =
+            matches!(&answer, Some(Err(error)) if error.kind() == FailureKind::Rejected);
         assert!(is_refused, "a fence that cannot be given is refused: {answer:?}");
-        assert_eq!(holds(&self.other, &fenced).await, Held::No, "what is refused takes nothing");
+        assert_eq!(
+            holds(&self.other, &fenced).await,
+            LeaseStatus::NotHeld,
+            "what is refused takes nothing"
+        );
     }
 }
 
-fn fenced<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Claim {
-    Claim { fencing: true, ..claim(keys, ttl) }
+fn fenced<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> AcquireRequest {
+    AcquireRequest { fencing: true, ..claim(keys, ttl) }
 }

@@ -44,7 +44,7 @@ impl<B: Backend> Suite<B> {
     }
 
     /// None of them is fine, too: a store of several servers may be of two minds.
-    async fn at_most_one_of(&self, rivals: &[Claim; 3], what: &str) {
+    async fn at_most_one_of(&self, rivals: &[AcquireRequest; 3], what: &str) {
         let [a, b, c] = rivals;
         let is_granted =
             tokio::join!(takes(&self.one, a), takes(&self.other, b), takes(&self.one, c));
@@ -57,7 +57,7 @@ impl<B: Backend> Suite<B> {
     /// As callers do: the first steps of an acquire are theirs.
     pub(super) async fn one_of_two_threads_has_a_free_key(self: &Arc<Self>) {
         // Where nothing is waited for it takes many to meet.
-        let rounds = if self.one.in_place() { 1_000 } else { 2 * ROUNDS };
+        let rounds = if self.one.capabilities().local { 1_000 } else { 2 * ROUNDS };
         let start = Arc::new(Barrier::new(2));
         let run = |is_first: bool| {
             let (suite, start, runtime) = (self.clone(), start.clone(), Handle::current());
@@ -94,10 +94,14 @@ impl<B: Backend> Suite<B> {
             let _ = tokio::join!(renew(&self.one, &mine), self.pass_on(&mine, &theirs));
             assert_eq!(
                 holds(&self.one, &theirs).await,
-                Held::Yes,
+                LeaseStatus::Held,
                 "a renewal that meets the release takes nothing from the next owner"
             );
-            assert_eq!(holds(&self.one, &mine).await, Held::No, "what is freed stays free");
+            assert_eq!(
+                holds(&self.one, &mine).await,
+                LeaseStatus::NotHeld,
+                "what is freed stays free"
+            );
             release(&self.one, &theirs).await;
         }
     }
@@ -109,14 +113,14 @@ impl<B: Backend> Suite<B> {
             let _ = tokio::join!(release(&self.one, &mine), self.pass_on(&mine, &theirs));
             assert_eq!(
                 holds(&self.one, &theirs).await,
-                Held::Yes,
+                LeaseStatus::Held,
                 "a release that is repeated frees nothing of the next owner's"
             );
             release(&self.one, &theirs).await;
         }
     }
 
-    async fn pass_on(&self, mine: &Claim, theirs: &Claim) {
+    async fn pass_on(&self, mine: &AcquireRequest, theirs: &AcquireRequest) {
         release(&self.other, mine).await;
         self.granted_within(&self.other, theirs, SHORT * 20).await;
     }

@@ -1,9 +1,9 @@
 use lock_runtime::distributed_lock;
 
-struct Failure;
+struct FailureKind;
 
 #[distributed_lock(key = "order:<id>")]
-async fn settle(id: u64) -> Result<(), Failure> {
+async fn settle(id: u64) -> Result<(), FailureKind> {
     Ok(())
 }
 

@@ -25,7 +25,7 @@ use crate::backend::redis::net::io_task::{Bytes, Mover};
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::script::By;
 use crate::backend::redis::server_error;
-use crate::backend::{BackendError, Failure, Warning};
+use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
 
 /// More requests than this are not left behind unanswered on one connection.
@@ -156,7 +156,7 @@ impl Node {
     ) -> (Self, Result<(), BackendError>) {
         let resolver = resolver.into();
         let (past, answered) = (Mutex::default(), AtomicU64::new(0));
-        let nothing_yet = BackendError::new(Failure::NotNow, "not connected yet");
+        let nothing_yet = BackendError::new(FailureKind::NotApplied, "not connected yet");
         let line = Mutex::new(Line::Down(nothing_yet));
         let shared = Arc::new(Shared { resolver, past, clock, limits, hearing, line, answered });
         let (link, opened) = match shared.open().await {
@@ -186,7 +186,7 @@ impl Node {
     pub(crate) async fn another(&self) -> Result<Spare, BackendError> {
         let shared = &self.shared;
         let Some(dialer) = shared.dialled() else {
-            return Err(BackendError::new(Failure::NotNow, "not connected yet"));
+            return Err(BackendError::new(FailureKind::NotApplied, "not connected yet"));
         };
         let (progress, limit) = (Progress::default(), shared.limits.connect);
         let opened = timeout(limit, log_in_plainly(&dialer, &progress)).await;
@@ -337,7 +337,7 @@ impl Node {
         self.keeper.abort();
         self.shared.resolver.close();
         let message = format!("the connection to Redis at {} is closed", self.shared.server());
-        *self.shared.line() = Line::Down(BackendError::new(Failure::Refused, message));
+        *self.shared.line() = Line::Down(BackendError::new(FailureKind::Rejected, message));
     }
 }
 
@@ -535,21 +535,21 @@ impl Shared {
 
     fn lost(&self) -> BackendError {
         let message = format!("the connection to Redis at {} is lost", self.server());
-        BackendError::new(Failure::NotNow, message).remedy(
+        BackendError::new(FailureKind::NotApplied, message).remedy(
             "check that the server is up and reachable; the connection comes back by itself",
         )
     }
 
     fn silent(&self) -> BackendError {
         let message = format!("Redis at {} does not answer any more", self.server());
-        BackendError::new(Failure::NotNow, message).remedy(
+        BackendError::new(FailureKind::NotApplied, message).remedy(
             "check that the server is up and reachable; the connection is replaced by itself",
         )
     }
 
     fn moved(&self) -> BackendError {
         let message = format!("Redis at {} is not the master any more", self.server());
-        BackendError::new(Failure::NotNow, message)
+        BackendError::new(FailureKind::NotApplied, message)
             .remedy("nothing has to be done: the connection goes to the new master by itself")
     }
 
@@ -575,9 +575,10 @@ impl Shared {
 }
 
 impl Silence {
-    fn is_too_long(&self, now: Instant, patience: Duration) -> bool {
+    fn is_too_long(&self, now: Instant, request_timeout: Duration) -> bool {
         let is_silent = |since: Instant| {
-            now.since(self.answered_at.map_or(since, |answered| answered.max(since))) >= patience
+            now.since(self.answered_at.map_or(since, |answered| answered.max(since)))
+                >= request_timeout
         };
         self.unanswered > MAX_UNANSWERED || self.since.is_some_and(is_silent)
     }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::redis::conn::shard_channel::Shard;
 use crate::backend::redis::protocol::wait_queue::{Channel, Hot, Message, What};
 use crate::backend::redis::routing::slots::{Address, Slots, slot};
-use crate::backend::{Bell, Owner};
+use crate::backend::{Notifier, Owner};
 use crate::base::clock::Clock;
 
 /// A grant for an owner that this pool has given up.
@@ -68,7 +68,7 @@ impl Home {
 
 /// Takes pushes from the connections' own tasks, so it never blocks.
 pub(crate) struct Ears {
-    bell: OnceCell<Bell>,
+    notifier: OnceCell<Notifier>,
     newcomers: Mutex<HashMap<Owner, bool>>,
     strays: UnboundedSender<Stray>,
     hot: Arc<Hot>,
@@ -77,40 +77,40 @@ pub(crate) struct Ears {
 
 impl Ears {
     pub(crate) fn new(strays: UnboundedSender<Stray>, hot: Arc<Hot>, clock: Clock) -> Self {
-        Self { bell: OnceCell::new(), newcomers: Mutex::default(), strays, hot, clock }
+        Self { notifier: OnceCell::new(), newcomers: Mutex::default(), strays, hot, clock }
     }
 
-    pub(crate) fn attach(&self, bell: Bell) {
-        let _ = self.bell.set(bell);
+    pub(crate) fn subscribe(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
     }
 
     /// The connection is a new one: what happened meanwhile has been said to nobody.
     pub(crate) fn has_missed_something(&self) {
-        if let Some(bell) = self.bell.get() {
-            bell.all_changed();
+        if let Some(notifier) = self.notifier.get() {
+            notifier.resync();
         }
     }
 
     /// A renewal has seen that others wait.
-    pub(crate) fn wanted(&self, key: &str) {
+    pub(crate) fn contended(&self, key: &str) {
         self.hot.note(key, self.clock.now());
-        if let Some(bell) = self.bell.get() {
-            bell.wanted(key);
+        if let Some(notifier) = self.notifier.get() {
+            notifier.contended(key);
         }
     }
 
     pub(crate) fn hear(&self, push: &PushInfo, home: &Home) {
-        let Some(bell) = self.bell.get() else { return };
+        let Some(notifier) = self.notifier.get() else { return };
         match (&push.kind, push.data.as_slice()) {
             (PushKind::Invalidate, [Value::Array(keys)]) => {
                 for key in keys.iter().filter_map(text) {
-                    bell.changed(key);
+                    notifier.key_changed(key);
                 }
             }
             // All keys: FLUSHALL, FLUSHDB.
-            (PushKind::Invalidate, _) => bell.all_changed(),
+            (PushKind::Invalidate, _) => notifier.resync(),
             (PushKind::Message | PushKind::SMessage, [_, Value::BulkString(payload)]) => {
-                self.told(bell, payload, home);
+                self.told(notifier, payload, home);
             }
             _ => {}
         }
@@ -129,21 +129,21 @@ impl Ears {
         self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn told(&self, bell: &Bell, payload: &[u8], home: &Home) {
+    fn told(&self, notifier: &Notifier, payload: &[u8], home: &Home) {
         let Some(Message { what, owner, key }) = Message::parse(payload) else { return };
         if !home.keeps(key) {
             return;
         }
         match what {
             What::Called(within) => {
-                if !bell.called(key, &owner, within) && within.is_zero() {
+                if !notifier.head_of_queue(key, &owner, within) && within.is_zero() {
                     match self.newcomers().get_mut(&owner) {
                         Some(called) => *called = true,
                         None => drop(self.strays.send(Stray { key: key.to_owned(), owner })),
                     }
                 }
             }
-            What::Wanted => self.wanted(key),
+            What::Wanted => self.contended(key),
             What::Probe => {}
         }
     }

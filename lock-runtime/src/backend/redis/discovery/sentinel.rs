@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::backend::Setting;
+use crate::backend::BackendConfig;
 use crate::backend::redis::conn::backoff::Backoff;
 use crate::backend::redis::discovery::sentinel_url::Service;
 use crate::backend::redis::net::handshake::{Progress, knows_no_hello, speak};
@@ -23,7 +23,7 @@ use crate::backend::redis::net::io_task::Mover;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::redis::url::Endpoint;
-use crate::backend::{BackendError, Failure, Warning};
+use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::jitter;
@@ -79,18 +79,21 @@ struct Master {
 
 impl Sentinels {
     /// Reads certificates, once, and begins to watch.
-    pub(crate) async fn new(service: Service, setting: Setting<'_>) -> Result<Self, LockError> {
-        let master = Dialer::new(service.master.of_pool(setting)?).await?;
+    pub(crate) async fn new(
+        service: Service,
+        config: BackendConfig<'_>,
+    ) -> Result<Self, LockError> {
+        let master = Dialer::new(service.master.of_pool(config)?).await?;
         let mut dialers = Vec::new();
         for sentinel in service.sentinels {
-            dialers.push(master.to(sentinel.with_credentials(setting.sentinel_credentials)?)?);
+            dialers.push(master.to(sentinel.with_credentials(config.sentinel_credentials)?)?);
         }
         let board = Arc::new(Board {
             service: service.name,
-            clock: setting.clock,
+            clock: config.clock,
             // What is left is for the master.
-            connect_limit: setting.connect_timeout / 2,
-            limit: setting.patience,
+            connect_limit: config.connect_timeout / 2,
+            limit: config.request_timeout,
             round: watch::Sender::default(),
             words: watch::Sender::new(vec![Word::default(); dialers.len()]),
         });
@@ -108,7 +111,7 @@ impl Sentinels {
             return Err(self.board.nobody(&words));
         };
         let endpoint = Endpoint { host, port, ..self.master.endpoint().clone() };
-        let message = |error| BackendError::new(Failure::NotNow, format!("{error}"));
+        let message = |error| BackendError::new(FailureKind::NotApplied, format!("{error}"));
         self.master.to(endpoint).map_err(message)
     }
 
@@ -273,7 +276,7 @@ impl Board {
     fn unknown(&self, dialer: &Dialer) -> BackendError {
         let (endpoint, service) = (dialer.endpoint(), &self.service);
         let message = format!("the sentinel at {endpoint} knows no master of the name `{service}`");
-        BackendError::new(Failure::Refused, message).remedy(
+        BackendError::new(FailureKind::Rejected, message).remedy(
             "put the name behind `sentinel monitor` in the sentinels' configuration into the URL: `redis+sentinel://host:26379/name`",
         )
     }
@@ -281,7 +284,7 @@ impl Board {
     /// Why there is no master: what somebody has to see to comes before what may pass.
     fn nobody(&self, words: &[Word]) -> BackendError {
         let errors = || words.iter().filter_map(|word| word.error.as_ref());
-        let refused = errors().find(|error| error.failure() == Failure::Refused);
+        let refused = errors().find(|error| error.kind() == FailureKind::Rejected);
         if let Some(error) = refused {
             return error.clone();
         }
@@ -290,7 +293,7 @@ impl Board {
             Some(error) => format!("no sentinel of `{service}` is reachable: {error}"),
             None => format!("no sentinel of `{service}` answers in time"),
         };
-        BackendError::new(Failure::NotNow, message).remedy(
+        BackendError::new(FailureKind::NotApplied, message).remedy(
             "check that the sentinels are up and reachable, and their hosts and ports (26379 if left out) in the URL",
         )
     }
@@ -384,7 +387,7 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
     let endpoint = dialer.endpoint();
     let wrong = |what: &str, remedy| {
         let message = format!("the sentinel at {endpoint} {what}");
-        BackendError::new(Failure::Refused, message).remedy(remedy)
+        BackendError::new(FailureKind::Rejected, message).remedy(remedy)
     };
     let is_wrong = error.kind() == redis::ErrorKind::AuthenticationFailed;
     match error.code() {
@@ -414,7 +417,7 @@ const CHECK_LOGIN: &str = "check `?sentinel_user=` and `&sentinel_password=` in 
 #[cold]
 fn silent(dialer: &Dialer) -> BackendError {
     let message = format!("the sentinel at {} does not answer", dialer.endpoint());
-    BackendError::new(Failure::NotNow, message)
+    BackendError::new(FailureKind::NotApplied, message)
         .remedy("check that it is up and reachable, and its host and port in the URL")
 }
 

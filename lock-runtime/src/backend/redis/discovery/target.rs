@@ -10,7 +10,7 @@ use crate::backend::redis::discovery::sentinel::Sentinels;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::redis::url::Endpoint;
-use crate::backend::{BackendError, Failure, Warning};
+use crate::backend::{BackendError, FailureKind, Warning};
 
 #[derive(Clone)]
 pub(crate) enum Resolver {
@@ -125,7 +125,7 @@ fn is_role(role: &[Value], name: &str) -> bool {
 #[cold]
 fn not_yet(endpoint: &Endpoint) -> BackendError {
     let message = format!("Redis at {endpoint}, which the sentinels name, is not a master");
-    BackendError::new(Failure::NotNow, message).remedy(
+    BackendError::new(FailureKind::NotApplied, message).remedy(
         "a failover passes by itself; otherwise look at `SENTINEL MASTER` and `ROLE`, and at the sentinels' logs",
     )
 }

@@ -14,7 +14,7 @@ use crate::backend::redis::net::io_task::Mover;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::wait_queue::Channel;
 use crate::backend::redis::server_error;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
 /// What the server may say without being asked.
@@ -105,7 +105,7 @@ const CHECK_SLOW: &str = "check the server and the network to it; a slow link ne
 
 fn slow(server: &str, limit: Duration, so_far: &str, remedy: &'static str) -> BackendError {
     let message = format!("Redis at {server} did not answer within {limit:?}: {so_far}");
-    BackendError::new(Failure::NotNow, message).remedy(remedy)
+    BackendError::new(FailureKind::NotApplied, message).remedy(remedy)
 }
 
 /// The time in which a store has to be opened, its connection included.
@@ -374,7 +374,7 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
             "Redis at {endpoint} does not accept the user or the password that the provider gives"
         );
         // It may give others in a moment.
-        return BackendError::new(Failure::NotNow, message)
+        return BackendError::new(FailureKind::NotApplied, message)
             .remedy("check what `.credentials(..)` of the builder gives against the server's users; it is asked again for each new connection")
             .because(error);
     }

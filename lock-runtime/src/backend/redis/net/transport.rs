@@ -16,13 +16,13 @@ use tokio::time::sleep;
 use crate::backend::redis::conn::shard_channel::UntilTakenAway;
 use crate::backend::redis::net::handshake::{Progress, Reached};
 use crate::backend::redis::url::Endpoint;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::error::LockError;
 
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// How long one address of a name may be silent before the next one is tried beside it: the Connection
-/// Attempt Delay of RFC 8305.
+/// AcquireOutcome Delay of RFC 8305.
 const STAGGER: Duration = Duration::from_millis(250);
 
 /// How long all of them may be silent before they are tried once more beside that. The first packets may have gone to
@@ -140,7 +140,7 @@ impl Dialer {
 
     fn unreachable(&self, error: io::Error) -> BackendError {
         let message = format!("Redis at {} is not reachable: {error}", self.endpoint);
-        BackendError::new(Failure::NotNow, message)
+        BackendError::new(FailureKind::NotApplied, message)
             .remedy("check that the server is up and reachable, and the host and port in the URL")
             .because(error)
     }
@@ -148,7 +148,7 @@ impl Dialer {
     #[cfg(feature = "rediss")]
     fn untrusted(&self, error: io::Error) -> BackendError {
         let message = format!("no TLS connection to Redis at {}: {error}", self.endpoint);
-        BackendError::new(Failure::NotNow, message)
+        BackendError::new(FailureKind::NotApplied, message)
             .remedy("check that the port speaks TLS and the certificate names the host; a private authority, or a certificate that signs itself, goes into the URL: `?ca=/path.pem`")
             .because(error)
     }

@@ -21,20 +21,20 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::backend::Setting;
+use crate::backend::BackendConfig;
 use crate::backend::redis::conn::connection::Node;
 use crate::backend::redis::discovery::target::Resolver;
 use crate::backend::redis::net::handshake::Opening;
 use crate::backend::redis::protocol::script::{By, CONFIRM};
 use crate::backend::redis::protocol::scripted::millis;
 use crate::backend::redis::server_error;
-use crate::backend::{Attempt, BackendError, Claim, Failure, Owner};
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, Owner};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::key::Key;
 
 pub(crate) struct Replicas {
-    patience: Duration,
+    request_timeout: Duration,
     grants: mpsc::UnboundedSender<Grant>,
     worker: AbortHandle,
     node: Arc<Node>,
@@ -54,10 +54,10 @@ impl Replicas {
     /// `None` if none are wanted.
     pub(crate) async fn connect(
         resolver: Resolver,
-        setting: Setting<'_>,
+        config: BackendConfig<'_>,
     ) -> Result<Option<Self>, LockError> {
-        let Setting { clock, patience, .. } = setting;
-        let limits = setting.limits();
+        let BackendConfig { clock, request_timeout, .. } = config;
+        let limits = config.limits();
         let wanted = resolver.replicas();
         if wanted == 0 {
             return Ok(None);
@@ -79,24 +79,24 @@ impl Replicas {
         }
         let node = Arc::new(node);
         let (grants, inbox) = mpsc::unbounded_channel();
-        let worker = Worker { node: node.clone(), clock, patience, wanted };
+        let worker = Worker { node: node.clone(), clock, request_timeout, wanted };
         let worker = tokio::spawn(worker.run(inbox)).abort_handle();
-        Ok(Some(Self { patience, grants, worker, node }))
+        Ok(Some(Self { request_timeout, grants, worker, node }))
     }
 
     /// Turns those grants into errors that too few replicas have. The claims were sent at `sent`.
     pub(crate) async fn confirm(
         &self,
-        claims: &[Claim],
-        attempts: &mut [Result<Attempt, BackendError>],
+        claims: &[AcquireRequest],
+        attempts: &mut [Result<AcquireOutcome, BackendError>],
         sent: Instant,
     ) {
         let mut asked = Vec::new();
         for (claim, attempt) in claims.iter().zip(attempts) {
-            if let Ok(Attempt::Granted { .. }) = attempt {
+            if let Ok(AcquireOutcome::Acquired { .. }) = attempt {
                 let (reply, answer) = oneshot::channel();
-                let Claim { keys, owner, ttl, .. } = claim;
-                let until = sent + self.patience.min(*ttl);
+                let AcquireRequest { keys, owner, ttl, .. } = claim;
+                let until = sent + self.request_timeout.min(*ttl);
                 let grant = Grant { keys: keys.clone(), owner: *owner, ttl: *ttl, until, reply };
                 // If it fails, so does the answer.
                 drop(self.grants.send(grant));
@@ -125,7 +125,7 @@ impl Drop for Replicas {
 struct Worker {
     node: Arc<Node>,
     clock: Clock,
-    patience: Duration,
+    request_timeout: Duration,
     wanted: u16,
 }
 
@@ -174,7 +174,7 @@ impl Worker {
             all.add_command(confirmation(by, keys, owner.as_bytes(), *ttl));
         }
         all.cmd("WAIT").arg(self.wanted).arg(millis(self.limit(grants)));
-        let sent = timeout(self.patience, self.node.send_all(&all)).await;
+        let sent = timeout(self.request_timeout, self.node.send_all(&all)).await;
         let mut answers = sent.unwrap_or_else(|_| Err(silent(&self.node.server())))?;
         let acknowledged = match answers.pop() {
             Some(Ok(Value::Int(count))) => Ok(u64::try_from(count).unwrap_or_default()),
@@ -185,13 +185,13 @@ impl Worker {
     }
 
     /// How long replicas may take. Half of what is left, so that the callers can be told of it; and no more
-    /// than a tenth of the patience, as those whose wait is nearly over have a quarter of a second at least,
+    /// than a tenth of the request_timeout, as those whose wait is nearly over have a quarter of a second at least,
     /// and servers see up to 0.1 s late that a `WAIT` is over. Whoever has more time asks again.
     fn limit(&self, grants: &[Grant]) -> Duration {
         let now = self.clock.now();
         let left = grants.iter().map(|grant| grant.until.since(now)).min().unwrap_or_default();
         // Zero would wait for ever.
-        (left / 2).min(self.patience / 10).max(Duration::from_millis(1))
+        (left / 2).min(self.request_timeout / 10).max(Duration::from_millis(1))
     }
 
     fn verdict(
@@ -208,7 +208,7 @@ impl Worker {
                 let message = format!(
                     "{count} of the {wanted} replicas that `?replicas=` asks for have acknowledged the lock to Redis at {server}"
                 );
-                Err(BackendError::new(Failure::Unknown, message)
+                Err(BackendError::new(FailureKind::MaybeApplied, message)
                     .remedy("look after the replicas (`INFO replication`), or ask for fewer"))
             }
             (Ok(Value::Int(1)), Err(error)) => Err(failure(error.clone())),
@@ -216,7 +216,7 @@ impl Worker {
                 let server = self.node.server();
                 let message =
                     format!("the lock was gone from Redis at {server} before replicas had it");
-                Err(BackendError::new(Failure::Unknown, message).remedy(
+                Err(BackendError::new(FailureKind::MaybeApplied, message).remedy(
                     "a failover passes by itself; if there was none, see who deletes locks",
                 ))
             }
@@ -237,7 +237,7 @@ fn confirmation(by: By, keys: &[Key], owner: &[u8], ttl: Duration) -> Cmd {
 #[cold]
 fn silent(server: &str) -> BackendError {
     BackendError::new(
-        Failure::Unknown,
+        FailureKind::MaybeApplied,
         format!("Redis at {server} did not say which replicas have the lock"),
     )
     .remedy("check that the server is up and reachable")
@@ -245,5 +245,5 @@ fn silent(server: &str) -> BackendError {
 
 #[cold]
 fn closed() -> BackendError {
-    BackendError::new(Failure::Unknown, "the connection that asks for replicas is closed")
+    BackendError::new(FailureKind::MaybeApplied, "the connection that asks for replicas is closed")
 }

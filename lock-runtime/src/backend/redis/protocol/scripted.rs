@@ -18,10 +18,10 @@ use crate::backend::redis::protocol::script::{self, ACQUIRE, By, LINE, RELEASE, 
 use crate::backend::redis::protocol::wait_queue::{self, Channel, Hot, Token};
 use crate::backend::redis::server_error;
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
-    Standing, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
-use crate::backend::{Limits, Setting};
+use crate::backend::{BackendConfig, Limits};
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
 use crate::base::fence::Fence;
@@ -58,7 +58,7 @@ pub(crate) struct Household {
     pub(crate) hot: Arc<Hot>,
     pub(crate) channel: Channel,
     pub(crate) clock: Clock,
-    pub(crate) patience: Duration,
+    pub(crate) request_timeout: Duration,
     pub(crate) limits: Limits,
 }
 
@@ -66,15 +66,15 @@ impl Household {
     /// And where to learn of strays.
     pub(crate) fn new(
         names: Names,
-        setting: Setting<'_>,
+        config: BackendConfig<'_>,
     ) -> Result<(Self, mpsc::UnboundedReceiver<Stray>), LockError> {
-        let Setting { clock, patience, .. } = setting;
-        let limits = setting.limits();
+        let BackendConfig { clock, request_timeout, .. } = config;
+        let limits = config.limits();
         let (found, strays) = mpsc::unbounded_channel();
         let hot = Arc::<Hot>::default();
         let ears = Arc::new(Ears::new(found, hot.clone(), clock));
         let channel = Channel::random()?;
-        Ok((Self { names, ears, hot, channel, clock, patience, limits }, strays))
+        Ok((Self { names, ears, hot, channel, clock, request_timeout, limits }, strays))
     }
 }
 
@@ -115,17 +115,17 @@ impl Server {
     pub(crate) async fn connect(
         resolver: impl Into<Resolver>,
         names: Names,
-        setting: Setting<'_>,
+        config: BackendConfig<'_>,
     ) -> Result<Result<Self, Unfit>, LockError> {
         let resolver = resolver.into();
         let for_replicas = resolver.clone();
-        let (household, strays) = Household::new(names, setting)?;
+        let (household, strays) = Household::new(names, config)?;
         let probe = Owner::random()?;
         let mut server = match Self::of(&household, resolver, Home::Server, probe).await {
             Ok(server) => server,
             Err(unfit) => return Ok(Err(unfit)),
         };
-        server.replicas = Replicas::connect(for_replicas, setting).await?;
+        server.replicas = Replicas::connect(for_replicas, config).await?;
         let (node, names) = (server.node.clone(), household.names);
         let passing = tokio::spawn(pass_strays_on(node, names, strays, server.channel));
         server.strays = Some(passing.abort_handle());
@@ -179,8 +179,8 @@ impl Server {
     }
 
     /// How `claim` is put to the server.
-    fn form(&self, claim: &Claim) -> Form {
-        let line = claim.in_line && self.has_lines();
+    fn form(&self, claim: &AcquireRequest) -> Form {
+        let line = claim.enqueue && self.has_lines();
         match (&*claim.keys, claim.attempt) {
             ([key], 0) if line && self.hot.has(key, self.clock.now()) => Form::Line,
             // The usual case in one plain command. It cannot recognise its own earlier try, so it must be
@@ -191,11 +191,11 @@ impl Server {
         }
     }
 
-    fn command(&self, claim: &Claim, form: Form, by: By) -> Cmd {
+    fn command(&self, claim: &AcquireRequest, form: Form, by: By) -> Cmd {
         let token = self.token(&claim.owner);
         let ttl = millis(claim.kept_for());
         let counter = claim.fencing.then(|| self.names.fence_counter(&claim.keys));
-        let fences = u64::from(claim.spare_fences) + 1;
+        let fences = u64::from(claim.extra_fences) + 1;
         match (form, &*claim.keys) {
             (Form::Plain, [key]) => {
                 let mut set = Cmd::with_capacity(6, 6 * 48);
@@ -219,18 +219,27 @@ impl Server {
         }
     }
 
-    fn attempt(&self, claim: &Claim, form: Form, answer: &Value) -> Result<Attempt, BackendError> {
+    fn attempt(
+        &self,
+        claim: &AcquireRequest,
+        form: Form,
+        answer: &Value,
+    ) -> Result<AcquireOutcome, BackendError> {
         // Who cannot announce itself is not known to wait.
         let can_tell = self.channel.is_some() && self.node.hears().calls;
         let parts = match (form, answer) {
             (Form::Plain, Value::Okay) => {
                 let wanted = can_tell.then_some(false);
-                return Ok(Attempt::Granted { fence: None, spare_fences: 0, wanted });
+                return Ok(AcquireOutcome::Acquired {
+                    fence: None,
+                    reserved_fences: 0,
+                    contended: wanted,
+                });
             }
             // In short; the script tells the rest.
             (Form::Plain, Value::Nil) => {
-                let standing = Standing::Watching { ask_again: Duration::ZERO };
-                return Ok(Attempt::Busy { free_in: None, standing });
+                let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
+                return Ok(AcquireOutcome::Contended { expires_in: None, wait_mode });
             }
             (Form::Script | Form::Line, Value::Array(parts)) => parts.as_slice(),
             _ => return Err(unexpected(answer)),
@@ -250,54 +259,64 @@ impl Server {
                     self.hot.note(key.as_str(), self.clock.now());
                 }
                 let wanted = can_tell.then_some(wanted);
-                let spare_fences = fences.map_or(0, |(_, count)| count.saturating_sub(1));
+                let extra_fences = fences.map_or(0, |(_, count)| count.saturating_sub(1));
                 let fence = fences.map(|(first, _)| first);
-                Ok(Attempt::Granted { fence, spare_fences, wanted })
+                Ok(AcquireOutcome::Acquired {
+                    fence,
+                    reserved_fences: extra_fences,
+                    contended: wanted,
+                })
             }
-            [Value::Int(0), Value::Int(free_in)] => {
-                let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
-                Ok(Attempt::Busy { free_in, standing: self.beside(claim, free_in) })
+            [Value::Int(0), Value::Int(expires_in)] => {
+                let expires_in = u64::try_from(*expires_in).ok().map(Duration::from_millis);
+                Ok(AcquireOutcome::Contended {
+                    expires_in,
+                    wait_mode: self.beside(claim, expires_in),
+                })
             }
-            [Value::Int(0), Value::Int(free_in), Value::Int(rank), Value::Int(_)] => {
-                let free_in = u64::try_from(*free_in).ok().map(Duration::from_millis);
+            [Value::Int(0), Value::Int(expires_in), Value::Int(rank), Value::Int(_)] => {
+                let expires_in = u64::try_from(*expires_in).ok().map(Duration::from_millis);
                 let rank = u64::try_from(*rank).unwrap_or_default();
                 if let [key] = &*claim.keys {
                     self.hot.note(key.as_str(), self.clock.now());
                 }
                 let look = jitter::below(wait_queue::look(rank));
-                let ask_again = match free_in {
-                    Some(free_in) if rank == 0 => look.min(free_in + ROUNDING),
+                let retry_after = match expires_in {
+                    Some(expires_in) if rank == 0 => look.min(expires_in + ROUNDING),
                     _ => look,
                 };
-                Ok(Attempt::Busy { free_in, standing: Standing::InLine { ask_again } })
+                Ok(AcquireOutcome::Contended {
+                    expires_in,
+                    wait_mode: WaitMode::Queued { retry_after },
+                })
             }
             _ => Err(unexpected(answer)),
         }
     }
 
     /// Where somebody stands who is not in line.
-    fn beside(&self, claim: &Claim, free_in: Option<Duration>) -> Standing {
+    fn beside(&self, claim: &AcquireRequest, expires_in: Option<Duration>) -> WaitMode {
         // A lost push costs no more than this.
         const LOOK: Duration = Duration::from_millis(800);
         let Hears { changes, calls } = self.node.hears();
         // Only the next attempt joins the line, or has the keys watched. One that does not wait makes none.
-        if claim.attempt == 0 && (claim.in_line || claim.keys.len() > 1) && (changes || calls) {
-            return Standing::Watching { ask_again: Duration::ZERO };
+        if claim.attempt == 0 && (claim.enqueue || claim.keys.len() > 1) && (changes || calls) {
+            return WaitMode::Watch { retry_after: Duration::ZERO };
         }
         if !changes {
-            return Standing::Outside;
+            return WaitMode::Poll;
         }
         let look = jitter::below(LOOK);
-        let ask_again = free_in.map_or(look, |free_in| look.min(free_in + ROUNDING));
-        Standing::Watching { ask_again }
+        let retry_after = expires_in.map_or(look, |expires_in| look.min(expires_in + ROUNDING));
+        WaitMode::Watch { retry_after }
     }
 
     /// Which form to ask again in, at once, after such an answer.
-    fn again(&self, claim: &Claim, form: Form, answer: &Value) -> Option<Form> {
+    fn again(&self, claim: &AcquireRequest, form: Form, answer: &Value) -> Option<Form> {
         let hears = self.node.hears();
         match (form, answer) {
             // Who does not wait still wants to know how long the lock is held.
-            (Form::Plain, Value::Nil) if !claim.in_line => Some(Form::Script),
+            (Form::Plain, Value::Nil) if !claim.enqueue => Some(Form::Script),
             (Form::Script, Value::Array(parts)) if hears.changes => {
                 let busy = matches!(parts.as_slice(), [Value::Int(0), ..]);
                 (busy && claim.attempt > 0).then_some(Form::Script)
@@ -333,15 +352,26 @@ enum Form {
 /// Redis rounds an expiry to a millisecond.
 pub(crate) const ROUNDING: Duration = Duration::from_millis(1);
 
+impl Server {
+    /// Whether the server keeps wait queues for this pool.
+    fn has_lines(&self) -> bool {
+        self.channel.is_some() && self.node.hears().calls
+    }
+}
+
 impl Backend for Server {
-    fn attach(&self, bell: Bell) {
-        self.ears.attach(bell);
+    fn subscribe(&self, notifier: Notifier) {
+        self.ears.subscribe(notifier);
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let sent = self.clock.now();
         let forms: Vec<_> = claims.iter().map(|claim| self.form(claim)).collect();
-        let is_new = |(claim, form): &(&Claim, &Form)| claim.attempt == 0 && **form == Form::Line;
+        let is_new =
+            |(claim, form): &(&AcquireRequest, &Form)| claim.attempt == 0 && **form == Form::Line;
         let new = claims.iter().zip(&forms).filter(is_new).map(|(claim, _)| claim.owner).collect();
         let newcomers = self.ears.expect(new);
         let mut attempts = self.acquire_in(forms, Way::Straight, claims).await;
@@ -352,22 +382,27 @@ impl Backend for Server {
         attempts
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         self.renew_by(Way::Straight, leases).await
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         self.release_by(Way::Straight, releases).await
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let lease = std::slice::from_ref(lease);
         let mut held = self.holds_by(Way::Straight, lease).await;
-        held.pop().unwrap_or(Ok(Held::No))
+        held.pop().unwrap_or(Ok(LeaseStatus::NotHeld))
     }
 
-    fn has_lines(&self) -> bool {
-        self.channel.is_some() && self.node.hears().calls
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.wait_queue = self.has_lines();
+        capabilities
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -407,14 +442,15 @@ impl Backend for Server {
 /// Whoever was called while its first claim was on its way asks again at once.
 pub(crate) fn note_calls(
     newcomers: &Newcomers<'_>,
-    claims: &[Claim],
-    attempts: &mut [Result<Attempt, BackendError>],
+    claims: &[AcquireRequest],
+    attempts: &mut [Result<AcquireOutcome, BackendError>],
 ) {
     for (claim, attempt) in claims.iter().zip(attempts) {
-        if let Ok(Attempt::Busy { standing: Standing::InLine { ask_again }, .. }) = attempt
+        if let Ok(AcquireOutcome::Contended { wait_mode: WaitMode::Queued { retry_after }, .. }) =
+            attempt
             && newcomers.was_called(&claim.owner)
         {
-            *ask_again = Duration::ZERO;
+            *retry_after = Duration::ZERO;
         }
     }
 }
@@ -424,8 +460,8 @@ impl Server {
     pub(crate) async fn acquire_by(
         &self,
         way: Way,
-        claims: &[Claim],
-    ) -> Vec<Result<Attempt, BackendError>> {
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let forms = claims.iter().map(|claim| self.form(claim)).collect();
         self.acquire_in(forms, way, claims).await
     }
@@ -434,8 +470,8 @@ impl Server {
         &self,
         mut forms: Vec<Form>,
         way: Way,
-        claims: &[Claim],
-    ) -> Vec<Result<Attempt, BackendError>> {
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let command = |at: usize, by| self.command(&claims[at], forms[at], by);
         let ahead = self.ahead(way, false);
         let mut answers = self.run_named(claims.len(), ahead, command).await;
@@ -464,11 +500,12 @@ impl Server {
         &self,
         way: Way,
         leases: &[LeaseRef],
-    ) -> Vec<Result<Held, BackendError>> {
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
         let were_tagged = self.names.are_tagged();
         let outcomes = self.renew_once(way, leases).await;
-        let crosses =
-            |outcome: &Result<Held, _>| outcome.as_ref().is_err_and(server_error::is_across_slots);
+        let crosses = |outcome: &Result<LeaseStatus, _>| {
+            outcome.as_ref().is_err_and(server_error::is_across_slots)
+        };
         if were_tagged || !outcomes.iter().any(crosses) {
             return outcomes;
         }
@@ -477,7 +514,11 @@ impl Server {
         self.renew_once(way, leases).await
     }
 
-    async fn renew_once(&self, way: Way, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew_once(
+        &self,
+        way: Way,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
         // Reads the locks too, and so is told if one is taken away.
         let ahead = self.ahead(way, true);
         let together = match (way, ahead) {
@@ -542,13 +583,15 @@ impl Server {
     pub(crate) async fn release_by(
         &self,
         way: Way,
-        releases: &[Release],
-    ) -> Vec<Result<Released, BackendError>> {
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let now = self.clock.now();
         // One key that nobody is known to wait for.
-        let is_plain = |release: &Release| match &*release.lease.keys {
+        let is_plain = |release: &ReleaseRequest| match &*release.lease.keys {
             [key] => {
-                release.keep_for.is_zero() && release.successor.is_none() && !self.hot.has(key, now)
+                release.free_after.is_zero()
+                    && release.successor.is_none()
+                    && !self.hot.has(key, now)
             }
             _ => false,
         };
@@ -583,7 +626,7 @@ impl Server {
         &self,
         way: Way,
         leases: &[LeaseRef],
-    ) -> Vec<Result<Held, BackendError>> {
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
         let command = |at: usize, _| {
             let mut get = redis::cmd("MGET");
             for key in leases[at].keys.iter() {
@@ -667,7 +710,7 @@ impl Server {
         self.node.is_up()
     }
 
-    fn plain_release(&self, release: &Release, by: By) -> Cmd {
+    fn plain_release(&self, release: &ReleaseRequest, by: By) -> Cmd {
         let mut call = RELEASE.call(by, 1, 1);
         for key in release.lease.keys.iter() {
             call.arg(key.as_str());
@@ -676,42 +719,48 @@ impl Server {
         call
     }
 
-    fn release_in_line(&self, release: &Release, by: By) -> Cmd {
-        let Release { lease, keep_for, successor, leave_open } = release;
+    fn release_in_line(&self, release: &ReleaseRequest, by: By) -> Cmd {
+        let ReleaseRequest { lease, free_after, successor, barging_window } = release;
         let token = self.token(&lease.owner);
         let heir = successor.filter(|_| self.channel.is_some() && self.node.hears().calls);
         let successor = heir.map(|heir| (self.token(&heir.owner), heir.ttl));
         let (keys, token) = (&*lease.keys, token.as_bytes());
-        let (keep_for, leave_open) = (*keep_for, *leave_open);
-        Freeing { keys, token, keep_for, ttl: lease.ttl, successor, leave_open }
+        let (free_after, barging_window) = (*free_after, *barging_window);
+        Freeing { keys, token, free_after, ttl: lease.ttl, successor, barging_window }
             .command(&self.names, by)
     }
 
-    fn released(&self, release: &Release, answer: &Value) -> Result<Released, BackendError> {
+    fn released(
+        &self,
+        release: &ReleaseRequest,
+        answer: &Value,
+    ) -> Result<ReleaseOutcome, BackendError> {
         match answer {
-            Value::Int(0) => Ok(Released::No),
-            Value::Int(1) => Ok(Released::Yes),
-            Value::Int(2) => Ok(Released::Kept),
+            Value::Int(0) => Ok(ReleaseOutcome::NotHeld),
+            Value::Int(1) => Ok(ReleaseOutcome::Freed),
+            Value::Int(2) => Ok(ReleaseOutcome::SuccessorGranted),
             Value::Int(3) => {
                 release
                     .lease
                     .keys
                     .iter()
                     .for_each(|key| self.hot.note(key.as_str(), self.clock.now()));
-                Ok(Released::Behind { ask_again: jitter::below(wait_queue::look(0)) })
+                Ok(ReleaseOutcome::SuccessorQueued {
+                    retry_after: jitter::below(wait_queue::look(0)),
+                })
             }
             other => Err(unexpected(other)),
         }
     }
 
-    fn renewed(&self, lease: &LeaseRef, outcome: i64) -> Result<Held, BackendError> {
+    fn renewed(&self, lease: &LeaseRef, outcome: i64) -> Result<LeaseStatus, BackendError> {
         match outcome {
-            1 => Ok(Held::Yes),
+            1 => Ok(LeaseStatus::Held),
             2 => {
-                lease.keys.iter().for_each(|key| self.ears.wanted(key.as_str()));
-                Ok(Held::Yes)
+                lease.keys.iter().for_each(|key| self.ears.contended(key.as_str()));
+                Ok(LeaseStatus::Held)
             }
-            0 => Ok(Held::No),
+            0 => Ok(LeaseStatus::NotHeld),
             other => Err(unexpected(&Value::Int(other))),
         }
     }
@@ -729,10 +778,10 @@ impl Drop for Server {
 struct Freeing<'a> {
     keys: &'a [Key],
     token: &'a [u8],
-    keep_for: Duration,
+    free_after: Duration,
     ttl: Duration,
     successor: Option<(Token, Duration)>,
-    leave_open: Duration,
+    barging_window: Duration,
 }
 
 impl Freeing<'_> {
@@ -744,13 +793,13 @@ impl Freeing<'_> {
         for key in self.keys {
             call.arg(names.line(key));
         }
-        call.arg("release").arg(self.token).arg(millis(self.keep_for));
+        call.arg("release").arg(self.token).arg(millis(self.free_after));
         call.arg(millis(wait_queue::grant(self.ttl)));
         match &self.successor {
             Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
             None => call.arg("").arg("0"),
         };
-        call.arg(millis(self.leave_open));
+        call.arg(millis(self.barging_window));
         call
     }
 }
@@ -775,14 +824,14 @@ async fn pass_strays_on(
     while let Some(Stray { key, owner }) = strays.recv().await {
         let token = Token::new(&owner, channel);
         let keys = [Key::from(key)];
-        let (keep_for, ttl) = (Duration::ZERO, UNKNOWN);
+        let (free_after, ttl) = (Duration::ZERO, UNKNOWN);
         let freeing = Freeing {
             keys: &keys,
             token: token.as_bytes(),
-            keep_for,
+            free_after,
             ttl,
             successor: None,
-            leave_open: keep_for,
+            barging_window: free_after,
         };
         // Should it fail, the grant runs out by itself.
         let _ = node.send(&freeing.command(&names, By::Text)).await;
@@ -790,7 +839,7 @@ async fn pass_strays_on(
 }
 
 /// A key of another type is somebody else's.
-pub(crate) async fn holds(node: &Node, lease: &LeaseRef) -> Result<Held, BackendError> {
+pub(crate) async fn holds(node: &Node, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
     let mut get = redis::cmd("MGET");
     for key in lease.keys.iter() {
         get.arg(key.as_str());
@@ -799,11 +848,11 @@ pub(crate) async fn holds(node: &Node, lease: &LeaseRef) -> Result<Held, Backend
 }
 
 /// Whether all of the answer to an `MGET` are tokens of `owner`.
-fn held_by(owner: &Owner, holders: &Value) -> Held {
+fn held_by(owner: &Owner, holders: &Value) -> LeaseStatus {
     let ours = |holder: &Value| matches!(holder, Value::BulkString(holder) if wait_queue::is_of(holder, owner));
     match holders {
-        Value::Array(holders) if holders.iter().all(ours) => Held::Yes,
-        _ => Held::No,
+        Value::Array(holders) if holders.iter().all(ours) => LeaseStatus::Held,
+        _ => LeaseStatus::NotHeld,
     }
 }
 
@@ -821,7 +870,7 @@ pub(crate) fn millis(span: Duration) -> u64 {
 #[cold]
 pub(crate) fn unexpected(answer: &Value) -> BackendError {
     BackendError::new(
-        Failure::Unknown,
+        FailureKind::MaybeApplied,
         format!("Redis gave an answer that does not fit: {answer:?}"),
     )
     .remedy("a proxy between here and the server may be rewriting answers")

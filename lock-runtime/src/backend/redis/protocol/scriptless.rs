@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::backend::Setting;
+use crate::backend::BackendConfig;
 use crate::backend::redis::conn::connection::Node;
 use crate::backend::redis::conn::push::{Ears, Home};
 use crate::backend::redis::keyspace::Names;
@@ -34,8 +34,8 @@ use crate::backend::redis::protocol::wait_queue::{self, Token};
 use crate::backend::redis::protocol::watch_transaction::{Desk, Exchanged, Seen};
 use crate::backend::redis::server_error;
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
-    Standing, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::jitter;
@@ -103,11 +103,11 @@ impl Plain {
     pub(crate) async fn connect(
         dialer: Dialer,
         names: &Names,
-        setting: Setting<'_>,
+        config: BackendConfig<'_>,
         cause: Cause,
     ) -> Result<Self, LockError> {
-        let Setting { clock, patience, .. } = setting;
-        let limits = setting.limits();
+        let BackendConfig { clock, request_timeout, .. } = config;
+        let limits = config.limits();
         let opening = Opening::begin(clock, limits.connect);
         // Nobody calls under a name here.
         let (strays, _) = mpsc::unbounded_channel();
@@ -129,7 +129,7 @@ impl Plain {
             let message = format!(
                 "Redis at {server} runs no scripts ({reason}), and has no other way to free a lock safely: neither `DELEX` or `DELIFEQ` with `SET IFEQ`, nor `WATCH`"
             );
-            let error = BackendError::new(Failure::Refused, message).remedy(
+            let error = BackendError::new(FailureKind::Rejected, message).remedy(
                 "allow `EVAL` and `EVALSHA`, or `WATCH`, `UNWATCH`, `MULTI` and `EXEC`; if a proxy refuses them, connect to the server itself",
             );
             return Err(LockError::backend(error));
@@ -147,7 +147,8 @@ impl Plain {
         );
         let desk = Arc::new(Desk::new(node.clone()));
         let (jobs, waiting) = mpsc::unbounded_channel();
-        let worker = tokio::spawn(make_changes(desk.clone(), patience, waiting)).abort_handle();
+        let worker =
+            tokio::spawn(make_changes(desk.clone(), request_timeout, waiting)).abort_handle();
         Ok(Self { node, ears, desk, jobs, worker, ways: Mutex::new(ways), warning })
     }
 
@@ -191,7 +192,7 @@ impl Plain {
     }
 
     /// Takes the keys if each of them is free or the owner's already.
-    async fn take_at_desk(&self, claim: &Claim) -> Result<bool, BackendError> {
+    async fn take_at_desk(&self, claim: &AcquireRequest) -> Result<bool, BackendError> {
         let token = Token::new(&claim.owner, None);
         let keys: Vec<_> = claim.keys.iter().collect();
         let mut has_written = false;
@@ -239,14 +240,17 @@ impl Plain {
             }
         }
         if has_written {
-            return Err(BackendError::new(Failure::Unknown, "only some of the keys were taken")
-                .remedy("they are freed again; choose a longer ttl"));
+            return Err(BackendError::new(
+                FailureKind::MaybeApplied,
+                "only some of the keys were taken",
+            )
+            .remedy("they are freed again; choose a longer ttl"));
         }
         Ok(false)
     }
 
     /// Reads the keys of `claims`, and has their changes told if the server can.
-    async fn look(&self, claims: &[&Claim]) -> Vec<Look> {
+    async fn look(&self, claims: &[&AcquireRequest]) -> Vec<Look> {
         let tracked = self.node.hears().changes;
         let mut reads = Pipeline::new();
         for key in claims.iter().flat_map(|claim| claim.keys.iter()) {
@@ -260,7 +264,7 @@ impl Plain {
             // What was to be taken was refused before.
             Err(error) => return claims.iter().map(|_| Look::Failed(error.clone())).collect(),
         };
-        let mut look_at = |claim: &&Claim| {
+        let mut look_at = |claim: &&AcquireRequest| {
             let mut look = Look::Free;
             for _ in claim.keys.iter() {
                 if tracked {
@@ -276,15 +280,15 @@ impl Plain {
         claims.iter().map(&mut look_at).collect()
     }
 
-    fn busy(&self, free_in: Option<Duration>) -> Attempt {
+    fn busy(&self, expires_in: Option<Duration>) -> AcquireOutcome {
         // A lost push costs no more than this.
         const LOOK: Duration = Duration::from_millis(800);
         if !self.node.hears().changes {
-            return Attempt::busy(free_in);
+            return AcquireOutcome::contended(expires_in);
         }
         let look = jitter::below(LOOK);
-        let ask_again = free_in.map_or(look, |free_in| look.min(free_in + ROUNDING));
-        Attempt::Busy { free_in, standing: Standing::Watching { ask_again } }
+        let retry_after = expires_in.map_or(look, |expires_in| look.min(expires_in + ROUNDING));
+        AcquireOutcome::Contended { expires_in, wait_mode: WaitMode::Watch { retry_after } }
     }
 
     /// Makes each change to the keys that are its owner's. False if one was not.
@@ -372,11 +376,15 @@ impl Job {
 
 /// Makes the changes that take an exchange: what has come by the time that the desk is free in one. Otherwise each would wait
 /// for the two round trips of all before it. Lives as long as the store, so a caller that gives up breaks no exchange off.
-async fn make_changes(desk: Arc<Desk>, patience: Duration, mut jobs: mpsc::UnboundedReceiver<Job>) {
+async fn make_changes(
+    desk: Arc<Desk>,
+    request_timeout: Duration,
+    mut jobs: mpsc::UnboundedReceiver<Job>,
+) {
     let mut together = Vec::new();
     while jobs.recv_many(&mut together, CHANGED_TOGETHER).await > 0 {
         let changes: Vec<_> = together.iter().map(Job::change).collect();
-        let outcomes = change_at_desk(&desk, patience, &changes).await;
+        let outcomes = change_at_desk(&desk, request_timeout, &changes).await;
         for (job, outcome) in together.drain(..).zip(outcomes) {
             let _ = job.reply.send(outcome);
         }
@@ -386,42 +394,43 @@ async fn make_changes(desk: Arc<Desk>, patience: Duration, mut jobs: mpsc::Unbou
 /// All changes in one exchange, or, if they are in each other's way, in several.
 async fn change_at_desk(
     desk: &Desk,
-    patience: Duration,
+    request_timeout: Duration,
     changes: &[Change<'_>],
 ) -> Vec<Result<bool, BackendError>> {
     for _ in 0..TRIES {
-        let tried = timeout(patience, try_at_desk(desk, changes)).await;
+        let tried = timeout(request_timeout, try_at_desk(desk, changes)).await;
         match tried.unwrap_or_else(|_| Err(silent())) {
             Ok(Some(outcomes)) => return outcomes,
             Ok(None) => {}
             // One may be refused for another.
-            Err(error) if changes.len() > 1 && error.failure() == Failure::Refused => break,
+            Err(error) if changes.len() > 1 && error.kind() == FailureKind::Rejected => break,
             Err(error) => return changes.iter().map(|_| Err(error.clone())).collect(),
         }
     }
     if let [_] = changes {
         return vec![Err(BackendError::new(
-            Failure::NotNow,
+            FailureKind::NotApplied,
             "the key was changed each time it was looked at",
         )
         .remedy("another client writes to the keys of locks; give them a prefix of their own"))];
     }
     let (some, others) = changes.split_at(changes.len() / 2);
-    let mut outcomes = Box::pin(change_at_desk(desk, patience, some)).await;
-    outcomes.extend(Box::pin(change_at_desk(desk, patience, others)).await);
+    let mut outcomes = Box::pin(change_at_desk(desk, request_timeout, some)).await;
+    outcomes.extend(Box::pin(change_at_desk(desk, request_timeout, others)).await);
     outcomes
 }
 
 #[cold]
 fn closed() -> BackendError {
-    BackendError::new(Failure::Refused, "the connections to Redis are closed")
+    BackendError::new(FailureKind::Rejected, "the connections to Redis are closed")
 }
 
 #[cold]
 fn silent() -> BackendError {
-    BackendError::new(Failure::Unknown, "Redis did not answer a transaction in time").remedy(
-        "check that the server is up and reachable; what it may still do is for our own keys",
-    )
+    BackendError::new(FailureKind::MaybeApplied, "Redis did not answer a transaction in time")
+        .remedy(
+            "check that the server is up and reachable; what it may still do is for our own keys",
+        )
 }
 
 /// `None` if a key changed meanwhile.
@@ -469,7 +478,7 @@ async fn try_at_desk(
 /// A claim that is being made.
 struct Wanted<'a> {
     at: usize,
-    claim: &'a Claim,
+    claim: &'a AcquireRequest,
     at_desk: bool,
 }
 
@@ -521,10 +530,10 @@ impl<'a> Change<'a> {
         Self { lease, write: Write::Expire(millis(lease.kept_for())), is_whole: true }
     }
 
-    fn ending(release: &'a Release) -> Self {
-        let write = match release.keep_for {
+    fn ending(release: &'a ReleaseRequest) -> Self {
+        let write = match release.free_after {
             Duration::ZERO => Write::Delete,
-            keep_for => Write::Expire(millis(keep_for)),
+            free_after => Write::Expire(millis(free_after)),
         };
         Self { lease: &release.lease, write, is_whole: false }
     }
@@ -651,11 +660,20 @@ fn expire(key: &Key, millis: u64) -> Cmd {
 }
 
 impl Backend for Plain {
-    fn attach(&self, bell: Bell) {
-        self.ears.attach(bell);
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.fencing = false;
+        capabilities
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    fn subscribe(&self, notifier: Notifier) {
+        self.ears.subscribe(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let watch = self.ways().watch;
         let mut outcomes: Vec<_> =
             claims.iter().map(|claim| refusal(claim, watch).map(Err)).collect();
@@ -671,14 +689,15 @@ impl Backend for Plain {
             let taken = self.take(&open).await;
             for (wanted, taken) in open.into_iter().zip(taken) {
                 match taken {
-                    Ok(true) => outcomes[wanted.at] = Some(Ok(Attempt::granted(None))),
+                    Ok(true) => outcomes[wanted.at] = Some(Ok(AcquireOutcome::acquired(None))),
                     // Only from the next attempt on the pool can be told of changes, and it makes none if it does not
                     // wait.
                     Ok(false)
                         if wanted.claim.attempt == 0 && self.waits_for_changes(wanted.claim) =>
                     {
-                        let standing = Standing::Watching { ask_again: Duration::ZERO };
-                        outcomes[wanted.at] = Some(Ok(Attempt::Busy { free_in: None, standing }));
+                        let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
+                        outcomes[wanted.at] =
+                            Some(Ok(AcquireOutcome::Contended { expires_in: None, wait_mode }));
                     }
                     Ok(false) => refused.push(wanted),
                     Err(error) => outcomes[wanted.at] = Some(Err(error)),
@@ -694,8 +713,10 @@ impl Backend for Plain {
                     Look::Free => open.push(wanted),
                     Look::Own(_) if watch => open.push(Wanted { at_desk: true, ..wanted }),
                     // Extending it could meet a later, longer grant. It is free when its time is over.
-                    Look::Own(left) => outcomes[wanted.at] = Some(Ok(Attempt::busy(left))),
-                    Look::Busy(free_in) => outcomes[wanted.at] = Some(Ok(self.busy(free_in))),
+                    Look::Own(left) => {
+                        outcomes[wanted.at] = Some(Ok(AcquireOutcome::contended(left)))
+                    }
+                    Look::Busy(expires_in) => outcomes[wanted.at] = Some(Ok(self.busy(expires_in))),
                     Look::Failed(error) => outcomes[wanted.at] = Some(Err(error)),
                 }
             }
@@ -707,19 +728,22 @@ impl Backend for Plain {
             .collect()
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let changes: Vec<_> = leases.iter().map(Change::extending).collect();
-        let held = |ours| if ours { Held::Yes } else { Held::No };
+        let held = |ours| if ours { LeaseStatus::Held } else { LeaseStatus::NotHeld };
         self.change(&changes).await.into_iter().map(|outcome| outcome.map(held)).collect()
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let changes: Vec<_> = releases.iter().map(Change::ending).collect();
-        let released = |ours| if ours { Released::Yes } else { Released::No };
+        let released = |ours| if ours { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld };
         self.change(&changes).await.into_iter().map(|outcome| outcome.map(released)).collect()
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         holds(&self.node, lease).await
     }
 
@@ -742,23 +766,23 @@ impl Drop for Plain {
 }
 
 impl Plain {
-    fn waits_for_changes(&self, claim: &Claim) -> bool {
-        (claim.in_line || claim.keys.len() > 1) && self.node.hears().changes
+    fn waits_for_changes(&self, claim: &AcquireRequest) -> bool {
+        (claim.enqueue || claim.keys.len() > 1) && self.node.hears().changes
     }
 }
 
 /// What cannot be done without scripts, told before anything is sent.
-fn refusal(claim: &Claim, watch: bool) -> Option<BackendError> {
+fn refusal(claim: &AcquireRequest, watch: bool) -> Option<BackendError> {
     if claim.fencing {
         return Some(
-            BackendError::new(Failure::Refused, "fences need scripts, which this Redis does not run for us")
+            BackendError::new(FailureKind::Rejected, "fences need scripts, which this Redis does not run for us")
                 .remedy("write `.fencing(false)`, or leave `guard` out of the attribute, if nobody checks the fence; otherwise allow `EVAL` and `EVALSHA`"),
         );
     }
     if claim.keys.len() > 1 && !watch {
         return Some(
             BackendError::new(
-                Failure::Refused,
+                FailureKind::Rejected,
                 "locks of several keys need scripts or `WATCH`, and this Redis lets us use neither",
             )
             .remedy("allow `EVAL` and `EVALSHA`, or `WATCH`, `UNWATCH`, `MULTI` and `EXEC`; or lock one key"),

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use crate::backend::redis::conn::connection::Node;
 use crate::backend::redis::conn::dedicated::Spare;
 use crate::backend::redis::server_error;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::key::Key;
 
 pub(crate) struct Desk {
@@ -157,9 +157,10 @@ impl Desk {
         match refusal {
             Some(error) => Err(failure(error)),
             None if writes.is_empty() => Ok(Exchanged::Written(Vec::new())),
-            None => {
-                Err(BackendError::new(Failure::Unknown, "Redis gave no answer to a transaction"))
-            }
+            None => Err(BackendError::new(
+                FailureKind::MaybeApplied,
+                "Redis gave no answer to a transaction",
+            )),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Told {
 
 impl Member {
     /// Asks the node. What it may not be asked it does not tell.
-    pub(crate) async fn tell(&self, patience: Duration) -> Told {
+    pub(crate) async fn tell(&self, request_timeout: Duration) -> Told {
         let mut told = Told::default();
         let asked = async {
             match &self.body {
@@ -46,14 +46,14 @@ impl Member {
                     told.ids = cluster.ids();
                     told.ask_all(cluster).await.map_err(|error| {
                         let text = format!("{}: {}", self.name, error.message());
-                        BackendError::new(error.failure(), text).remedy(error.remedy_text())
+                        BackendError::new(error.kind(), text).remedy(error.remedy_text())
                     })?;
                 }
             }
             Ok(())
         };
-        let asked = timeout(patience, asked).await;
-        told.failure = asked.unwrap_or_else(|_| Err(silence(&self.name, patience))).err();
+        let asked = timeout(request_timeout, asked).await;
+        told.failure = asked.unwrap_or_else(|_| Err(silence(&self.name, request_timeout))).err();
         told
     }
 }

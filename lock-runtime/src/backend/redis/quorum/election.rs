@@ -10,7 +10,7 @@ use crate::backend::redis::quorum::fence_block::Block;
 use crate::backend::redis::quorum::grants::Holding;
 use crate::backend::redis::quorum::message::{Request, Token, What};
 use crate::backend::redis::quorum::vote_count::{Tally, Verdict, Vote};
-use crate::backend::{Attempt, BackendError, Claim, Standing};
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 
@@ -28,7 +28,7 @@ pub(crate) struct Election {
 
 /// One claim.
 struct Bid {
-    claim: Claim,
+    claim: AcquireRequest,
     token: Token,
     block: Option<Block>,
     rounds: u32,
@@ -52,18 +52,18 @@ enum Stage {
     /// To be proposed again then, under another token: several compete, and none has won.
     BackingOff(Instant),
     Granted,
-    Refused(Result<Attempt, BackendError>),
+    Refused(Result<AcquireOutcome, BackendError>),
     /// The caller has been told.
     Over,
 }
 
 impl Election {
-    pub(crate) fn open(nodes: &Arc<Nodes>, claims: &[&Claim]) -> Self {
+    pub(crate) fn open(nodes: &Arc<Nodes>, claims: &[&AcquireRequest]) -> Self {
         let bids = claims.iter().map(|claim| Bid::new(nodes, claim)).collect();
         Self { nodes: nodes.clone(), bids }
     }
 
-    pub(crate) async fn run(mut self) -> Vec<Result<Attempt, BackendError>> {
+    pub(crate) async fn run(mut self) -> Vec<Result<AcquireOutcome, BackendError>> {
         loop {
             self.come_back().await;
             if !self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
@@ -187,7 +187,7 @@ impl Drop for Election {
 }
 
 impl Bid {
-    fn new(nodes: &Nodes, claim: &Claim) -> Self {
+    fn new(nodes: &Nodes, claim: &AcquireRequest) -> Self {
         let mut bid = Self {
             claim: claim.clone(),
             token: nodes.new_token(claim.owner),
@@ -207,7 +207,7 @@ impl Bid {
     /// The next numbers above `promised`, if fences are wanted.
     fn choose_number(&mut self, promised: u64) {
         if self.claim.fencing {
-            match Block::above(promised, self.claim.spare_fences.saturating_add(1)) {
+            match Block::above(promised, self.claim.extra_fences.saturating_add(1)) {
                 Ok(block) => self.block = Some(block),
                 Err(error) => self.stage = Stage::Refused(Err(error)),
             }
@@ -220,12 +220,13 @@ impl Bid {
         self.tally = nodes.new_tally();
         self.silent = 0;
         self.stage = Stage::Voting;
-        self.until = sent + url::longest_patience(claim.ttl, nodes.patience, nodes.node_patience);
+        self.until =
+            sent + url::longest_patience(claim.ttl, nodes.request_timeout, nodes.node_timeout);
         if claim.attempt > 0 {
             claim.keys.iter().for_each(|key| nodes.changes.forget(key.as_str()));
         }
         // Who waits asks again, and is told the rest then.
-        let is_plain = claim.attempt == 0 && claim.in_line && self.block.is_none();
+        let is_plain = claim.attempt == 0 && claim.enqueue && self.block.is_none();
         let what = if is_plain { What::Set } else { What::Propose };
         let (token, ttl, block) = (self.token, claim.ttl, self.block);
         Request { what, keys: claim.keys.clone(), token, ttl, block }
@@ -235,7 +236,7 @@ impl Bid {
     fn is_decided(&mut self, nodes: &Nodes, now: Instant, sent: Instant) -> bool {
         let missing = if now >= self.until {
             u64::MAX
-        } else if self.tally.is_contested() || nodes.node_patience.is_some() {
+        } else if self.tally.is_contested() || nodes.node_timeout.is_some() {
             self.silent
         } else {
             // Nothing is lost by waiting: no competitor has a vote.
@@ -254,11 +255,11 @@ impl Bid {
             Verdict::Held { split: true, .. } if !self.waits() && self.tries < MOST_TRIES => {
                 self.tries += 1;
                 let least = url::least_patience(self.claim.ttl);
-                let patience = nodes.node_patience.unwrap_or(least);
-                self.stage = Stage::BackingOff(now + jitter::below(patience));
+                let request_timeout = nodes.node_timeout.unwrap_or(least);
+                self.stage = Stage::BackingOff(now + jitter::below(request_timeout));
             }
-            Verdict::Held { free_in, split } => {
-                self.stage = Stage::Refused(Ok(self.busy(nodes, free_in, split)));
+            Verdict::Held { expires_in, split } => {
+                self.stage = Stage::Refused(Ok(self.busy(nodes, expires_in, split)));
             }
             Verdict::Low(number) if self.rounds < MOST_ROUNDS => {
                 self.stage = Stage::Open;
@@ -275,34 +276,37 @@ impl Bid {
     }
 
     fn waits(&self) -> bool {
-        self.claim.in_line || self.claim.keys.len() > 1
+        self.claim.enqueue || self.claim.keys.len() > 1
     }
 
-    fn busy(&self, nodes: &Nodes, free_in: Option<Duration>, split: bool) -> Attempt {
+    fn busy(&self, nodes: &Nodes, expires_in: Option<Duration>, split: bool) -> AcquireOutcome {
         // A lost push costs no more than this.
         const LOOK: Duration = Duration::from_millis(800);
         const ROUNDING: Duration = Duration::from_millis(1);
         /// Long enough for one of those who compete to be done before the next begins.
         const BACK_OFF: Duration = Duration::from_millis(50);
         if split {
-            let ask_again = jitter::below(BACK_OFF);
-            return Attempt::Busy { free_in: None, standing: Standing::Watching { ask_again } };
+            let retry_after = jitter::below(BACK_OFF);
+            return AcquireOutcome::Contended {
+                expires_in: None,
+                wait_mode: WaitMode::Watch { retry_after },
+            };
         }
         if !nodes.tell() {
-            return Attempt::busy(free_in);
+            return AcquireOutcome::contended(expires_in);
         }
         let look = jitter::below(LOOK);
-        let ask_again = match free_in {
+        let retry_after = match expires_in {
             // Only the next attempt has the locks watched.
             _ if self.claim.attempt == 0 => Duration::ZERO,
-            Some(free_in) => look.min(free_in + ROUNDING),
+            Some(expires_in) => look.min(expires_in + ROUNDING),
             None => look,
         };
-        Attempt::Busy { free_in, standing: Standing::Watching { ask_again } }
+        AcquireOutcome::Contended { expires_in, wait_mode: WaitMode::Watch { retry_after } }
     }
 
     /// What the caller is told. From here on a grant is the caller's to release.
-    fn conclude(&mut self, nodes: &Nodes) -> Result<Attempt, BackendError> {
+    fn conclude(&mut self, nodes: &Nodes) -> Result<AcquireOutcome, BackendError> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Granted => {
                 let (token, ttl, block) = (self.token, self.claim.ttl, self.block);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::redis::quorum::message::SYNCHRONISE;
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock;
 
 /// Numbers `first..=last`, all of them accepted by a majority at once.
@@ -30,7 +30,7 @@ impl Block {
         }
         let text =
             format!("a node has seen a fence that is {ahead:?} ahead of this machine's clock");
-        Err(BackendError::new(Failure::NotNow, text).remedy(SYNCHRONISE))
+        Err(BackendError::new(FailureKind::NotApplied, text).remedy(SYNCHRONISE))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::backend::redis::protocol::script::{BALLOT, By, RELEASE};
 use crate::backend::redis::protocol::scripted::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::Block;
 use crate::backend::redis::quorum::vote_count::Vote;
-use crate::backend::{BackendError, Failure, Owner};
+use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::key::Key;
 
 /// What stands in a lock for its holder: the owner, and which of its attempts it was.
@@ -128,14 +128,14 @@ impl Request {
         };
         let parts = match &value {
             Value::Okay => return Vote::Granted,
-            Value::Nil => return Vote::Held { free_in: None, by: Vec::new() },
+            Value::Nil => return Vote::Held { expires_in: None, by: Vec::new() },
             Value::Array(parts) => parts.as_slice(),
             _ => return Vote::Failed(unexpected(&value)),
         };
         match parts {
             [Value::Int(1)] => Vote::Granted,
-            [Value::Int(0), Value::Int(free_in), Value::BulkString(holder)] => Vote::Held {
-                free_in: u64::try_from(*free_in).ok().map(Duration::from_millis),
+            [Value::Int(0), Value::Int(expires_in), Value::BulkString(holder)] => Vote::Held {
+                expires_in: u64::try_from(*expires_in).ok().map(Duration::from_millis),
                 by: holder.iter().take(OWNER).copied().collect(),
             },
             [Value::Int(2), Value::BulkString(number)] => match number_in(number) {
@@ -149,7 +149,7 @@ impl Request {
                     "a number is {:?} ahead of a node's clock",
                     Duration::from_micros(ahead)
                 );
-                Vote::Failed(BackendError::new(Failure::Refused, text).remedy(SYNCHRONISE))
+                Vote::Failed(BackendError::new(FailureKind::Rejected, text).remedy(SYNCHRONISE))
             }
             _ => Vote::Failed(unexpected(&value)),
         }

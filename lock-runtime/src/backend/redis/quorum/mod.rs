@@ -74,11 +74,11 @@ use self::pacing::Pace;
 use self::pending_withdrawals::{Leftovers, Withdrawal};
 use self::push::Changes;
 use self::vote_count::{Tally, Verdict, Vote};
-use crate::backend::Setting;
+use crate::backend::BackendConfig;
 use crate::backend::redis::routing::cluster::{Boxed, together};
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
-    Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
@@ -93,9 +93,9 @@ struct Nodes {
     members: Vec<Arc<Member>>,
     clock: Clock,
     /// How long a node may be silent before it is given up.
-    patience: Duration,
+    request_timeout: Duration,
     /// How long a node may answer nothing before it counts as silent, if not by what it usually takes.
-    node_patience: Option<Duration>,
+    node_timeout: Option<Duration>,
     /// By node.
     leftovers: Vec<Leftovers>,
     attempts: AtomicU32,
@@ -132,12 +132,12 @@ enum Said {
 type Answers = UnboundedReceiver<Answer>;
 
 impl Quorum {
-    pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
+    pub(crate) async fn connect(url: &str, config: BackendConfig<'_>) -> Result<Self, LockError> {
         let places = url::places(url)?;
-        let Setting { clock, patience, node_patience, .. } = setting;
+        let BackendConfig { clock, request_timeout, node_timeout, .. } = config;
         let changes = Arc::new(Changes::new(places.len()));
         let begin = |(number, place)| -> Boxed<'_, _> {
-            Box::pin(Member::begin(place, number, &changes, setting))
+            Box::pin(Member::begin(place, number, &changes, config))
         };
         let begun = together(places.into_iter().enumerate().map(begin).collect(), None).await;
         let begun: Result<Vec<_>, _> = begun.into_iter().flatten().collect();
@@ -147,8 +147,8 @@ impl Quorum {
         let nodes = Nodes {
             members,
             clock,
-            patience,
-            node_patience,
+            request_timeout,
+            node_timeout,
             leftovers,
             attempts: AtomicU32::new(0),
             changes,
@@ -186,15 +186,15 @@ impl Nodes {
             "{well} of {count} nodes answer and {majority} are needed: {}",
             texts.join("; ")
         );
-        Err(BackendError::new(first.failure(), text).remedy(first.remedy_text()))
+        Err(BackendError::new(first.kind(), text).remedy(first.remedy_text()))
     }
 
     /// What each node tells of itself.
     async fn survey(&self) -> Vec<Told> {
-        let patience = self.patience * 3 / 4;
+        let request_timeout = self.request_timeout * 3 / 4;
         let mut asked: Vec<Boxed<'_, Told>> = Vec::with_capacity(self.members.len());
         for member in &self.members {
-            asked.push(Box::pin(member.tell(patience)));
+            asked.push(Box::pin(member.tell(request_timeout)));
         }
         let told = together(asked, None).await;
         told.into_iter().map(Option::unwrap_or_default).collect()
@@ -239,7 +239,7 @@ impl Nodes {
         received
     }
 
-    /// Gives up when the node has been silent for the patience of the pool. Before, `tell_silence` is called once
+    /// Gives up when the node has been silent for the request_timeout of the pool. Before, `tell_silence` is called once
     /// if the node answers nothing for longer than usual.
     async fn ask_one(
         &self,
@@ -262,15 +262,15 @@ impl Nodes {
         let mut answers = pin!(member.ask(requests, is_tracked));
         loop {
             let given_up_at = pace
-                .silent_at(since, self.patience, Some(self.patience))
-                .min(sent + self.patience.saturating_mul(AT_MOST));
-            let silent_at = pace.silent_at(since, least, self.node_patience);
+                .silent_at(since, self.request_timeout, Some(self.request_timeout))
+                .min(sent + self.request_timeout.saturating_mul(AT_MOST));
+            let silent_at = pace.silent_at(since, least, self.node_timeout);
             let next =
                 if tell_silence.is_some() { silent_at.min(given_up_at) } else { given_up_at };
             if self.clock.now() >= next {
                 if next == given_up_at {
                     pace.gave_up();
-                    let error = silence(&member.name, self.patience);
+                    let error = silence(&member.name, self.request_timeout);
                     return requests.iter().map(|_| Err(error.clone())).collect();
                 }
                 if let Some(tell_silence) = tell_silence.take() {
@@ -394,7 +394,7 @@ impl Nodes {
                     for (at, answer) in answered {
                         tallies[at].count(place, match requests[at].was_ours(answer) {
                             Ok(true) => Vote::Granted,
-                            Ok(false) => Vote::Held { free_in: None, by: Vec::new() },
+                            Ok(false) => Vote::Held { expires_in: None, by: Vec::new() },
                             Err(error) => Vote::Failed(error),
                         });
                     }
@@ -444,7 +444,7 @@ impl Nodes {
 
     /// What was granted to `owner` is not what it wants, or over. From now on the owner asks like anybody else,
     /// with another token and a greater number: the old one is refused wherever somebody was granted since.
-    fn disown(self: &Arc<Self>, claim: &Claim) {
+    fn disown(self: &Arc<Self>, claim: &AcquireRequest) {
         let Some(Holding { token, ttl, block, .. }) = self.holdings.get(&claim.owner) else {
             return;
         };
@@ -456,7 +456,7 @@ impl Nodes {
     }
 
     /// Whether `claim` may be answered by what its owner has been granted before.
-    fn is_granted(&self, claim: &Claim) -> bool {
+    fn is_granted(&self, claim: &AcquireRequest) -> bool {
         let Some(holding) = self.holdings.get(&claim.owner) else { return false };
         let fits = !claim.fencing || holding.block.is_some();
         fits && holding.leaves_until.is_none()
@@ -467,24 +467,27 @@ impl Nodes {
         self: &Arc<Self>,
         leases: &[LeaseRef],
         what: What,
-        patience: Duration,
-    ) -> Vec<Result<Held, BackendError>> {
-        let until = self.clock.now() + patience;
+        request_timeout: Duration,
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let until = self.clock.now() + request_timeout;
         let request = |lease| self.request(what, lease, &self.holdings.of(lease));
         let requests: Arc<[Request]> = leases.iter().map(request).collect();
         let answers = self.ask(&requests, what == What::Extend && self.tell());
         let outcomes = self.decide(answers, &requests, until).await;
-        let held = |ours: bool| if ours { Held::Yes } else { Held::No };
+        let held = |ours: bool| if ours { LeaseStatus::Held } else { LeaseStatus::NotHeld };
         outcomes.into_iter().map(|outcome| outcome.map(held)).collect()
     }
 }
 
 impl Backend for Quorum {
-    fn attach(&self, bell: Bell) {
-        self.0.changes.attach(bell);
+    fn subscribe(&self, notifier: Notifier) {
+        self.0.changes.subscribe(notifier);
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let (granted, mut others): (Vec<_>, Vec<_>) =
             (0..claims.len()).partition(|at| self.0.is_granted(&claims[*at]));
         let mut results: Vec<Option<_>> = claims.iter().map(|_| None).collect();
@@ -506,25 +509,28 @@ impl Backend for Quorum {
             }
             self.keep_for_min_hold(claims, &mut results).await;
         }
-        let none = || Err(BackendError::new(Failure::NotNow, "no answer was counted"));
+        let none = || Err(BackendError::new(FailureKind::NotApplied, "no answer was counted"));
         results.into_iter().map(|result| result.unwrap_or_else(none)).collect()
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         // The caller gives up all if one is not decided in time.
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let patience = (self.0.patience * 3 / 4).min(shortest / 8);
-        self.0.ask_about(leases, What::Extend, patience).await
+        let request_timeout = (self.0.request_timeout * 3 / 4).min(shortest / 8);
+        self.0.ask_about(leases, What::Extend, request_timeout).await
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let nodes = &self.0;
         let now = nodes.clock.now();
         let mut withdrawals = Vec::with_capacity(releases.len());
-        for Release { lease, keep_for, .. } in releases {
+        for ReleaseRequest { lease, free_after, .. } in releases {
             let holding = nodes.holdings.of(lease);
             let request = nodes.request(What::Release, lease, &holding);
-            let keep_until = (!keep_for.is_zero()).then(|| now + *keep_for);
+            let keep_until = (!free_after.is_zero()).then(|| now + *free_after);
             // One that goes on asking is enough.
             let until = if holding.leaves_until.is_none() { now + lease.kept_for() } else { now };
             let leaving = Holding { leaves_until: Some(now + lease.kept_for()), ..holding };
@@ -533,17 +539,17 @@ impl Backend for Quorum {
         }
         let requests: Vec<_> = withdrawals.iter().map(|one| one.request.clone()).collect();
         // A node that answers nothing is given up before.
-        let until = now + nodes.patience.saturating_mul(3);
+        let until = now + nodes.request_timeout.saturating_mul(3);
         let answers = nodes.withdraw(withdrawals);
         let outcomes = nodes.decide(answers, &requests, until).await;
-        let outcome = |(release, outcome): (&Release, Result<bool, BackendError>)| {
+        let outcome = |(release, outcome): (&ReleaseRequest, Result<bool, BackendError>)| {
             // Otherwise it will be asked for again.
             if outcome.is_ok() {
                 nodes.holdings.forget(&release.lease.owner);
             }
             match outcome {
-                Ok(true) => Ok(Released::Yes),
-                Ok(false) => Ok(Released::No),
+                Ok(true) => Ok(ReleaseOutcome::Freed),
+                Ok(false) => Ok(ReleaseOutcome::NotHeld),
                 // Some nodes may have done it.
                 Err(error) => Err(error.after_a_grant()),
             }
@@ -551,14 +557,17 @@ impl Backend for Quorum {
         releases.iter().zip(outcomes).map(outcome).collect()
     }
 
-    fn is_paced(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.paced = true;
+        capabilities
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
-        let patience = self.0.patience * 3 / 4;
-        let outcomes = self.0.ask_about(std::slice::from_ref(lease), What::Read, patience).await;
-        outcomes.into_iter().next().unwrap_or(Ok(Held::No))
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let request_timeout = self.0.request_timeout * 3 / 4;
+        let outcomes =
+            self.0.ask_about(std::slice::from_ref(lease), What::Read, request_timeout).await;
+        outcomes.into_iter().next().unwrap_or(Ok(LeaseStatus::NotHeld))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -585,7 +594,7 @@ impl Backend for Quorum {
         // What was not granted is not to be left behind.
         let mut withdrawing = self.0.withdrawing.subscribe();
         let none = withdrawing.wait_for(|count| *count == 0);
-        let _ = timeout(self.0.patience / 2, none).await;
+        let _ = timeout(self.0.request_timeout / 2, none).await;
         self.0.is_closed.store(true, Ordering::Relaxed);
         for member in &self.0.members {
             member.close();
@@ -598,11 +607,11 @@ impl Quorum {
     /// the ttl alone: one that came to nothing and cannot be withdrawn is not to stand for longer.
     async fn keep_for_min_hold(
         &self,
-        claims: &[Claim],
-        results: &mut [Option<Result<Attempt, BackendError>>],
+        claims: &[AcquireRequest],
+        results: &mut [Option<Result<AcquireOutcome, BackendError>>],
     ) {
         let is_short = |at: &usize| {
-            let is_granted = matches!(results[*at], Some(Ok(Attempt::Granted { .. })));
+            let is_granted = matches!(results[*at], Some(Ok(AcquireOutcome::Acquired { .. })));
             let known = self.0.holdings.get(&claims[*at].owner);
             is_granted && known.is_some_and(|known| known.ttl < claims[*at].min_hold)
         };
@@ -619,7 +628,7 @@ impl Quorum {
                 Some(Err(error)) => results[*at] = Some(Err(error.after_a_grant())),
                 None => {
                     let text = "the lock was gone from a majority before its `min_hold` was set";
-                    results[*at] = Some(Err(BackendError::new(Failure::Unknown, text)));
+                    results[*at] = Some(Err(BackendError::new(FailureKind::MaybeApplied, text)));
                 }
             }
         }
@@ -629,9 +638,9 @@ impl Quorum {
     /// over.
     async fn grant_again(
         &self,
-        claims: &[Claim],
+        claims: &[AcquireRequest],
         places: &[usize],
-    ) -> Vec<Option<Result<Attempt, BackendError>>> {
+    ) -> Vec<Option<Result<AcquireOutcome, BackendError>>> {
         if places.is_empty() {
             return Vec::new();
         }
@@ -644,14 +653,15 @@ impl Quorum {
         };
         let leases: Vec<_> = places.iter().map(lease).collect();
         let outcomes = self.renew(&leases).await;
-        let attempt = |(lease, outcome): (&LeaseRef, Result<Held, BackendError>)| match outcome {
-            Ok(Held::Yes) => {
-                let block = self.0.holdings.get(&lease.owner).and_then(|holding| holding.block);
-                Some(Ok(granted(block)))
-            }
-            Ok(Held::No) => None,
-            Err(error) => Some(Err(error)),
-        };
+        let attempt =
+            |(lease, outcome): (&LeaseRef, Result<LeaseStatus, BackendError>)| match outcome {
+                Ok(LeaseStatus::Held) => {
+                    let block = self.0.holdings.get(&lease.owner).and_then(|holding| holding.block);
+                    Some(Ok(granted(block)))
+                }
+                Ok(LeaseStatus::NotHeld) => None,
+                Err(error) => Some(Err(error)),
+            };
         leases.iter().zip(outcomes).map(attempt).collect()
     }
 }
@@ -672,12 +682,12 @@ impl Drop for Errand {
     }
 }
 
-fn granted(block: Option<Block>) -> Attempt {
+fn granted(block: Option<Block>) -> AcquireOutcome {
     let spare = block.map_or(0, |block| block.last - block.first);
-    Attempt::Granted {
+    AcquireOutcome::Acquired {
         fence: block.map(|block| crate::base::fence::Fence::new(block.first)),
-        spare_fences: u32::try_from(spare).unwrap_or_default(),
-        wanted: None,
+        reserved_fences: u32::try_from(spare).unwrap_or_default(),
+        contended: None,
     }
 }
 
@@ -694,6 +704,6 @@ fn withdrawal(
 
 fn silence(name: &str, waited: Duration) -> BackendError {
     let message = format!("Redis at {name} did not answer within {waited:?}");
-    BackendError::new(Failure::Unknown, message)
+    BackendError::new(FailureKind::MaybeApplied, message)
         .remedy("check that the node is up and reachable; its connection comes back by itself")
 }

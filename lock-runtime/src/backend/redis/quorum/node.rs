@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use redis::Value;
 use tokio::sync::mpsc;
 
-use crate::backend::redis::Setting;
+use crate::backend::redis::BackendConfig;
 use crate::backend::redis::conn::connection::{Ahead, Node};
 use crate::backend::redis::conn::push::{Ears, Home};
 use crate::backend::redis::discovery::sentinel::Sentinels;
@@ -23,7 +23,7 @@ use crate::backend::redis::quorum::push::{Changes, MemberEar};
 use crate::backend::redis::quorum::url::Place;
 use crate::backend::redis::routing::cluster::{Boxed, Cluster, Entry};
 use crate::backend::redis::routing::slots::Address;
-use crate::backend::{Backend, BackendError, Bell, Warning};
+use crate::backend::{Backend, BackendError, Notifier, Warning};
 use crate::base::error::LockError;
 use crate::base::key::Key;
 
@@ -49,33 +49,33 @@ impl Member {
         place: Place,
         number: usize,
         changes: &Arc<Changes>,
-        mut setting: Setting<'_>,
+        mut config: BackendConfig<'_>,
     ) -> Result<(Self, Result<(), BackendError>), LockError> {
-        let Setting { clock, .. } = setting;
+        let BackendConfig { clock, .. } = config;
         let name = place.to_string();
-        let bell = Bell::new(MemberEar::new(number, changes, clock));
+        let notifier = Notifier::new(MemberEar::new(number, changes, clock));
         let resolver: Resolver = match place {
             Place::Server(endpoint) => {
-                setting = setting.with_connect_timeout(endpoint.connect_timeout);
-                Dialer::new(endpoint.of_pool(setting)?).await?.into()
+                config = config.with_connect_timeout(endpoint.connect_timeout);
+                Dialer::new(endpoint.of_pool(config)?).await?.into()
             }
             Place::Service(service) => {
-                setting = setting.with_connect_timeout(service.master.connect_timeout);
-                Sentinels::new(service, setting).await?.into()
+                config = config.with_connect_timeout(service.master.connect_timeout);
+                Sentinels::new(service, config).await?.into()
             }
             // As a store of its own is opened: it listens for calls, too, though here nobody is ever called.
             Place::Cluster(seeds) => {
-                let (cluster, opened) = Cluster::begin(seeds, setting).await?;
-                cluster.attach(bell);
+                let (cluster, opened) = Cluster::begin(seeds, config).await?;
+                cluster.subscribe(notifier);
                 return Ok((Self::new(name, Body::Cluster(cluster)), opened));
             }
         };
         // Nobody stands in a line here, so nobody can be called in vain.
         let (strays, _) = mpsc::unbounded_channel();
         let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
-        ears.attach(bell);
+        ears.subscribe(notifier);
         let hearing = Hearing { ears, home: Home::Server, calls: None };
-        let (node, opened) = Node::begin(resolver, clock, setting.limits(), Some(hearing)).await;
+        let (node, opened) = Node::begin(resolver, clock, config.limits(), Some(hearing)).await;
         Ok((Self::new(name, Body::Server(node)), opened))
     }
 

@@ -7,16 +7,16 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
 
-use crate::backend::notifier::Ear;
+use crate::backend::notifier::NotifySink;
 use crate::backend::redis::keyspace::Book;
 use crate::backend::redis::quorum::vote_count::Tally;
-use crate::backend::{Bell, Owner};
+use crate::backend::{Notifier, Owner};
 use crate::base::clock::{Clock, Instant};
 
 /// What they say, until a majority has said it of the same lock.
 #[derive(Debug)]
 pub(crate) struct Changes {
-    bell: OnceCell<Bell>,
+    notifier: OnceCell<Notifier>,
     nodes: usize,
     /// Which nodes have told of a change since the lock was last asked for.
     by_key: Mutex<HashMap<String, u64>>,
@@ -27,11 +27,11 @@ impl Changes {
     const MOST: usize = 10_000;
 
     pub(crate) fn new(nodes: usize) -> Self {
-        Self { bell: OnceCell::new(), nodes, by_key: Mutex::default() }
+        Self { notifier: OnceCell::new(), nodes, by_key: Mutex::default() }
     }
 
-    pub(crate) fn attach(&self, bell: Bell) {
-        let _ = self.bell.set(bell);
+    pub(crate) fn subscribe(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
     }
 
     /// The lock is about to be asked for: what was said so far is known.
@@ -71,28 +71,28 @@ impl MemberEar {
     }
 }
 
-impl Ear for MemberEar {
-    fn changed(&self, key: &str) {
-        if let Some(bell) = self.changes.bell.get()
+impl NotifySink for MemberEar {
+    fn key_changed(&self, key: &str) {
+        if let Some(notifier) = self.changes.notifier.get()
             && !Book::is_at(key)
             && self.changes.count(key, self.place)
         {
-            bell.changed(key);
+            notifier.key_changed(key);
         }
     }
 
     /// The node was away or has been emptied: whoever holds a lock takes it there again.
-    fn all_changed(&self) {
-        if let Some(bell) = self.changes.bell.get() {
-            AllChanged::tell(&self.all, bell);
+    fn resync(&self) {
+        if let Some(notifier) = self.changes.notifier.get() {
+            AllChanged::tell(&self.all, notifier);
         }
     }
 
-    fn called(&self, _: &str, _: &Owner, _: Duration) -> bool {
+    fn head_of_queue(&self, _: &str, _: &Owner, _: Duration) -> bool {
         true
     }
 
-    fn wanted(&self, _: &str) {}
+    fn contended(&self, _: &str) {}
 }
 
 /// A node that comes and goes must not have all leases renewed all the time.
@@ -114,24 +114,24 @@ impl AllChanged {
     const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
     /// At once, or as soon as it may be said again.
-    fn tell(self: &Arc<Self>, bell: &Bell) {
+    fn tell(self: &Arc<Self>, notifier: &Notifier) {
         let now = self.clock.now();
         let mut state = self.last();
         match *state {
             Some(Last::Coming) => {}
             Some(Last::At(last)) if now.since(last) < Self::AT_MOST_EVERY => {
                 *state = Some(Last::Coming);
-                let (all, bell) = (self.clone(), bell.clone());
+                let (all, notifier) = (self.clone(), notifier.clone());
                 self.runtime.spawn(async move {
                     all.clock.sleep_until(last + Self::AT_MOST_EVERY).await;
                     *all.last() = Some(Last::At(all.clock.now()));
-                    bell.all_changed();
+                    notifier.resync();
                 });
             }
             Some(Last::At(_)) | None => {
                 *state = Some(Last::At(now));
                 drop(state);
-                bell.all_changed();
+                notifier.resync();
             }
         }
     }

@@ -143,13 +143,13 @@ pub(crate) fn least_patience(ttl: Duration) -> Duration {
 }
 
 /// How long a round takes at the most, also where nodes go on to answer others. A node that answers nothing is given
-/// up after the `patience` of the pool.
+/// up after the `request_timeout` of the pool.
 pub(crate) fn longest_patience(
     ttl: Duration,
-    patience: Duration,
+    request_timeout: Duration,
     set: Option<Duration>,
 ) -> Duration {
-    (ttl / 2).min(patience.saturating_mul(3)).max(set.unwrap_or_default())
+    (ttl / 2).min(request_timeout.saturating_mul(3)).max(set.unwrap_or_default())
 }
 
 #[cold]

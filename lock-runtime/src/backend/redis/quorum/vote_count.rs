@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, Failure};
+use crate::backend::{BackendError, FailureKind};
 
 /// What a node answers to a proposal.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub(crate) enum Vote {
     /// It is somebody else's.
     Held {
         /// When the node forgets the holder, if it can tell.
-        free_in: Option<Duration>,
+        expires_in: Option<Duration>,
         /// The first digits of the holder, to see whether nodes name the same one.
         by: Vec<u8>,
     },
@@ -30,7 +30,7 @@ pub(crate) enum Verdict {
     /// So many nodes have another holder that no majority can be had, whatever the others say.
     Held {
         /// When enough of them forget their holder, if they can tell.
-        free_in: Option<Duration>,
+        expires_in: Option<Duration>,
         /// Whether the nodes name different holders: several are competing, and none may have won.
         split: bool,
     },
@@ -88,7 +88,7 @@ impl Tally {
         for vote in &self.0 {
             match vote {
                 Some(Vote::Granted) => granted += 1,
-                Some(Vote::Held { free_in, by }) => held.push((*free_in, by)),
+                Some(Vote::Held { expires_in, by }) => held.push((*expires_in, by)),
                 Some(Vote::Low(number)) => low.push(*number),
                 Some(Vote::Failed(_)) => failed += 1,
                 None => open += 1,
@@ -101,10 +101,10 @@ impl Tally {
             let split = held.windows(2).any(|pair| pair[0].1 != pair[1].1);
             // The nodes that fail will not make up for those that are held.
             let needed = (held.len() + failed + majority).saturating_sub(nodes).max(1);
-            let mut ends: Vec<_> = held.iter().map(|(free_in, _)| *free_in).collect();
+            let mut ends: Vec<_> = held.iter().map(|(expires_in, _)| *expires_in).collect();
             ends.sort_by_key(|end| end.unwrap_or(Duration::MAX));
-            let free_in = ends.get(needed - 1).copied().flatten();
-            return Some(Verdict::Held { free_in, split });
+            let expires_in = ends.get(needed - 1).copied().flatten();
+            return Some(Verdict::Held { expires_in, split });
         }
         if granted + open >= majority {
             return None;
@@ -119,7 +119,10 @@ impl Tally {
 
     /// What each node says, for an error's text, and whether it is worth asking again. Nodes that fail name
     /// themselves.
-    pub(crate) fn summary<'a>(&self, names: impl Iterator<Item = &'a str>) -> (String, Failure) {
+    pub(crate) fn summary<'a>(
+        &self,
+        names: impl Iterator<Item = &'a str>,
+    ) -> (String, FailureKind) {
         let nodes = self.0.len();
         let majority = Self::majority_of(nodes);
         let granted = self.0.iter().flatten().filter(|vote| matches!(vote, Vote::Granted)).count();
@@ -134,11 +137,11 @@ impl Tally {
                 }
                 Some(Vote::Failed(error)) => {
                     text.push_str(&format!("; {error}"));
-                    passes -= usize::from(error.failure() == Failure::Refused);
+                    passes -= usize::from(error.kind() == FailureKind::Rejected);
                 }
             }
         }
-        (text, if passes < majority { Failure::Refused } else { Failure::NotNow })
+        (text, if passes < majority { FailureKind::Rejected } else { FailureKind::NotApplied })
     }
 
     /// What to do about the first failure.
@@ -155,12 +158,12 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn held(by: u8, free_in: u64) -> Vote {
-        Vote::Held { free_in: Some(Duration::from_millis(free_in)), by: vec![by] }
+    fn held(by: u8, expires_in: u64) -> Vote {
+        Vote::Held { expires_in: Some(Duration::from_millis(expires_in)), by: vec![by] }
     }
 
     fn failed() -> Vote {
-        Vote::Failed(BackendError::new(Failure::Unknown, "hung"))
+        Vote::Failed(BackendError::new(FailureKind::MaybeApplied, "hung"))
     }
 
     fn tally(votes: &[Option<Vote>]) -> Tally {
@@ -212,15 +215,15 @@ mod tests {
     fn a_held_lock_is_free_when_enough_nodes_forget_it() {
         let [a, b, c] = [held(1, 30), held(1, 10), held(1, 20)].map(Some);
         let votes = [a, b, c, Some(Vote::Granted), Some(Vote::Granted)];
-        let free_in = |votes: &[Option<Vote>]| match tally(votes).verdict() {
-            Some(Verdict::Held { free_in, .. }) => free_in,
+        let expires_in = |votes: &[Option<Vote>]| match tally(votes).verdict() {
+            Some(Verdict::Held { expires_in, .. }) => expires_in,
             other => panic!("{other:?}"),
         };
-        assert_eq!(free_in(&votes), Some(Duration::from_millis(10)));
+        assert_eq!(expires_in(&votes), Some(Duration::from_millis(10)));
         let mut votes = votes;
         votes[3] = Some(failed());
-        assert_eq!(free_in(&votes), Some(Duration::from_millis(20)));
-        votes[4] = Some(Vote::Held { free_in: None, by: vec![2] });
-        assert_eq!(free_in(&votes), Some(Duration::from_millis(30)));
+        assert_eq!(expires_in(&votes), Some(Duration::from_millis(20)));
+        votes[4] = Some(Vote::Held { expires_in: None, by: vec![2] });
+        assert_eq!(expires_in(&votes), Some(Duration::from_millis(30)));
     }
 }

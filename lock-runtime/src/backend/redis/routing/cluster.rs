@@ -32,7 +32,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use crate::backend::Setting;
+use crate::backend::BackendConfig;
 use crate::backend::redis::conn::push::{Home, Stray};
 use crate::backend::redis::conn::shard_channel::Shard;
 use crate::backend::redis::keyspace::Names;
@@ -43,8 +43,8 @@ use crate::backend::redis::routing::slots::{self, Address, Map, Slots};
 use crate::backend::redis::server_error::{self, Redirect};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{
-    Attempt, Backend, BackendError, Bell, Claim, Failure, Held, LeaseRef, Owner, Release, Released,
-    Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::jitter;
@@ -140,8 +140,8 @@ pub(crate) trait Entry: Clone + Send + Sync {
     ) -> Boxed<'a, Vec<Result<Self::Outcome, BackendError>>>;
 }
 
-impl Entry for Claim {
-    type Outcome = Attempt;
+impl Entry for AcquireRequest {
+    type Outcome = AcquireOutcome;
 
     fn keys(&self) -> &[Key] {
         &self.keys
@@ -151,13 +151,13 @@ impl Entry for Claim {
         server: &'a Server,
         way: Way,
         claims: &'a [Self],
-    ) -> Boxed<'a, Vec<Result<Attempt, BackendError>>> {
+    ) -> Boxed<'a, Vec<Result<AcquireOutcome, BackendError>>> {
         Box::pin(server.acquire_by(way, claims))
     }
 }
 
-impl Entry for Release {
-    type Outcome = Released;
+impl Entry for ReleaseRequest {
+    type Outcome = ReleaseOutcome;
 
     fn keys(&self) -> &[Key] {
         &self.lease.keys
@@ -167,14 +167,14 @@ impl Entry for Release {
         server: &'a Server,
         way: Way,
         releases: &'a [Self],
-    ) -> Boxed<'a, Vec<Result<Released, BackendError>>> {
+    ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>> {
         Box::pin(server.release_by(way, releases))
     }
 }
 
 /// A lease to be renewed.
 impl Entry for LeaseRef {
-    type Outcome = Held;
+    type Outcome = LeaseStatus;
 
     /// Leases share a command, which fails as a whole.
     const MAY_GO_APART: bool = true;
@@ -187,7 +187,7 @@ impl Entry for LeaseRef {
         server: &'a Server,
         way: Way,
         leases: &'a [Self],
-    ) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
+    ) -> Boxed<'a, Vec<Result<LeaseStatus, BackendError>>> {
         Box::pin(server.renew_by(way, leases))
     }
 }
@@ -197,7 +197,7 @@ impl Entry for LeaseRef {
 struct Look(LeaseRef);
 
 impl Entry for Look {
-    type Outcome = Held;
+    type Outcome = LeaseStatus;
 
     fn keys(&self) -> &[Key] {
         &self.0.keys
@@ -207,7 +207,7 @@ impl Entry for Look {
         server: &'a Server,
         way: Way,
         looks: &'a [Self],
-    ) -> Boxed<'a, Vec<Result<Held, BackendError>>> {
+    ) -> Boxed<'a, Vec<Result<LeaseStatus, BackendError>>> {
         Box::pin(async move {
             let leases: Vec<_> = looks.iter().map(|look| look.0.clone()).collect();
             server.holds_by(way, &leases).await
@@ -216,8 +216,8 @@ impl Entry for Look {
 }
 
 impl Cluster {
-    pub(crate) async fn connect(url: &str, setting: Setting<'_>) -> Result<Self, LockError> {
-        let (cluster, opened) = Self::begin(seeds(url)?, setting).await?;
+    pub(crate) async fn connect(url: &str, config: BackendConfig<'_>) -> Result<Self, LockError> {
+        let (cluster, opened) = Self::begin(seeds(url)?, config).await?;
         opened.map_err(LockError::backend)?;
         Ok(cluster)
     }
@@ -225,19 +225,18 @@ impl Cluster {
     /// Connects, and goes on trying if that fails. The second is how the first try went.
     pub(crate) async fn begin(
         seeds: Vec<Endpoint>,
-        setting: Setting<'_>,
+        config: BackendConfig<'_>,
     ) -> Result<(Self, Result<(), BackendError>), LockError> {
-        let seeds: Result<Vec<_>, _> =
-            seeds.into_iter().map(|seed| seed.of_pool(setting)).collect();
+        let seeds: Result<Vec<_>, _> = seeds.into_iter().map(|seed| seed.of_pool(config)).collect();
         let seeds = seeds?;
-        let setting =
-            setting.with_connect_timeout(seeds.first().and_then(|seed| seed.connect_timeout));
-        let (household, strays) = Household::new(Names::of_cluster(setting.prefix), setting)?;
+        let config =
+            config.with_connect_timeout(seeds.first().and_then(|seed| seed.connect_timeout));
+        let (household, strays) = Household::new(Names::of_cluster(config.key_prefix), config)?;
         let mut dialers = Vec::with_capacity(seeds.len());
         for seed in &seeds {
             dialers.push(Dialer::new(seed.clone()).await?);
         }
-        let first = first_map(dialers, setting.connect_timeout).await;
+        let first = first_map(dialers, config.connect_timeout).await;
         // Without a map nobody has any slot, and it is looked up until there is one.
         let map = first.as_ref().map_or_else(|_| Map::default(), Map::clone);
         let shared = Arc::new(Shared {
@@ -320,14 +319,33 @@ impl Drop for Cluster {
     }
 }
 
+impl Cluster {
+    /// Whether the server keeps wait queues for this pool.
+    fn has_lines(&self) -> bool {
+        match &*self.shared.members() {
+            Members::Open(members) => {
+                members.values().any(|member| match &*member.state.borrow() {
+                    State::Open(server) => server.capabilities().wait_queue,
+                    State::Opening | State::Failed(_) => false,
+                })
+            }
+            Members::Closed => false,
+        }
+    }
+}
+
 impl Backend for Cluster {
-    fn attach(&self, bell: Bell) {
-        self.shared.household.ears.attach(bell);
+    fn subscribe(&self, notifier: Notifier) {
+        self.shared.household.ears.subscribe(notifier);
     }
 
-    async fn acquire(&self, claims: &[Claim]) -> Vec<Result<Attempt, BackendError>> {
+    async fn acquire(
+        &self,
+        claims: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
         // Known to the end of the whole call: an answer may wait here for that of another server.
-        let is_new = |claim: &&Claim| claim.attempt == 0 && claim.in_line && claim.keys.len() == 1;
+        let is_new =
+            |claim: &&AcquireRequest| claim.attempt == 0 && claim.enqueue && claim.keys.len() == 1;
         let new = claims.iter().filter(is_new).map(|claim| claim.owner).collect();
         let newcomers = self.shared.household.ears.expect(new);
         let mut attempts = self.shared.serve(claims).await;
@@ -335,30 +353,27 @@ impl Backend for Cluster {
         attempts
     }
 
-    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<Held, BackendError>> {
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         self.shared.serve(leases).await
     }
 
-    async fn release(&self, releases: &[Release]) -> Vec<Result<Released, BackendError>> {
+    async fn release(
+        &self,
+        releases: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         self.shared.serve(releases).await
     }
 
-    async fn holds(&self, lease: &LeaseRef) -> Result<Held, BackendError> {
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let mut held = self.shared.serve(&[Look(lease.clone())]).await;
-        held.pop().unwrap_or(Ok(Held::No))
+        held.pop().unwrap_or(Ok(LeaseStatus::NotHeld))
     }
 
     /// Of any server: the users are the same on all of them.
-    fn has_lines(&self) -> bool {
-        match &*self.shared.members() {
-            Members::Open(members) => {
-                members.values().any(|member| match &*member.state.borrow() {
-                    State::Open(server) => server.has_lines(),
-                    State::Opening | State::Failed(_) => false,
-                })
-            }
-            Members::Closed => false,
-        }
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.wait_queue = self.has_lines();
+        capabilities
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -403,7 +418,7 @@ impl Shared {
                 roads.chunk_by(|a, b| (a.way, &a.address) == (b.way, &b.address)).collect();
             let calls = groups.iter().map(|group| self.ask(entries, group)).collect();
             // One that does not answer must not take the others' answers along when the caller gives up.
-            let lag = self.household.patience / 8 + EACH * count;
+            let lag = self.household.request_timeout / 8 + EACH * count;
             let others_wait = outcomes.iter().any(Option::is_some);
             let answers = together(calls, Some(Lag { lag, others_wait })).await;
             let mut sent_on = Vec::new();
@@ -494,7 +509,7 @@ impl Shared {
     /// The error for the caller. Unless somebody has to do something about it, the map may be wrong.
     fn noted(&self, error: BackendError) -> BackendError {
         let error = if server_error::redirect(&error).is_some() { restless() } else { error };
-        if error.failure() != Failure::Refused {
+        if error.kind() != FailureKind::Rejected {
             self.look.notify_one();
         }
         error
@@ -535,7 +550,9 @@ impl Shared {
                 let opened = async {
                     let dialer = Dialer::new(endpoint.clone()).await;
                     let dialer = dialer
-                        .map_err(|error| BackendError::new(Failure::Refused, error.to_string()))?
+                        .map_err(|error| {
+                            BackendError::new(FailureKind::Rejected, error.to_string())
+                        })?
                         .of_a_shard();
                     let opened = Server::of(&household, dialer, home.clone(), probe).await;
                     opened.map_err(Unfit::into_error)
@@ -572,7 +589,7 @@ impl Shared {
         for opened in opened.into_iter().flatten() {
             match opened {
                 Ok(_) => is_open = true,
-                Err(error) if error.failure() == Failure::Refused => return Err(error),
+                Err(error) if error.kind() == FailureKind::Rejected => return Err(error),
                 Err(error) => failure = Some(error),
             }
         }
@@ -681,10 +698,10 @@ impl Shared {
                 ttl: UNKNOWN,
                 min_hold: Duration::ZERO,
             };
-            let (keep_for, leave_open) = (Duration::ZERO, Duration::ZERO);
-            let release = Release { lease, keep_for, successor: None, leave_open };
+            let (free_after, barging_window) = (Duration::ZERO, Duration::ZERO);
+            let release = ReleaseRequest { lease, free_after, successor: None, barging_window };
             // Should it fail, the grant runs out by itself.
-            let _ = timeout(self.household.patience, self.serve(&[release])).await;
+            let _ = timeout(self.household.request_timeout, self.serve(&[release])).await;
         }
     }
 
@@ -763,7 +780,7 @@ async fn first_map(dialers: Vec<Dialer>, limit: Duration) -> Result<Map, Backend
         match answer {
             Ok(Ok(map)) => return Ok(map),
             // One that somebody has to do something about says most.
-            Ok(Err(error)) if error.failure() == Failure::Refused => failure = Some(error),
+            Ok(Err(error)) if error.kind() == FailureKind::Rejected => failure = Some(error),
             Ok(Err(error)) => {
                 failure.get_or_insert(error);
             }
@@ -809,12 +826,12 @@ pub(crate) fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
 #[cold]
 fn divided(one: &str, other: &str) -> BackendError {
     let message = format!("`{one}` and `{other}` are in different slots of the Redis Cluster");
-    BackendError::new(Failure::Refused, message).remedy(server_error::SHARE_A_SLOT)
+    BackendError::new(FailureKind::Rejected, message).remedy(server_error::SHARE_A_SLOT)
 }
 
 #[cold]
 fn no_server(message: String) -> BackendError {
-    BackendError::new(Failure::NotNow, message)
+    BackendError::new(FailureKind::NotApplied, message)
         .remedy("check `redis-cli --cluster check` on one of its servers; it was asked again until the wait was over")
 }
 
@@ -825,13 +842,18 @@ fn restless() -> BackendError {
 
 #[cold]
 fn slow(address: &Address) -> BackendError {
-    BackendError::new(Failure::Unknown, format!("Redis at {address} did not answer in time"))
-        .remedy("check that the server is up and reachable; a grant that may have been made is taken back")
+    BackendError::new(
+        FailureKind::MaybeApplied,
+        format!("Redis at {address} did not answer in time"),
+    )
+    .remedy(
+        "check that the server is up and reachable; a grant that may have been made is taken back",
+    )
 }
 
 #[cold]
 fn closed() -> BackendError {
-    BackendError::new(Failure::Refused, "the connections to the Redis Cluster are closed")
+    BackendError::new(FailureKind::Rejected, "the connections to the Redis Cluster are closed")
 }
 
 #[cfg(test)]

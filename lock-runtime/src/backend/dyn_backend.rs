@@ -1,0 +1,137 @@
+//! [`Backend`] as an object, so that a pool has one type for every store.
+
+use std::future::Future;
+use std::pin::Pin;
+#[cfg(feature = "testing")]
+use std::sync::Arc;
+
+use super::{
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
+    Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+};
+use crate::exec::panic_boundary;
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The object-safe form of [`Backend`]. A panic in the store fails the request, like a reply that was lost.
+pub(crate) trait DynBackend: Send + Sync {
+    fn capabilities(&self) -> Capabilities;
+    fn subscribe(&self, notifier: Notifier);
+    fn acquire<'a>(
+        &'a self,
+        requests: &'a [AcquireRequest],
+    ) -> Boxed<'a, Vec<Result<AcquireOutcome, BackendError>>>;
+    fn renew<'a>(
+        &'a self,
+        leases: &'a [LeaseRef],
+    ) -> Boxed<'a, Vec<Result<LeaseStatus, BackendError>>>;
+    fn release<'a>(
+        &'a self,
+        requests: &'a [ReleaseRequest],
+    ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>>;
+    fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>>;
+    fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
+    fn close(&self) -> Boxed<'_, ()>;
+}
+
+impl<B: Backend> DynBackend for B {
+    fn capabilities(&self) -> Capabilities {
+        panic_boundary::call(|| Backend::capabilities(self)).unwrap_or_default()
+    }
+
+    fn subscribe(&self, notifier: Notifier) {
+        Backend::subscribe(self, notifier);
+    }
+
+    fn acquire<'a>(
+        &'a self,
+        requests: &'a [AcquireRequest],
+    ) -> Boxed<'a, Vec<Result<AcquireOutcome, BackendError>>> {
+        Box::pin(answered(async { Backend::acquire(self, requests).await }, requests.len()))
+    }
+
+    fn renew<'a>(
+        &'a self,
+        leases: &'a [LeaseRef],
+    ) -> Boxed<'a, Vec<Result<LeaseStatus, BackendError>>> {
+        Box::pin(answered(async { Backend::renew(self, leases).await }, leases.len()))
+    }
+
+    fn release<'a>(
+        &'a self,
+        requests: &'a [ReleaseRequest],
+    ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>> {
+        Box::pin(answered(async { Backend::release(self, requests).await }, requests.len()))
+    }
+
+    fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>> {
+        let status = panic_boundary::run(async { Backend::is_held(self, lease).await });
+        Box::pin(async { status.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
+        let health = panic_boundary::run(async { Backend::health(self).await });
+        Box::pin(async { health.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn close(&self) -> Boxed<'_, ()> {
+        let close = panic_boundary::run(async { Backend::close(self).await });
+        Box::pin(async { drop(close.await) })
+    }
+}
+
+/// The outcomes of a call; after a panic its error for each of its `count` entries.
+async fn answered<T>(
+    call: impl Future<Output = Vec<Result<T, BackendError>>>,
+    count: usize,
+) -> Vec<Result<T, BackendError>> {
+    panic_boundary::run(call).await.unwrap_or_else(|panic| {
+        let error = panic.into_error();
+        (0..count).map(|_| Err(error.clone())).collect()
+    })
+}
+
+/// A backend that was opened by its URL.
+#[cfg(feature = "testing")]
+pub(crate) struct Opened(pub(crate) Arc<dyn DynBackend>);
+
+#[cfg(feature = "testing")]
+impl Backend for Opened {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn subscribe(&self, notifier: Notifier) {
+        self.0.subscribe(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        self.0.acquire(requests).await
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        self.0.renew(leases).await
+    }
+
+    async fn release(
+        &self,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        self.0.release(requests).await
+    }
+
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        self.0.is_held(lease).await
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        self.0.health().await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}

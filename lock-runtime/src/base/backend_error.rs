@@ -1,0 +1,123 @@
+//! Failures of requests to a store, and warnings about one.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+/// How certain the effect of a failed request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// Not sent, or refused for a reason that passes by itself (loading, failing over). Nothing was applied.
+    NotApplied,
+    /// Sent, and no answer came: it may have been applied, or may be applied later.
+    MaybeApplied,
+    /// Refused for a reason that an operator has to remove (permissions, memory, a key of another type).
+    Rejected,
+}
+
+/// A store refused a request, or did not answer it.
+#[derive(Clone)]
+pub struct BackendError {
+    kind: FailureKind,
+    message: String,
+    remedy: &'static str,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl BackendError {
+    /// An error with a text that must not show secrets.
+    #[must_use]
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), remedy: "", source: None }
+    }
+
+    /// Adds the advice that error texts end with.
+    #[must_use]
+    pub fn remedy(mut self, remedy: &'static str) -> Self {
+        self.remedy = remedy;
+        self
+    }
+
+    /// Adds the client library's error.
+    #[must_use]
+    pub fn because(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The same error, for a request of which nothing had been sent that could have been applied.
+    #[cfg(feature = "redis")]
+    pub(crate) fn before_sending(mut self) -> Self {
+        if self.kind == FailureKind::MaybeApplied {
+            self.kind = FailureKind::NotApplied;
+        }
+        self
+    }
+
+    /// The client library's error, if it is a `E`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
+        self.source.as_deref()?.downcast_ref()
+    }
+
+    /// The same error, for a request that had been granted by then.
+    #[cfg(feature = "redis")]
+    pub(crate) fn after_a_grant(mut self) -> Self {
+        self.kind = FailureKind::MaybeApplied;
+        self
+    }
+
+    /// How certain the effect of the request is.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub(crate) fn remedy_text(&self) -> &'static str {
+        self.remedy
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BackendError({:?}: {})", self.kind, self.message)
+    }
+}
+
+impl Error for BackendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|error| error as _)
+    }
+}
+
+/// A property of a store in service that can make it lose locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    text: String,
+    remedy: &'static str,
+}
+
+impl Warning {
+    /// What is wrong, and what to do about it.
+    #[must_use]
+    pub fn new(text: impl Into<String>, remedy: &'static str) -> Self {
+        Self { text: text.into(), remedy }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.text, self.remedy)
+    }
+}
