@@ -5,11 +5,12 @@ use std::future::Future;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::api::pool::{LockPool, ShutdownReport};
+use crate::api::pool::LockPool;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
 use crate::exec::driver::Driver;
 use crate::exec::panic_boundary;
+use crate::lock::shutdown::ShutdownReport;
 
 pub(crate) const DEFAULT: &str = "default";
 
@@ -50,10 +51,10 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// [`ErrorKind::Config`] if the name is taken by a pool that has not been shut down.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
     let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
-    if pools.get(name).is_some_and(|present| !present.engine().registry.is_closed()) {
+    if pools.get(name).is_some_and(|present| !present.core().tracker.is_closed()) {
         return Err(taken(name));
     }
-    pool.engine().christen(name);
+    pool.core().set_name(name);
     pools.insert(name.to_owned(), pool);
     Ok(())
 }
@@ -72,7 +73,7 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
     let closing: Vec<_> = pools
         .into_iter()
         .map(|pool| {
-            let driver = pool.engine().driver.clone();
+            let driver = pool.core().driver().clone();
             let (reply, report) = tokio::sync::oneshot::channel();
             driver.spawn(async move {
                 panic_boundary::answer(reply, pool.shutdown(grace).await);
@@ -137,7 +138,7 @@ pub(crate) fn find(name: &str) -> Result<LockPool, LockError> {
 
 fn refuse_second(name: &str) -> Result<(), LockError> {
     match pool(name) {
-        Some(present) if !present.engine().registry.is_closed() => Err(taken(name)),
+        Some(present) if !present.core().tracker.is_closed() => Err(taken(name)),
         _ => Ok(()),
     }
 }

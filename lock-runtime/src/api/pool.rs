@@ -7,21 +7,17 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::api::request::LockRequest;
-use crate::attribute::call::Call;
 use crate::backend::credentials::{Credentials, Provider};
 use crate::backend::{
     self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, Warning,
 };
-use crate::base::clock::{Clock, Instant};
+use crate::base::clock::Clock;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::{Key, RESERVED};
 use crate::base::options::{Defaults, LockOptions, Policy, TIMER, Wait};
 use crate::exec::driver::Driver;
-use crate::exec::event_thread;
-use crate::lease::lease::Loss;
-use crate::lease::tracker::Stage;
-use crate::lock::core::{BargingWindow, Engine, Plan};
-use crate::lock::release::release_all;
+use crate::lock::core::{BargingWindow, PoolConfig, PoolCore};
+use crate::lock::shutdown::{ShutdownReport, shut_down};
 
 /// A pool of locks in one store. Cheap to clone; all clones are the same pool.
 ///
@@ -29,7 +25,7 @@ use crate::lock::release::release_all;
 /// of their own. They stay behind at a fork: in the child an inherited pool answers all with
 /// [`ErrorKind::Config`], an inherited guard is not held and releases nothing, and a pool is to be connected anew.
 #[derive(Clone, Debug)]
-pub struct LockPool(Arc<Engine>);
+pub struct LockPool(Arc<PoolCore>);
 
 impl LockPool {
     /// Connects to the store at `url` with the default settings.
@@ -97,7 +93,7 @@ impl LockPool {
         I::Item: Into<Key>,
     {
         let keys = keys.into_iter().map(Into::into).collect();
-        LockRequest::new(Call::of_pool(self.clone(), keys))
+        LockRequest::new(self.0.clone(), keys)
     }
 
     /// Asks the store whether it is fit to serve.
@@ -108,16 +104,16 @@ impl LockPool {
         if self.0.is_inherited() {
             return Err(LockError::inherited().in_pool(self.0.name()));
         }
-        let engine = self.0.clone();
+        let core = self.0.clone();
         let asked = async move {
-            let began = engine.clock.now();
-            let answer = timeout(engine.request_timeout, engine.store.health()).await;
+            let began = core.clock().now();
+            let answer = timeout(core.config.request_timeout, core.backend().health()).await;
             let silence =
                 || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
             let warnings = answer.unwrap_or_else(|_| Err(silence()))?;
-            Ok(Health { round_trip: engine.clock.now().since(began), warnings })
+            Ok(Health { round_trip: core.clock().now().since(began), warnings })
         };
-        let answer: Result<Health, BackendError> = self.0.driver.run(asked).await?;
+        let answer: Result<Health, BackendError> = self.0.driver().run(asked).await?;
         answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
     }
 
@@ -132,12 +128,12 @@ impl LockPool {
         if self.0.is_inherited() {
             return ShutdownReport::default();
         }
-        let report = self.0.driver.run(shut_down(self.0.clone(), grace)).await;
+        let report = self.0.driver().run(shut_down(self.0.clone(), grace)).await;
         // Without its driver a pool holds nothing that could be released.
         report.unwrap_or_default()
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn core(&self) -> &Arc<PoolCore> {
         &self.0
     }
 }
@@ -211,7 +207,7 @@ impl PoolBuilder {
 
     /// How long this process keeps a lock among its own tasks while other processes may want it. Within
     /// the slice a release hands the lock to the next task in line without asking the store; then the others
-    /// have their turn. While nobody else wants the lock, there is no limit. Zero asks the store every
+    /// have their permit. While nobody else wants the lock, there is no limit. Zero requests the store every
     /// time. At most the pool's ttl. Defaults to 5 ms; on a slow network some 25 round trips are a good value.
     pub fn local_handoff_limit(mut self, slice: Duration) -> Self {
         self.local_handoff_limit = slice;
@@ -221,10 +217,10 @@ impl PoolBuilder {
     /// Leaves a lock that is handed on all the time free for `length`, every so often. Our tasks and processes
     /// queue for a busy lock, and so it is never free for those who cannot: clients of other
     /// libraries, processes that may not use channels, and requests for several keys with a `retry_count`. With a
-    /// window longer than they poll they get their turn, at the cost of `length / every` of the throughput.
-    /// Off by default; 6 ms every 250 ms are a good start. The window is at least 1 ms long, and shorter than `every`.
-    pub fn barging_window(mut self, every: Duration, length: Duration) -> Self {
-        self.barging_window = Some(BargingWindow { every, length });
+    /// window longer than they poll they get their permit, at the cost of `length / interval` of the throughput.
+    /// Off by default; 6 ms every 250 ms are a good start. The window is at least 1 ms long, and shorter than `interval`.
+    pub fn barging_window(mut self, interval: Duration, length: Duration) -> Self {
+        self.barging_window = Some(BargingWindow { interval, length });
         self
     }
 
@@ -384,18 +380,18 @@ impl PoolBuilder {
             }
             Origin::Given(store) => store,
         };
-        let plan = Plan {
+        let config = PoolConfig {
             key_prefix: self.key_prefix.into(),
             defaults: self.defaults,
             request_timeout: self.request_timeout,
             max_waiters: self.max_waiters,
             local_handoff_limit: self.local_handoff_limit,
             barging_window: self.barging_window,
-            store,
+            backend: store,
             clock,
             driver,
         };
-        Ok(LockPool(Engine::start(plan)))
+        Ok(LockPool(PoolCore::start(config)))
     }
 }
 
@@ -440,12 +436,12 @@ impl PoolBuilder {
                 "write for example `.local_handoff_limit(Duration::from_millis(5))`",
             );
         }
-        if let Some(BargingWindow { every, length }) = self.barging_window
-            && (length < TIMER || length >= every)
+        if let Some(BargingWindow { interval, length }) = self.barging_window
+            && (length < TIMER || length >= interval)
         {
             return refused(
                 format!(
-                    "an barging_window of {length:?} every {every:?} is never open, or never shut"
+                    "a barging_window of {length:?} every {interval:?} is never open, or never shut"
                 ),
                 "the window is at least 1 ms long, and shorter than the time between two; write for example `.barging_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
             );
@@ -462,73 +458,4 @@ pub struct Health {
     pub round_trip: Duration,
     /// What could make the store lose locks, if anything.
     pub warnings: Vec<Warning>,
-}
-
-/// What became of the locks that were held when a shutdown began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShutdownReport {
-    /// Ended, and the store said so.
-    pub released: usize,
-    /// Ended without an answer of the store; they free themselves when their ttl is over.
-    pub abandoned: usize,
-}
-
-async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
-    let before = engine.registry.tally();
-    if !engine.registry.advance(Stage::Draining) {
-        // Somebody else is at it.
-        engine.registry.closed().await;
-        return ShutdownReport::default();
-    }
-    engine.queue.close();
-    let until = engine.clock.now() + grace;
-    if !idle_by(&engine, until).await {
-        for lease in engine.registry.leases() {
-            lease.lose(Loss::Shutdown);
-        }
-        // Cancelled bodies end at their next await and release in order; those that do not are
-        // released over their heads.
-        let notice = engine.request_timeout.min(Duration::from_millis(500));
-        if !idle_by(&engine, engine.clock.now() + notice).await {
-            release_all(&engine, engine.registry.leases()).await;
-            drained(&engine).await;
-        }
-    }
-    let after = engine.registry.tally();
-    engine.registry.advance(Stage::Closed);
-    let _ = timeout(engine.request_timeout, engine.store.close()).await;
-    // A program that ends now would take them along.
-    event_thread::told(engine.request_timeout / 2).await;
-    ShutdownReport {
-        released: after.released - before.released,
-        // Releases that are still being tried count as abandoned.
-        abandoned: after.abandoned - before.abandoned + after.held,
-    }
-}
-
-/// Waits until all leases are released, as long as the store goes on to release some. Those of bodies that ended by
-/// themselves are on their way already.
-async fn drained(engine: &Engine) {
-    let end = engine.clock.now() + engine.request_timeout.saturating_mul(10);
-    loop {
-        let held = engine.registry.tally().held;
-        if held == 0 {
-            return;
-        }
-        // As long as a release tries before its caller is told that it failed.
-        let until = (engine.clock.now() + engine.request_timeout.saturating_mul(2)).min(end);
-        tokio::select! {
-            biased;
-            () = engine.registry.fewer_than(held) => {}
-            () = engine.clock.sleep_until(until) => return,
-        }
-    }
-}
-
-async fn idle_by(engine: &Engine, until: Instant) -> bool {
-    tokio::select! {
-        biased;
-        () = engine.registry.idle() => true,
-        () = engine.clock.sleep_until(until) => false,
-    }
 }

@@ -1,12 +1,16 @@
-//! The programmatic API: a request for a lock, built up and then sent.
+//! The programmatic API: builds a request for a lock, then sends it.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::enter::{LockCall, enter};
 use crate::api::guard::LockGuard;
-use crate::attribute::call::{Call, enter};
+use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::options::{OnLost, ReleaseMode, Renew, Wait};
+use crate::base::key::Key;
+use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
+use crate::lock::core::PoolCore;
 
 /// A request for one or several locks, from [`LockPool::lock`](crate::LockPool::lock). Nothing is sent
 /// before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -26,59 +30,68 @@ use crate::base::options::{OnLost, ReleaseMode, Renew, Wait};
 /// ```
 #[derive(Debug)]
 #[must_use = "nothing is asked for before `acquire`, `try_acquire` or `run`"]
-pub struct LockRequest(Call);
+pub struct LockRequest(LockCall);
 
 impl LockRequest {
-    pub(crate) fn new(call: Call) -> Self {
-        Self(call)
+    /// A request for `keys`, with a fence.
+    pub(crate) fn new(core: Arc<PoolCore>, keys: Vec<Key>) -> Self {
+        let label = LockLabel::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
+        let keys = keys.into_iter().map(Key::checked).collect();
+        let options = LockOptions::new().fencing(true);
+        Self(LockCall { core, label, keys, options, shows_guard: true })
     }
 
-    /// How long the grant lasts if it is not renewed. Defaults to the pool's.
+    fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
+        self.0.options = set(self.0.options);
+        self
+    }
+
+    /// How long the grant lasts without a renewal. Defaults to the pool's.
     pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
+        self.with(|options| options.ttl(ttl))
     }
 
     /// How long to wait, as a [`Duration`] or [`Wait::Forever`]; zero is one try. Defaults to the pool's.
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
-        Self(self.0.wait(wait))
+        self.with(|options| options.wait(wait.into()))
     }
 
-    /// Whether the watchdog renews the lease, or how often: every 2 ms to every half of the ttl. Defaults to `true`, every
+    /// Whether the lease is renewed, or how often: every 2 ms to every half of the ttl. Defaults to `true`, every
     /// third of the ttl.
     pub fn renew(self, renew: impl Into<Renew>) -> Self {
-        Self(self.0.renew(renew))
+        self.with(|options| options.renew(renew.into()))
     }
 
     /// Ends the hold after this time although it could be renewed. At least 10 ms; with `renew(false)` at most the ttl.
     /// Defaults to no limit.
     pub fn max_hold(self, max_hold: Duration) -> Self {
-        Self(self.0.max_hold(max_hold))
+        self.with(|options| options.max_hold(max_hold))
     }
 
     /// Keeps the lock taken for at least this long after the acquire, also when it is released earlier, when the
     /// release is not confirmed, and when the process ends. At most 7 days, and no longer than
     /// [`max_hold`](Self::max_hold). Defaults to zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
-        Self(self.0.min_hold(min_hold))
+        self.with(|options| options.min_hold(min_hold))
     }
 
     /// Whether the grant comes with a fencing token. Defaults to `true`.
     pub fn fencing(self, fencing: bool) -> Self {
-        Self(self.0.with(|options| options.fencing(fencing)))
+        self.with(|options| options.fencing(fencing))
     }
 
     /// Whether the result of [`run`](Self::run) waits for the release. Defaults to
     /// [`ReleaseMode::Awaited`].
     pub fn release(self, release: ReleaseMode) -> Self {
-        Self(self.0.release(release))
+        self.with(|options| options.release(release))
     }
 
     /// What [`run`](Self::run) does with its body when the lock is lost. Defaults to [`OnLost::Cancel`].
     pub fn on_lost(self, on_lost: OnLost) -> Self {
-        Self(self.0.on_lost(on_lost))
+        self.with(|options| options.on_lost(on_lost))
     }
 
-    /// Whether a lock that is held around this call already is passed through instead of being an
+    /// Whether a call under a lock that its task holds passes through instead of being an
     /// [`ErrorKind::WouldDeadlock`]. Seen are annotated bodies and those of [`run`](Self::run) around this call in the same
     /// task, not guards. Defaults to `false`.
     ///
@@ -95,20 +108,20 @@ impl LockRequest {
     /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also where nothing is around the call |
     /// | [`fencing(true)`](Self::fencing) | the fence of the lock around it; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that was taken without one |
     pub fn reentrant(self, reentrant: bool) -> Self {
-        Self(self.0.with(|options| options.reentrant(reentrant)))
+        self.with(|options| options.reentrant(reentrant))
     }
 
-    /// How long to pause between two attempts where the store cannot wake us. Defaults to the pool's.
+    /// How long to pause between two requests where the store sends no notifications. Defaults to the pool's.
     pub fn retry_delay(self, delay: Duration) -> Self {
-        Self(self.0.retry_delay(delay))
+        self.with(|options| options.retry_delay(delay))
     }
 
-    /// How many attempts may follow the first one. Defaults to the pool's.
+    /// How many requests may follow the first one. Defaults to the pool's.
     pub fn retry_count(self, count: u32) -> Self {
-        Self(self.0.retry_count(count))
+        self.with(|options| options.retry_count(count))
     }
 
-    /// Acquires the lock, waiting for it if need be.
+    /// Acquires the lock, and waits for it if it is held.
     ///
     /// Cancel safe: a dropped acquire leaves nothing behind, not even what the store may have granted.
     ///
@@ -117,7 +130,7 @@ impl LockRequest {
     /// [`ErrorKind::Conflict`].
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if somebody else did not let go in time, [`ErrorKind::Backend`] if the
+    /// [`ErrorKind::Conflict`] if another owner held the lock until the end of the wait, [`ErrorKind::Backend`] if the
     /// store cannot be asked, and the kinds that say what is wrong with the call.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         match enter(self.0).await?.into_guard() {
@@ -126,7 +139,7 @@ impl LockRequest {
         }
     }
 
-    /// Tries once. `None` if somebody else holds the lock.
+    /// Tries once. `None` if another owner holds the lock.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
@@ -158,6 +171,6 @@ impl LockRequest {
     /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was stopped;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(self.0.without_guard()).await?.run(body).await
+        enter(LockCall { shows_guard: false, ..self.0 }).await?.run(body).await
     }
 }

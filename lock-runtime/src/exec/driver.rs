@@ -30,7 +30,7 @@ pub(crate) struct Driver {
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How much work is taken in before what was taken in gets its turn.
+/// How much work is taken in before what was taken in gets its permit.
 const BATCH: usize = 256;
 
 impl Driver {
@@ -75,8 +75,8 @@ impl Driver {
     }
 
     /// Runs `future` to its end: on this thread as far as it gets at once, and on from there on the driver.
-    pub(crate) fn begin(&self, future: impl Future<Output = ()> + Send + 'static) {
-        begin(&self.runtime, future);
+    pub(crate) fn poll_then_spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        poll_then_spawn(&self.runtime, future);
     }
 
     pub(crate) fn enter(&self) -> sync::Context<'_> {
@@ -95,7 +95,10 @@ impl Driver {
     }
 
     /// Runs `future` until it is aborted.
-    pub(crate) fn keep(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub(crate) fn spawn_abortable(
+        &self,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
         spawn_on(&self.runtime, future)
     }
 
@@ -108,12 +111,12 @@ impl Driver {
         self.spawn(async move {
             panic_boundary::answer(reply, future.await);
         });
-        answer.await.map_err(|_| Self::gone())
+        answer.await.map_err(|_| Self::stopped_error())
     }
 
     /// The error for an answer that will never come: the driver's runtime has ended.
     #[cold]
-    pub(crate) fn gone() -> LockError {
+    pub(crate) fn stopped_error() -> LockError {
         LockError::new(ErrorKind::PoolClosed, "the runtime that drives the pool has ended")
             .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
     }
@@ -121,15 +124,15 @@ impl Driver {
 
 /// Runs `future` to its end: on this thread as far as it gets at once, and on from there on `runtime`, when there
 /// is something to go on with. A panic ends it, and nothing else.
-pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
     let mut work: Work = Box::pin(future);
     // At the end of a thread there is nothing left by which it could enter a runtime.
     if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
         spawn_on(runtime, work);
         return;
     }
-    let begun = Arc::new(Begun { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
-    let waker = Waker::from(begun.clone());
+    let task = Arc::new(InlineTask { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
+    let waker = Waker::from(task.clone());
     // With the caller's budget used up it would be woken when the caller lets go of its thread, or never.
     let mut first_steps = pin!(unconstrained(work.as_mut()));
     let first_poll = catch_unwind(AssertUnwindSafe(|| {
@@ -138,12 +141,12 @@ pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 
         first_steps.as_mut().poll(&mut task::Context::from_waker(&waker))
     }));
     if let Ok(Poll::Pending) = first_poll {
-        begun.rest(work);
+        task.rest(work);
     }
 }
 
 /// Work that began on the thread of a caller.
-struct Begun {
+struct InlineTask {
     runtime: Handle,
     stage: Mutex<Stage>,
 }
@@ -153,17 +156,17 @@ enum Stage {
     Running,
     /// There, and woken meanwhile.
     Woken,
-    Resting(Rest),
+    Resting(ParkedTask),
     /// The runtime's own.
     Moved,
 }
 
-impl Begun {
+impl InlineTask {
     /// Keeps `work` until it is woken.
     fn rest(&self, work: Work) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Running = *stage {
-            *stage = Stage::Resting(Rest(Some(work)));
+            *stage = Stage::Resting(ParkedTask(Some(work)));
         } else {
             *stage = Stage::Moved;
             drop(stage);
@@ -172,7 +175,7 @@ impl Begun {
     }
 }
 
-impl Wake for Begun {
+impl Wake for InlineTask {
     fn wake(self: Arc<Self>) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         match mem::replace(&mut *stage, Stage::Moved) {
@@ -188,9 +191,9 @@ impl Wake for Begun {
 
 /// Work that waits to be gone on with. Whoever wakes it may hold any lock; so what becomes of it if the runtime has
 /// ended is not seen to there.
-struct Rest(Option<Work>);
+struct ParkedTask(Option<Work>);
 
-impl Rest {
+impl ParkedTask {
     async fn go_on(mut self) {
         if let Some(work) = self.0.take() {
             work.await;
@@ -198,7 +201,7 @@ impl Rest {
     }
 }
 
-impl Drop for Rest {
+impl Drop for ParkedTask {
     fn drop(&mut self) {
         if let Some(work) = self.0.take()
             && let Ok(driver) = Driver::background()

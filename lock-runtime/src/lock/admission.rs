@@ -37,7 +37,7 @@ struct Size {
 
 /// Room for the claims of one call. Dropped without an answer, the call counts as one that took long.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct AdmissionPermit {
     admission: Arc<Admission>,
     room: Option<OwnedSemaphorePermit>,
     sent: Instant,
@@ -62,12 +62,17 @@ impl Admission {
     }
 
     /// Waits for room for `claims`, at most [`LEAST`](Self::LEAST). Dropped meanwhile it gives up its place.
-    pub(crate) async fn admit(self: &Arc<Self>, claims: usize) -> Option<Permit> {
+    pub(crate) async fn admit(self: &Arc<Self>, claims: usize) -> Option<AdmissionPermit> {
         let count = u32::try_from(claims.min(Self::LEAST)).unwrap_or(1);
         // It is never closed.
         let room = self.room.clone().acquire_many_owned(count).await.ok()?;
         let sent = self.clock.now();
-        Some(Permit { admission: self.clone(), room: Some(room), sent, is_answered: false })
+        Some(AdmissionPermit {
+            admission: self.clone(),
+            room: Some(room),
+            sent,
+            is_answered: false,
+        })
     }
 
     fn learn(&self, room: OwnedSemaphorePermit, sent: Instant, is_answered: bool) {
@@ -136,14 +141,14 @@ impl Size {
     }
 }
 
-impl Permit {
+impl AdmissionPermit {
     /// The store has answered.
     pub(crate) fn answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl Drop for Permit {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
             self.admission.learn(room, self.sent, self.is_answered);
@@ -169,7 +174,7 @@ mod tests {
     }
 
     /// All the room there is, in permits of one call each.
-    async fn fill(admission: &Arc<Admission>) -> Vec<Permit> {
+    async fn fill(admission: &Arc<Admission>) -> Vec<AdmissionPermit> {
         let mut permits = Vec::new();
         while admission.room.available_permits() >= Admission::LEAST {
             permits.push(admission.admit(Admission::LEAST).await.unwrap());
@@ -185,7 +190,7 @@ mod tests {
             let rest = admission.room.available_permits();
             permits.push(admission.admit(rest).await.unwrap());
             pause(Duration::from_millis(5)).await;
-            permits.into_iter().for_each(Permit::answered);
+            permits.into_iter().for_each(AdmissionPermit::answered);
         }
         assert_eq!(under_way(&admission), (Admission::MOST, 0));
         // With room to spare it stays.
@@ -202,7 +207,7 @@ mod tests {
             assert!(!permits.is_empty(), "a whole call always finds room");
             pause(Duration::from_millis(300)).await;
             let before = under_way(&admission).0;
-            permits.into_iter().for_each(Permit::answered);
+            permits.into_iter().for_each(AdmissionPermit::answered);
             let after = under_way(&admission).0;
             assert!(after >= before - before / 4, "once for all that are under way: {after}");
         }
@@ -231,7 +236,7 @@ mod tests {
             .collect();
         pause(Duration::from_millis(1)).await;
         assert!(order.lock().unwrap().is_empty());
-        held.into_iter().for_each(Permit::answered);
+        held.into_iter().for_each(AdmissionPermit::answered);
         for one in waiting {
             one.await.unwrap();
         }
