@@ -1,4 +1,4 @@
-//! What expansions of `#[distributed_lock]` name. Not public API: it changes with any release.
+//! Names that expansions of `#[distributed_lock]` use. Not public API: it changes with any release.
 
 pub use core::future::Future;
 pub use core::time::Duration;
@@ -39,7 +39,7 @@ where
     values.into_iter().map(key).collect()
 }
 
-/// `on_error = expression`: fixes the closure's type.
+/// `on_error = expression`: gives the closure its type.
 pub fn on_error<R>(convert: impl FnOnce(LockError) -> R, error: LockError) -> R {
     convert(error)
 }

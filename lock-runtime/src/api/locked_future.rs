@@ -49,7 +49,7 @@ impl Entered {
         }
     }
 
-    /// A view of the lease for the body.
+    /// A borrowed guard for the body.
     ///
     /// # Panics
     /// Without a lock. The attribute refuses `guard` together with `when`.
@@ -81,9 +81,9 @@ impl Entered {
 }
 
 pin_project! {
-    /// A body that runs under a lock: its output, or why it was stopped.
+    /// A body that runs under a lock. Resolves to its output, or to why it was cancelled.
     ///
-    /// Fields drop in order: dropped half-way, the body ends before the lock is let go.
+    /// Fields drop in order: the body ends before the lock is released.
     #[must_use = "futures do nothing unless awaited"]
     pub struct Locked<F: Future> {
         #[pin]
@@ -94,16 +94,16 @@ pin_project! {
 }
 
 enum BodyState {
-    /// The body runs. Dropped here, the lock is let go without a last_answer to its own listener.
+    /// The body runs. A drop releases the lock without a wake-up of its own listener.
     Held {
         /// From the first poll that leaves the body pending.
         listener: Option<Listener>,
-        /// A view where a call further out holds the lock.
+        /// Borrowed where an outer call holds the lock.
         guard: LockGuard,
         on_lost: OnLost,
         progress: Progress,
     },
-    /// Nothing to watch and nothing to release.
+    /// No lease to watch, and nothing to release.
     Open,
     /// The body has ended.
     Releasing(Releasing),
@@ -118,7 +118,7 @@ impl<F: Future> Future for Locked<F> {
             match this.stage {
                 BodyState::Held { listener, guard, on_lost, progress } => {
                     let watched = *on_lost == OnLost::Cancel;
-                    // A body that is only told about a loss still does not begin after one.
+                    // With `on_lost = "notify"` a body goes on after a loss, but does not begin after one.
                     let begins = *progress == Progress::NotStarted;
                     let error =
                         if guard.is_borrowed() && !reentrancy::is_polled_within(guard.lease()) {
@@ -138,7 +138,7 @@ impl<F: Future> Future for Locked<F> {
                     *progress = Progress::Unfinished;
                     match reentrancy::enter(guard, || body.poll(cx)) {
                         Poll::Ready(output) => {
-                            // The body's locals and arguments end before the lock does.
+                            // The body's locals and arguments drop before the release.
                             this.body.set(None);
                             *this.output = Some(output);
                             // Otherwise the release would wake this very task.
@@ -152,7 +152,7 @@ impl<F: Future> Future for Locked<F> {
                             };
                         }
                         Poll::Pending if !watched => return Poll::Pending,
-                        // Lost meanwhile: go round once more and stop it.
+                        // Lost meanwhile: the next round cancels the body.
                         Poll::Pending => {
                             let listener =
                                 listener.get_or_insert_with(|| Listener::new(guard.lease()));
@@ -161,7 +161,7 @@ impl<F: Future> Future for Locked<F> {
                     }
                 }
                 BodyState::Releasing(releasing) => {
-                    // A failed release has been reported; the body's result stands.
+                    // An event reports a failed release. The result of the body stands.
                     let _ = ready!(Pin::new(releasing).poll(cx));
                     *this.stage = BodyState::Open;
                 }
@@ -179,15 +179,15 @@ impl<F: Future> Future for Locked<F> {
     }
 }
 
-/// A call that was let through the lock around it is polled outside of the body that holds the lock.
+/// A reentrant call is polled outside of the body that holds the lock.
 #[cold]
 fn outside(guard: &LockGuard) -> LockError {
     let error = LockError::new(
         ErrorKind::Lost,
-        "the call was let through the lock around it, and goes on outside of the body that holds the lock",
+        "the reentrant call continues outside of the body that holds the lock",
     );
     guard.locate(error.remedy(
-        "await a `reentrant` call in the body that made it; in a task of its own make the call there, so that it takes the lock itself",
+        "await a `reentrant` call in the body that made it; in a separate task, make the call there, so that it acquires the lock itself",
     ))
 }
 

@@ -11,15 +11,15 @@ use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 
 thread_local! {
-    /// The locks around the code that runs on this thread right now, innermost last. Filled for the
-    /// length of one poll, so that it follows a task across threads and is not seen by other tasks.
+    /// The locks around the code that runs on this thread, innermost last. Filled during one poll, so it follows a task across
+    /// threads, and other tasks do not see it.
     static AROUND: RefCell<Vec<HeldAround>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A lock around the running code.
 struct HeldAround {
     guard: LockGuard,
-    /// The tokio task whose body is polled under the lock. A `LocalSet` polls its tasks within the poll of another one.
+    /// The tokio task that polls the body. A `LocalSet` polls its tasks within the poll of another one.
     task: Option<task::Id>,
 }
 
@@ -33,9 +33,9 @@ impl HeldAround {
     }
 }
 
-/// Runs `poll` as code that holds `guard`'s lock.
+/// Runs `poll` as code under `guard`'s lock.
 pub(crate) fn enter<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
-    /// Leaves also when `poll` panics.
+    /// Removes the entry also if `poll` panics.
     struct Leave;
 
     impl Drop for Leave {
@@ -50,7 +50,7 @@ pub(crate) fn enter<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
     poll()
 }
 
-/// The innermost lock of this task around the running code that has one of `keys` of this pool.
+/// The innermost lock of this task, in this pool, that has one of `keys`.
 pub(crate) fn find_held(core: &Arc<PoolCore>, keys: &[Key]) -> Option<LockGuard> {
     let holds = |hold: &&HeldAround| {
         let guard = &hold.guard;
@@ -61,7 +61,7 @@ pub(crate) fn find_held(core: &Arc<PoolCore>, keys: &[Key]) -> Option<LockGuard>
     AROUND.with_borrow(|around| around.iter().rev().find(holds).map(|hold| hold.guard.borrowed()))
 }
 
-/// Whether the running code is polled by the body that holds `lease`.
+/// Whether the body that holds `lease` polls the running code.
 pub(crate) fn is_polled_within(lease: &Arc<Lease>) -> bool {
     let holds =
         |hold: &HeldAround| Arc::ptr_eq(hold.guard.lease(), lease) && hold.is_of_this_task();

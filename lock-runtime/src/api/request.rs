@@ -68,9 +68,9 @@ impl LockRequest {
         self.with(|options| options.max_hold(max_hold))
     }
 
-    /// Keeps the lock taken for at least this long after the acquire, also when it is released earlier, when the
-    /// release is not confirmed, and when the process ends. At most 7 days, and no longer than
-    /// [`max_hold`](Self::max_hold). Defaults to zero.
+    /// Keeps the lock for at least this long after the acquire, also when it is released earlier, when the release is not
+    /// confirmed, and when the process ends. At most 7 days, and no longer than [`max_hold`](Self::max_hold). Defaults to
+    /// zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.with(|options| options.min_hold(min_hold))
     }
@@ -91,22 +91,22 @@ impl LockRequest {
         self.with(|options| options.on_lost(on_lost))
     }
 
-    /// Whether a call under a lock that its task holds passes through instead of being an
-    /// [`ErrorKind::WouldDeadlock`]. Seen are annotated bodies and those of [`run`](Self::run) around this call in the same
-    /// task, not guards. Defaults to `false`.
+    /// Whether a call under a lock that its task holds passes through, instead of [`ErrorKind::WouldDeadlock`]. Annotated
+    /// bodies and those of [`run`](Self::run) around this call in the same task count, guards do not. Defaults to
+    /// `false`.
     ///
-    /// A body that passes through runs on the lease of the lock around it. Before every poll it is checked that the task
-    /// is inside of the body that holds the lock, and that the lock is held. Otherwise the call ends with
-    /// [`ErrorKind::Lost`]; [`on_lost`](Self::on_lost) is about a loss alone. A tokio task of its own does not pass through, also
-    /// in a `LocalSet`. Futures that the body polls itself, and those of executors other than tokio's, count as the body.
+    /// A body that passes through runs on the lease of the outer lock. Every poll checks that the task is inside of the
+    /// body that holds the lock, and that the lock is held. Otherwise the call ends with [`ErrorKind::Lost`];
+    /// [`on_lost`](Self::on_lost) is about a loss alone. A separate tokio task does not pass through, also in a `LocalSet`.
+    /// Futures that the body polls itself, and those of other executors, count as the body.
     ///
     /// | option | of a call that passes through |
     /// |---|---|
-    /// | [`ttl`](Self::ttl), `renew(true)` | the lease of the lock around it keeps its own |
-    /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | there is nothing to wait for |
+    /// | [`ttl`](Self::ttl), `renew(true)` | those of the outer lock stay |
+    /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | unused: there is no wait |
     /// | [`on_lost`](Self::on_lost) | honoured |
-    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also where nothing is around the call |
-    /// | [`fencing(true)`](Self::fencing) | the fence of the lock around it; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that was taken without one |
+    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also without an outer lock |
+    /// | [`fencing(true)`](Self::fencing) | the fence of the outer lock; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that has none |
     pub fn reentrant(self, reentrant: bool) -> Self {
         self.with(|options| options.reentrant(reentrant))
     }
@@ -125,13 +125,12 @@ impl LockRequest {
     ///
     /// Cancel safe: a dropped acquire leaves nothing behind, not even what the store may have granted.
     ///
-    /// Both the wait and the grant go on while the future is not polled. A grant that it does not pick up is given
-    /// back at the end of `wait`, but not before one ttl is over; polled later, it ends with
-    /// [`ErrorKind::Conflict`].
+    /// Wait and grant go on while the future is not polled. A grant that it does not pick up is released at the end of
+    /// `wait`, but not before one ttl is over. Polled later, the future returns [`ErrorKind::Conflict`].
     ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if another owner held the lock until the end of the wait, [`ErrorKind::Backend`] if the
-    /// store cannot be asked, and the kinds that say what is wrong with the call.
+    /// store does not answer, and the kinds for invalid calls.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         match enter(self.0).await?.into_guard() {
             Some(guard) => Ok(guard),
@@ -168,7 +167,7 @@ impl LockRequest {
     /// ```
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was stopped;
+    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
         enter(LockCall { shows_guard: false, ..self.0 }).await?.run(body).await

@@ -29,8 +29,8 @@ impl<T: fmt::Display + ?Sized> KeyPart for T {
 
 /// Renders the template of a [`Site`] with one call's arguments.
 ///
-/// Rendering is injective: a value cannot contain the character that the template has behind it, nor
-/// anything that looks like an escape, so that `("a:b", "c")` and `("a", "b:c")` stay two keys.
+/// Rendering is injective: a value contains neither the character that follows it in the template, nor an escape sequence.
+/// So `("a:b", "c")` and `("a", "b:c")` give two keys.
 #[derive(Debug)]
 pub struct KeyWriter {
     site: &'static Site,
@@ -50,7 +50,7 @@ impl KeyWriter {
         self.text.push_str(text);
     }
 
-    /// Appends an argument's value, escaped; `next` is the template's character behind the placeholder.
+    /// Appends an argument's value, escaped; `next` is the character that follows the placeholder in the template.
     pub fn part<T: KeyPart + ?Sized>(
         &mut self,
         placeholder: &'static str,
@@ -88,8 +88,7 @@ impl KeyWriter {
     }
 }
 
-/// Percent-encodes what would make two different values look alike in a key, and what would not be
-/// readable in a log.
+/// Percent-encodes what would make two values give the same key, and what is unreadable in a log.
 struct Escape<'a> {
     out: &'a mut String,
     next: Option<char>,
@@ -168,7 +167,7 @@ mod tests {
         let (one, two) = (render("1", &one).unwrap(), render("1", &two).unwrap());
         assert!(one.as_str().len() <= 512);
         assert_ne!(one, two);
-        // Not even a value that is spelled like a hashed key collides with it.
+        // A value in the form of a hashed key gives another key.
         let forged = one.as_str().strip_prefix("order:1:").unwrap();
         assert_ne!(render("1", forged).unwrap(), one);
     }
