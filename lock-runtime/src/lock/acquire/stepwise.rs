@@ -357,3 +357,6 @@ impl PartialHold {
 fn renew_at(sent: Instant, ttl: Ttl) -> Instant {
     sent + ttl.get() / 3
 }
+
+#[cfg(test)]
+mod tests;
