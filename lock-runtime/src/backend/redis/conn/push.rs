@@ -8,8 +8,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::backend::redis::channel::{Channel, ChannelEvent, ChannelMessage};
 use crate::backend::redis::conn::shard_channel::Shard;
-use crate::backend::redis::protocol::wait_queue::{Channel, Hot, Message, What};
+use crate::backend::redis::protocol::contended_keys::ContendedKeys;
 use crate::backend::redis::routing::slots::{Address, Slots, slot};
 use crate::backend::{Notifier, Owner};
 use crate::base::clock::Clock;
@@ -71,12 +72,16 @@ pub(crate) struct Ears {
     notifier: OnceCell<Notifier>,
     newcomers: Mutex<HashMap<Owner, bool>>,
     strays: UnboundedSender<Stray>,
-    hot: Arc<Hot>,
+    hot: Arc<ContendedKeys>,
     clock: Clock,
 }
 
 impl Ears {
-    pub(crate) fn new(strays: UnboundedSender<Stray>, hot: Arc<Hot>, clock: Clock) -> Self {
+    pub(crate) fn new(
+        strays: UnboundedSender<Stray>,
+        hot: Arc<ContendedKeys>,
+        clock: Clock,
+    ) -> Self {
         Self { notifier: OnceCell::new(), newcomers: Mutex::default(), strays, hot, clock }
     }
 
@@ -130,12 +135,14 @@ impl Ears {
     }
 
     fn told(&self, notifier: &Notifier, payload: &[u8], home: &Home) {
-        let Some(Message { what, owner, key }) = Message::parse(payload) else { return };
+        let Some(ChannelMessage { event, owner, key }) = ChannelMessage::parse(payload) else {
+            return;
+        };
         if !home.keeps(key) {
             return;
         }
-        match what {
-            What::Called(within) => {
+        match event {
+            ChannelEvent::HeadOfQueue(within) => {
                 if !notifier.head_of_queue(key, &owner, within) && within.is_zero() {
                     match self.newcomers().get_mut(&owner) {
                         Some(called) => *called = true,
@@ -143,8 +150,8 @@ impl Ears {
                     }
                 }
             }
-            What::Wanted => self.contended(key),
-            What::Probe => {}
+            ChannelEvent::Contended => self.contended(key),
+            ChannelEvent::Probe => {}
         }
     }
 }

@@ -23,8 +23,8 @@ use redis::Value;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::backend::redis::channel::Channel;
 use crate::backend::redis::net::transport::Stream;
-use crate::backend::redis::protocol::wait_queue::Channel;
 use crate::backend::redis::routing::slots::slot;
 use crate::backend::redis::server_error;
 

@@ -7,12 +7,12 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisError, Value};
 use tokio::time::timeout;
 
+use crate::backend::redis::channel::Channel;
 use crate::backend::redis::conn::push::{Ears, Home};
 use crate::backend::redis::discovery::target::Resolver;
 use crate::backend::redis::keyspace::Names;
 use crate::backend::redis::net::io_task::Mover;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::protocol::wait_queue::Channel;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};

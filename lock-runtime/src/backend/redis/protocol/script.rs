@@ -1,4 +1,4 @@
-//! The Lua scripts, by hash and by text.
+//! The Lua scripts, each callable by its hash and by its text.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::backend::redis::conn::connection::Node;
 use crate::backend::redis::keyspace::Names;
 use crate::backend::redis::server_error;
 
-/// A script that the server may or may not know yet.
+/// The text of a script, and the hash by which a server knows it after the first call by text.
 #[derive(Debug)]
 pub(crate) struct Script {
     sha: String,
@@ -19,24 +19,24 @@ pub(crate) struct Script {
 
 const FENCE: &str = include_str!("fence.lua");
 
-/// Takes locks, all or none, with a fence if one is wanted.
+/// Takes locks, all or none, with a fence if one is required.
 pub(crate) static ACQUIRE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("acquire.lua")].concat()));
 /// Extends leases.
 pub(crate) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
-/// Frees a lock that nobody waits for.
+/// Frees an uncontended lock.
 pub(crate) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
-/// Writes locks that somebody has once more.
+/// Writes held locks once more.
 pub(crate) static CONFIRM: Lazy<Script> = Lazy::new(|| Script::new(include_str!("confirm.lua")));
-/// Claims a lock or a place in its line, and releases both.
-pub(crate) static LINE: Lazy<Script> =
+/// Claims a lock or a position in its wait queue, and releases both.
+pub(crate) static WAIT_QUEUE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("wait_queue.lua")].concat()));
 
-/// A node's part in a quorum.
+/// One node's part in a quorum.
 pub(crate) static BALLOT: Lazy<Script> =
     Lazy::new(|| Script::new(include_str!("../quorum/ballot.lua")));
 
-/// How a script is named in a command.
+/// How a command names a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum By {
     Hash,
@@ -49,7 +49,7 @@ impl Script {
         Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
 
-    /// The beginning of a call with `keys` keys and about `args` arguments, to which both are added.
+    /// The start of a call with `keys` keys and about `args` arguments; the caller appends both.
     pub(crate) fn call(&self, by: By, keys: usize, args: usize) -> Cmd {
         const USUAL_SIZE: usize = 48;
         let (command, script) = match by {
@@ -62,9 +62,11 @@ impl Script {
     }
 }
 
-/// Why the server runs no scripts for this user, if it does not. Asks with a lock that no process takes and its line, and
-/// has `names` tagged if the server refuses those two together. Without any key a proxy would not know which
-/// server to ask; `slot` is one that this server has.
+/// The error with which the server refuses all scripts of this user, if it does.
+///
+/// The probe is a release of a lock that no process takes, together with its wait queue. If the server refuses these two
+/// keys in one script, `names` are tagged from then on. A script without keys would not do: a proxy could not route it.
+/// `slot` is a slot of this server.
 pub(crate) async fn refusal(
     node: &Node,
     names: &Names,
@@ -82,7 +84,7 @@ pub(crate) async fn refusal(
         answer = node.try_send(&call()).await?;
     }
     let Err(error) = answer else { return Ok(None) };
-    // The script was looked at, and it is only the key that is not for us, or not here.
+    // The server accepts the script, and refuses this key alone, or has it elsewhere.
     if server_error::is_beyond_this_user(&error) || server_error::is_about_slots(&error) {
         return Ok(None);
     }
@@ -90,7 +92,7 @@ pub(crate) async fn refusal(
         return Ok(Some(node.failure(error)));
     }
     if server_error::is_hang_up(&error) {
-        // An accident, or a proxy's way to say no. On a connection of its own, as that ends with it.
+        // Either an accident, or how a proxy refuses. The second try has a connection of its own, which ends with it.
         let again = node.another().await?.send(&call()).await;
         if again.is_err_and(|again| server_error::is_hang_up(&again)) {
             return Ok(Some(node.failure(error)));

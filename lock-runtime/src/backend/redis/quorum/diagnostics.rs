@@ -6,11 +6,11 @@ use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
 use super::{fence_block, silence};
+use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::conn::connection::Node;
 use crate::backend::redis::diagnostics::{self, ClockDistance, Info};
 use crate::backend::redis::quorum::node::{Body, Member};
 use crate::backend::redis::quorum::vote_count::Tally;
-use crate::backend::redis::routing::cluster::Cluster;
 use crate::backend::{BackendError, Warning};
 
 /// What one node has told.

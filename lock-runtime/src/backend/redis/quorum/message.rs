@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 
 use crate::backend::redis::keyspace::Book;
 use crate::backend::redis::protocol::script::{BALLOT, By, RELEASE};
-use crate::backend::redis::protocol::scripted::{millis, unexpected};
+use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::Block;
 use crate::backend::redis::quorum::vote_count::Vote;
 use crate::backend::{BackendError, FailureKind, Owner};

@@ -75,7 +75,7 @@ use self::pending_withdrawals::{Leftovers, Withdrawal};
 use self::push::Changes;
 use self::vote_count::{Tally, Verdict, Vote};
 use crate::backend::BackendConfig;
-use crate::backend::redis::routing::cluster::{Boxed, together};
+use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
     LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
@@ -136,10 +136,10 @@ impl Quorum {
         let places = url::places(url)?;
         let BackendConfig { clock, request_timeout, node_timeout, .. } = config;
         let changes = Arc::new(Changes::new(places.len()));
-        let begin = |(number, place)| -> Boxed<'_, _> {
+        let begin = |(number, place)| -> BoxedCall<'_, _> {
             Box::pin(Member::begin(place, number, &changes, config))
         };
-        let begun = together(places.into_iter().enumerate().map(begin).collect(), None).await;
+        let begun = fan_out(places.into_iter().enumerate().map(begin).collect(), None).await;
         let begun: Result<Vec<_>, _> = begun.into_iter().flatten().collect();
         let (members, opened): (Vec<_>, Vec<_>) =
             begun?.into_iter().map(|(member, opened)| (Arc::new(member), opened)).unzip();
@@ -192,11 +192,11 @@ impl Nodes {
     /// What each node tells of itself.
     async fn survey(&self) -> Vec<Told> {
         let request_timeout = self.request_timeout * 3 / 4;
-        let mut asked: Vec<Boxed<'_, Told>> = Vec::with_capacity(self.members.len());
+        let mut asked: Vec<BoxedCall<'_, Told>> = Vec::with_capacity(self.members.len());
         for member in &self.members {
             asked.push(Box::pin(member.tell(request_timeout)));
         }
-        let told = together(asked, None).await;
+        let told = fan_out(asked, None).await;
         told.into_iter().map(Option::unwrap_or_default).collect()
     }
 

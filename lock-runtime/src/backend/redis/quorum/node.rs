@@ -8,6 +8,8 @@ use redis::Value;
 use tokio::sync::mpsc;
 
 use crate::backend::redis::BackendConfig;
+use crate::backend::redis::cluster::Cluster;
+use crate::backend::redis::cluster::router::Commands;
 use crate::backend::redis::conn::connection::{Ahead, Node};
 use crate::backend::redis::conn::push::{Ears, Home};
 use crate::backend::redis::discovery::sentinel::Sentinels;
@@ -15,13 +17,11 @@ use crate::backend::redis::discovery::target::Resolver;
 use crate::backend::redis::keyspace::Book;
 use crate::backend::redis::net::handshake::Hearing;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::protocol::scripted::{Server, Way};
-use crate::backend::redis::protocol::wait_queue::Hot;
+use crate::backend::redis::protocol::scripted_server::RouteHint;
 use crate::backend::redis::quorum::message::{Request, What};
 use crate::backend::redis::quorum::pacing::Pace;
 use crate::backend::redis::quorum::push::{Changes, MemberEar};
 use crate::backend::redis::quorum::url::Place;
-use crate::backend::redis::routing::cluster::{Boxed, Cluster, Entry};
 use crate::backend::redis::routing::slots::Address;
 use crate::backend::{Backend, BackendError, Notifier, Warning};
 use crate::base::error::LockError;
@@ -72,7 +72,7 @@ impl Member {
         };
         // Nobody stands in a line here, so nobody can be called in vain.
         let (strays, _) = mpsc::unbounded_channel();
-        let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
+        let ears = Arc::new(Ears::new(strays, Arc::default(), clock));
         ears.subscribe(notifier);
         let hearing = Hearing { ears, home: Home::Server, calls: None };
         let (node, opened) = Node::begin(resolver, clock, config.limits(), Some(hearing)).await;
@@ -96,8 +96,23 @@ impl Member {
                 node.run(requests.len(), ahead, command).await
             }
             Body::Cluster(cluster) => {
-                let part = |request: &Request| Part { request: request.clone(), is_tracked };
-                cluster.serve(&requests.iter().map(part).collect::<Vec<_>>()).await
+                let routed = cluster.router().route(
+                    requests,
+                    // Without its book.
+                    Commands::Shared,
+                    |request| &request.keys,
+                    |server, hint, requests| {
+                        let command = move |at: usize, by| {
+                            let request: &Request = &requests[at];
+                            let has_book = request.block.is_some()
+                                && (hint == RouteHint::Direct || request.what == What::Propose);
+                            let book = has_book.then(|| Book::of_slot(&request.keys));
+                            request.command(by, book.as_ref())
+                        };
+                        Box::pin(server.run(hint, is_tracked, requests.len(), command))
+                    },
+                );
+                routed.await
             }
         }
     }
@@ -173,38 +188,5 @@ impl Share {
             None => answers.into_iter().enumerate().collect(),
             Some(places) => places.iter().copied().zip(answers).collect(),
         }
-    }
-}
-
-/// A request to a cluster.
-#[derive(Clone)]
-struct Part {
-    request: Request,
-    is_tracked: bool,
-}
-
-impl Entry for Part {
-    type Outcome = Value;
-
-    /// Without its book.
-    const MAY_GO_APART: bool = true;
-
-    fn keys(&self) -> &[Key] {
-        &self.request.keys
-    }
-
-    fn ask<'a>(
-        server: &'a Server,
-        way: Way,
-        parts: &'a [Self],
-    ) -> Boxed<'a, Vec<Result<Value, BackendError>>> {
-        let is_tracked = parts.first().is_some_and(|part| part.is_tracked);
-        let command = move |at: usize, by| {
-            let request = &parts[at].request;
-            let has_book =
-                request.block.is_some() && (way == Way::Straight || request.what == What::Propose);
-            request.command(by, has_book.then(|| Book::of_slot(&request.keys)).as_ref())
-        };
-        Box::pin(server.run_by(way, is_tracked, parts.len(), command))
     }
 }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::backend::redis::cluster::seeds::seeds;
 use crate::backend::redis::discovery::sentinel_url::Service;
 use crate::backend::redis::quorum::diagnostics::Dependent;
-use crate::backend::redis::routing::cluster;
 use crate::backend::redis::url::{Endpoint, scheme_of_redis};
 use crate::base::error::{ErrorKind, LockError};
 
@@ -29,7 +29,7 @@ impl Place {
             "redis" | "rediss" | "redis+unix" => {
                 Endpoint::parse(url).map(Self::Server).map_err(|error| error.remedy(REMEDY))
             }
-            "redis+cluster" | "rediss+cluster" => cluster::seeds(url).map(Self::Cluster),
+            "redis+cluster" | "rediss+cluster" => seeds(url).map(Self::Cluster),
             // A password may have come to stand in front of it.
             scheme => Err(wrong(format!("`{}://` is no node of a quorum", after_login(scheme)))
                 .remedy("a node is a server of its own, `redis://host` or `rediss://host`, a master that sentinels know, `redis+sentinel://host/service`, or a cluster of its own, `redis+cluster://host`")),

@@ -1,0 +1,245 @@
+//! One server that runs scripts, and how commands reach it.
+
+use std::sync::Arc;
+
+use redis::{Cmd, Pipeline, Value};
+
+use crate::backend::redis::channel::Channel;
+use crate::backend::redis::conn::connection::{Ahead, Node};
+use crate::backend::redis::conn::push::{Ears, Home};
+use crate::backend::redis::diagnostics;
+use crate::backend::redis::discovery::target::Resolver;
+use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::net::handshake::{Calls, Hearing, Opening};
+use crate::backend::redis::protocol::contended_keys::ContendedKeys;
+use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE};
+use crate::backend::redis::protocol::shared_state::SharedState;
+use crate::backend::redis::protocol::value::{lease_status, read_holders};
+use crate::backend::redis::protocol::wait_queue::QueueToken;
+use crate::backend::redis::server_error;
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner, Warning};
+use crate::base::clock::Clock;
+use crate::exec::events;
+
+/// A server that keeps locks by scripts: all of a store, or one master of a cluster.
+///
+/// Owns its connection. `acquire`, `renew` and `release` are in the modules of these names.
+pub(crate) struct ScriptedServer {
+    pub(super) node: Arc<Node>,
+    pub(super) ears: Arc<Ears>,
+    pub(super) clock: Clock,
+    pub(super) names: Names,
+    pub(super) contended: Arc<ContendedKeys>,
+    /// Part of every token of this pool; `None` if the first connection could not receive messages on it.
+    channel: Option<Channel>,
+    home: Home,
+}
+
+/// How requests reach a server of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum RouteHint {
+    /// To the server that has the slot.
+    Direct,
+    /// One lease per command: a command fails as a whole if its keys are at two servers for the moment.
+    Separate,
+    /// As [`Separate`](Self::Separate), to the server that a slot is being moved to (`ASKING`).
+    Asking,
+}
+
+/// Why a server cannot be used with scripts.
+#[derive(Debug)]
+pub(crate) enum ConnectError {
+    /// The server is not reachable, or refuses the connection or what locks need.
+    Failed(BackendError),
+    /// The server runs no scripts for this user.
+    NoScripts(BackendError),
+}
+
+impl ConnectError {
+    pub(crate) fn into_error(self) -> BackendError {
+        match self {
+            Self::Failed(error) | Self::NoScripts(error) => error,
+        }
+    }
+}
+
+impl From<BackendError> for ConnectError {
+    fn from(error: BackendError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl ScriptedServer {
+    /// Connects, and finds out what this user may do. The queue probe uses the owner token `probe`.
+    pub(crate) async fn connect(
+        shared: &SharedState,
+        resolver: impl Into<Resolver>,
+        home: Home,
+        probe: Owner,
+    ) -> Result<Self, ConnectError> {
+        let SharedState { names, ears, contended, channel, clock, limits, .. } = shared.clone();
+        let slot = home.some_slot();
+        let probe = {
+            let (names, token) = (names.clone(), QueueToken::new(&probe, Some(channel)));
+            Box::new(move |slot| queue_probe(&names, slot, &token))
+        };
+        let calls = Some(Calls { channel, probe, names: names.clone() });
+        let hearing = Hearing { ears: ears.clone(), home: home.clone(), calls };
+        let opening = Opening::begin(clock, limits.connect);
+        let node = Arc::new(Node::connect(resolver, clock, limits, hearing).await?);
+        let server = node.server();
+        // Without the right to scripts a lock could be acquired by plain `SET` but not released.
+        let refusal = script::refusal(&node, &names, slot);
+        let info = async {
+            if node.is_touchy() {
+                Ok(None)
+            } else {
+                node.try_send(&diagnostics::question()).await.map(Some)
+            }
+        };
+        // In one flight.
+        let both = async { Ok(tokio::join!(biased; refusal, info)) };
+        let (refusal, info) = opening.ask(&server, "the first script (`EVAL`)", both).await?;
+        if let Some(refusal) = refusal? {
+            return Err(ConnectError::NoScripts(refusal));
+        }
+        if let Some(info) = info? {
+            for warning in diagnostics::warnings(&server, names.are_of_server(), &info, &[]) {
+                events::weak_store(&server, &warning);
+            }
+        }
+        if let Some(warning) = node.warning() {
+            events::weak_store(&server, &warning);
+        }
+        let channel = node.hears().calls.then_some(channel);
+        Ok(Self { node, ears, clock, names, contended, channel, home })
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.node.is_up()
+    }
+
+    /// Whether the server reports changes of keys.
+    pub(crate) fn tells(&self) -> bool {
+        self.node.hears().changes
+    }
+
+    /// Whether the server keeps wait queues for this pool.
+    pub(crate) fn keeps_wait_queues(&self) -> bool {
+        self.channel.is_some() && self.node.hears().calls
+    }
+
+    pub(crate) fn close(&self) {
+        self.node.close();
+    }
+
+    pub(super) fn token(&self, owner: &Owner) -> QueueToken {
+        QueueToken::new(owner, self.channel.map(|channel| self.home.channel(channel)))
+    }
+
+    pub(crate) async fn are_held(
+        &self,
+        hint: RouteHint,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let command = |at: usize, _| read_holders(&leases[at].keys);
+        let replies = self.run(hint, false, leases.len(), command).await;
+        let status = |(lease, reply): (&LeaseRef, Result<Value, _>)| {
+            reply.map(|holders| lease_status(&lease.owner, &holders))
+        };
+        leases.iter().zip(replies).map(status).collect()
+    }
+
+    pub(crate) async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        if self.node.is_touchy() {
+            self.node.send(&redis::cmd("PING")).await?;
+            let text = format!(
+                "Redis at {} is behind a proxy that supports few commands, so waiters poll",
+                self.node.server()
+            );
+            let remedy = "if the proxy spreads keys over several servers, give the keys of one `lock_all` a common hash tag";
+            let more = self.node.warning();
+            return Ok(std::iter::once(Warning::new(text, remedy)).chain(more).collect());
+        }
+        let mut questions = Pipeline::with_capacity(4);
+        questions.add_command(redis::cmd("PING")).add_command(diagnostics::question());
+        for question in diagnostics::more_questions() {
+            questions.add_command(question);
+        }
+        let mut answers = self.node.send_all(&questions).await?.into_iter();
+        // `PING` is allowed to every user, so its error is an error of the server.
+        if let Some(Err(error)) = answers.next() {
+            return Err(self.node.failure(error));
+        }
+        let Some(info) = answers.next() else { return Ok(Vec::new()) };
+        let answers: Vec<_> = answers.collect();
+        let for_all = self.names.are_of_server();
+        let mut warnings = diagnostics::warnings(&self.node.server(), for_all, &info, &answers);
+        warnings.extend(self.node.warning());
+        Ok(warnings)
+    }
+
+    /// As [`Node::run`].
+    pub(crate) async fn run(
+        &self,
+        hint: RouteHint,
+        is_tracked: bool,
+        count: usize,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        self.node.run(count, self.ahead(hint, is_tracked), command).await
+    }
+
+    /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
+    /// once more with tagged names.
+    pub(super) async fn run_named(
+        &self,
+        hint: RouteHint,
+        is_tracked: bool,
+        count: usize,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        let were_tagged = self.names.are_tagged();
+        let mut answers = self.run(hint, is_tracked, count, &command).await;
+        if were_tagged || !answers.iter().any(Result::is_err) {
+            return answers;
+        }
+        let crosses = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_across_slots);
+        let refused: Vec<_> = (0..count).filter(crosses).collect();
+        if !refused.is_empty() {
+            self.names.tag_all();
+            let command = |n: usize, by| command(refused[n], by);
+            let more = self.run(hint, is_tracked, refused.len(), command).await;
+            replace(&mut answers, &refused, more);
+        }
+        answers
+    }
+
+    /// The prefix of commands that need one for this route, or to start tracking if the server supports it.
+    pub(super) fn ahead(&self, hint: RouteHint, is_tracked: bool) -> Ahead {
+        match hint {
+            RouteHint::Asking => Ahead::Asking,
+            _ if is_tracked && self.tells() => Ahead::Caching,
+            _ => Ahead::Nothing,
+        }
+    }
+}
+
+/// Replaces the entries of `answers` at `places` by `more`.
+pub(super) fn replace<T>(answers: &mut [T], places: &[usize], more: Vec<T>) {
+    for (at, answer) in places.iter().zip(more) {
+        answers[*at] = answer;
+    }
+}
+
+/// Tests that the user may run every command of a wait queue, and that messages on the pool's channel arrive.
+fn queue_probe(names: &Names, slot: u16, token: &QueueToken) -> Cmd {
+    let mut call = WAIT_QUEUE.call(By::Text, 2, 2);
+    let lock = names.probe(slot);
+    call.arg(lock.as_str()).arg(names.line(&lock)).arg("probe").arg(token.as_bytes());
+    call
+}
