@@ -26,12 +26,13 @@ mod cluster;
 mod conn;
 mod diagnostics;
 mod discovery;
+mod hash_slot;
 mod keyspace;
 mod net;
 mod protocol;
 mod quorum;
-mod routing;
 mod server_error;
+mod slot_map;
 mod url;
 
 use std::sync::Arc;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use self::cluster::Cluster;
 use self::discovery::sentinel::Sentinels;
 use self::discovery::sentinel_url::Service;
-use self::keyspace::Names;
+use self::keyspace::Keyspace;
 use self::net::transport::Dialer;
 use self::protocol::scripted::Scripted;
 use self::protocol::scripted_server::ConnectError;
@@ -61,7 +62,7 @@ pub(crate) async fn open(
     if scheme.ends_with("+cluster") {
         return Ok(Arc::new(Cluster::connect(url, config).await?));
     }
-    let names = Names::of_server(config.key_prefix);
+    let names = Keyspace::of_server(config.key_prefix);
     if Service::is_named_by(url) {
         let service = Service::parse(url)?;
         let config = config.with_connect_timeout(service.master.connect_timeout);
@@ -83,6 +84,6 @@ pub(crate) async fn open(
             Err(error) => return Err(LockError::backend(error.into_error())),
         }
     };
-    dialer.endpoint().wants_no_replicas("Redis without scripts")?;
+    dialer.endpoint().reject_replicas("Redis without scripts")?;
     Ok(Arc::new(Scriptless::connect(dialer, &names, config, reason).await?))
 }

@@ -1,7 +1,7 @@
 //! Errors of a cluster as a whole.
 
-use crate::backend::redis::routing::slots::Address;
 use crate::backend::redis::server_error;
+use crate::backend::redis::slot_map::Address;
 use crate::backend::{BackendError, FailureKind};
 
 #[cold]

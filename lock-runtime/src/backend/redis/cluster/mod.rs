@@ -40,13 +40,14 @@ use self::router::{Commands, Router};
 use self::seeds::{first_map, seeds};
 use self::servers::Servers;
 use self::slot_refresh::SlotRefresh;
-use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::hash_slot::common_slot;
+use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::scripted::retry_if_notified;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::protocol::unclaimed_grants::release_unclaimed;
-use crate::backend::redis::routing::slots::{self, Address, Map, Slots};
+use crate::backend::redis::slot_map::{Address, SlotMap, SlotRanges};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, LeaseRef,
@@ -79,7 +80,8 @@ impl Cluster {
         let seeds = seeds?;
         let config =
             config.with_connect_timeout(seeds.first().and_then(|seed| seed.connect_timeout));
-        let (shared, unclaimed) = SharedState::new(Names::of_cluster(config.key_prefix), config)?;
+        let (shared, unclaimed) =
+            SharedState::new(Keyspace::of_cluster(config.key_prefix), config)?;
         let request_timeout = shared.request_timeout;
         let mut dialers = Vec::with_capacity(seeds.len());
         for seed in &seeds {
@@ -87,8 +89,8 @@ impl Cluster {
         }
         let first = first_map(dialers, config.connect_timeout).await;
         // Without a map no server has a slot, and refreshes go on until there is one.
-        let map = first.as_ref().map_or_else(|_| Map::default(), Map::clone);
-        let slots = Arc::new(Slots::new(&map));
+        let map = first.as_ref().map_or_else(|_| SlotRanges::default(), SlotRanges::clone);
+        let slots = Arc::new(SlotMap::new(&map));
         let servers = Arc::new(Servers::new(seeds, shared, slots, Owner::random()?));
         let refresh = Arc::new(SlotRefresh::new(servers.clone()));
         let router = Arc::new(Router { servers, refresh });
@@ -135,7 +137,7 @@ impl Cluster {
 
     /// The server that has `keys` according to the map.
     pub(crate) fn server_of(&self, keys: &[Key]) -> Option<Address> {
-        self.router.servers.slots.owner(slots::common(keys).ok()?)
+        self.router.servers.slots.owner(common_slot(keys).ok()?)
     }
 
     /// Whether a connected server reports changes of keys.
@@ -158,7 +160,7 @@ impl Drop for Cluster {
 
 impl Backend for Cluster {
     fn subscribe(&self, notifier: Notifier) {
-        self.router.servers.shared.ears.subscribe(notifier);
+        self.router.servers.shared.push_handler.subscribe(notifier);
     }
 
     async fn acquire(
@@ -170,7 +172,7 @@ impl Backend for Cluster {
             request.attempt == 0 && request.enqueue && request.keys.len() == 1
         };
         let new = requests.iter().filter(is_new).map(|request| request.owner).collect();
-        let pending = self.router.servers.shared.ears.expect(new);
+        let pending = self.router.servers.shared.push_handler.expect(new);
         let routed = self.router.route(
             requests,
             Commands::OnePerRequest,

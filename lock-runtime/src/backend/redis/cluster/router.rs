@@ -9,9 +9,10 @@ use crate::backend::redis::cluster::errors::{
 use crate::backend::redis::cluster::fan_out::{BoxedCall, StragglerLimit, fan_out};
 use crate::backend::redis::cluster::servers::Servers;
 use crate::backend::redis::cluster::slot_refresh::SlotRefresh;
+use crate::backend::redis::hash_slot::common_slot;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
-use crate::backend::redis::routing::slots::{self, Address};
 use crate::backend::redis::server_error::{self, Redirect};
+use crate::backend::redis::slot_map::Address;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::key::Key;
 
@@ -118,7 +119,7 @@ impl Router {
     }
 
     fn first_route(&self, at: usize, keys: &[Key]) -> Result<Route, BackendError> {
-        let slot = slots::common(keys).map_err(|(one, other)| different_slots(one, other))?;
+        let slot = common_slot(keys).map_err(|(one, other)| different_slots(one, other))?;
         let Some(address) = self.servers.slots.owner(slot) else {
             self.refresh.request();
             return Err(no_server(format!("no server has slot {slot} of the Redis Cluster")));
@@ -154,19 +155,19 @@ impl Router {
         let Route { at, slot, .. } = *from;
         match server_error::redirect(error) {
             Some(Redirect::Moved(to)) => {
-                let address = Address::told(to, &from.address)?;
+                let address = Address::parse(to, &from.address)?;
                 if self.servers.slots.patch(slot, &address) {
                     self.refresh.note_move();
                 }
                 Some(Route { at, slot, address, hint: RouteHint::Direct })
             }
             Some(Redirect::Ask(to)) => {
-                let address = Address::told(to, &from.address)?;
+                let address = Address::parse(to, &from.address)?;
                 Some(Route { at, slot, address, hint: RouteHint::Asking })
             }
             None if commands == Commands::Shared
                 && from.hint == RouteHint::Direct
-                && server_error::is_divided(error) =>
+                && server_error::is_try_again(error) =>
             {
                 let address = from.address.clone();
                 Some(Route { at, slot, address, hint: RouteHint::Separate })

@@ -6,9 +6,9 @@ use redis::{Cmd, Value};
 use tokio::task::JoinSet;
 
 use crate::backend::redis::cluster::errors::{closed, no_server};
-use crate::backend::redis::net::handshake::ask_once;
+use crate::backend::redis::net::handshake::request_once;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::routing::slots::{Address, Map};
+use crate::backend::redis::slot_map::{Address, SlotRanges};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError};
@@ -26,7 +26,7 @@ pub(crate) fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
     for host in hosts.split(',') {
         let seed = Endpoint::parse(&format!("{scheme}://{login}{host}{tail}"))
             .map_err(|error| error.remedy("write `redis+cluster://user:password@host1:6379,host2,host3`, or `rediss+cluster://` for TLS; user, password and ports may be left out, special characters in them are percent-encoded"))?;
-        seed.wants_no_replicas("a Redis Cluster")?;
+        seed.reject_replicas("a Redis Cluster")?;
         if seed.login.db() != 0 {
             return Err(LockError::new(ErrorKind::Config, "a Redis Cluster has no databases")
                 .remedy("leave the database number out of the URL; a prefix on the pool keeps keys apart"));
@@ -37,13 +37,16 @@ pub(crate) fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
 }
 
 /// The first slot map that one of the servers sends.
-pub(super) async fn first_map(dialers: Vec<Dialer>, limit: Duration) -> Result<Map, BackendError> {
+pub(super) async fn first_map(
+    dialers: Vec<Dialer>,
+    limit: Duration,
+) -> Result<SlotRanges, BackendError> {
     let mut requests = JoinSet::new();
     for dialer in dialers {
         requests.spawn(async move {
             let Endpoint { host, port, .. } = dialer.endpoint();
             let address = Address::new(host, *port);
-            let answer = ask_once(&dialer, limit, &cluster_slots()).await?;
+            let answer = request_once(&dialer, limit, &cluster_slots()).await?;
             usable_map(&answer, &address).ok_or_else(|| {
                 no_server(format!("Redis at {address} reports no server with slots"))
             })
@@ -65,8 +68,8 @@ pub(super) async fn first_map(dialers: Vec<Dialer>, limit: Duration) -> Result<M
 }
 
 /// The map in an answer of `server` to [`cluster_slots`], if it has any master.
-pub(super) fn usable_map(answer: &Value, server: &Address) -> Option<Map> {
-    Map::parse(answer, server).filter(|map| !map.masters().is_empty())
+pub(super) fn usable_map(answer: &Value, server: &Address) -> Option<SlotRanges> {
+    SlotRanges::parse(answer, server).filter(|map| !map.masters().is_empty())
 }
 
 pub(super) fn cluster_slots() -> Cmd {

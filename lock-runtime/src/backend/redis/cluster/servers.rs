@@ -10,12 +10,12 @@ use tokio::time::sleep;
 
 use crate::backend::redis::cluster::errors::closed;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
-use crate::backend::redis::conn::push::Home;
-use crate::backend::redis::conn::shard_channel::Shard;
+use crate::backend::redis::net::handshake::PushSink;
+use crate::backend::redis::net::shard_channel::{MessageScope, ShardChannel};
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::scripted_server::{ConnectError, ScriptedServer};
 use crate::backend::redis::protocol::shared_state::SharedState;
-use crate::backend::redis::routing::slots::{Address, Slots};
+use crate::backend::redis::slot_map::{Address, SlotMap};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::jitter;
@@ -25,7 +25,7 @@ pub(super) struct Servers {
     /// The servers of the URL. All servers of the cluster have the same login and TLS settings.
     pub(super) seeds: Vec<Endpoint>,
     pub(super) shared: SharedState,
-    pub(super) slots: Arc<Slots>,
+    pub(super) slots: Arc<SlotMap>,
     map: Mutex<ServerMap>,
     /// The owner token of all probes.
     probe: Owner,
@@ -56,7 +56,7 @@ impl Servers {
     pub(super) fn new(
         seeds: Vec<Endpoint>,
         shared: SharedState,
-        slots: Arc<Slots>,
+        slots: Arc<SlotMap>,
         probe: Owner,
     ) -> Self {
         Self { seeds, shared, slots, map: Mutex::new(ServerMap::Open(HashMap::new())), probe }
@@ -163,8 +163,8 @@ impl Servers {
     fn open(&self, address: &Address) -> ClusterServer {
         let endpoint = self.endpoint(address);
         let (shared, probe) = (self.shared.clone(), self.probe);
-        let (slots, shard) = (self.slots.clone(), Shard::default());
-        let home = Home::Node { slots, address: address.clone(), shard };
+        let (slots, shard) = (self.slots.clone(), ShardChannel::default());
+        let scope = MessageScope::OwnedSlots { slots, address: address.clone(), shard };
         let (report, state) = watch::channel(ServerState::Opening);
         let opening = async move {
             let mut pause = Duration::from_millis(5);
@@ -175,15 +175,15 @@ impl Servers {
                         .map_err(|error| {
                             BackendError::new(FailureKind::Rejected, error.to_string())
                         })?
-                        .of_a_shard();
-                    let opened = ScriptedServer::connect(&shared, dialer, home.clone(), probe);
+                        .with_shard_channel();
+                    let opened = ScriptedServer::connect(&shared, dialer, scope.clone(), probe);
                     opened.await.map_err(ConnectError::into_error)
                 };
                 match opened.await {
                     Ok(server) => {
                         report.send_replace(ServerState::Open(Arc::new(server)));
                         if round > 0 {
-                            shared.ears.has_missed_something();
+                            shared.push_handler.resync();
                         }
                         return;
                     }

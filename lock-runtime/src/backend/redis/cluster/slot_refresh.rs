@@ -9,8 +9,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::backend::redis::cluster::seeds::{cluster_slots, first_map, usable_map};
 use crate::backend::redis::cluster::servers::Servers;
+use crate::backend::redis::net::handshake::PushSink;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::routing::slots::Map;
+use crate::backend::redis::slot_map::SlotRanges;
 
 /// Minimum time between two refreshes.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
@@ -74,14 +75,14 @@ impl SlotRefresh {
             if may_wake && self.has_moved.swap(false, Ordering::Relaxed) {
                 woken_at = Some(now);
                 // The former server of a slot sends its waiters no more messages.
-                self.servers.shared.ears.has_missed_something();
+                self.servers.shared.push_handler.resync();
             }
             sleep(MIN_INTERVAL).await;
         }
     }
 
     /// The map of a connected server, each round of another one; otherwise of a server of the URL or a replica.
-    async fn fetch(&self, round: usize) -> Option<Map> {
+    async fn fetch(&self, round: usize) -> Option<SlotRanges> {
         let mut up = self.servers.opened();
         up.retain(|(_, server)| server.is_up());
         up.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));

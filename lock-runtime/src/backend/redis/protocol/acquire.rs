@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::backend::redis::net::handshake::Hears;
+use crate::backend::redis::net::handshake::PushSupport;
 use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
 use crate::backend::redis::protocol::value::{
@@ -90,7 +90,7 @@ impl ScriptedServer {
             }
             (RequestForm::Queue, [key]) => {
                 let mut call = WAIT_QUEUE.call(by, 2 + usize::from(request.fencing), 4);
-                call.arg(key.as_str()).arg(self.names.line(key)).arg(counter);
+                call.arg(key.as_str()).arg(self.names.wait_queue(key)).arg(counter);
                 call.arg("claim").arg(token.as_bytes()).arg(ttl).arg(fences);
                 call
             }
@@ -200,7 +200,7 @@ impl ScriptedServer {
 
     /// How a request waits that is not in the queue.
     fn wait_mode(&self, request: &AcquireRequest, expires_in: Option<Duration>) -> WaitMode {
-        let Hears { changes, calls } = self.node.hears();
+        let PushSupport { tracking: changes, queue: calls } = self.node.push_support();
         // Only the next attempt enqueues or starts tracking. A request that does not wait has no next attempt.
         if request.attempt == 0 && (request.enqueue || request.keys.len() > 1) && (changes || calls)
         {

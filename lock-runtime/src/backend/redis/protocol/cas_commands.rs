@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError};
 
-use crate::backend::redis::conn::connection::Node;
+use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::protocol::value::millis;
 use crate::backend::redis::protocol::wait_queue::QueueToken;
 use crate::backend::redis::server_error;
@@ -76,7 +76,7 @@ impl KeyWrite {
 impl CasCommands {
     /// Finds out what the server supports. Each test has its own connection, as a proxy may close it over an unknown
     /// command. Nothing is written; `probe` is a lock that no process takes.
-    pub(super) async fn of(node: &Node, probe: &Key) -> Result<Self, BackendError> {
+    pub(super) async fn of(node: &Connection, probe: &Key) -> Result<Self, BackendError> {
         let keys: Arc<[Key]> = Arc::new([probe.clone()]);
         let lease = LeaseRef::new(keys, Owner::from_text([b'0'; 32]), Duration::from_millis(1));
         let supports = async |commands: Self, write| {
@@ -161,15 +161,15 @@ pub(super) fn expire(key: &Key, millis: u64) -> Cmd {
 }
 
 /// Whether the server knows all of `commands` and allows them to this user.
-async fn is_supported(node: &Node, commands: &Pipeline) -> Result<bool, BackendError> {
-    match node.another().await?.send_all(commands).await {
+async fn is_supported(node: &Connection, commands: &Pipeline) -> Result<bool, BackendError> {
+    match node.open_dedicated().await?.send_all(commands).await {
         Ok(answers) => {
             for error in answers.into_iter().filter_map(Result::err) {
                 // `EXECABORT` means that an earlier command failed, or, with a cause, that `EXEC` itself is refused.
                 let aborted = error.code() == Some("EXECABORT");
                 let refused =
                     aborted && error.detail().is_some_and(|it| it.contains("because of:"));
-                if server_error::is_beyond_this_user(&error) || (aborted && !refused) {
+                if server_error::is_forbidden_key(&error) || (aborted && !refused) {
                     continue;
                 }
                 if refused || server_error::is_unknown_command(&error) || is_syntax(&error) {

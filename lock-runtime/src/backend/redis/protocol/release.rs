@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
 use crate::backend::redis::protocol::value::{millis, unexpected};
@@ -95,7 +95,7 @@ impl ScriptedServer {
 }
 
 impl ReleaseCommand<'_> {
-    fn command(&self, names: &Names, by: By) -> Cmd {
+    fn command(&self, names: &Keyspace, by: By) -> Cmd {
         match self {
             Self::Delete { key, token } => {
                 let mut call = RELEASE.call(by, 1, 1);
@@ -109,7 +109,7 @@ impl ReleaseCommand<'_> {
                     call.arg(key.as_str());
                 }
                 for key in lease.keys.iter() {
-                    call.arg(names.line(key));
+                    call.arg(names.wait_queue(key));
                 }
                 call.arg("release").arg(token.as_bytes()).arg(millis(*free_after));
                 call.arg(millis(reservation_time(lease.ttl)));

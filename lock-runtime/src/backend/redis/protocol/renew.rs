@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use crate::backend::redis::conn::connection::Ahead;
+use crate::backend::redis::conn::connection::Prelude;
 use crate::backend::redis::protocol::script::RENEW;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::value::{millis, unexpected};
@@ -21,7 +21,7 @@ impl ScriptedServer {
         hint: RouteHint,
         leases: &[LeaseRef],
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let were_tagged = self.names.are_tagged();
+        let were_tagged = self.names.is_tagged();
         let outcomes = self.renew_once(hint, leases).await;
         let crosses = |outcome: &Result<LeaseStatus, _>| {
             outcome.as_ref().is_err_and(server_error::is_across_slots)
@@ -30,7 +30,7 @@ impl ScriptedServer {
             return outcomes;
         }
         // From now on leases share a command only within a slot.
-        self.names.tag_all();
+        self.names.use_tags();
         self.renew_once(hint, leases).await
     }
 
@@ -40,9 +40,9 @@ impl ScriptedServer {
         hint: RouteHint,
         leases: &[LeaseRef],
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let max_locks = match (hint, self.ahead(hint, true)) {
+        let max_locks = match (hint, self.prelude(hint, true)) {
             (RouteHint::Separate | RouteHint::Asking, _) => 1,
-            (RouteHint::Direct, Ahead::Caching) => MAX_TRACKED_LOCKS,
+            (RouteHint::Direct, Prelude::Caching) => MAX_TRACKED_LOCKS,
             (RouteHint::Direct, _) => MAX_LOCKS,
         };
         let may_share = |a: &LeaseRef, b: &LeaseRef| {
@@ -87,7 +87,7 @@ impl ScriptedServer {
                         outcomes.push(match part {
                             Value::Int(outcome) => self.renewed(lease, outcome),
                             Value::BulkString(error) => {
-                                Err(self.node.refusal(&String::from_utf8_lossy(&error)))
+                                Err(self.node.script_failure(&String::from_utf8_lossy(&error)))
                             }
                             other => Err(unexpected(&other)),
                         });
@@ -104,7 +104,7 @@ impl ScriptedServer {
         match outcome {
             1 => Ok(LeaseStatus::Held),
             2 => {
-                lease.keys.iter().for_each(|key| self.ears.contended(key.as_str()));
+                lease.keys.iter().for_each(|key| self.push_handler.contended(key.as_str()));
                 Ok(LeaseStatus::Held)
             }
             0 => Ok(LeaseStatus::NotHeld),

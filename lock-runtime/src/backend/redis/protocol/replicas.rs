@@ -22,9 +22,9 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::BackendConfig;
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::discovery::target::Resolver;
-use crate::backend::redis::net::handshake::Opening;
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::protocol::script::{By, CONFIRM};
 use crate::backend::redis::protocol::value::millis;
 use crate::backend::redis::server_error;
@@ -38,7 +38,7 @@ pub(crate) struct Replicas {
     request_timeout: Duration,
     grants: mpsc::UnboundedSender<UnconfirmedGrant>,
     worker: AbortHandle,
-    node: Arc<Node>,
+    node: Arc<Connection>,
 }
 
 /// A grant that waits for its acknowledgement.
@@ -54,23 +54,25 @@ struct UnconfirmedGrant {
 impl Replicas {
     /// `None` if the URL requires no replicas.
     pub(crate) async fn connect(
-        resolver: Resolver,
+        target: Target,
         config: BackendConfig<'_>,
     ) -> Result<Option<Self>, LockError> {
         let BackendConfig { clock, request_timeout, .. } = config;
         let limits = config.limits();
-        let required = resolver.replicas();
+        let required = target.replicas();
         if required == 0 {
             return Ok(None);
         }
-        let opening = Opening::begin(clock, limits.connect);
-        let node = Node::connect_deaf(resolver, clock, limits).await.map_err(LockError::backend)?;
+        let deadline = OpenDeadline::start(clock, limits.connect);
+        let node = Connection::connect_without_pushes(target, clock, limits)
+            .await
+            .map_err(LockError::backend)?;
         // With no keys and no replicas, both commands return at once. The probe fails without the right to `WAIT`, and
         // leaves the script in the server's cache.
         let mut probe = Pipeline::with_capacity(2);
         probe.add_command(confirmation(By::Text, &[], b"", Duration::ZERO));
         probe.cmd("WAIT").arg(0).arg(1);
-        let answers = opening.ask(&node.server(), "`WAIT`", node.send_all(&probe)).await;
+        let answers = deadline.run(&node.server(), "`WAIT`", node.send_all(&probe)).await;
         let answers = answers.map_err(LockError::backend)?;
         if let Some(Err(error)) = answers.into_iter().nth(1)
             && error.code() == Some("NOPERM")
@@ -126,7 +128,7 @@ impl Drop for Replicas {
 
 /// The task that confirms grants.
 struct ReplicaWorker {
-    node: Arc<Node>,
+    node: Arc<Connection>,
     clock: Clock,
     request_timeout: Duration,
     /// How many replicas have to acknowledge a grant.

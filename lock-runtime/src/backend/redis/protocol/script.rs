@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use once_cell::sync::Lazy;
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use crate::backend::BackendError;
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::server_error;
 
 /// The text of a script, and the hash by which a server knows it after the first call by text.
@@ -62,30 +62,60 @@ impl Script {
     }
 }
 
+/// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash, and once more by their text if
+/// the server does not know the hash.
+pub(crate) async fn run(
+    node: &Connection,
+    count: usize,
+    prelude: Prelude,
+    command: impl Fn(usize, By) -> Cmd + Send + Sync,
+) -> Vec<Result<Value, BackendError>> {
+    let answers = match node.send_after(prelude, (0..count).map(|at| command(at, By::Hash))).await {
+        Ok(answers) => answers,
+        Err(error) => return vec![Err(error); count],
+    };
+    let is_unknown = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_unknown_script);
+    let unknown: Vec<_> = (0..answers.len()).filter(is_unknown).collect();
+    let outcome = |answer: Result<Value, _>| answer.map_err(|error| node.failure(error));
+    let mut outcomes: Vec<_> = answers.into_iter().map(outcome).collect();
+    if unknown.is_empty() {
+        return outcomes;
+    }
+    match node.send_after(prelude, unknown.iter().map(|at| command(*at, By::Text))).await {
+        Ok(answers) => {
+            for (at, answer) in unknown.into_iter().zip(answers) {
+                outcomes[at] = outcome(answer);
+            }
+        }
+        Err(error) => unknown.into_iter().for_each(|at| outcomes[at] = Err(error.clone())),
+    }
+    outcomes
+}
+
 /// The error with which the server refuses all scripts of this user, if it does.
 ///
 /// The probe is a release of a lock that no process takes, together with its wait queue. If the server refuses these two
 /// keys in one script, `names` are tagged from then on. A script without keys would not do: a proxy could not route it.
 /// `slot` is a slot of this server.
 pub(crate) async fn refusal(
-    node: &Node,
-    names: &Names,
+    node: &Connection,
+    names: &Keyspace,
     slot: u16,
 ) -> Result<Option<BackendError>, BackendError> {
     let call = || {
         let probe = names.probe(slot);
         let mut call = RELEASE.call(By::Text, 2, 1);
-        call.arg(probe.as_str()).arg(names.line(&probe)).arg("");
+        call.arg(probe.as_str()).arg(names.wait_queue(&probe)).arg("");
         call
     };
     let mut answer = node.try_send(&call()).await?;
-    if answer.as_ref().is_err_and(server_error::crosses_slots) && !names.are_tagged() {
-        names.tag_all();
+    if answer.as_ref().is_err_and(server_error::crosses_slots) && !names.is_tagged() {
+        names.use_tags();
         answer = node.try_send(&call()).await?;
     }
     let Err(error) = answer else { return Ok(None) };
     // The server accepts the script, and refuses this key alone, or has it elsewhere.
-    if server_error::is_beyond_this_user(&error) || server_error::is_about_slots(&error) {
+    if server_error::is_forbidden_key(&error) || server_error::is_about_slots(&error) {
         return Ok(None);
     }
     if server_error::is_unknown_command(&error) {
@@ -93,7 +123,7 @@ pub(crate) async fn refusal(
     }
     if server_error::is_hang_up(&error) {
         // Either an accident, or how a proxy refuses. The second try has a connection of its own, which ends with it.
-        let again = node.another().await?.send(&call()).await;
+        let again = node.open_dedicated().await?.send(&call()).await;
         if again.is_err_and(|again| server_error::is_hang_up(&again)) {
             return Ok(Some(node.failure(error)));
         }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-use crate::backend::redis::conn::push::{Ears, Home, Newcomers};
-use crate::backend::redis::discovery::target::Resolver;
-use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::conn::push::{PendingClaims, PushHandler};
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::acquire::RequestForm;
 use crate::backend::redis::protocol::replicas::Replicas;
 use crate::backend::redis::protocol::scripted_server::{ConnectError, RouteHint, ScriptedServer};
@@ -25,7 +26,7 @@ use crate::base::error::LockError;
 /// Drop ends the task.
 pub(crate) struct Scripted {
     server: Arc<ScriptedServer>,
-    ears: Arc<Ears>,
+    push_handler: Arc<PushHandler>,
     clock: Clock,
     /// `Some` if a grant needs the acknowledgement of replicas.
     replicas: Option<Replicas>,
@@ -34,20 +35,21 @@ pub(crate) struct Scripted {
 
 impl Scripted {
     pub(crate) async fn connect(
-        resolver: impl Into<Resolver>,
-        names: Names,
+        target: impl Into<Target>,
+        names: Keyspace,
         config: BackendConfig<'_>,
     ) -> Result<Result<Self, ConnectError>, LockError> {
-        let resolver = resolver.into();
-        let for_replicas = resolver.clone();
+        let target = target.into();
+        let for_replicas = target.clone();
         let (shared, unclaimed) = SharedState::new(names, config)?;
         let probe = Owner::random()?;
-        let server = match ScriptedServer::connect(&shared, resolver, Home::Server, probe).await {
-            Ok(server) => Arc::new(server),
-            Err(error) => return Ok(Err(error)),
-        };
+        let server =
+            match ScriptedServer::connect(&shared, target, MessageScope::AllSlots, probe).await {
+                Ok(server) => Arc::new(server),
+                Err(error) => return Ok(Err(error)),
+            };
         let replicas = Replicas::connect(for_replicas, config).await?;
-        let SharedState { ears, clock, request_timeout, .. } = shared;
+        let SharedState { push_handler, clock, request_timeout, .. } = shared;
         let releasing = server.clone();
         let release = move |request| {
             let server = releasing.clone();
@@ -55,13 +57,13 @@ impl Scripted {
         };
         let unclaimed = release_unclaimed(unclaimed, request_timeout, release);
         let unclaimed_task = tokio::spawn(unclaimed).abort_handle();
-        Ok(Ok(Self { server, ears, clock, replicas, unclaimed_task }))
+        Ok(Ok(Self { server, push_handler, clock, replicas, unclaimed_task }))
     }
 }
 
 impl Backend for Scripted {
     fn subscribe(&self, notifier: Notifier) {
-        self.ears.subscribe(notifier);
+        self.push_handler.subscribe(notifier);
     }
 
     async fn acquire(
@@ -74,7 +76,7 @@ impl Backend for Scripted {
             request.attempt == 0 && **form == RequestForm::Queue
         };
         let new = requests.iter().zip(&forms).filter(is_new).map(|(request, _)| request.owner);
-        let pending = self.ears.expect(new.collect());
+        let pending = self.push_handler.expect(new.collect());
         let mut outcomes = self.server.acquire_as(forms, RouteHint::Direct, requests).await;
         retry_if_notified(&pending, requests, &mut outcomes);
         if let Some(replicas) = &self.replicas {
@@ -125,14 +127,14 @@ impl Drop for Scripted {
 
 /// Makes each queued request retry at once whose owner token was notified before the answer to its first claim.
 pub(crate) fn retry_if_notified(
-    pending: &Newcomers<'_>,
+    pending: &PendingClaims<'_>,
     requests: &[AcquireRequest],
     outcomes: &mut [Result<AcquireOutcome, BackendError>],
 ) {
     for (request, outcome) in requests.iter().zip(outcomes) {
         if let Ok(AcquireOutcome::Contended { wait_mode: WaitMode::Queued { retry_after }, .. }) =
             outcome
-            && pending.was_called(&request.owner)
+            && pending.reached_head(&request.owner)
         {
             *retry_after = Duration::ZERO;
         }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::redis::channel::Channel;
-use crate::backend::redis::conn::connection::{Ahead, Node};
-use crate::backend::redis::conn::push::{Ears, Home};
+use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::diagnostics;
-use crate::backend::redis::discovery::target::Resolver;
-use crate::backend::redis::keyspace::Names;
-use crate::backend::redis::net::handshake::{Calls, Hearing, Opening};
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::handshake::{PushConfig, QueueChannel};
+use crate::backend::redis::net::progress::OpenDeadline;
+use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
 use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::shared_state::SharedState;
@@ -25,14 +27,14 @@ use crate::exec::events;
 ///
 /// Owns its connection. `acquire`, `renew` and `release` are in the modules of these names.
 pub(crate) struct ScriptedServer {
-    pub(super) node: Arc<Node>,
-    pub(super) ears: Arc<Ears>,
+    pub(super) node: Arc<Connection>,
+    pub(super) push_handler: Arc<PushHandler>,
     pub(super) clock: Clock,
-    pub(super) names: Names,
+    pub(super) names: Keyspace,
     pub(super) contended: Arc<ContendedKeys>,
     /// Part of every token of this pool; `None` if the first connection could not receive messages on it.
     channel: Option<Channel>,
-    home: Home,
+    scope: MessageScope,
 }
 
 /// How requests reach a server of a cluster.
@@ -73,49 +75,50 @@ impl ScriptedServer {
     /// Connects, and finds out what this user may do. The queue probe uses the owner token `probe`.
     pub(crate) async fn connect(
         shared: &SharedState,
-        resolver: impl Into<Resolver>,
-        home: Home,
+        target: impl Into<Target>,
+        scope: MessageScope,
         probe: Owner,
     ) -> Result<Self, ConnectError> {
-        let SharedState { names, ears, contended, channel, clock, limits, .. } = shared.clone();
-        let slot = home.some_slot();
+        let SharedState { names, push_handler, contended, channel, clock, limits, .. } =
+            shared.clone();
+        let slot = scope.some_slot();
         let probe = {
             let (names, token) = (names.clone(), QueueToken::new(&probe, Some(channel)));
             Box::new(move |slot| queue_probe(&names, slot, &token))
         };
-        let calls = Some(Calls { channel, probe, names: names.clone() });
-        let hearing = Hearing { ears: ears.clone(), home: home.clone(), calls };
-        let opening = Opening::begin(clock, limits.connect);
-        let node = Arc::new(Node::connect(resolver, clock, limits, hearing).await?);
+        let queue = Some(QueueChannel { channel, probe, keyspace: names.clone() });
+        let pushes = PushConfig { sink: push_handler.clone(), scope: scope.clone(), queue };
+        let deadline = OpenDeadline::start(clock, limits.connect);
+        let node = Arc::new(Connection::connect(target, clock, limits, pushes).await?);
         let server = node.server();
         // Without the right to scripts a lock could be acquired by plain `SET` but not released.
         let refusal = script::refusal(&node, &names, slot);
         let info = async {
-            if node.is_touchy() {
+            if node.is_minimal() {
                 Ok(None)
             } else {
-                node.try_send(&diagnostics::question()).await.map(Some)
+                node.try_send(&diagnostics::info_command()).await.map(Some)
             }
         };
         // In one flight.
         let both = async { Ok(tokio::join!(biased; refusal, info)) };
-        let (refusal, info) = opening.ask(&server, "the first script (`EVAL`)", both).await?;
+        let (refusal, info) = deadline.run(&server, "the first script (`EVAL`)", both).await?;
         if let Some(refusal) = refusal? {
             return Err(ConnectError::NoScripts(refusal));
         }
         if let Some(info) = info? {
-            for warning in diagnostics::warnings(&server, names.are_of_server(), &info, &[]) {
+            for warning in diagnostics::warnings(&server, names.is_of_server(), &info, &[]) {
                 events::weak_store(&server, &warning);
             }
         }
         if let Some(warning) = node.warning() {
             events::weak_store(&server, &warning);
         }
-        let channel = node.hears().calls.then_some(channel);
-        Ok(Self { node, ears, clock, names, contended, channel, home })
+        let channel = node.push_support().queue.then_some(channel);
+        Ok(Self { node, push_handler, clock, names, contended, channel, scope })
     }
 
-    pub(crate) fn node(&self) -> &Node {
+    pub(crate) fn node(&self) -> &Connection {
         &self.node
     }
 
@@ -125,12 +128,12 @@ impl ScriptedServer {
 
     /// Whether the server reports changes of keys.
     pub(crate) fn tells(&self) -> bool {
-        self.node.hears().changes
+        self.node.push_support().tracking
     }
 
     /// Whether the server keeps wait queues for this pool.
     pub(crate) fn keeps_wait_queues(&self) -> bool {
-        self.channel.is_some() && self.node.hears().calls
+        self.channel.is_some() && self.node.push_support().queue
     }
 
     pub(crate) fn close(&self) {
@@ -138,7 +141,7 @@ impl ScriptedServer {
     }
 
     pub(super) fn token(&self, owner: &Owner) -> QueueToken {
-        QueueToken::new(owner, self.channel.map(|channel| self.home.channel(channel)))
+        QueueToken::new(owner, self.channel.map(|channel| self.scope.channel(channel)))
     }
 
     pub(crate) async fn are_held(
@@ -155,7 +158,7 @@ impl ScriptedServer {
     }
 
     pub(crate) async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        if self.node.is_touchy() {
+        if self.node.is_minimal() {
             self.node.send(&redis::cmd("PING")).await?;
             let text = format!(
                 "Redis at {} is behind a proxy that supports few commands, so waiters poll",
@@ -166,8 +169,8 @@ impl ScriptedServer {
             return Ok(std::iter::once(Warning::new(text, remedy)).chain(more).collect());
         }
         let mut questions = Pipeline::with_capacity(4);
-        questions.add_command(redis::cmd("PING")).add_command(diagnostics::question());
-        for question in diagnostics::more_questions() {
+        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
+        for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
         let mut answers = self.node.send_all(&questions).await?.into_iter();
@@ -177,13 +180,13 @@ impl ScriptedServer {
         }
         let Some(info) = answers.next() else { return Ok(Vec::new()) };
         let answers: Vec<_> = answers.collect();
-        let for_all = self.names.are_of_server();
+        let for_all = self.names.is_of_server();
         let mut warnings = diagnostics::warnings(&self.node.server(), for_all, &info, &answers);
         warnings.extend(self.node.warning());
         Ok(warnings)
     }
 
-    /// As [`Node::run`].
+    /// As [`script::run`].
     pub(crate) async fn run(
         &self,
         hint: RouteHint,
@@ -191,7 +194,7 @@ impl ScriptedServer {
         count: usize,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
-        self.node.run(count, self.ahead(hint, is_tracked), command).await
+        script::run(&self.node, count, self.prelude(hint, is_tracked), command).await
     }
 
     /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
@@ -203,7 +206,7 @@ impl ScriptedServer {
         count: usize,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
-        let were_tagged = self.names.are_tagged();
+        let were_tagged = self.names.is_tagged();
         let mut answers = self.run(hint, is_tracked, count, &command).await;
         if were_tagged || !answers.iter().any(Result::is_err) {
             return answers;
@@ -211,7 +214,7 @@ impl ScriptedServer {
         let crosses = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_across_slots);
         let refused: Vec<_> = (0..count).filter(crosses).collect();
         if !refused.is_empty() {
-            self.names.tag_all();
+            self.names.use_tags();
             let command = |n: usize, by| command(refused[n], by);
             let more = self.run(hint, is_tracked, refused.len(), command).await;
             replace(&mut answers, &refused, more);
@@ -220,11 +223,11 @@ impl ScriptedServer {
     }
 
     /// The prefix of commands that need one for this route, or to start tracking if the server supports it.
-    pub(super) fn ahead(&self, hint: RouteHint, is_tracked: bool) -> Ahead {
+    pub(super) fn prelude(&self, hint: RouteHint, is_tracked: bool) -> Prelude {
         match hint {
-            RouteHint::Asking => Ahead::Asking,
-            _ if is_tracked && self.tells() => Ahead::Caching,
-            _ => Ahead::Nothing,
+            RouteHint::Asking => Prelude::Asking,
+            _ if is_tracked && self.tells() => Prelude::Caching,
+            _ => Prelude::None,
         }
     }
 }
@@ -237,9 +240,9 @@ pub(super) fn replace<T>(answers: &mut [T], places: &[usize], more: Vec<T>) {
 }
 
 /// Tests that the user may run every command of a wait queue, and that messages on the pool's channel arrive.
-fn queue_probe(names: &Names, slot: u16, token: &QueueToken) -> Cmd {
+fn queue_probe(names: &Keyspace, slot: u16, token: &QueueToken) -> Cmd {
     let mut call = WAIT_QUEUE.call(By::Text, 2, 2);
     let lock = names.probe(slot);
-    call.arg(lock.as_str()).arg(names.line(&lock)).arg("probe").arg(token.as_bytes());
+    call.arg(lock.as_str()).arg(names.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
     call
 }

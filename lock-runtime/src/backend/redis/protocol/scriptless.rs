@@ -20,10 +20,12 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 use tokio::sync::mpsc;
 
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::conn::push::{Ears, Home};
-use crate::backend::redis::keyspace::Names;
-use crate::backend::redis::net::handshake::{Hearing, Opening};
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::push::PushHandler;
+use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::handshake::PushConfig;
+use crate::backend::redis::net::progress::OpenDeadline;
+use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::cas_commands::{CasCommands, OwnedWrite, expire};
 use crate::backend::redis::protocol::value::{
@@ -45,8 +47,8 @@ use crate::exec::events;
 
 /// Owns the connection for requests, the connection for transactions, and the task that batches writes.
 pub(crate) struct Scriptless {
-    node: Arc<Node>,
-    ears: Arc<Ears>,
+    node: Arc<Connection>,
+    push_handler: Arc<PushHandler>,
     transaction: Arc<WatchTransaction>,
     batches: WriteBatches,
     commands: Mutex<CasCommands>,
@@ -84,24 +86,25 @@ enum Obstacle {
 impl Scriptless {
     pub(crate) async fn connect(
         dialer: Dialer,
-        names: &Names,
+        names: &Keyspace,
         config: BackendConfig<'_>,
         reason: Reason,
     ) -> Result<Self, LockError> {
         let BackendConfig { clock, request_timeout, .. } = config;
         let limits = config.limits();
-        let opening = Opening::begin(clock, limits.connect);
+        let deadline = OpenDeadline::start(clock, limits.connect);
         // Without a wait queue there are no reservations, so none can be unclaimed.
         let (unclaimed, _) = mpsc::unbounded_channel();
-        let ears = Arc::new(Ears::new(unclaimed, Arc::default(), clock));
-        let hearing = Hearing { ears: ears.clone(), home: Home::Server, calls: None };
+        let push_handler = PushHandler::new(unclaimed, |_| {});
+        let pushes =
+            PushConfig { sink: push_handler.clone(), scope: MessageScope::AllSlots, queue: None };
         let node =
-            Node::connect(dialer, clock, limits, hearing).await.map_err(LockError::backend)?;
+            Connection::connect(dialer, clock, limits, pushes).await.map_err(LockError::backend)?;
         let node = Arc::new(node);
         let probe = names.probe(0);
         let commands = CasCommands::of(&node, &probe);
         let commands =
-            opening.ask(&node.server(), "what it can do without scripts", commands).await;
+            deadline.run(&node.server(), "what it can do without scripts", commands).await;
         let commands = commands.map_err(LockError::backend)?;
         let reason = match &reason {
             Reason::Disabled => "the URL says `?scripts=off`",
@@ -131,7 +134,7 @@ impl Scriptless {
         let transaction = Arc::new(WatchTransaction::new(node.clone()));
         let batches = WriteBatches::new(transaction.clone(), request_timeout);
         let commands = Mutex::new(commands);
-        Ok(Self { node, ears, transaction, batches, commands, warning })
+        Ok(Self { node, push_handler, transaction, batches, commands, warning })
     }
 
     fn commands(&self) -> MutexGuard<'_, CasCommands> {
@@ -237,7 +240,7 @@ impl Scriptless {
 
     /// Reads the keys of `requests`, and tracks their changes if the server supports it.
     async fn read(&self, requests: &[&AcquireRequest]) -> Vec<Obstacle> {
-        let tracked = self.node.hears().changes;
+        let tracked = self.node.push_support().tracking;
         let mut reads = Pipeline::new();
         for key in requests.iter().flat_map(|request| request.keys.iter()) {
             if tracked {
@@ -269,7 +272,7 @@ impl Scriptless {
     }
 
     fn contended(&self, expires_in: Option<Duration>) -> AcquireOutcome {
-        if self.node.hears().changes {
+        if self.node.push_support().tracking {
             AcquireOutcome::contended_until(expires_in, watch(expires_in))
         } else {
             AcquireOutcome::contended(expires_in)
@@ -340,7 +343,7 @@ impl Scriptless {
     }
 
     fn waits_for_changes(&self, request: &AcquireRequest) -> bool {
-        (request.enqueue || request.keys.len() > 1) && self.node.hears().changes
+        (request.enqueue || request.keys.len() > 1) && self.node.push_support().tracking
     }
 }
 
@@ -370,7 +373,7 @@ impl Backend for Scriptless {
     }
 
     fn subscribe(&self, notifier: Notifier) {
-        self.ears.subscribe(notifier);
+        self.push_handler.subscribe(notifier);
     }
 
     async fn acquire(

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::backend::redis::channel::Channel;
-use crate::backend::redis::conn::push::{Ears, Stray};
-use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::conn::push::{PushHandler, UnclaimedGrant};
+use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
 use crate::backend::{BackendConfig, Limits};
 use crate::base::clock::Clock;
@@ -16,8 +16,8 @@ use crate::base::error::LockError;
 /// Shared by all connections of a pool; a clone refers to the same key names, push handler and contended keys.
 #[derive(Clone)]
 pub(crate) struct SharedState {
-    pub(crate) names: Names,
-    pub(crate) ears: Arc<Ears>,
+    pub(crate) names: Keyspace,
+    pub(crate) push_handler: Arc<PushHandler>,
     pub(crate) contended: Arc<ContendedKeys>,
     pub(crate) channel: Channel,
     pub(crate) clock: Clock,
@@ -29,15 +29,19 @@ impl SharedState {
     /// Also returns the receiver of unclaimed grants, for
     /// [`release_unclaimed`](crate::backend::redis::protocol::unclaimed_grants::release_unclaimed).
     pub(crate) fn new(
-        names: Names,
+        names: Keyspace,
         config: BackendConfig<'_>,
-    ) -> Result<(Self, mpsc::UnboundedReceiver<Stray>), LockError> {
+    ) -> Result<(Self, mpsc::UnboundedReceiver<UnclaimedGrant>), LockError> {
         let BackendConfig { clock, request_timeout, .. } = config;
         let limits = config.limits();
         let (found, unclaimed) = mpsc::unbounded_channel();
         let contended = Arc::<ContendedKeys>::default();
-        let ears = Arc::new(Ears::new(found, contended.clone(), clock));
+        let noted = contended.clone();
+        let push_handler = PushHandler::new(found, move |key| noted.note(key, clock.now()));
         let channel = Channel::random()?;
-        Ok((Self { names, ears, contended, channel, clock, request_timeout, limits }, unclaimed))
+        Ok((
+            Self { names, push_handler, contended, channel, clock, request_timeout, limits },
+            unclaimed,
+        ))
     }
 }

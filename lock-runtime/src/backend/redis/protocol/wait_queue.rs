@@ -14,7 +14,7 @@
 //!
 //! A message goes to the channel of a pool. In a Redis Cluster, every server delivers a message on a channel, so the
 //! message goes to all servers. From 7.0 on a pool may also have a channel in the lock's shard: then the message goes to
-//! that shard alone ([`shard_channel`](crate::backend::redis::conn::shard_channel)).
+//! that shard alone ([`shard_channel`](crate::backend::redis::net::shard_channel)).
 //!
 //! 1. **A message is a hint.** No message grants a lock: the notified process sends its claim again, and only the
 //!    reply to that claim is a grant, valid from the moment the claim was sent. So correctness does not depend on when

@@ -10,8 +10,8 @@ use std::time::Duration;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::Mutex;
 
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::conn::dedicated::Spare;
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::dedicated::DedicatedConnection;
 use crate::backend::redis::protocol::value::{duration, unexpected};
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind};
@@ -22,8 +22,8 @@ pub(super) const MAX_TRIES: usize = 4;
 
 /// Runs one transaction at a time on a connection of its own, which it keeps between transactions.
 pub(super) struct WatchTransaction {
-    node: Arc<Node>,
-    idle: Mutex<Option<Spare>>,
+    node: Arc<Connection>,
+    idle: Mutex<Option<DedicatedConnection>>,
 }
 
 /// What was read at a key.
@@ -51,7 +51,7 @@ pub(super) enum TxnResult {
 impl Observed {
     /// From the answers to `GET` and `PTTL`.
     pub(super) fn new(
-        node: &Node,
+        node: &Connection,
         holder: Result<Value, RedisError>,
         left: Result<Value, RedisError>,
     ) -> Self {
@@ -71,7 +71,7 @@ impl Observed {
 }
 
 impl WatchTransaction {
-    pub(super) fn new(node: Arc<Node>) -> Self {
+    pub(super) fn new(node: Arc<Connection>) -> Self {
         Self { node, idle: Mutex::new(None) }
     }
 
@@ -87,7 +87,7 @@ impl WatchTransaction {
             let was_idle = reused.is_some();
             let mut connection = match reused.take() {
                 Some(connection) => connection,
-                None => self.node.another().await?,
+                None => self.node.open_dedicated().await?,
             };
             match self.read(&mut connection, keys).await {
                 Ok(observed) => break (connection, observed),
@@ -109,7 +109,7 @@ impl WatchTransaction {
 
     async fn read(
         &self,
-        connection: &mut Spare,
+        connection: &mut DedicatedConnection,
         keys: &[&Key],
     ) -> Result<Vec<Observed>, RedisError> {
         let mut reads = Pipeline::with_capacity(1 + 2 * keys.len());
@@ -132,7 +132,7 @@ impl WatchTransaction {
 
     async fn write(
         &self,
-        connection: &mut Spare,
+        connection: &mut DedicatedConnection,
         writes: &[Cmd],
     ) -> Result<TxnResult, BackendError> {
         let mut all = Pipeline::with_capacity(2 + writes.len());

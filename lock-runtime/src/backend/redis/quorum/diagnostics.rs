@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime};
 use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
-use crate::backend::redis::conn::connection::Node;
+use crate::backend::redis::cluster::Cluster;
+use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics::{self, ClockDistance, Info};
 use crate::backend::redis::quorum::fence_block::{MAX_AHEAD, SYNCHRONISE};
 use crate::backend::redis::quorum::node::{NodeKind, QuorumNode, timeout_error};
 use crate::backend::redis::quorum::url::Dependent;
 use crate::backend::redis::quorum::vote_count::VoteCount;
-use crate::backend::redis::cluster::Cluster;
 use crate::backend::{BackendError, Warning};
 
 /// The state of one node, as it reports it. What the user may not read there is missing.
@@ -56,7 +56,7 @@ impl NodeReport {
                 let info = self.query_server(server, &node.name).await?;
                 self.is_part = info.is_part();
                 // A server that its sentinels report as the master may not be promoted yet.
-                self.is_replica = info.is_replica() && !server.finds_masters();
+                self.is_replica = info.is_replica() && !server.has_sentinels();
                 self.ids.extend(info.run_id().map(str::to_owned));
                 Ok(())
             }
@@ -77,11 +77,11 @@ impl NodeReport {
         Ok(())
     }
 
-    async fn query_server(&mut self, node: &Node, name: &str) -> Result<Info, BackendError> {
+    async fn query_server(&mut self, node: &Connection, name: &str) -> Result<Info, BackendError> {
         let mut questions = Pipeline::with_capacity(5);
-        questions.add_command(redis::cmd("PING")).add_command(diagnostics::question());
+        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
         questions.add_command(redis::cmd("TIME"));
-        for question in diagnostics::more_questions() {
+        for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
         let mut answers = node.send_all(&questions).await?.into_iter();
@@ -143,8 +143,7 @@ pub(crate) fn warnings(reports: &[NodeReport]) -> Vec<Warning> {
 
 /// A warning if the clock of this machine is so far from those of a majority that fences are refused, or will be soon.
 fn own_clock(reports: &[NodeReport]) -> Option<Warning> {
-    let far_of =
-        |report: &NodeReport| report.distances.iter().map(|distance| distance.to_us()).max();
+    let far_of = |report: &NodeReport| report.distances.iter().map(|distance| distance.abs()).max();
     let mut distances: Vec<_> =
         reports.iter().map(|report| far_of(report).unwrap_or_default()).collect();
     distances.sort_unstable();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::backend::redis::keyspace::Book;
+use crate::backend::redis::keyspace::BallotLog;
 use crate::backend::redis::protocol::script::{BALLOT, By, RELEASE};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
@@ -72,7 +72,7 @@ pub(crate) enum BallotOperation {
 impl BallotRequest {
     /// The command for a node with this ballot log. While a slot of a cluster moves, the log may be on another server
     /// than the lock. Without a log, an existing lock is extended or freed, and no ballot number is recorded.
-    pub(crate) fn command(&self, by: By, book: Option<&Book>) -> Cmd {
+    pub(crate) fn command(&self, by: By, book: Option<&BallotLog>) -> Cmd {
         let ttl = millis(self.ttl);
         let noted = self.block.zip(book);
         let operation = match (self.operation, &*self.keys) {
@@ -111,10 +111,11 @@ impl BallotRequest {
             call.arg(key.as_str());
         }
         if let Some((_, book)) = noted {
-            call.arg(&*book.name);
+            call.arg(&*book.key);
         }
-        let (first, last, most, spare) = noted
-            .map_or((0, 0, 0, 0), |(block, book)| (block.first, block.last, book.most, book.spare));
+        let (first, last, most, spare) = noted.map_or((0, 0, 0, 0), |(block, book)| {
+            (block.first, block.last, book.max_entries, book.max_idle)
+        });
         let is_end = matches!(self.operation, BallotOperation::Release | BallotOperation::Withdraw);
         let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
         call.arg(operation).arg(self.token.encoded()).arg(ttl).arg(locks);
@@ -146,10 +147,10 @@ impl BallotRequest {
             },
             [Value::Int(3), Value::BulkString(clock)] => {
                 let last = self.block.map_or(0, |block| block.last);
-                let ahead = last.saturating_sub(number_in(clock).unwrap_or(last));
+                let prelude = last.saturating_sub(number_in(clock).unwrap_or(last));
                 let text = format!(
-                    "the proposed fence is {:?} ahead of a node's clock",
-                    Duration::from_micros(ahead)
+                    "the proposed fence is {:?} prelude of a node's clock",
+                    Duration::from_micros(prelude)
                 );
                 Vote::Failed(BackendError::new(FailureKind::Rejected, text).remedy(SYNCHRONISE))
             }

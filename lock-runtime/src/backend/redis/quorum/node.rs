@@ -10,19 +10,21 @@ use tokio::sync::mpsc;
 
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::cluster::router::Commands;
-use crate::backend::redis::conn::connection::{Ahead, Node};
-use crate::backend::redis::conn::push::{Ears, Home};
+use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::sentinel::Sentinels;
-use crate::backend::redis::discovery::target::Resolver;
-use crate::backend::redis::keyspace::Book;
-use crate::backend::redis::net::handshake::Hearing;
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::net::handshake::PushConfig;
+use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
+use crate::backend::redis::protocol::script;
 use crate::backend::redis::protocol::scripted_server::RouteHint;
 use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest};
 use crate::backend::redis::quorum::pacing::ResponseTimes;
 use crate::backend::redis::quorum::push::{ChangeReports, NodeWakeups};
 use crate::backend::redis::quorum::url::NodeAddress;
-use crate::backend::redis::routing::slots::Address;
+use crate::backend::redis::slot_map::Address;
 use crate::backend::{Backend, BackendConfig, BackendError, FailureKind, Notifier, Warning};
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -38,7 +40,7 @@ pub(crate) struct QuorumNode {
 }
 
 pub(crate) enum NodeKind {
-    Server(Node),
+    Server(Connection),
     /// Each lock is stored by one server of the cluster. If that server fails, the node fails for its locks.
     Cluster(Cluster),
 }
@@ -55,7 +57,7 @@ impl QuorumNode {
         let BackendConfig { clock, .. } = config;
         let name = address.to_string();
         let notifier = Notifier::new(NodeWakeups::new(index, changes, clock));
-        let resolver: Resolver = match address {
+        let target: Target = match address {
             NodeAddress::Server(endpoint) => {
                 config = config.with_connect_timeout(endpoint.connect_timeout);
                 Dialer::new(endpoint.of_pool(config)?).await?.into()
@@ -73,10 +75,10 @@ impl QuorumNode {
         };
         // A quorum has no wait queue, so no hand-off can be unclaimed.
         let (strays, _) = mpsc::unbounded_channel();
-        let ears = Arc::new(Ears::new(strays, Arc::default(), clock));
-        ears.subscribe(notifier);
-        let hearing = Hearing { ears, home: Home::Server, calls: None };
-        let (node, opened) = Node::begin(resolver, clock, config.limits(), Some(hearing)).await;
+        let push_handler = PushHandler::new(strays, |_| {});
+        push_handler.subscribe(notifier);
+        let pushes = PushConfig { sink: push_handler, scope: MessageScope::AllSlots, queue: None };
+        let (node, opened) = Connection::start(target, clock, config.limits(), Some(pushes)).await;
         Ok((Self::new(name, NodeKind::Server(node)), opened))
     }
 
@@ -93,9 +95,9 @@ impl QuorumNode {
     ) -> Vec<Result<Value, BackendError>> {
         match &self.kind {
             NodeKind::Server(node) => {
-                let command = |at: usize, by| requests[at].command(by, Some(&Book::OF_SERVER));
-                let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
-                node.run(requests.len(), ahead, command).await
+                let command = |at: usize, by| requests[at].command(by, Some(&BallotLog::OF_SERVER));
+                let prelude = if is_tracked { Prelude::Caching } else { Prelude::None };
+                script::run(node, requests.len(), prelude, command).await
             }
             NodeKind::Cluster(cluster) => {
                 let routed = cluster.router().route(
@@ -109,7 +111,7 @@ impl QuorumNode {
                             let has_log = request.block.is_some()
                                 && (hint == RouteHint::Direct
                                     || request.operation == BallotOperation::Propose);
-                            let log = has_log.then(|| Book::of_slot(&request.keys));
+                            let log = has_log.then(|| BallotLog::of_slot(&request.keys));
                             request.command(by, log.as_ref())
                         };
                         Box::pin(server.run(hint, is_tracked, requests.len(), command))
@@ -157,7 +159,7 @@ impl QuorumNode {
     /// Whether the node sends change notifications.
     pub(crate) fn reports_changes(&self) -> bool {
         match &self.kind {
-            NodeKind::Server(node) => node.hears().changes,
+            NodeKind::Server(node) => node.push_support().tracking,
             NodeKind::Cluster(cluster) => cluster.tells(),
         }
     }

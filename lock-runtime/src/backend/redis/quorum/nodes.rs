@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::redis::quorum::grants::{Grants, MajorityGrant};
 use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest, VoteToken};
 use crate::backend::redis::quorum::node::{QuorumNode, timeout_error};
@@ -19,7 +20,6 @@ use crate::backend::redis::quorum::pending_withdrawals::{PendingWithdrawals, Wit
 use crate::backend::redis::quorum::push::ChangeReports;
 use crate::backend::redis::quorum::url::NodeAddress;
 use crate::backend::redis::quorum::vote_count::{Decision, Vote, VoteCount};
-use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::{
     AcquireRequest, BackendConfig, BackendError, LeaseRef, LeaseStatus, Owner, Warning,
 };

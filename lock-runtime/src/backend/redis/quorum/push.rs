@@ -8,7 +8,7 @@ use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
 
 use crate::backend::notifier::NotifySink;
-use crate::backend::redis::keyspace::Book;
+use crate::backend::redis::keyspace::BallotLog;
 use crate::backend::redis::quorum::vote_count::VoteCount;
 use crate::backend::{Notifier, Owner};
 use crate::base::clock::{Clock, Instant};
@@ -74,7 +74,7 @@ impl NodeWakeups {
 impl NotifySink for NodeWakeups {
     fn key_changed(&self, key: &str) {
         if let Some(notifier) = self.changes.notifier.get()
-            && !Book::is_at(key)
+            && !BallotLog::is_log(key)
             && self.changes.add(key, self.node)
         {
             notifier.key_changed(key);

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::backend::redis::discovery::sentinel_url::Service;
 use crate::backend::redis::cluster::seeds::seeds;
+use crate::backend::redis::discovery::sentinel_url::Service;
 use crate::backend::redis::url::{Endpoint, scheme_of_redis};
 use crate::base::error::{ErrorKind, LockError};
 
@@ -88,7 +88,7 @@ pub(crate) fn parse(url: &str) -> Result<Vec<NodeAddress>, LockError> {
     for address in &addresses {
         address
             .login()
-            .wants_no_replicas("a node of a quorum, which is independent of the others")?;
+            .reject_replicas("a node of a quorum, which is independent of the others")?;
     }
     match addresses.len() {
         0..=2 => Err(wrong(format!("a quorum of {} nodes tolerates no failure", addresses.len()))

@@ -1,3 +1,0 @@
-//! Where a command goes.
-
-pub(crate) mod slots;
