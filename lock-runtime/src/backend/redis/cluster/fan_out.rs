@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 pub(crate) type BoxedCall<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// How long a call may take on which finished calls wait.
+/// How long calls may take while finished calls wait for them.
 #[derive(Clone, Copy)]
 pub(crate) struct StragglerLimit {
     pub(crate) limit: Duration,

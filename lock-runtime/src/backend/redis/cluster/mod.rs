@@ -6,14 +6,14 @@
 //!  └─ seeds
 //! ```
 //!
-//! `router` sends requests and follows redirections, `servers` has one connection per master, and `slot_refresh` keeps the
-//! slot map up to date: by redirections, and by refreshes in the background.
+//! `router` sends requests and follows redirections, which also correct the slot map. `servers` has one connection per
+//! master. `slot_refresh` reads the whole map again in the background.
 //!
 //! 1. **No request waits for the map.** A request goes to the server in the map. `MOVED` corrects the map and the request
 //!    continues in the same call; `ASK` redirects it once. Any other temporary error is a failure that the pool
 //!    repeats; it also requests a refresh of the map.
-//! 2. **A wrong map is harmless.** A server refuses keys of slots that it does not have, so two servers never keep
-//!    the same lock, whatever the map says. Redis Cluster itself may lose a lock when a master dies before its
+//! 2. **A wrong map is harmless.** A server refuses keys of slots that it does not have. So two servers never keep the same
+//!    lock, whatever the map says. Redis Cluster itself may lose a lock when a master dies before its
 //!    replica has the lock; the fence protects against that.
 //! 3. **All keys of a lock are in one slot**, including its wait queue and its fence counter, by a tag in front; see `keyspace`.
 //! 4. **A divided slot.** While a slot moves, some of its keys are at each of two servers. A command that needs keys of
@@ -141,9 +141,9 @@ impl Cluster {
     }
 
     /// Whether a connected server reports changes of keys.
-    pub(crate) fn tells(&self) -> bool {
+    pub(crate) fn reports_changes(&self) -> bool {
         let mut opened = self.router.servers.opened().into_iter();
-        opened.any(|(_, server)| server.is_up() && server.tells())
+        opened.any(|(_, server)| server.is_up() && server.reports_changes())
     }
 
     pub(crate) fn end(&self) {

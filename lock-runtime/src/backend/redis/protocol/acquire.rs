@@ -112,7 +112,7 @@ impl ScriptedServer {
         form: RequestForm,
         answer: &Value,
     ) -> Option<RequestForm> {
-        let tracks = self.tells();
+        let tracks = self.reports_changes();
         match (form, answer) {
             // A request that does not wait still reports the remaining time.
             (RequestForm::Set, Value::Nil) if !request.enqueue => Some(RequestForm::Script),

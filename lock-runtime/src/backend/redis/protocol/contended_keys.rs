@@ -1,4 +1,4 @@
-//! Keys whose locks had waiters a moment ago.
+//! Keys of locks that had waiters a moment ago.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

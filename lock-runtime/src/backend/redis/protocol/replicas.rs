@@ -1,17 +1,18 @@
 //! Acknowledgement of a grant by replicas, before the grant is reported: `?replicas=n`.
 //!
 //! `WAIT` covers the writes of its own connection, and blocks every command behind it. So it has a connection of its
-//! own, on which a script writes the locks once more in front of it. Any other write there would not do as well: all
-//! changes reach the replicas in one stream, so its `WAIT` would cover the grant too, but the script also shows that
-//! the server is the one that has granted the lock. A server that became the master meanwhile may not know the
-//! lock. The script takes no lock, so it does no harm whenever it arrives: late, twice, or for a caller
-//! that has given up.
+//! own, on which a script writes the locks once more in front of it.
+//!
+//! All changes reach the replicas in one stream, so `WAIT` behind any other write there would cover the grant too. But
+//! the script also shows that this server has granted the lock. Another server may have become the master
+//! meanwhile, and may not know the lock. The script takes no lock, so it does no harm whenever it arrives: late, twice,
+//! or for a caller that has given up.
 //!
 //! `WAIT` has one gap: a master that never had a replica counts no writes, and counts a replica that is just loading
 //! its first copy. The lock is in that copy.
 //!
-//! All grants that arrive during one `WAIT` share the next one. A grant that too few replicas have is treated like one
-//! whose reply was lost: the pool repeats the request as long as the caller waits, and then releases the lock.
+//! All grants that arrive during one `WAIT` share the next one. If too few replicas have a grant, the grant is ambiguous,
+//! as if its reply were lost. The pool repeats the request as long as the caller waits, and then releases the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,8 +197,8 @@ impl ReplicaWorker {
 
     /// The limit of one `WAIT`. Half of the remaining time, so that the result still reaches the callers.
     ///
-    /// No more than a tenth of the request timeout: a request near the end of its wait has at least a quarter of a second,
-    /// and a server notices up to 0.1 s late that a `WAIT` is over. A request with more time is repeated.
+    /// No more than a tenth of the request timeout. A request near the end of its wait has at least a quarter of a second,
+    /// and a server notices the end of a `WAIT` up to 0.1 s late. A request with more time is repeated.
     fn limit(&self, grants: &[UnconfirmedGrant]) -> Duration {
         let now = self.clock.now();
         let left = grants.iter().map(|grant| grant.until.since(now)).min().unwrap_or_default();

@@ -125,7 +125,7 @@ impl Drop for Scripted {
     }
 }
 
-/// Makes each queued request retry at once whose owner token was notified before the answer to its first claim.
+/// A queued request retries at once if its owner token was notified before the answer to its first claim.
 pub(crate) fn retry_if_notified(
     pending: &PendingClaims<'_>,
     requests: &[AcquireRequest],

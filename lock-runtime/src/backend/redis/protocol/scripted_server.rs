@@ -127,7 +127,7 @@ impl ScriptedServer {
     }
 
     /// Whether the server reports changes of keys.
-    pub(crate) fn tells(&self) -> bool {
+    pub(crate) fn reports_changes(&self) -> bool {
         self.node.push_support().tracking
     }
 
@@ -226,7 +226,7 @@ impl ScriptedServer {
     pub(super) fn prelude(&self, hint: RouteHint, is_tracked: bool) -> Prelude {
         match hint {
             RouteHint::Asking => Prelude::Asking,
-            _ if is_tracked && self.tells() => Prelude::Caching,
+            _ if is_tracked && self.reports_changes() => Prelude::Caching,
             _ => Prelude::None,
         }
     }

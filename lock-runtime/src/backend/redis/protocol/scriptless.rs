@@ -2,13 +2,13 @@
 //! processes with and without scripts exclude each other.
 //!
 //! - **Acquire** is `SET NX PX`. A refused request reads the key, and tracks its changes if the server supports
-//!   that. A request that reads its own token repeats one whose reply was lost: a [`WatchTransaction`] extends the
-//!   lease, and never shortens it.
+//!   that. If it reads its own token, an earlier reply was lost: a [`WatchTransaction`] extends the lease, and never
+//!   shortens it.
 //! - **Renew and release** compare and write in one step: `SET IFEQ` (Redis 8.4, Valkey 8.1), `DELEX` (Redis 8.4) or
 //!   `DELIFEQ` (Valkey 9.0), and a transaction where the server has none of them. `GET` and then `DEL` could free
 //!   the lock of a later holder, so a server that has neither is refused.
-//! - **Several keys** are taken in one transaction, all or none. One `SET NX` after the other would have to release
-//!   the first keys if a later one is held, and such a late release could free a later grant of the same owner.
+//! - **Several keys** are taken in one transaction, all or none. With one `SET NX` after the other, a later refusal
+//!   would require the release of the first keys. Such a late release could free a later grant of the same owner.
 //! - **Fences** are refused. An `INCR` after the grant may be late: a holder that is frozen in between would
 //!   get a greater fence than the next holder.
 //! - **Waiting** is by client tracking or by polling. There is no wait queue between processes: tokens name no channel,

@@ -19,7 +19,7 @@ local function notify(token, kind, key)
     return type(receivers) == 'number' and receivers or 0
   end
   -- The last four digits name a channel of this shard, if not zero. The key may have moved here from another shard, and
-  -- a pool may have lost that channel; the channel without these digits still reaches it over all servers of a cluster.
+  -- a pool may have lost that channel. The channel without these digits reaches the pool over all servers of a cluster.
   local receivers = string.sub(token, 46, 49) ~= '0000' and send('SPUBLISH', string.sub(token, 34, 49)) or 0
   return receivers > 0 and receivers or send('PUBLISH', string.sub(token, 34, 45))
 end

@@ -16,28 +16,29 @@
 //! message goes to all servers. From 7.0 on a pool may also have a channel in the lock's shard: then the message goes to
 //! that shard alone ([`shard_channel`](crate::backend::redis::net::shard_channel)).
 //!
-//! 1. **A message is a hint.** No message grants a lock: the notified process sends its claim again, and only the
-//!    reply to that claim is a grant, valid from the moment the claim was sent. So correctness does not depend on when
-//!    a message is sent or arrives. A lost message costs time only.
-//! 2. **One token from the first claim to the release.** A claim is idempotent: it reports a lock that the owner already
-//!    holds, and keeps the position of a queued token. The token belongs to the queue of the process, not to a task: if
-//!    the head waiter gives up, the next waiter continues with the same token.
+//! 1. **A message is a hint.** No message grants a lock: the notified process sends its claim again. Only the reply to that
+//!    claim is a grant, valid from the moment the claim was sent. So correctness does not depend on when a message is
+//!    sent or arrives. A lost message costs time only.
+//! 2. **One token from the first claim to the release.** A claim is idempotent. It reports a lock that the owner already
+//!    holds, and keeps the position of a queued token. The token belongs to the queue of the process, not to a task.
+//!    If the head waiter gives up, the next waiter continues with the same token.
 //! 3. **The contended mark.** The first claim that waits appends a `+` to the holder's token. The plain
 //!    compare-and-delete of a release then fails inside the script, and the release goes on to serve the queue. So an
 //!    uncontended lock costs two plain commands, and no command reads the queue of a free key.
-//! 4. **Contention.** A holder learns of waiters from the count in the reply to its claim, from its renewals, and from a
-//!    message of the first in the queue, repeated at each of its rechecks. Until then the holder's process
-//!    hands the lock off between its own tasks; from then on for a limited time. If more of its tasks wait, the release
-//!    also enqueues the process at the end of the queue in the same step, or keeps the lock if the queue is empty.
+//! 4. **Contention.** A holder learns of waiters from the count in the reply to its claim, and from its renewals.
+//!    The first in the queue also sends a message to the holder, again at each of its rechecks. Until then the holder's
+//!    process hands the lock off between its own tasks; from then on for a limited time. If more of its tasks wait, its
+//!    release enqueues the process at the end of the queue in the same step. If the queue is empty after all, the
+//!    process keeps the lock.
 //! 5. **Dead and frozen processes.** A message to a dead process has no receiver, and the same script goes on to the
-//!    next token. A frozen process does not claim its reservation, which is short; the second in the queue has been sent
-//!    its duration, and claims when it is over. A process that receives a reservation for an abandoned token releases
-//!    the lock to the next. The queue itself expires 10 s after the last recheck.
-//! 6. **A claim proves that its process is alive.** A claim that finds the lock free acquires it, at any
-//!    position in the queue; the tokens before it keep their positions.
-//! 7. **Other libraries.** A holder with a token of another format does not know the queue: its waiters are woken by
-//!    client tracking, and by the end of the ttl. A process that may not use channels or these scripts does not
-//!    enqueue and leaves no mark; its own token has such another format.
+//!    next token. A frozen process does not claim its reservation, which is short. The next in the queue receives the
+//!    duration of the reservation, and claims when it is over. A process that receives a reservation for an abandoned
+//!    token releases the lock to the next. The queue itself expires 10 s after the last recheck.
+//! 6. **A claim proves that its process is alive.** A claim that finds the lock free acquires it, at any position in the
+//!    queue. The tokens before it keep their positions.
+//! 7. **Other libraries.** A holder with a token of another format does not know the queue. Client tracking and the end of
+//!    the ttl wake its waiters. A process that may not use channels or these scripts does not enqueue and leaves no
+//!    mark; its own token has such another format.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Read, compare and write by `WATCH` and `MULTI`: what a script does in one step.
 //!
 //! The server discards the writes if a key changed after it was read. Watched keys belong to the connection, so one
-//! transaction has the connection for itself. A caller that is dropped half-way closes the connection: then no key is
-//! watched any more, and writes that were sent by then are made all or not at all, and only if no key has changed.
+//! transaction has the connection for itself. A caller that is dropped half-way closes the connection, and no key is
+//! watched any more. Writes that were sent by then are made all or not at all, and only if no key has changed.
 
 use std::sync::Arc;
 use std::time::Duration;

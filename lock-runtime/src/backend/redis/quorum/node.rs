@@ -160,7 +160,7 @@ impl QuorumNode {
     pub(crate) fn reports_changes(&self) -> bool {
         match &self.kind {
             NodeKind::Server(node) => node.push_support().tracking,
-            NodeKind::Cluster(cluster) => cluster.tells(),
+            NodeKind::Cluster(cluster) => cluster.reports_changes(),
         }
     }
 
