@@ -36,7 +36,7 @@ use tokio::task::AbortHandle;
 
 use self::errors::no_server;
 use self::fan_out::{BoxedCall, fan_out};
-use self::router::{Commands, Router};
+use self::router::{IfDivided, Router};
 use self::seeds::{first_map, seeds};
 use self::servers::Servers;
 use self::slot_refresh::SlotRefresh;
@@ -175,7 +175,7 @@ impl Backend for Cluster {
         let pending = self.router.servers.shared.push_handler.expect(new);
         let routed = self.router.route(
             requests,
-            Commands::OnePerRequest,
+            IfDivided::Fail,
             |request| &request.keys,
             |server, hint, requests| Box::pin(server.acquire(hint, requests)),
         );
@@ -187,7 +187,7 @@ impl Backend for Cluster {
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let routed = self.router.route(
             leases,
-            Commands::Shared,
+            IfDivided::SendSeparately,
             |lease| &lease.keys,
             |server, hint, leases| Box::pin(server.renew(hint, leases)),
         );
@@ -205,7 +205,7 @@ impl Backend for Cluster {
         let leases = std::slice::from_ref(lease);
         let routed = self.router.route(
             leases,
-            Commands::OnePerRequest,
+            IfDivided::Fail,
             |lease| &lease.keys,
             |server, hint, leases| Box::pin(server.are_held(hint, leases)),
         );
@@ -246,7 +246,7 @@ async fn release_all(
 ) -> Vec<Result<ReleaseOutcome, BackendError>> {
     let routed = router.route(
         requests,
-        Commands::OnePerRequest,
+        IfDivided::Fail,
         |request| &request.lease.keys,
         |server, hint, requests| Box::pin(server.release(hint, requests)),
     );

@@ -22,19 +22,19 @@ const MAX_REDIRECTS: usize = 4;
 /// Processing time of a server for each request of a large batch.
 const TIME_PER_REQUEST: Duration = Duration::from_micros(50);
 
-/// Where requests of a call go, and how they are sent there.
+/// Knows the server of each slot. Shares the connections and the refresh of the slot map with the [`Cluster`](super::Cluster).
 pub(crate) struct Router {
     pub(super) servers: Arc<Servers>,
     pub(super) refresh: Arc<SlotRefresh>,
 }
 
-/// Whether the requests of a call share commands.
+/// What follows if the keys of one command are at two servers for the moment (`TRYAGAIN`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Commands {
-    OnePerRequest,
-    /// A request may fail because the keys of another are at two servers for the moment. Then it is sent once more with
-    /// [`RouteHint::Separate`].
-    Shared,
+pub(crate) enum IfDivided {
+    /// The request fails.
+    Fail,
+    /// The request is sent once more with [`RouteHint::Separate`]: it may share a command with other requests.
+    SendSeparately,
 }
 
 /// The next destination of a request.
@@ -51,7 +51,7 @@ impl Router {
     pub(crate) async fn route<T: Clone + Send + Sync, O: Send>(
         &self,
         requests: &[T],
-        commands: Commands,
+        if_divided: IfDivided,
         keys: impl Fn(&T) -> &[Key] + Sync,
         send: impl for<'a> Fn(
             &'a ScriptedServer,
@@ -89,7 +89,7 @@ impl Router {
                     outcomes[route.at] = match outcome {
                         Ok(outcome) => Some(Ok(outcome)),
                         Err(error) => {
-                            let next = self.redirect(route, &error, commands);
+                            let next = self.redirect(route, &error, if_divided);
                             match next.filter(|_| redirects < MAX_REDIRECTS) {
                                 Some(next) => {
                                     redirected.push(next);
@@ -151,7 +151,7 @@ impl Router {
     }
 
     /// The next destination of a request that failed with `error`, if there is a better one.
-    fn redirect(&self, from: &Route, error: &BackendError, commands: Commands) -> Option<Route> {
+    fn redirect(&self, from: &Route, error: &BackendError, if_divided: IfDivided) -> Option<Route> {
         let Route { at, slot, .. } = *from;
         match server_error::redirect(error) {
             Some(Redirect::Moved(to)) => {
@@ -165,7 +165,7 @@ impl Router {
                 let address = Address::parse(to, &from.address)?;
                 Some(Route { at, slot, address, hint: RouteHint::Asking })
             }
-            None if commands == Commands::Shared
+            None if if_divided == IfDivided::SendSeparately
                 && from.hint == RouteHint::Direct
                 && server_error::is_try_again(error) =>
             {

@@ -89,7 +89,7 @@ impl SlotRefresh {
         let count = up.len().max(1);
         up.rotate_left(round % count);
         for (address, server) in up {
-            let answer = timeout(SERVER_TIMEOUT, server.node().send(&cluster_slots())).await;
+            let answer = timeout(SERVER_TIMEOUT, server.connection().send(&cluster_slots())).await;
             if let Ok(Ok(answer)) = answer
                 && let Some(map) = usable_map(&answer, &address)
             {

@@ -80,7 +80,7 @@ impl ScriptedServer {
     fn command(&self, request: &AcquireRequest, form: RequestForm, by: By) -> Cmd {
         let token = self.token(&request.owner);
         let ttl = millis(request.kept_for());
-        let counter = request.fencing.then(|| self.names.fence_counter(&request.keys));
+        let counter = request.fencing.then(|| self.keyspace.fence_counter(&request.keys));
         let fences = u64::from(request.extra_fences) + 1;
         match (form, &*request.keys) {
             (RequestForm::Set, [key]) => {
@@ -90,7 +90,7 @@ impl ScriptedServer {
             }
             (RequestForm::Queue, [key]) => {
                 let mut call = WAIT_QUEUE.call(by, 2 + usize::from(request.fencing), 4);
-                call.arg(key.as_str()).arg(self.names.wait_queue(key)).arg(counter);
+                call.arg(key.as_str()).arg(self.keyspace.wait_queue(key)).arg(counter);
                 call.arg("claim").arg(token.as_bytes()).arg(ttl).arg(fences);
                 call
             }
@@ -200,12 +200,14 @@ impl ScriptedServer {
 
     /// How a request waits that is not in the queue.
     fn wait_mode(&self, request: &AcquireRequest, expires_in: Option<Duration>) -> WaitMode {
-        let PushSupport { tracking: changes, queue: calls } = self.node.push_support();
+        let PushSupport { tracking, queue } = self.connection.push_support();
         // Only the next attempt enqueues or starts tracking. A request that does not wait has no next attempt.
-        if request.attempt == 0 && (request.enqueue || request.keys.len() > 1) && (changes || calls)
+        if request.attempt == 0
+            && (request.enqueue || request.keys.len() > 1)
+            && (tracking || queue)
         {
             return WaitMode::Watch { retry_after: Duration::ZERO };
         }
-        if changes { watch(expires_in) } else { WaitMode::Poll }
+        if tracking { watch(expires_in) } else { WaitMode::Poll }
     }
 }

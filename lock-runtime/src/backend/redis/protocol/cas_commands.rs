@@ -76,7 +76,7 @@ impl KeyWrite {
 impl CasCommands {
     /// Finds out what the server supports. Each test has its own connection, as a proxy may close it over an unknown
     /// command. Nothing is written; `probe` is a lock that no process takes.
-    pub(super) async fn of(node: &Connection, probe: &Key) -> Result<Self, BackendError> {
+    pub(super) async fn of(connection: &Connection, probe: &Key) -> Result<Self, BackendError> {
         let keys: Arc<[Key]> = Arc::new([probe.clone()]);
         let lease = LeaseRef::new(keys, Owner::from_text([b'0'; 32]), Duration::from_millis(1));
         let supports = async |commands: Self, write| {
@@ -85,7 +85,7 @@ impl CasCommands {
             for command in commands.commands(&write) {
                 all.add_command(command);
             }
-            is_supported(node, &all).await
+            is_supported(connection, &all).await
         };
         let none = Self { delete: None, set: false, watch: false };
         let set = supports(Self { set: true, ..none }, KeyWrite::Expire(1)).await?;
@@ -105,7 +105,7 @@ impl CasCommands {
         transaction.add_command(KeyWrite::Delete.command(probe));
         transaction.add_command(KeyWrite::Expire(1).command(probe));
         transaction.cmd("EXEC");
-        let watch = is_supported(node, &transaction).await?;
+        let watch = is_supported(connection, &transaction).await?;
         Ok(Self { delete, set, watch })
     }
 
@@ -161,8 +161,8 @@ pub(super) fn expire(key: &Key, millis: u64) -> Cmd {
 }
 
 /// Whether the server knows all of `commands` and allows them to this user.
-async fn is_supported(node: &Connection, commands: &Pipeline) -> Result<bool, BackendError> {
-    match node.open_dedicated().await?.send_all(commands).await {
+async fn is_supported(connection: &Connection, commands: &Pipeline) -> Result<bool, BackendError> {
+    match connection.open_dedicated().await?.send_all(commands).await {
         Ok(answers) => {
             for error in answers.into_iter().filter_map(Result::err) {
                 // `EXECABORT` means that an earlier command failed, or, with a cause, that `EXEC` itself is refused.
@@ -175,12 +175,12 @@ async fn is_supported(node: &Connection, commands: &Pipeline) -> Result<bool, Ba
                 if refused || server_error::is_unknown_command(&error) || is_syntax(&error) {
                     return Ok(false);
                 }
-                return Err(node.failure(error).before_sending());
+                return Err(connection.failure(error).before_sending());
             }
             Ok(true)
         }
         Err(error) if server_error::is_hang_up(&error) => Ok(false),
-        Err(error) => Err(node.failure(error).before_sending()),
+        Err(error) => Err(connection.failure(error).before_sending()),
     }
 }
 

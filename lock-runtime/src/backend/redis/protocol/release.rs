@@ -35,7 +35,7 @@ impl ScriptedServer {
         let now = self.clock.now();
         let commands: Vec<_> =
             requests.iter().map(|request| self.release_command(request, now)).collect();
-        let command = |at: usize, by| commands[at].command(&self.names, by);
+        let command = |at: usize, by| commands[at].command(&self.keyspace, by);
         let mut answers = self.run_named(hint, false, requests.len(), command).await;
         let not_deleted = |at: &usize| {
             matches!(
@@ -46,7 +46,7 @@ impl ScriptedServer {
         let again: Vec<_> = (0..answers.len()).filter(not_deleted).collect();
         if !again.is_empty() {
             let command =
-                |n: usize, by| self.queue_release(&requests[again[n]]).command(&self.names, by);
+                |n: usize, by| self.queue_release(&requests[again[n]]).command(&self.keyspace, by);
             let more = self.run_named(hint, false, again.len(), command).await;
             replace(&mut answers, &again, more);
         }
@@ -95,7 +95,7 @@ impl ScriptedServer {
 }
 
 impl ReleaseCommand<'_> {
-    fn command(&self, names: &Keyspace, by: By) -> Cmd {
+    fn command(&self, keyspace: &Keyspace, by: By) -> Cmd {
         match self {
             Self::Delete { key, token } => {
                 let mut call = RELEASE.call(by, 1, 1);
@@ -109,7 +109,7 @@ impl ReleaseCommand<'_> {
                     call.arg(key.as_str());
                 }
                 for key in lease.keys.iter() {
-                    call.arg(names.wait_queue(key));
+                    call.arg(keyspace.wait_queue(key));
                 }
                 call.arg("release").arg(token.as_bytes()).arg(millis(*free_after));
                 call.arg(millis(reservation_time(lease.ttl)));

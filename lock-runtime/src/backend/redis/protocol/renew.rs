@@ -21,7 +21,7 @@ impl ScriptedServer {
         hint: RouteHint,
         leases: &[LeaseRef],
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let were_tagged = self.names.is_tagged();
+        let were_tagged = self.keyspace.is_tagged();
         let outcomes = self.renew_once(hint, leases).await;
         let crosses = |outcome: &Result<LeaseStatus, _>| {
             outcome.as_ref().is_err_and(server_error::is_across_slots)
@@ -30,7 +30,7 @@ impl ScriptedServer {
             return outcomes;
         }
         // From now on leases share a command only within a slot.
-        self.names.use_tags();
+        self.keyspace.use_tags();
         self.renew_once(hint, leases).await
     }
 
@@ -49,7 +49,7 @@ impl ScriptedServer {
             a.kept_for() == b.kept_for()
                 && a.keys.len() == b.keys.len()
                 && match (a.keys.first(), b.keys.first()) {
-                    (Some(a), Some(b)) => self.names.may_share_a_script(a, b),
+                    (Some(a), Some(b)) => self.keyspace.may_share_a_script(a, b),
                     _ => true,
                 }
         };
@@ -86,9 +86,9 @@ impl ScriptedServer {
                     for (lease, part) in chunk.iter().zip(parts) {
                         outcomes.push(match part {
                             Value::Int(outcome) => self.renewed(lease, outcome),
-                            Value::BulkString(error) => {
-                                Err(self.node.script_failure(&String::from_utf8_lossy(&error)))
-                            }
+                            Value::BulkString(error) => Err(self
+                                .connection
+                                .script_failure(&String::from_utf8_lossy(&error))),
                             other => Err(unexpected(&other)),
                         });
                     }

@@ -39,7 +39,7 @@ pub(crate) struct Replicas {
     request_timeout: Duration,
     grants: mpsc::UnboundedSender<UnconfirmedGrant>,
     worker: AbortHandle,
-    node: Arc<Connection>,
+    connection: Arc<Connection>,
 }
 
 /// A grant that waits for its acknowledgement.
@@ -65,7 +65,7 @@ impl Replicas {
             return Ok(None);
         }
         let deadline = OpenDeadline::start(clock, limits.connect);
-        let node = Connection::connect_without_pushes(target, clock, limits)
+        let connection = Connection::connect_without_pushes(target, clock, limits)
             .await
             .map_err(LockError::backend)?;
         // With no keys and no replicas, both commands return at once. The probe fails without the right to `WAIT`, and
@@ -73,19 +73,21 @@ impl Replicas {
         let mut probe = Pipeline::with_capacity(2);
         probe.add_command(confirmation(By::Text, &[], b"", Duration::ZERO));
         probe.cmd("WAIT").arg(0).arg(1);
-        let answers = deadline.run(&node.server(), "`WAIT`", node.send_all(&probe)).await;
+        let answers =
+            deadline.run(&connection.server(), "`WAIT`", connection.send_all(&probe)).await;
         let answers = answers.map_err(LockError::backend)?;
         if let Some(Err(error)) = answers.into_iter().nth(1)
             && error.code() == Some("NOPERM")
         {
-            return Err(LockError::backend(node.failure(error))
+            return Err(LockError::backend(connection.failure(error))
                 .remedy("`?replicas=` needs the command `WAIT`: allow the ACL user `+wait`"));
         }
-        let node = Arc::new(node);
+        let connection = Arc::new(connection);
         let (grants, inbox) = mpsc::unbounded_channel();
-        let worker = ReplicaWorker { node: node.clone(), clock, request_timeout, required };
+        let worker =
+            ReplicaWorker { connection: connection.clone(), clock, request_timeout, required };
         let worker = tokio::spawn(worker.run(inbox)).abort_handle();
-        Ok(Some(Self { request_timeout, grants, worker, node }))
+        Ok(Some(Self { request_timeout, grants, worker, connection }))
     }
 
     /// Replaces each grant that too few replicas acknowledge by an error. The requests were sent at `sent`.
@@ -117,7 +119,7 @@ impl Replicas {
 
     pub(crate) fn close(&self) {
         self.worker.abort();
-        self.node.close();
+        self.connection.close();
     }
 }
 
@@ -129,7 +131,7 @@ impl Drop for Replicas {
 
 /// The task that confirms grants.
 struct ReplicaWorker {
-    node: Arc<Connection>,
+    connection: Arc<Connection>,
     clock: Clock,
     request_timeout: Duration,
     /// How many replicas have to acknowledge a grant.
@@ -185,8 +187,8 @@ impl ReplicaWorker {
             all.add_command(confirmation(by, keys, owner.as_bytes(), *ttl));
         }
         all.cmd("WAIT").arg(self.required).arg(millis(self.limit(grants)));
-        let sent = timeout(self.request_timeout, self.node.send_all(&all)).await;
-        let mut answers = sent.unwrap_or_else(|_| Err(silent(&self.node.server())))?;
+        let sent = timeout(self.request_timeout, self.connection.send_all(&all)).await;
+        let mut answers = sent.unwrap_or_else(|_| Err(silent(&self.connection.server())))?;
         let acknowledged = match answers.pop() {
             Some(Ok(Value::Int(count))) => Ok(u64::try_from(count).unwrap_or_default()),
             Some(Err(error)) => Err(error),
@@ -212,11 +214,11 @@ impl ReplicaWorker {
         acknowledged: &Result<u64, RedisError>,
     ) -> Result<(), BackendError> {
         let required = self.required;
-        let failure = |error| self.node.failure(error).after_a_grant();
+        let failure = |error| self.connection.failure(error).after_a_grant();
         match (answer, acknowledged) {
             (Ok(Value::Int(1)), Ok(count)) if *count >= u64::from(required) => Ok(()),
             (Ok(Value::Int(1)), Ok(count)) => {
-                let server = self.node.server();
+                let server = self.connection.server();
                 let message = format!(
                     "{count} of the {required} replicas that `?replicas=` requires have acknowledged the lock to Redis at {server}"
                 );
@@ -225,7 +227,7 @@ impl ReplicaWorker {
             }
             (Ok(Value::Int(1)), Err(error)) => Err(failure(error.clone())),
             (Ok(_), _) => {
-                let server = self.node.server();
+                let server = self.connection.server();
                 let message =
                     format!("the lock was gone from Redis at {server} before replicas had it");
                 Err(BackendError::new(FailureKind::MaybeApplied, message).remedy(

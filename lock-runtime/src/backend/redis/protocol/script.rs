@@ -65,23 +65,24 @@ impl Script {
 /// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash, and once more by their text if
 /// the server does not know the hash.
 pub(crate) async fn run(
-    node: &Connection,
+    connection: &Connection,
     count: usize,
     prelude: Prelude,
     command: impl Fn(usize, By) -> Cmd + Send + Sync,
 ) -> Vec<Result<Value, BackendError>> {
-    let answers = match node.send_after(prelude, (0..count).map(|at| command(at, By::Hash))).await {
-        Ok(answers) => answers,
-        Err(error) => return vec![Err(error); count],
-    };
+    let answers =
+        match connection.send_after(prelude, (0..count).map(|at| command(at, By::Hash))).await {
+            Ok(answers) => answers,
+            Err(error) => return vec![Err(error); count],
+        };
     let is_unknown = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_unknown_script);
     let unknown: Vec<_> = (0..answers.len()).filter(is_unknown).collect();
-    let outcome = |answer: Result<Value, _>| answer.map_err(|error| node.failure(error));
+    let outcome = |answer: Result<Value, _>| answer.map_err(|error| connection.failure(error));
     let mut outcomes: Vec<_> = answers.into_iter().map(outcome).collect();
     if unknown.is_empty() {
         return outcomes;
     }
-    match node.send_after(prelude, unknown.iter().map(|at| command(*at, By::Text))).await {
+    match connection.send_after(prelude, unknown.iter().map(|at| command(*at, By::Text))).await {
         Ok(answers) => {
             for (at, answer) in unknown.into_iter().zip(answers) {
                 outcomes[at] = outcome(answer);
@@ -95,23 +96,23 @@ pub(crate) async fn run(
 /// The error with which the server refuses all scripts of this user, if it does.
 ///
 /// The probe is a release of a lock that no process takes, together with its wait queue. If the server refuses these two
-/// keys in one script, `names` are tagged from then on. A script without keys would not do: a proxy could not route it.
+/// keys in one script, `keyspace` is tagged from then on. A script without keys would not do: a proxy could not route it.
 /// `slot` is a slot of this server.
 pub(crate) async fn refusal(
-    node: &Connection,
-    names: &Keyspace,
+    connection: &Connection,
+    keyspace: &Keyspace,
     slot: u16,
 ) -> Result<Option<BackendError>, BackendError> {
     let call = || {
-        let probe = names.probe(slot);
+        let probe = keyspace.probe(slot);
         let mut call = RELEASE.call(By::Text, 2, 1);
-        call.arg(probe.as_str()).arg(names.wait_queue(&probe)).arg("");
+        call.arg(probe.as_str()).arg(keyspace.wait_queue(&probe)).arg("");
         call
     };
-    let mut answer = node.try_send(&call()).await?;
-    if answer.as_ref().is_err_and(server_error::crosses_slots) && !names.is_tagged() {
-        names.use_tags();
-        answer = node.try_send(&call()).await?;
+    let mut answer = connection.try_send(&call()).await?;
+    if answer.as_ref().is_err_and(server_error::crosses_slots) && !keyspace.is_tagged() {
+        keyspace.use_tags();
+        answer = connection.try_send(&call()).await?;
     }
     let Err(error) = answer else { return Ok(None) };
     // The server accepts the script, and refuses this key alone, or has it elsewhere.
@@ -119,14 +120,14 @@ pub(crate) async fn refusal(
         return Ok(None);
     }
     if server_error::is_unknown_command(&error) {
-        return Ok(Some(node.failure(error)));
+        return Ok(Some(connection.failure(error)));
     }
     if server_error::is_hang_up(&error) {
         // Either an accident, or how a proxy refuses. The second try has a connection of its own, which ends with it.
-        let again = node.open_dedicated().await?.send(&call()).await;
+        let again = connection.open_dedicated().await?.send(&call()).await;
         if again.is_err_and(|again| server_error::is_hang_up(&again)) {
-            return Ok(Some(node.failure(error)));
+            return Ok(Some(connection.failure(error)));
         }
     }
-    Err(node.failure(error))
+    Err(connection.failure(error))
 }

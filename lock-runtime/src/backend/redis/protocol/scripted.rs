@@ -36,12 +36,12 @@ pub(crate) struct Scripted {
 impl Scripted {
     pub(crate) async fn connect(
         target: impl Into<Target>,
-        names: Keyspace,
+        keyspace: Keyspace,
         config: BackendConfig<'_>,
     ) -> Result<Result<Self, ConnectError>, LockError> {
         let target = target.into();
         let for_replicas = target.clone();
-        let (shared, unclaimed) = SharedState::new(names, config)?;
+        let (shared, unclaimed) = SharedState::new(keyspace, config)?;
         let probe = Owner::random()?;
         let server =
             match ScriptedServer::connect(&shared, target, MessageScope::AllSlots, probe).await {

@@ -27,10 +27,10 @@ use crate::exec::events;
 ///
 /// Owns its connection. `acquire`, `renew` and `release` are in the modules of these names.
 pub(crate) struct ScriptedServer {
-    pub(super) node: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
     pub(super) push_handler: Arc<PushHandler>,
     pub(super) clock: Clock,
-    pub(super) names: Keyspace,
+    pub(super) keyspace: Keyspace,
     pub(super) contended: Arc<ContendedKeys>,
     /// Part of every token of this pool; `None` if the first connection could not receive messages on it.
     channel: Option<Channel>,
@@ -79,25 +79,25 @@ impl ScriptedServer {
         scope: MessageScope,
         probe: Owner,
     ) -> Result<Self, ConnectError> {
-        let SharedState { names, push_handler, contended, channel, clock, limits, .. } =
+        let SharedState { keyspace, push_handler, contended, channel, clock, limits, .. } =
             shared.clone();
         let slot = scope.some_slot();
         let probe = {
-            let (names, token) = (names.clone(), QueueToken::new(&probe, Some(channel)));
-            Box::new(move |slot| queue_probe(&names, slot, &token))
+            let (keyspace, token) = (keyspace.clone(), QueueToken::new(&probe, Some(channel)));
+            Box::new(move |slot| queue_probe(&keyspace, slot, &token))
         };
-        let queue = Some(QueueChannel { channel, probe, keyspace: names.clone() });
+        let queue = Some(QueueChannel { channel, probe, keyspace: keyspace.clone() });
         let pushes = PushConfig { sink: push_handler.clone(), scope: scope.clone(), queue };
         let deadline = OpenDeadline::start(clock, limits.connect);
-        let node = Arc::new(Connection::connect(target, clock, limits, pushes).await?);
-        let server = node.server();
+        let connection = Arc::new(Connection::connect(target, clock, limits, pushes).await?);
+        let server = connection.server();
         // Without the right to scripts a lock could be acquired by plain `SET` but not released.
-        let refusal = script::refusal(&node, &names, slot);
+        let refusal = script::refusal(&connection, &keyspace, slot);
         let info = async {
-            if node.is_minimal() {
+            if connection.is_minimal() {
                 Ok(None)
             } else {
-                node.try_send(&diagnostics::info_command()).await.map(Some)
+                connection.try_send(&diagnostics::info_command()).await.map(Some)
             }
         };
         // In one flight.
@@ -107,37 +107,37 @@ impl ScriptedServer {
             return Err(ConnectError::NoScripts(refusal));
         }
         if let Some(info) = info? {
-            for warning in diagnostics::warnings(&server, names.is_of_server(), &info, &[]) {
+            for warning in diagnostics::warnings(&server, keyspace.is_of_server(), &info, &[]) {
                 events::weak_store(&server, &warning);
             }
         }
-        if let Some(warning) = node.warning() {
+        if let Some(warning) = connection.warning() {
             events::weak_store(&server, &warning);
         }
-        let channel = node.push_support().queue.then_some(channel);
-        Ok(Self { node, push_handler, clock, names, contended, channel, scope })
+        let channel = connection.push_support().queue.then_some(channel);
+        Ok(Self { connection, push_handler, clock, keyspace, contended, channel, scope })
     }
 
-    pub(crate) fn node(&self) -> &Connection {
-        &self.node
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        self.node.is_up()
+        self.connection.is_up()
     }
 
     /// Whether the server reports changes of keys.
     pub(crate) fn reports_changes(&self) -> bool {
-        self.node.push_support().tracking
+        self.connection.push_support().tracking
     }
 
     /// Whether the server keeps wait queues for this pool.
     pub(crate) fn keeps_wait_queues(&self) -> bool {
-        self.channel.is_some() && self.node.push_support().queue
+        self.channel.is_some() && self.connection.push_support().queue
     }
 
     pub(crate) fn close(&self) {
-        self.node.close();
+        self.connection.close();
     }
 
     pub(super) fn token(&self, owner: &Owner) -> QueueToken {
@@ -158,14 +158,14 @@ impl ScriptedServer {
     }
 
     pub(crate) async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        if self.node.is_minimal() {
-            self.node.send(&redis::cmd("PING")).await?;
+        if self.connection.is_minimal() {
+            self.connection.send(&redis::cmd("PING")).await?;
             let text = format!(
                 "Redis at {} is behind a proxy that supports few commands, so waiters poll",
-                self.node.server()
+                self.connection.server()
             );
             let remedy = "if the proxy spreads keys over several servers, give the keys of one `lock_all` a common hash tag";
-            let more = self.node.warning();
+            let more = self.connection.warning();
             return Ok(std::iter::once(Warning::new(text, remedy)).chain(more).collect());
         }
         let mut questions = Pipeline::with_capacity(4);
@@ -173,16 +173,17 @@ impl ScriptedServer {
         for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
-        let mut answers = self.node.send_all(&questions).await?.into_iter();
+        let mut answers = self.connection.send_all(&questions).await?.into_iter();
         // `PING` is allowed to every user, so its error is an error of the server.
         if let Some(Err(error)) = answers.next() {
-            return Err(self.node.failure(error));
+            return Err(self.connection.failure(error));
         }
         let Some(info) = answers.next() else { return Ok(Vec::new()) };
         let answers: Vec<_> = answers.collect();
-        let for_all = self.names.is_of_server();
-        let mut warnings = diagnostics::warnings(&self.node.server(), for_all, &info, &answers);
-        warnings.extend(self.node.warning());
+        let for_all = self.keyspace.is_of_server();
+        let mut warnings =
+            diagnostics::warnings(&self.connection.server(), for_all, &info, &answers);
+        warnings.extend(self.connection.warning());
         Ok(warnings)
     }
 
@@ -194,7 +195,7 @@ impl ScriptedServer {
         count: usize,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
-        script::run(&self.node, count, self.prelude(hint, is_tracked), command).await
+        script::run(&self.connection, count, self.prelude(hint, is_tracked), command).await
     }
 
     /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
@@ -206,7 +207,7 @@ impl ScriptedServer {
         count: usize,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
-        let were_tagged = self.names.is_tagged();
+        let were_tagged = self.keyspace.is_tagged();
         let mut answers = self.run(hint, is_tracked, count, &command).await;
         if were_tagged || !answers.iter().any(Result::is_err) {
             return answers;
@@ -214,7 +215,7 @@ impl ScriptedServer {
         let crosses = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_across_slots);
         let refused: Vec<_> = (0..count).filter(crosses).collect();
         if !refused.is_empty() {
-            self.names.use_tags();
+            self.keyspace.use_tags();
             let command = |n: usize, by| command(refused[n], by);
             let more = self.run(hint, is_tracked, refused.len(), command).await;
             replace(&mut answers, &refused, more);
@@ -240,9 +241,9 @@ pub(super) fn replace<T>(answers: &mut [T], places: &[usize], more: Vec<T>) {
 }
 
 /// Tests that the user may run every command of a wait queue, and that messages on the pool's channel arrive.
-fn queue_probe(names: &Keyspace, slot: u16, token: &QueueToken) -> Cmd {
+fn queue_probe(keyspace: &Keyspace, slot: u16, token: &QueueToken) -> Cmd {
     let mut call = WAIT_QUEUE.call(By::Text, 2, 2);
-    let lock = names.probe(slot);
-    call.arg(lock.as_str()).arg(names.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
+    let lock = keyspace.probe(slot);
+    call.arg(lock.as_str()).arg(keyspace.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
     call
 }

@@ -47,7 +47,7 @@ use crate::exec::events;
 
 /// Owns the connection for requests, the connection for transactions, and the task that batches writes.
 pub(crate) struct Scriptless {
-    node: Arc<Connection>,
+    connection: Arc<Connection>,
     push_handler: Arc<PushHandler>,
     transaction: Arc<WatchTransaction>,
     batches: WriteBatches,
@@ -86,7 +86,7 @@ enum Obstacle {
 impl Scriptless {
     pub(crate) async fn connect(
         dialer: Dialer,
-        names: &Keyspace,
+        keyspace: &Keyspace,
         config: BackendConfig<'_>,
         reason: Reason,
     ) -> Result<Self, LockError> {
@@ -98,19 +98,19 @@ impl Scriptless {
         let push_handler = PushHandler::new(unclaimed, |_| {});
         let pushes =
             PushConfig { sink: push_handler.clone(), scope: MessageScope::AllSlots, queue: None };
-        let node =
+        let connection =
             Connection::connect(dialer, clock, limits, pushes).await.map_err(LockError::backend)?;
-        let node = Arc::new(node);
-        let probe = names.probe(0);
-        let commands = CasCommands::of(&node, &probe);
+        let connection = Arc::new(connection);
+        let probe = keyspace.probe(0);
+        let commands = CasCommands::of(&connection, &probe);
         let commands =
-            deadline.run(&node.server(), "what it can do without scripts", commands).await;
+            deadline.run(&connection.server(), "what it can do without scripts", commands).await;
         let commands = commands.map_err(LockError::backend)?;
         let reason = match &reason {
             Reason::Disabled => "the URL says `?scripts=off`",
             Reason::Refused(refusal) => refusal.message(),
         };
-        let server = node.server();
+        let server = connection.server();
         if !commands.are_safe() {
             let message = format!(
                 "Redis at {server} runs no scripts ({reason}), and has no other way to free a lock safely: neither `DELEX` or `DELIFEQ` with `SET IFEQ`, nor `WATCH`"
@@ -121,7 +121,7 @@ impl Scriptless {
             return Err(LockError::backend(error));
         }
         events::without_scripts(&server, reason);
-        if let Some(warning) = node.warning() {
+        if let Some(warning) = connection.warning() {
             events::weak_store(&server, &warning);
         }
         let text = format!(
@@ -131,10 +131,10 @@ impl Scriptless {
             text,
             "allow `EVAL` and `EVALSHA`, and leave `?scripts=off` out of the URL",
         );
-        let transaction = Arc::new(WatchTransaction::new(node.clone()));
+        let transaction = Arc::new(WatchTransaction::new(connection.clone()));
         let batches = WriteBatches::new(transaction.clone(), request_timeout);
         let commands = Mutex::new(commands);
-        Ok(Self { node, push_handler, transaction, batches, commands, warning })
+        Ok(Self { connection, push_handler, transaction, batches, commands, warning })
     }
 
     fn commands(&self) -> MutexGuard<'_, CasCommands> {
@@ -154,7 +154,7 @@ impl Scriptless {
         let mut answers = if sets.is_empty() {
             Vec::new().into_iter()
         } else {
-            match self.node.send_all(&sets).await {
+            match self.connection.send_all(&sets).await {
                 Ok(answers) => answers.into_iter(),
                 Err(error) => return open.iter().map(|_| Err(error.clone())).collect(),
             }
@@ -168,7 +168,7 @@ impl Scriptless {
                     Some(Ok(Value::Okay)) => Ok(true),
                     Some(Ok(Value::Nil)) => Ok(false),
                     Some(Ok(other)) => Err(unexpected(&other)),
-                    Some(Err(error)) => Err(self.node.failure(error)),
+                    Some(Err(error)) => Err(self.connection.failure(error)),
                     None => Err(unexpected(&Value::Nil)),
                 }
             });
@@ -240,7 +240,7 @@ impl Scriptless {
 
     /// Reads the keys of `requests`, and tracks their changes if the server supports it.
     async fn read(&self, requests: &[&AcquireRequest]) -> Vec<Obstacle> {
-        let tracked = self.node.push_support().tracking;
+        let tracked = self.connection.push_support().tracking;
         let mut reads = Pipeline::new();
         for key in requests.iter().flat_map(|request| request.keys.iter()) {
             if tracked {
@@ -248,7 +248,7 @@ impl Scriptless {
             }
             reads.cmd("GET").arg(key.as_str()).cmd("PTTL").arg(key.as_str());
         }
-        let mut answers = match self.node.send_all(&reads).await {
+        let mut answers = match self.connection.send_all(&reads).await {
             Ok(answers) => answers.into_iter(),
             // Nothing is ambiguous: the server has already refused to take the keys.
             Err(error) => {
@@ -262,7 +262,7 @@ impl Scriptless {
                     answers.next();
                 }
                 if let (Some(holder), Some(left)) = (answers.next(), answers.next()) {
-                    let observed = Observed::new(&self.node, holder, left);
+                    let observed = Observed::new(&self.connection, holder, left);
                     obstacle = obstacle.and(observed, &request.owner);
                 }
             }
@@ -272,7 +272,7 @@ impl Scriptless {
     }
 
     fn contended(&self, expires_in: Option<Duration>) -> AcquireOutcome {
-        if self.node.push_support().tracking {
+        if self.connection.push_support().tracking {
             AcquireOutcome::contended_until(expires_in, watch(expires_in))
         } else {
             AcquireOutcome::contended(expires_in)
@@ -310,7 +310,7 @@ impl Scriptless {
         if all.is_empty() {
             return writes.iter().map(|_| None).collect();
         }
-        let mut answers = match self.node.send_all(&all).await {
+        let mut answers = match self.connection.send_all(&all).await {
             Ok(answers) => answers.into_iter(),
             Err(error) => {
                 let failed = |&count: &usize| (count > 0).then(|| Err(error.clone()));
@@ -334,7 +334,7 @@ impl Scriptless {
                         self.commands().forget(write.write);
                         outcome = None;
                     }
-                    Err(error) => outcome = Some(Err(self.node.failure(error))),
+                    Err(error) => outcome = Some(Err(self.connection.failure(error))),
                 }
             }
             outcomes.push(outcome);
@@ -343,7 +343,7 @@ impl Scriptless {
     }
 
     fn waits_for_changes(&self, request: &AcquireRequest) -> bool {
-        (request.enqueue || request.keys.len() > 1) && self.node.push_support().tracking
+        (request.enqueue || request.keys.len() > 1) && self.connection.push_support().tracking
     }
 }
 
@@ -460,18 +460,18 @@ impl Backend for Scriptless {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let holders = self.node.send(&read_holders(&lease.keys)).await?;
+        let holders = self.connection.send(&read_holders(&lease.keys)).await?;
         Ok(lease_status(&lease.owner, &holders))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.node.send(&redis::cmd("PING")).await?;
-        Ok(std::iter::once(self.warning.clone()).chain(self.node.warning()).collect())
+        self.connection.send(&redis::cmd("PING")).await?;
+        Ok(std::iter::once(self.warning.clone()).chain(self.connection.warning()).collect())
     }
 
     async fn close(&self) {
         self.batches.close();
-        self.node.close();
+        self.connection.close();
         self.transaction.close().await;
     }
 }

@@ -16,7 +16,7 @@ use crate::base::error::LockError;
 /// Shared by all connections of a pool; a clone refers to the same key names, push handler and contended keys.
 #[derive(Clone)]
 pub(crate) struct SharedState {
-    pub(crate) names: Keyspace,
+    pub(crate) keyspace: Keyspace,
     pub(crate) push_handler: Arc<PushHandler>,
     pub(crate) contended: Arc<ContendedKeys>,
     pub(crate) channel: Channel,
@@ -29,7 +29,7 @@ impl SharedState {
     /// Also returns the receiver of unclaimed grants, for
     /// [`release_unclaimed`](crate::backend::redis::protocol::unclaimed_grants::release_unclaimed).
     pub(crate) fn new(
-        names: Keyspace,
+        keyspace: Keyspace,
         config: BackendConfig<'_>,
     ) -> Result<(Self, mpsc::UnboundedReceiver<UnclaimedGrant>), LockError> {
         let BackendConfig { clock, request_timeout, .. } = config;
@@ -40,7 +40,7 @@ impl SharedState {
         let push_handler = PushHandler::new(found, move |key| noted.note(key, clock.now()));
         let channel = Channel::random()?;
         Ok((
-            Self { names, push_handler, contended, channel, clock, request_timeout, limits },
+            Self { keyspace, push_handler, contended, channel, clock, request_timeout, limits },
             unclaimed,
         ))
     }

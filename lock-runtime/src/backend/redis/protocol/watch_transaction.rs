@@ -22,7 +22,7 @@ pub(super) const MAX_TRIES: usize = 4;
 
 /// Runs one transaction at a time on a connection of its own, which it keeps between transactions.
 pub(super) struct WatchTransaction {
-    node: Arc<Connection>,
+    connection: Arc<Connection>,
     idle: Mutex<Option<DedicatedConnection>>,
 }
 
@@ -51,15 +51,15 @@ pub(super) enum TxnResult {
 impl Observed {
     /// From the answers to `GET` and `PTTL`.
     pub(super) fn new(
-        node: &Connection,
+        connection: &Connection,
         holder: Result<Value, RedisError>,
         left: Result<Value, RedisError>,
     ) -> Self {
         match (holder, left) {
             (Err(error), _) if server_error::is_wrong_type(&error) => {
-                Self::WrongType(node.failure(error))
+                Self::WrongType(connection.failure(error))
             }
-            (Err(error), _) | (_, Err(error)) => Self::Failed(node.failure(error)),
+            (Err(error), _) | (_, Err(error)) => Self::Failed(connection.failure(error)),
             // The key may expire between the two commands.
             (Ok(Value::Nil), _) | (_, Ok(Value::Int(-2))) => Self::Free,
             (Ok(Value::BulkString(by)), Ok(Value::Int(left))) => {
@@ -71,8 +71,8 @@ impl Observed {
 }
 
 impl WatchTransaction {
-    pub(super) fn new(node: Arc<Connection>) -> Self {
-        Self { node, idle: Mutex::new(None) }
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, idle: Mutex::new(None) }
     }
 
     /// Reads `keys` and makes the writes that `decide` returns, unless one of the keys changes in between.
@@ -87,14 +87,14 @@ impl WatchTransaction {
             let was_idle = reused.is_some();
             let mut connection = match reused.take() {
                 Some(connection) => connection,
-                None => self.node.open_dedicated().await?,
+                None => self.connection.open_dedicated().await?,
             };
             match self.read(&mut connection, keys).await {
                 Ok(observed) => break (connection, observed),
                 // An idle connection may have ended since its last use.
                 Err(error) if was_idle && server_error::is_hang_up(&error) => {}
                 // Nothing but reads has been sent.
-                Err(error) => return Err(self.node.failure(error).before_sending()),
+                Err(error) => return Err(self.connection.failure(error).before_sending()),
             }
         };
         let writes = decide(&observed);
@@ -125,7 +125,7 @@ impl WatchTransaction {
         answers.next().unwrap_or(Ok(Value::Nil))?;
         let mut observed = Vec::with_capacity(keys.len());
         while let (Some(holder), Some(left)) = (answers.next(), answers.next()) {
-            observed.push(Observed::new(&self.node, holder, left));
+            observed.push(Observed::new(&self.connection, holder, left));
         }
         Ok(observed)
     }
@@ -145,7 +145,7 @@ impl WatchTransaction {
             }
             all.cmd("EXEC");
         }
-        let failure = |error| self.node.failure(error);
+        let failure = |error| self.connection.failure(error);
         let answers = connection.send_all(&all).await.map_err(failure)?;
         let mut refusal = None;
         for answer in answers {

@@ -72,7 +72,7 @@ impl NodeReport {
 
     async fn query_servers(&mut self, cluster: &Cluster) -> Result<(), BackendError> {
         for server in cluster.servers().await? {
-            self.query_server(server.node(), &server.node().server()).await?;
+            self.query_server(server.connection(), &server.connection().server()).await?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use redis::Value;
 use tokio::sync::mpsc;
 
 use crate::backend::redis::cluster::Cluster;
-use crate::backend::redis::cluster::router::Commands;
+use crate::backend::redis::cluster::router::IfDivided;
 use crate::backend::redis::conn::connection::{Connection, Prelude};
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::sentinel::Sentinels;
@@ -102,8 +102,8 @@ impl QuorumNode {
             NodeKind::Cluster(cluster) => {
                 let routed = cluster.router().route(
                     requests,
-                    // Without its ballot log.
-                    Commands::Shared,
+                    // The second time without its ballot log.
+                    IfDivided::SendSeparately,
                     |request| &request.keys,
                     |server, hint, requests| {
                         let command = move |at: usize, by| {
