@@ -102,7 +102,7 @@ impl Servers {
         }
     }
 
-    /// The servers that have been reached, and whether they are connected now or not.
+    /// The servers that have been reached at least once. A server in the list may be down now.
     pub(super) fn opened(&self) -> Vec<(Address, Arc<ScriptedServer>)> {
         match &*self.map() {
             ServerMap::Open(map) => map

@@ -78,7 +78,9 @@ impl PushHandler {
                     match self.pending_claims().get_mut(&owner) {
                         Some(is_head) => *is_head = true,
                         None => {
-                            drop(self.unclaimed.send(UnclaimedGrant { key: key.to_owned(), owner }))
+                            drop(
+                                self.unclaimed.send(UnclaimedGrant { key: key.to_owned(), owner }),
+                            );
                         }
                     }
                 }

@@ -32,10 +32,6 @@ pub(crate) static CONFIRM: Lazy<Script> = Lazy::new(|| Script::new(include_str!(
 pub(crate) static WAIT_QUEUE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("wait_queue.lua")].concat()));
 
-/// One node's part in a quorum.
-pub(crate) static BALLOT: Lazy<Script> =
-    Lazy::new(|| Script::new(include_str!("../quorum/ballot.lua")));
-
 /// How a command names a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum By {
@@ -44,7 +40,7 @@ pub(crate) enum By {
 }
 
 impl Script {
-    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn new(text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
 
 use crate::backend::redis::keyspace::BallotLog;
-use crate::backend::redis::protocol::script::{BALLOT, By, RELEASE};
+use crate::backend::redis::protocol::script::{By, RELEASE, Script};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
 use crate::backend::redis::quorum::vote_count::Vote;
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::key::Key;
+
+/// One node's part in a quorum.
+static BALLOT: Lazy<Script> = Lazy::new(|| Script::new(include_str!("ballot.lua")));
 
 /// The value of a lock on a node: the owner token and the number of the owner's attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -179,9 +179,7 @@ impl Backend for Quorum {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::default();
-        capabilities.paced = true;
-        capabilities
+        Capabilities { paced: true, ..Capabilities::default() }
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {

@@ -133,7 +133,7 @@ impl VoteCount {
             match vote {
                 Some(Vote::Granted) | None => {}
                 Some(Vote::Held { .. }) => {
-                    text.push_str(&format!("; {name} is held by another owner"))
+                    text.push_str(&format!("; {name} is held by another owner"));
                 }
                 Some(Vote::Low(_)) => {
                     text.push_str(&format!("; {name} has seen a greater number"));
