@@ -13,13 +13,13 @@ const OLDEST: (u64, u64) = (6, 2);
 type Answer = Result<Value, RedisError>;
 
 /// The one question of a new pool. It is allowed nearly everywhere, and says most.
-pub(crate) fn question() -> Cmd {
+pub(crate) fn info_command() -> Cmd {
     // Naming several sections at once is younger than 6.2.
     redis::cmd("INFO")
 }
 
 /// What can be asked besides, with a little more right.
-pub(crate) fn more_questions() -> [Cmd; 2] {
+pub(crate) fn config_commands() -> [Cmd; 2] {
     ["appendfsync", "save"].map(|name| {
         let mut get = redis::cmd("CONFIG");
         get.arg("GET").arg(name);
@@ -176,7 +176,7 @@ pub(crate) enum ClockDistance {
 
 impl ClockDistance {
     /// From the local clock.
-    pub(crate) const fn to_us(self) -> Duration {
+    pub(crate) const fn abs(self) -> Duration {
         match self {
             Self::Ahead(by) | Self::Behind(by) => by,
         }

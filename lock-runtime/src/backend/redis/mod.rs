@@ -21,27 +21,31 @@
 //! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
 //! lose locks.
 
+mod channel;
+mod cluster;
 mod conn;
 mod diagnostics;
 mod discovery;
+mod hash_slot;
 mod keyspace;
 mod net;
 mod protocol;
 mod quorum;
-mod routing;
 mod server_error;
+mod slot_map;
 mod url;
 
 use std::sync::Arc;
 
+use self::cluster::Cluster;
 use self::discovery::sentinel::Sentinels;
 use self::discovery::sentinel_url::Service;
-use self::keyspace::Names;
+use self::keyspace::Keyspace;
 use self::net::transport::Dialer;
-use self::protocol::scripted::{Server, Unfit};
-use self::protocol::scriptless::{Cause, Plain};
+use self::protocol::scripted::Scripted;
+use self::protocol::scripted_server::ConnectError;
+use self::protocol::scriptless::{Reason, Scriptless};
 use self::quorum::Quorum;
-use self::routing::cluster::Cluster;
 use self::url::{Endpoint, Scripts};
 use crate::backend::{BackendConfig, DynBackend};
 use crate::base::error::LockError;
@@ -58,26 +62,28 @@ pub(crate) async fn open(
     if scheme.ends_with("+cluster") {
         return Ok(Arc::new(Cluster::connect(url, config).await?));
     }
-    let names = Names::of_server(config.key_prefix);
+    let names = Keyspace::of_server(config.key_prefix);
     if Service::is_named_by(url) {
         let service = Service::parse(url)?;
         let config = config.with_connect_timeout(service.master.connect_timeout);
         let sentinels = Sentinels::new(service, config).await?;
-        let server = Server::connect(sentinels, names, config).await?;
-        return Ok(Arc::new(server.map_err(|unfit| LockError::backend(unfit.into_error()))?));
+        let opened = Scripted::connect(sentinels, names, config).await?;
+        return Ok(Arc::new(opened.map_err(|error| LockError::backend(error.into_error()))?));
     }
     let dialer = Dialer::new(Endpoint::parse(url)?.of_pool(config)?).await?;
     let config = config.with_connect_timeout(dialer.endpoint().connect_timeout);
     let scripts = dialer.endpoint().scripts;
-    let cause = if scripts == Scripts::Off {
-        Cause::Wish
+    let reason = if scripts == Scripts::Off {
+        Reason::Disabled
     } else {
-        match Server::connect(dialer.clone(), names.clone(), config).await? {
-            Ok(server) => return Ok(Arc::new(server)),
-            Err(Unfit::NoScripts(refusal)) if scripts != Scripts::On => Cause::Refusal(refusal),
-            Err(unfit) => return Err(LockError::backend(unfit.into_error())),
+        match Scripted::connect(dialer.clone(), names.clone(), config).await? {
+            Ok(scripted) => return Ok(Arc::new(scripted)),
+            Err(ConnectError::NoScripts(refusal)) if scripts != Scripts::On => {
+                Reason::Refused(refusal)
+            }
+            Err(error) => return Err(LockError::backend(error.into_error())),
         }
     };
-    dialer.endpoint().wants_no_replicas("Redis without scripts")?;
-    Ok(Arc::new(Plain::connect(dialer, &names, config, cause).await?))
+    dialer.endpoint().reject_replicas("Redis without scripts")?;
+    Ok(Arc::new(Scriptless::connect(dialer, &names, config, reason).await?))
 }

@@ -30,7 +30,7 @@ pub(crate) fn redirect(error: &BackendError) -> Option<Redirect<'_>> {
 }
 
 /// Whether the keys of one command are at two servers for the moment.
-pub(crate) fn is_divided(error: &BackendError) -> bool {
+pub(crate) fn is_try_again(error: &BackendError) -> bool {
     error.cause::<RedisError>().is_some_and(|error| error.code() == Some("TRYAGAIN"))
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
 }
 
 /// Whether the command is allowed, but not this key of ours.
-pub(crate) fn is_beyond_this_user(error: &RedisError) -> bool {
+pub(crate) fn is_forbidden_key(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") && !is_unknown_command(error)
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
 }
 
 /// Whether the server refuses for a reason that has nothing to do with what this user may do.
-pub(crate) fn passes(error: &RedisError) -> bool {
+pub(crate) fn is_transient(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(
         code,
@@ -126,7 +126,7 @@ pub(crate) fn is_loading(error: &RedisError) -> bool {
 }
 
 /// The same of the text of an error that a script has answered as a value.
-pub(crate) fn tells_of_a_replica(text: &str) -> bool {
+pub(crate) fn is_text_of_a_replica(text: &str) -> bool {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     matches!(unscripted(code, detail).0, "READONLY" | "MASTERDOWN" | "UNBLOCKED")
 }
@@ -144,7 +144,7 @@ pub(crate) fn failure(server: &str, error: RedisError) -> BackendError {
 }
 
 /// Sorts the text of an error that a script has answered as a value, `CODE detail`.
-pub(crate) fn told(server: &str, text: &str) -> BackendError {
+pub(crate) fn script_failure(server: &str, text: &str) -> BackendError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     let (code, detail) = unscripted(code, detail);
     let (failure, what, remedy) = refusal(code, detail);

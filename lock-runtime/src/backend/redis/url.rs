@@ -227,7 +227,7 @@ impl Endpoint {
 
 impl Endpoint {
     /// An error if the URL asks for replicas where nobody would wait for them.
-    pub(crate) fn wants_no_replicas(&self, kind: &str) -> Result<(), LockError> {
+    pub(crate) fn reject_replicas(&self, kind: &str) -> Result<(), LockError> {
         if self.replicas == 0 {
             return Ok(());
         }
