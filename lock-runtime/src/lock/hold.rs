@@ -19,6 +19,10 @@ use crate::queue::key_queue::WaitFor;
 
 impl LeaseOwner for PoolCore {
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>) -> Option<Releasing> {
+        // The lock is the parent process's, and so is the connection.
+        if self.is_inherited() {
+            return None;
+        }
         if hand_off(&self, lease) {
             return Some(Releasing::Done);
         }
