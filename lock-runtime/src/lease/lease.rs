@@ -240,7 +240,7 @@ impl Tenure {
             owner: place.owner,
             since: sent,
             haunted_until: (place.unanswered > 0).then_some(place.haunted_until),
-            valid_until: sent + policy.ttl.belief(),
+            valid_until: sent + policy.ttl.validity(),
             stored_until: sent + policy.kept_for(),
             next_renewal: None,
             fences,
@@ -299,7 +299,7 @@ impl Lease {
             ttl: ask.policy.ttl,
             renew_every: ask.policy.renew_every,
             limit,
-            notice: ask.policy.notice(),
+            notice: ask.policy.cancel_margin(),
             owner: tenure.owner,
             tenure_since: tenure.since,
             haunted_until: tenure.haunted_until,
@@ -661,7 +661,7 @@ impl Lease {
     }
 
     fn believe_from(&self, sent: Instant) {
-        let until = sent + self.ttl.belief();
+        let until = sent + self.ttl.validity();
         let until = self.limit.map_or(until, |limit| limit.min(until));
         self.valid_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
         self.store_until(sent);

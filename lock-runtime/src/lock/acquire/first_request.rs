@@ -210,7 +210,7 @@ fn time_limit(engine: &Engine, least: Duration, ask: &Ask) -> Duration {
         Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
         Wait::For(wait) => wait.max(least),
     };
-    engine.request_patience().min(waits).min(ask.policy.ttl.belief())
+    engine.request_patience().min(waits).min(ask.policy.ttl.validity())
 }
 
 async fn first_requests(trip: Trip, request_timeout: Duration, mut firsts: Vec<FirstAsk>) {
@@ -330,7 +330,7 @@ fn answered(
     let mut place = Place::new(claim.owner, since);
     let answer = match answer {
         // Granted at the store, but so late that it cannot be believed any more.
-        Ok(AcquireOutcome::Acquired { .. }) if now >= sent + ask.policy.ttl.belief() => {
+        Ok(AcquireOutcome::Acquired { .. }) if now >= sent + ask.policy.ttl.validity() => {
             Err(silence(now.since(sent)))
         }
         answer => answer,

@@ -414,7 +414,7 @@ impl Several {
         self.place.in_line |= is_step;
         claim.attempt = self.place.attempt;
         let Newcomer { deadline, .. } = self.newcomer;
-        let believable = ask.policy.ttl.belief();
+        let believable = ask.policy.ttl.validity();
         let request_timeout = time_limit(&engine, &ask.policy, deadline, sent);
         self.hear(Word::Asked(sent));
         let claims = [claim];

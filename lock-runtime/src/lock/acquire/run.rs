@@ -153,7 +153,7 @@ impl Pursuit {
             let spare = applicant.behind.min(MOST_SPARE_FENCES);
             claim.extra_fences = u32::try_from(spare).unwrap_or(0);
         }
-        let believable = ask.policy.ttl.belief();
+        let believable = ask.policy.ttl.validity();
         let request_timeout = time_limit(&engine, &ask.policy, applicant.deadline, sent);
         engine.queue.spread(&ask.wire, &Word::Asked(sent));
         let answers = ask_store(&engine, &[claim], sent, request_timeout).await;
@@ -268,5 +268,5 @@ pub(crate) fn time_limit(
         }
         _ => engine.request_patience(),
     };
-    request_timeout.min(policy.ttl.belief())
+    request_timeout.min(policy.ttl.validity())
 }

@@ -177,7 +177,7 @@ impl Climb {
         let mut grip = grip.unwrap_or_else(|| Grip {
             had: Vec::new(),
             since: sent,
-            valid_until: sent + ttl.belief(),
+            valid_until: sent + ttl.validity(),
             renew_at: renew_at(sent, ttl),
             go_back_at: None,
         });
@@ -279,7 +279,7 @@ impl Climb {
         let grip = match answers.into_iter().next() {
             Some(Ok(LeaseStatus::NotHeld)) => return Some(Fall::Lost),
             Some(Ok(LeaseStatus::Held)) => {
-                Grip { valid_until: sent + ttl.belief(), renew_at: renew_at(sent, ttl), ..grip }
+                Grip { valid_until: sent + ttl.validity(), renew_at: renew_at(sent, ttl), ..grip }
             }
             // Again before belief ends. Nothing is known meanwhile, and nobody relies on it.
             Some(Err(_)) | None => Grip { renew_at: now + ttl.get() / 10, ..grip },
