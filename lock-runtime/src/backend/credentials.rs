@@ -93,7 +93,7 @@ mod provider {
 
     struct ProviderState {
         ask: Box<dyn Fn() -> ProviderFuture + Send + Sync>,
-        /// The running call, or a finished one whose result was not taken.
+        /// The running call, or a finished one with a result that was not taken.
         call: Mutex<Option<watch::Receiver<Option<ProviderResult>>>>,
     }
 

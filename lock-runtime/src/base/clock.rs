@@ -60,7 +60,7 @@ impl Clock {
         }
     }
 
-    /// Sleeps until `moment`. Only for futures on the driver, whose runtime has timers.
+    /// Sleeps until `moment`. Only for futures on the driver: its runtime has timers.
     pub(crate) async fn sleep_until(self, moment: Instant) {
         // Timers stop during a suspend; checking the clock at this interval bounds the delay after it.
         const CHECK_INTERVAL: Duration = Duration::from_secs(1);

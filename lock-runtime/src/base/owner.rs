@@ -9,7 +9,7 @@ use crate::base::process::Process;
 /// The owner token of one grant: 128 bits of the operating system's randomness, as 32 hex digits.
 ///
 /// It is chosen before the first request of an acquire and is the same for all retries. A retry therefore recognises
-/// a lock that an earlier request, whose reply was lost, may have acquired.
+/// a lock that an earlier request with a lost reply may have acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; 32]);
 

@@ -110,7 +110,7 @@ impl Fault {
     }
 }
 
-/// A backend whose requests meet the faults of a [`FaultPlan`].
+/// A backend with the faults of a [`FaultPlan`].
 #[derive(Debug)]
 pub struct FaultyBackend<B> {
     backend: Arc<B>,

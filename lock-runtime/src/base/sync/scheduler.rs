@@ -1,4 +1,4 @@
-//! Mutexes and tasks whose order shuttle decides, for model tests.
+//! Mutexes and tasks for model tests: shuttle decides their order.
 
 use std::cell::Cell;
 use std::fmt;
