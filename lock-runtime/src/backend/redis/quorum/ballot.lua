@@ -54,7 +54,7 @@ local function is_held(entry)
   for i = 1, locks do
     if KEYS[i] == lock then return true end
   end
-  -- A key that may not be read here counts as free. So does one whose slot is being moved to another server.
+  -- A key that may not be read here counts as free. So does a key in a slot that is moving to another server.
   local left = redis.pcall('PTTL', lock)
   return type(left) == 'number' and left ~= -2
 end

@@ -16,7 +16,7 @@ use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 
-/// Rounds of one proposal whose ballot numbers turn out too low.
+/// The maximum number of rounds of a proposal, if its ballot numbers turn out too low.
 const MAX_ROUNDS: u32 = 4;
 
 /// How often a proposal without a waiter backs off when others compete for a free lock.
@@ -81,7 +81,7 @@ impl Election {
         self.proposals.iter().any(|proposal| matches!(proposal.state, ProposalState::Open))
     }
 
-    /// Opens proposals whose back-off is over, under new tokens. Sleeps if no other proposal is open.
+    /// Opens proposals under new tokens after their back-off. Sleeps if no other proposal is open.
     async fn reopen(&mut self) {
         let backing_off = |proposal: &Proposal| match proposal.state {
             ProposalState::BackingOff(until) => Some(until),
@@ -150,7 +150,7 @@ impl Election {
         for (at, result) in results {
             let request = &requests[at];
             let vote = request.vote(result);
-            // Results are in the order of the proposals; those that were not part of the round are skipped.
+            // Results are in the order of the proposals. Proposals outside of the round are skipped.
             let Some(proposal) = proposals.find(|one| one.token == request.token) else { return };
             if let ProposalState::Voting = proposal.state {
                 proposal.has_votes |= !matches!(vote, Vote::Held { .. } | Vote::Low(_));
@@ -233,7 +233,7 @@ impl Proposal {
         if claim.attempt > 0 {
             claim.keys.iter().for_each(|key| nodes.changes.clear(key.as_str()));
         }
-        // A waiter sends a second request, whose answer names the holder.
+        // A waiter sends a second request, and the answer to that names the holder.
         let is_plain = claim.attempt == 0 && claim.enqueue && self.block.is_none();
         let operation = if is_plain { BallotOperation::Set } else { BallotOperation::Propose };
         let (token, ttl, block) = (self.token, claim.ttl, self.block);

@@ -17,7 +17,7 @@ pub(crate) struct Grants(Mutex<GrantTable>);
 #[derive(Debug, Default)]
 struct GrantTable {
     by_owner: HashMap<Owner, MajorityGrant>,
-    /// At this size, entries whose release was sent and whose lease has expired are removed.
+    /// At this size, entries are removed if their release was sent and their lease has expired.
     sweep_at: usize,
 }
 

@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //!
-//! 1. **A token is for one attempt.** A token whose votes are being withdrawn is never proposed again: a late
+//! 1. **A token is for one attempt.** A token is never proposed again once its votes are being withdrawn: a late
 //!    withdrawal would remove a vote of a later grant. A token therefore consists of the owner and an attempt number.
 //!    The store records by owner which attempt was granted.
 //! 2. **Only votes of the current round count.** The validity of a grant starts before the first round is
@@ -42,7 +42,7 @@
 //!
 //! A node that has lost its data must stay away for the longest ttl before it votes again; the README says what
 //! holds when it does not. Fencing tokens need synchronised clocks only for such a node: numbers are
-//! proposed from the machine's clock, so that those after the loss are above those before.
+//! proposed from the machine's clock, so that numbers after the loss are above numbers before it.
 
 mod diagnostics;
 mod election;

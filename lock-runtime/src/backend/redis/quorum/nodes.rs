@@ -41,7 +41,7 @@ pub(crate) struct Nodes {
     pub(crate) changes: Arc<ChangeReports>,
     pub(crate) grants: Grants,
     is_closed: AtomicBool,
-    /// Number of withdrawals whose first try is in flight.
+    /// Number of withdrawals with their first try in flight.
     withdrawing: watch::Sender<usize>,
     /// Runs the tasks that outlive a call.
     runtime: Handle,
