@@ -1,5 +1,4 @@
-//! The `#[distributed_lock]` attribute. Public API docs are in `lock-runtime`, which re-exports it; one
-//! version of `lock-runtime` works with exactly one version of this crate.
+#![doc = include_str!("../README.md")]
 
 mod args;
 mod check;
@@ -26,9 +25,9 @@ use crate::diag::Errors;
 use crate::item::Function;
 use crate::params::Params;
 
-/// Runs an async function only while a distributed lock is held.
-///
-/// The arguments are described at `lock_runtime::distributed_lock`.
+// `lock-runtime` documents the attribute. Text of this crate would be repeated at the end of that page.
+#[cfg_attr(doc, doc = "Runs an async function only while a distributed lock is held.")]
+#[cfg_attr(not(doc), allow(missing_docs))]
 #[proc_macro_attribute]
 pub fn distributed_lock(
     args: proc_macro::TokenStream,
