@@ -1,4 +1,5 @@
-#![doc = include_str!("../README.md")]
+//! The `#[distributed_lock]` attribute. Public API docs are in `lock-runtime`, which re-exports it; one
+//! version of `lock-runtime` works with exactly one version of this crate.
 
 mod args;
 mod check;
