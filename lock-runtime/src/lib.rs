@@ -88,14 +88,16 @@ pub mod guide {
 
 pub use api::guard::{LockGuard, Lost};
 pub use api::named_pools::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
-pub use api::pool::{Health, LockPool, PoolBuilder, ShutdownReport};
+pub use api::pool::{Health, LockPool, PoolBuilder};
 pub use api::request::LockRequest;
+pub use attribute::key_template::KeyPart;
 pub use attribute::return_type::FromLockError;
 pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
-pub use base::key::{Key, KeyPart};
+pub use base::key::Key;
 pub use base::options::{OnLost, ReleaseMode, Renew, Wait};
+pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///
 /// ```

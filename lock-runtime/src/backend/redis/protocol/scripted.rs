@@ -167,11 +167,11 @@ impl Server {
         }
         if let Some(info) = info? {
             for warning in diagnostics::warnings(&server, names.are_of_server(), &info, &[]) {
-                events::weak_store(&server, &warning);
+                events::backend_warning(&server, &warning);
             }
         }
         if let Some(warning) = node.warning() {
-            events::weak_store(&server, &warning);
+            events::backend_warning(&server, &warning);
         }
         let channel = node.hears().calls.then_some(channel);
         let (replicas, strays) = (None, None);

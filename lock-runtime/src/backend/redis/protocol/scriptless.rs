@@ -136,7 +136,7 @@ impl Plain {
         }
         events::without_scripts(&server, reason);
         if let Some(warning) = node.warning() {
-            events::weak_store(&server, &warning);
+            events::backend_warning(&server, &warning);
         }
         let text = format!(
             "Redis at {server} runs no scripts ({reason}): locks have no fences and no line between processes"

@@ -83,7 +83,7 @@ use crate::backend::{
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::key::Key;
-use crate::exec::driver::begin;
+use crate::exec::driver::poll_then_spawn;
 use crate::exec::events;
 
 pub(crate) struct Quorum(Arc<Nodes>);
@@ -166,7 +166,7 @@ impl Quorum {
         }
         let of_connections = nodes.members.iter().filter_map(|member| member.warning());
         for warning in diagnostics::warnings(&named).into_iter().chain(of_connections) {
-            events::weak_store("the quorum", &warning);
+            events::backend_warning("the quorum", &warning);
         }
         Ok(Self(Arc::new(nodes)))
     }
@@ -222,7 +222,7 @@ impl Nodes {
             for share in member.shares(requests.iter().map(|request| &*request.keys)) {
                 let (nodes, member) = (self.clone(), member.clone());
                 let (requests, answers) = (requests.clone(), answers.clone());
-                begin(&self.runtime, async move {
+                poll_then_spawn(&self.runtime, async move {
                     let tell_silence = || {
                         let said = Said::Nothing(share.places(requests.len()));
                         let _ = answers.send(Answer { place, said });
@@ -310,7 +310,7 @@ impl Nodes {
                     (self.clone(), withdrawals.clone(), answers.clone());
                 // Counted from here, so that whoever closes waits for it.
                 let errand = Errand::begin(self);
-                begin(&self.runtime, async move {
+                poll_then_spawn(&self.runtime, async move {
                     let some = share.of(&withdrawals);
                     let answered = nodes.withdraw_at(place, &some, &share.pace).await;
                     drop(some);
