@@ -26,9 +26,9 @@ use crate::diagnostics::Errors;
 use crate::item::Function;
 use crate::params::Params;
 
-/// Runs an async function only while a distributed lock is held.
-///
-/// The arguments are described at `lock_runtime::distributed_lock`.
+// `lock-runtime` documents the attribute. Text of this crate would be repeated at the end of that page.
+#[cfg_attr(doc, doc = "Runs an async function only while a distributed lock is held.")]
+#[cfg_attr(not(doc), allow(missing_docs))]
 #[proc_macro_attribute]
 pub fn distributed_lock(
     args: proc_macro::TokenStream,

@@ -3,5 +3,6 @@
 mod axum_orders;
 mod consistency;
 mod examples;
+mod readme;
 mod test_bench;
 mod ui;
