@@ -51,8 +51,8 @@ impl BallotLog {
 ///
 /// All processes must agree on the names, so the server decides them and not the URL. Where a script may use keys of several
 /// slots, the names have no tag. Where it may not, each name has the hash tag of its lock's slot. A server answers all
-/// processes alike, so the fencing tokens of a slot come from one counter. A server that begins to check slots abandons the counter
-/// without a tag; the tokens continue to grow by its clock, as after the loss of a counter (`fence.lua`).
+/// processes alike, so the fencing tokens of a slot come from one counter. If a server begins to check slots, the counter
+/// without a tag is abandoned. The tokens continue to grow by the server's clock, as after the loss of a counter (`fence.lua`).
 #[derive(Clone, Debug)]
 pub(crate) struct Keyspace {
     fence_counter: String,

@@ -348,7 +348,8 @@ impl ConnectionState {
         }
     }
 
-    /// Answers arrive in the order of the requests: the answer to a request sent at `sent` shows that all earlier ones were served.
+    /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones
+    /// were served.
     fn note_answer(&self, sent: Instant) {
         if let LinkState::Up(Link { unanswered, .. }) = &mut *self.link() {
             if unanswered.since.is_some_and(|since| since <= sent) {

@@ -52,7 +52,7 @@ impl PushHandler {
     }
 
     /// Registers `owners` whose first claim enters the queue, until the returned value is dropped. The pool knows a token
-    /// only after the answer to its claim, and the message that grants the lock may arrive before the answer is handled.
+    /// only after the answer to its claim. The message that grants the lock may arrive before the answer is handled.
     pub(crate) fn expect(&self, owners: Vec<Owner>) -> PendingClaims<'_> {
         if !owners.is_empty() {
             self.pending_claims().extend(owners.iter().map(|owner| (*owner, false)));
@@ -78,9 +78,8 @@ impl PushHandler {
                     match self.pending_claims().get_mut(&owner) {
                         Some(is_head) => *is_head = true,
                         None => {
-                            drop(
-                                self.unclaimed.send(UnclaimedGrant { key: key.to_owned(), owner }),
-                            );
+                            let grant = UnclaimedGrant { key: key.to_owned(), owner };
+                            let _ = self.unclaimed.send(grant);
                         }
                     }
                 }
