@@ -37,6 +37,7 @@ impl ScriptedServer {
             requests.iter().map(|request| self.release_command(request, now)).collect();
         let command = |at: usize, by| commands[at].command(&self.keyspace, by);
         let mut answers = self.run_named(hint, false, requests.len(), command).await;
+        // A lock that was not deleted is contended or not held: the script of the wait queue finds out.
         let not_deleted = |at: &usize| {
             matches!(
                 (&commands[*at], &answers[*at]),

@@ -27,7 +27,7 @@ use crate::exec::events;
 ///
 /// Owns its connection. `acquire`, `renew` and `release` are in the modules of these names.
 pub(crate) struct ScriptedServer {
-    pub(super) connection: Arc<Connection>,
+    pub(super) connection: Connection,
     pub(super) push_handler: Arc<PushHandler>,
     pub(super) clock: Clock,
     pub(super) keyspace: Keyspace,
@@ -89,7 +89,7 @@ impl ScriptedServer {
         let queue = Some(QueueChannel { channel, probe, keyspace: keyspace.clone() });
         let pushes = PushConfig { sink: push_handler.clone(), scope: scope.clone(), queue };
         let deadline = OpenDeadline::start(clock, limits.connect);
-        let connection = Arc::new(Connection::connect(target, clock, limits, pushes).await?);
+        let connection = Connection::connect(target, clock, limits, pushes).await?;
         let server = connection.server();
         // Without the right to scripts a lock could be acquired by plain `SET` but not released.
         let refusal = script::refusal(&connection, &keyspace, slot);
