@@ -152,8 +152,8 @@ impl Facts<'_> {
     }
 }
 
-/// The distance of a server's clock from `local`, by its answer to `TIME`. `None` if the answer is not a time. The difference of
-/// two distances is by how much two nodes of a quorum disagree on the expiry of a lease.
+/// The distance of a server's clock from `local`, by its answer to `TIME`. `None` if the answer is not a time. The
+/// difference of two distances is by how much two nodes of a quorum disagree on the expiry of a lease.
 pub(crate) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDistance> {
     let Value::Array(parts) = time else { return None };
     let [seconds, micros] = parts.as_slice() else { return None };

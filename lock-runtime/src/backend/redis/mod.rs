@@ -1,9 +1,9 @@
 //! The backend for Redis and Valkey, 6.2 or newer: one server, sentinels, a cluster, or a quorum of any of these.
 //!
-//! A lock is a string key that contains its holder's token and expires. `SET NX PX` acquires it and a compare-and-delete
-//! releases it. This is the format of redsync, node-redlock, redis-py, rslock and Spring, so a key can be shared with services
-//! in other languages. Processes of this library hand a contended lock over in the order of its wait queue, see
-//! [`wait_queue`](self::protocol::wait_queue).
+//! A lock is a string key that contains its holder's token and expires. `SET NX PX` acquires it and a
+//! compare-and-delete releases it. This is the format of redsync, node-redlock, redis-py, rslock and Spring, so a key
+//! can be shared with services in other languages. Processes of this library hand a contended lock over in the order
+//! of its wait queue, see [`wait_queue`](self::protocol::wait_queue).
 //!
 //! Each folder uses only those below it:
 //!
@@ -16,8 +16,9 @@
 //! net        byte streams, TLS, the I/O task, and the handshake
 //! ```
 //!
-//! At the bottom are values: `url` (endpoints), `keyspace` (names of keys), `hash_slot` and `slot_map`, `channel` (messages),
-//! `server_error` (what an error answer means), and `diagnostics` (settings by which a server could lose locks).
+//! At the bottom are values: `url` (endpoints), `keyspace` (names of keys), `hash_slot` and `slot_map`, `channel`
+//! (messages), `server_error` (what an error answer means), and `diagnostics` (settings by which a server could lose
+//! locks).
 
 mod channel;
 mod cluster;

@@ -151,9 +151,9 @@ pub(crate) fn script_failure(server: &str, text: &str) -> BackendError {
     BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy)
 }
 
-/// The code and detail of an error inside a script, as a command outside would have them. Up to 6.2 a server answers `ERR
-/// Error running script (call to f_<hash>): @user_script:9: CODE detail`, later ones `CODE detail
-/// script: <hash>, on @user_script:9.`
+/// The code and detail of an error inside a script, as a command outside would have them. Up to 6.2 a server answers
+/// `ERR Error running script (call to f_<hash>): @user_script:9: CODE detail`, later ones `CODE detail script:
+/// <hash>, on @user_script:9.`
 fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
     let inner = detail
         .strip_prefix("Error running script")

@@ -93,8 +93,8 @@ impl Endpoint {
         }
     }
 
-    /// `[user:password@]/path[?db=..]`, the form of redis-rs, redis-py and go-redis. The latter two also accept the login as
-    /// query parameters.
+    /// `[user:password@]/path[?db=..]`, the form of redis-rs, redis-py and go-redis. The latter two also accept the
+    /// login as query parameters.
     fn of_socket(rest: &str) -> Result<Self, LockError> {
         const FORM: &str = "write `redis+unix:///run/redis.sock?db=0`, with `user:password@` in front of the path where the server wants them";
         if rest.contains('#') {
