@@ -28,7 +28,7 @@
 //! A lease is believed until the send time of its last confirmed request plus the ttl, less 1 % and 2 ms
 //! of drift, on a clock that counts suspend; no answer is needed to stop believing. An annotated body
 //! is told a tenth of the ttl earlier (500 ms at most), by being dropped, and is never polled again.
-//! A watchdog renews the lease from a thread of its own while the lock is held. The lock is released
+//! A renewals renews the lease from a thread of its own while the lock is held. The lock is released
 //! on every way out: awaited when the body returns, in the background on panic and cancellation.
 //!
 //! # Features
@@ -61,14 +61,16 @@ pub mod __private;
 
 pub use api::guard::{LockGuard, Lost};
 pub use api::named_pools::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
-pub use api::pool::{Health, LockPool, PoolBuilder, ShutdownReport};
+pub use api::pool::{Health, LockPool, PoolBuilder};
 pub use api::request::LockRequest;
+pub use attribute::key_template::KeyPart;
 pub use attribute::return_type::FromLockError;
 pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
-pub use base::key::{Key, KeyPart};
+pub use base::key::Key;
 pub use base::options::{OnLost, ReleaseMode, Renew, Wait};
+pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///
 /// ```

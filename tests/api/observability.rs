@@ -41,7 +41,7 @@ async fn a_life_of_a_lock_is_told() {
     renewed[0].has(&[("lock", "order:<id>"), ("name", name), ("pool", "told")]);
     assert!((80..400).contains(&renewed[0].number("held_ms")), "{:?}", renewed[0]);
     let released = told.one("released");
-    released.has(&[("lock", "order:<id>"), ("name", name), ("still_ours", "true")]);
+    released.has(&[("lock", "order:<id>"), ("name", name), ("was_held", "true")]);
     assert!((400..2_000).contains(&released.number("held_ms")), "{released:?}");
     for nothing in ["contended", "lost", "not renewed yet", "not released yet"] {
         assert_eq!(told.all(nothing).len(), 0, "{nothing}");
@@ -62,7 +62,7 @@ async fn a_wait_is_told() {
     let contended = told.one("contended");
     contended.has(&[("lock", "order:7"), ("pool", "waits")]);
     assert_eq!(contended.fields.get("name"), None, "no function");
-    assert!((1..=500).contains(&contended.number("free_in_ms")), "{contended:?}");
+    assert!((1..=500).contains(&contended.number("expires_in_ms")), "{contended:?}");
     let acquired = told.one("acquired");
     acquired.has(&[("lock", "order:7"), ("fence", &fence)]);
     assert!((300..3_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
@@ -76,7 +76,7 @@ async fn a_wait_in_line_is_told() {
     let (one, two) = tokio::join!(settle(&pool, 7, ms(250)), settle(&pool, 7, Duration::ZERO));
     one.and(two).unwrap();
     let told = Told::of("line").await_events("released", 1).await;
-    told.one("handed on").has(&[("pool", "line")]);
+    told.one("handed off").has(&[("pool", "line")]);
     let waits: Vec<u64> =
         told.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
     assert!(waits[0] < 200 && (200..2_000).contains(&waits[1]), "{waits:?}");
@@ -95,11 +95,7 @@ async fn a_loss_is_told() {
     assert_eq!(lost.level, Level::WARN);
     assert!(lost.number("held_ms") < 2_000);
     drop(guard);
-    Told::of("losses")
-        .await_event("released")
-        .await
-        .one("released")
-        .has(&[("still_ours", "false")]);
+    Told::of("losses").await_event("released").await.one("released").has(&[("was_held", "false")]);
 }
 
 #[tokio::test]

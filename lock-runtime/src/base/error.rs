@@ -67,7 +67,7 @@ pub enum Progress {
 
 /// An error of a lock operation: one pointer, cheap to clone.
 ///
-/// Ask [`kind`](Self::kind), or one of the predicates. The text names the key's template, the pool,
+/// LockSpec [`kind`](Self::kind), or one of the predicates. The text names the key's template, the pool,
 /// the cause and what to do; it never shows a password.
 #[derive(Clone)]
 pub struct LockError(Arc<Inner>);
@@ -106,7 +106,7 @@ impl LockError {
     }
 
     #[cold]
-    pub(crate) fn shutdown() -> Self {
+    pub(crate) fn pool_closed() -> Self {
         Self::new(ErrorKind::PoolClosed, "the pool is shutting down")
             .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
     }

@@ -198,7 +198,7 @@ impl Ttl {
 
     /// How long a grant may be believed, counted from before its request was sent: the ttl less the
     /// drift (Redlock's 1 % + 2 ms).
-    pub(crate) const fn belief(self) -> Duration {
+    pub(crate) const fn validity(self) -> Duration {
         self.belief
     }
 
@@ -212,7 +212,7 @@ impl Ttl {
     fn shortest_renewed(drift_factor: f64) -> Duration {
         let is_kept = |length: &Duration| {
             let ttl = Self::new(*length, drift_factor);
-            ttl.is_ok_and(|ttl| ttl.get() / 3 <= ttl.longest_interval(notice(ttl, None)))
+            ttl.is_ok_and(|ttl| ttl.get() / 3 <= ttl.longest_interval(cancel_margin(ttl, None)))
         };
         (10..=1_000).map(Duration::from_millis).find(is_kept).unwrap_or(Duration::from_secs(1))
     }
@@ -220,7 +220,7 @@ impl Ttl {
 
 /// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
 /// hold, between 1 ms and 500 ms.
-fn notice(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
+fn cancel_margin(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
     let hold = max_hold.map_or(ttl.get(), |max_hold| max_hold.min(ttl.get()));
     (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
 }
@@ -288,7 +288,7 @@ impl Policy {
 
     fn renewals_come_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
         let Some(interval) = self.renew_every else { return Ok(()) };
-        let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.notice()));
+        let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.cancel_margin()));
         if interval > longest && renew == Renew::Auto {
             let shortest = Ttl::shortest_renewed(defaults.drift_factor);
             return Err(refused(
@@ -377,8 +377,8 @@ impl Policy {
     }
 
     /// How long before the end of belief a body is told.
-    pub(crate) fn notice(&self) -> Duration {
-        notice(self.ttl, self.max_hold)
+    pub(crate) fn cancel_margin(&self) -> Duration {
+        cancel_margin(self.ttl, self.max_hold)
     }
 }
 
@@ -408,8 +408,8 @@ mod tests {
                         continue;
                     };
                     accepted += 1;
-                    let last_call = policy.ttl.belief() - policy.notice();
-                    assert!(last_call > policy.notice(), "{case}");
+                    let last_call = policy.ttl.validity() - policy.cancel_margin();
+                    assert!(last_call > policy.cancel_margin(), "{case}");
                     if let Some(interval) = policy.renew_every {
                         assert!(last_call - interval >= interval / 2, "{case}");
                     }

@@ -22,7 +22,7 @@ use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::options::Wait;
 use crate::base::sync::scheduler;
-use crate::queue::permit;
+use crate::lock::acquire::run;
 
 mod model_store;
 
@@ -40,15 +40,15 @@ struct Scene {
     /// How often somebody deletes the key.
     deletes: usize,
     /// Whether somebody has the lock from the beginning, and holds until all are served or have given up.
-    /// If its key is deleted it does not notice.
+    /// If its key is deleted it does not cancel_margin.
     clings: bool,
-    /// Whether waiters differ in what they ask for, so that not everybody can hand on to everybody.
+    /// Whether waiters differ in what they spec for, so that not everybody can hand on to everybody.
     mixed: bool,
     /// How many more want this key and others.
     pairs: usize,
     /// How often requests for several keys give back what is kept for them.
     gives_way: usize,
-    /// Whether holders of the key ask for the one before it, too.
+    /// Whether holders of the key spec for the one before it, too.
     nests: bool,
     shuts_down: bool,
     hands_on: bool,
@@ -188,8 +188,8 @@ fn act(scene: Scene) -> usize {
     }
     if let Some(guard) = clinging {
         if scene.deletes == 0 {
-            let other = &pools[1].engine();
-            block_on(other.registry.idle());
+            let other = &pools[1].core();
+            block_on(other.tracker.idle());
             assert!(other.queue.is_empty(), "the line stays for nobody");
         }
         floor.leave(&guard);
@@ -211,13 +211,13 @@ fn nothing_is_left(pools: &[LockPool], server: &Server) {
     // What arrives last may lead to something.
     for _ in 0..2 {
         for pool in pools {
-            block_on(pool.engine().registry.idle());
+            block_on(pool.core().tracker.idle());
         }
         block_on(server.settled());
     }
     for pool in pools {
         // The last lease ends just before its line does. Were a line left, shuttle would run out of steps.
-        while !pool.engine().queue.is_empty() {
+        while !pool.core().queue.is_empty() {
             thread::yield_now();
         }
     }
@@ -233,8 +233,8 @@ fn a_while() {
 
 /// The time is over for which requests of `pool` for several keys keep some of them.
 fn give_way(pool: &LockPool) {
-    let engine = pool.engine();
-    permit::call(engine, engine.queue.all_give_way());
+    let core = pool.core();
+    run::pass_on(core, core.queue.end_all_reservations());
 }
 
 /// Takes the key before the one that is held. Clocks stand still, so it sees to it that the others give way.
@@ -302,7 +302,7 @@ async fn wait_and_hold(
         nested(pool).await;
     }
     floor.leave(&guard);
-    let view = guard.view();
+    let view = guard.borrowed();
     match thread_rng().gen_range(0..3) {
         0 => drop(guard),
         1 => drop(guard.release()),
@@ -350,7 +350,7 @@ impl Floor {
             crowd.last_fence = Some((owner, fence));
         }
         crowd.handed_on += usize::from(crowd.last_owner.replace(owner) == Some(owner));
-        crowd.here.push(guard.view());
+        crowd.here.push(guard.borrowed());
     }
 
     fn leave(&self, guard: &LockGuard) {

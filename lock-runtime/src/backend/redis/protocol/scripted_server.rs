@@ -108,11 +108,11 @@ impl ScriptedServer {
         }
         if let Some(info) = info? {
             for warning in diagnostics::warnings(&server, keyspace.is_of_server(), &info, &[]) {
-                events::weak_store(&server, &warning);
+                events::backend_warning(&server, &warning);
             }
         }
         if let Some(warning) = connection.warning() {
-            events::weak_store(&server, &warning);
+            events::backend_warning(&server, &warning);
         }
         let channel = connection.push_support().queue.then_some(channel);
         Ok(Self { connection, push_handler, clock, keyspace, contended, channel, scope })

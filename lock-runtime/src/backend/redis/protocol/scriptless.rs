@@ -122,7 +122,7 @@ impl Scriptless {
         }
         events::without_scripts(&server, reason);
         if let Some(warning) = connection.warning() {
-            events::weak_store(&server, &warning);
+            events::backend_warning(&server, &warning);
         }
         let text = format!(
             "Redis at {server} runs no scripts ({reason}): locks have no fences and no wait queue between processes"

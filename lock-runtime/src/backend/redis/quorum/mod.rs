@@ -84,7 +84,7 @@ impl Quorum {
         }
         let of_connections = quorum.0.connection_warnings();
         for warning in diagnostics::warnings(&reports).into_iter().chain(of_connections) {
-            events::weak_store("the quorum", &warning);
+            events::backend_warning("the quorum", &warning);
         }
         Ok(quorum)
     }
