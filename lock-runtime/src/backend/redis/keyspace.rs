@@ -10,8 +10,8 @@ use crate::base::key::Key;
 /// The suffix of a lock's wait queue.
 const QUEUE: &str = ":lock_runtime:line";
 
-/// The counter of all fencing tokens of a database, or of a slot. One counter instead of one per lock bounds the store's
-/// memory.
+/// The counter of all fencing tokens of a database, or of a slot. One counter instead of one per lock bounds the
+/// store's memory.
 const FENCE_COUNTER: &str = "lock_runtime:fence";
 
 /// A lock that no process takes, for checking the user's rights.
@@ -35,7 +35,8 @@ impl BallotLog {
     pub(crate) const OF_SERVER: Self =
         Self { key: Cow::Borrowed(Self::NAME), max_entries: 100_000, max_idle: 100_000 };
 
-    /// The log of one of the 16,384 slots of a cluster. The limits are smaller, so that the total is bounded by the held locks.
+    /// The log of one of the 16,384 slots of a cluster. The limits are smaller, so that the total is bounded by the
+    /// held locks.
     pub(crate) fn of_slot(locks: &[Key]) -> Self {
         let slot = locks.first().map_or(0, |lock| slot_of(lock.as_str()));
         Self { key: in_slot(slot, Self::NAME), max_entries: 1_000, max_idle: 16 }
@@ -49,10 +50,11 @@ impl BallotLog {
 
 /// Names the keys that belong to a lock. Clones share what the server has shown.
 ///
-/// All processes must agree on the names, so the server decides them and not the URL. Where a script may use keys of several
-/// slots, the names have no tag. Where it may not, each name has the hash tag of its lock's slot. A server answers all
-/// processes alike, so the fencing tokens of a slot come from one counter. A server that begins to check slots abandons the counter
-/// without a tag; the tokens continue to grow by its clock, as after the loss of a counter (`fence.lua`).
+/// All processes must agree on the names, so the server decides them and not the URL. Where a script may use keys of
+/// several slots, the names have no tag. Where it may not, each name has the hash tag of its lock's slot. A server
+/// answers all processes alike, so the fencing tokens of a slot come from one counter. If a server begins to check
+/// slots, the counter without a tag is abandoned. The tokens continue to grow by the server's clock, as after the
+/// loss of a counter (`fence.lua`).
 #[derive(Clone, Debug)]
 pub(crate) struct Keyspace {
     fence_counter: String,

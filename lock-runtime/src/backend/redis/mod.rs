@@ -1,25 +1,24 @@
-//! Redis and Valkey, 6.2 or newer, in the ways that people deploy them.
+//! The backend for Redis and Valkey, 6.2 or newer: one server, sentinels, a cluster, or a quorum of any of these.
 //!
-//! A lock is a plain string key that holds its owner's token and expires: `SET NX PX` to take it, a
-//! compare-and-delete to free it. This is the format of redsync, node-redlock, redis-py, rslock
-//! and Spring, so that a key can be shared with services in other languages. Our own processes hand a
-//! lock that is waited for to each other by its [`line`].
+//! A lock is a string key that contains its holder's token and expires. `SET NX PX` acquires it and a
+//! compare-and-delete releases it. This is the format of redsync, node-redlock, redis-py, rslock and Spring, so a key
+//! can be shared with services in other languages. Processes of this library hand a contended lock over in the order
+//! of its wait queue, see [`wait_queue`](self::protocol::wait_queue).
 //!
-//! From the URL to the wire:
+//! Each folder uses only those below it:
 //!
 //! ```text
-//! redis://                      server    the locks of one server
-//! redis+sentinel:// service ─────┤  ├─ resolver, sentinel: which server that is
-//! redis+cluster://  cluster ─────┘  ├─ replicas    whether they have what was granted
-//!                    └─ slots       └─ node    one connection, kept up ── stream, tls: its bytes
-//! redlock://        quorum               ├─ login   its greeting
-//!                    └─ node, cluster    └─ ears    what the server says without being asked ── shard
-//! without scripts   plain     the same locks by plain commands
-//!                    └─ desk    read, compare, write on a connection of its own ── spare
+//! quorum     redlock://: majorities of independent nodes
+//! cluster    redis+cluster://: sends each request to the server of its slot
+//! protocol   how a lock is kept: scripts with a wait queue, or plain commands
+//! conn       a connection that is re-established, a dedicated one for WATCH, and pushes
+//! discovery  the address of the server: fixed, or from sentinels
+//! net        byte streams, TLS, the I/O task, and the handshake
 //! ```
 //!
-//! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
-//! lose locks.
+//! At the bottom are values: `url` (endpoints), `keyspace` (names of keys), `hash_slot` and `slot_map`, `channel`
+//! (messages), `server_error` (what an error answer means), and `diagnostics` (settings by which a server could lose
+//! locks).
 
 mod channel;
 mod cluster;
@@ -46,11 +45,11 @@ use self::protocol::scripted::Scripted;
 use self::protocol::scripted_server::ConnectError;
 use self::protocol::scriptless::{Reason, Scriptless};
 use self::quorum::Quorum;
-use self::url::{Endpoint, Scripts};
+use self::url::{Endpoint, ScriptMode};
 use crate::backend::{BackendConfig, DynBackend};
 use crate::base::error::LockError;
 
-/// Opens the store at `url`, whose scheme is one of this folder's.
+/// Opens the store at `url`, which has one of the Redis schemes.
 pub(crate) async fn open(
     url: &str,
     config: BackendConfig<'_>,
@@ -73,12 +72,12 @@ pub(crate) async fn open(
     let dialer = Dialer::new(Endpoint::parse(url)?.of_pool(config)?).await?;
     let config = config.with_connect_timeout(dialer.endpoint().connect_timeout);
     let scripts = dialer.endpoint().scripts;
-    let reason = if scripts == Scripts::Off {
+    let reason = if scripts == ScriptMode::Off {
         Reason::Disabled
     } else {
         match Scripted::connect(dialer.clone(), names.clone(), config).await? {
             Ok(scripted) => return Ok(Arc::new(scripted)),
-            Err(ConnectError::NoScripts(refusal)) if scripts != Scripts::On => {
+            Err(ConnectError::NoScripts(refusal)) if scripts != ScriptMode::On => {
                 Reason::Refused(refusal)
             }
             Err(error) => return Err(LockError::backend(error.into_error())),

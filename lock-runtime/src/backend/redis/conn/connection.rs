@@ -63,8 +63,8 @@ struct ConnectHistory {
 }
 
 impl ConnectHistory {
-    /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may be
-    /// at the address by then.
+    /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
+    /// be at the address by then.
     fn hang_up(&self) -> HangUp {
         const EVERY: u32 = 8;
         match self.dialect {
@@ -75,8 +75,8 @@ impl ConnectHistory {
         }
     }
 
-    /// The time limit of the next attempt: four times the duration of the last successful one, as an attempt that hangs is better
-    /// repeated. It doubles with each failure, as the link may have become slower.
+    /// The time limit of the next attempt: four times the duration of the last successful one, as an attempt that
+    /// hangs is better repeated. It doubles with each failure, as the link may have become slower.
     fn limit(&self, limits: Limits) -> Duration {
         let Some(took) = self.took else { return limits.connect };
         let usual = took.saturating_mul(4).max(limits.request);
@@ -348,7 +348,8 @@ impl ConnectionState {
         }
     }
 
-    /// Answers arrive in the order of the requests: the answer to a request sent at `sent` shows that all earlier ones were served.
+    /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones
+    /// were served.
     fn note_answer(&self, sent: Instant) {
         if let LinkState::Up(Link { unanswered, .. }) = &mut *self.link() {
             if unanswered.since.is_some_and(|since| since <= sent) {

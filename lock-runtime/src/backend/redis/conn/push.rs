@@ -18,7 +18,8 @@ pub(crate) struct UnclaimedGrant {
     pub(crate) owner: Owner,
 }
 
-/// Passes the pushes of all connections of a pool to its [`Notifier`]. Methods run on the connections' tasks and never block.
+/// Passes the pushes of all connections of a pool to its [`Notifier`]. Methods run on the connections' tasks and
+/// never block.
 ///
 /// Pushes that arrive before [`subscribe`](Self::subscribe) are dropped.
 pub(crate) struct PushHandler {
@@ -30,7 +31,8 @@ pub(crate) struct PushHandler {
 }
 
 impl PushHandler {
-    /// Sends grants for unknown owners to `unclaimed`. `on_contended` receives each key for which a waiter has been seen.
+    /// Sends grants for unknown owners to `unclaimed`. `on_contended` receives each key for which a waiter has been
+    /// seen.
     pub(crate) fn new(
         unclaimed: UnboundedSender<UnclaimedGrant>,
         on_contended: impl Fn(&str) + Send + Sync + 'static,
@@ -51,8 +53,9 @@ impl PushHandler {
         }
     }
 
-    /// Registers `owners` whose first claim enters the queue, until the returned value is dropped. The pool knows a token
-    /// only after the answer to its claim, and the message that grants the lock may arrive before the answer is handled.
+    /// Registers `owners` whose first claim enters the queue, until the returned value is dropped. The pool knows a
+    /// token only after the answer to its claim. The message that grants the lock may arrive before the answer is
+    /// handled.
     pub(crate) fn expect(&self, owners: Vec<Owner>) -> PendingClaims<'_> {
         if !owners.is_empty() {
             self.pending_claims().extend(owners.iter().map(|owner| (*owner, false)));
@@ -78,9 +81,8 @@ impl PushHandler {
                     match self.pending_claims().get_mut(&owner) {
                         Some(is_head) => *is_head = true,
                         None => {
-                            drop(
-                                self.unclaimed.send(UnclaimedGrant { key: key.to_owned(), owner }),
-                            );
+                            let grant = UnclaimedGrant { key: key.to_owned(), owner };
+                            let _ = self.unclaimed.send(grant);
                         }
                     }
                 }

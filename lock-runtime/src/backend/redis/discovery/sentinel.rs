@@ -1,8 +1,9 @@
 //! The current master of a service, according to its sentinels.
 //!
-//! One connection to each sentinel is kept open. Each sentinel is queried every second, when it publishes that the master has
-//! changed, and whenever a connection to the master is made. The answer with the latest configuration epoch counts: other
-//! sentinels learn of a failover up to seconds later and still name the old master, which may still answer.
+//! One connection to each sentinel is kept open. Each sentinel is queried every second, when it publishes that the
+//! master has changed, and whenever a connection to the master is made. The answer with the latest configuration
+//! epoch counts: other sentinels learn of a failover up to seconds later and still name the old master, which may
+//! still answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -349,8 +350,8 @@ impl SentinelConnection {
             command.arg(name).arg(service);
             command
         };
-        // The epoch is read first. After a failover between the two commands the new master is recorded with the old epoch,
-        // which the next query corrects. The old master is never recorded with the new epoch.
+        // The epoch is read first. After a failover between the two commands the new master is recorded with the old
+        // epoch, which the next query corrects. The old master is never recorded with the new epoch.
         let (details, address) = (command("MASTER"), command("GET-MASTER-ADDR-BY-NAME"));
         let mut second = self.requests.clone();
         let (details, address) = tokio::join!(biased;

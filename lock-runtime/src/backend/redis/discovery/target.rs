@@ -32,8 +32,8 @@ impl Target {
         }
     }
 
-    /// The check of a new connection. `replica` is the error by which the last server has shown that it is a replica, until
-    /// a master is found.
+    /// The check of a new connection. `replica` is the error by which the last server has shown that it is a replica,
+    /// until a master is found.
     pub(crate) fn role_check(&self, replica: Option<BackendError>) -> RoleCheck {
         match (self, replica) {
             (Self::Sentinels(_), _) => RoleCheck::Master,

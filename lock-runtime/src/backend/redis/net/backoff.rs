@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::base::jitter;
 
-/// The pauses between connections to one server, with jitter. The upper bound doubles with each pause until a connection has
-/// served requests.
+/// The pauses between connections to one server, with jitter. The upper bound doubles with each pause until a
+/// connection has served requests.
 ///
 /// A completed log-in does not count as service: otherwise a server that accepts log-ins and then hangs up would be
 /// dialled in a tight loop.

@@ -36,7 +36,8 @@ pub(crate) struct PushConfig {
 /// How the wait queues of the server notify a pool.
 pub(crate) struct QueueChannel {
     pub(crate) channel: Channel,
-    /// Builds a command that checks whether this user has all rights that a wait queue needs, with a key of the given slot.
+    /// Builds a command that checks whether this user has all rights that a wait queue needs, with a key of the given
+    /// slot.
     pub(crate) probe: Box<dyn Fn(u16) -> Cmd + Send + Sync>,
     /// The keys of `probe`.
     pub(crate) keyspace: Keyspace,
@@ -96,8 +97,8 @@ impl Handshake<'_> {
         if self.hang_up == HangUp::Fail {
             return Err(refused(self.dialer, hung_up));
         }
-        // Some proxies hang up on unknown commands, but so does a server that is shutting down. The second full handshake keeps a
-        // server that has come back from being treated as a proxy.
+        // Some proxies hang up on unknown commands, but so does a server that is shutting down. The second full
+        // handshake keeps a server that has come back from being treated as a proxy.
         let (mut requests, io) = log_in_minimal(self.dialer, self.progress).await?;
         if let Ok(opened) = self.run_full().await? {
             return Ok(opened);

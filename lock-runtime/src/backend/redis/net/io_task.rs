@@ -1,7 +1,7 @@
 //! The I/O of one connection: a task on the driver, which a requesting thread may run instead.
 //!
-//! A request from another thread is written by that thread and does not wait until the driver wakes up. The answer is read by
-//! the driver's task.
+//! A request from another thread is written by that thread and does not wait until the driver wakes up. The answer is
+//! read by the driver's task.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -96,8 +96,8 @@ impl SharedIo {
         .await;
     }
 
-    /// Awaits `request`, and runs the I/O on this thread after the request's first poll if the task runs on another one. On
-    /// the task's thread the task writes many requests at once.
+    /// Awaits `request`, and runs the I/O on this thread after the request's first poll if the task runs on another
+    /// one. On the task's thread the task writes many requests at once.
     pub(crate) async fn run_inline<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
         if self.is_task_thread() { request.await } else { self.write_inline(request).await }
     }

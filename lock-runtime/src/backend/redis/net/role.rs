@@ -36,7 +36,8 @@ impl RoleCheck {
             (Self::NotReplica(failure), Ok(role)) if is_role(&role, "slave") => {
                 Err(failure.clone())
             }
-            // `ROLE` may be forbidden to the user or unknown to a proxy. The next request shows whether this is a replica.
+            // `ROLE` may be forbidden to the user or unknown to a proxy. The next request shows whether this is a
+            // replica.
             (Self::Skip | Self::NotReplica(_), _) => Ok(()),
         }
     }

@@ -1,16 +1,17 @@
 //! The channel of a pool in one shard of a cluster. A message on it reaches that shard's servers only.
 //!
-//! A shard channel is subscribed to and published on at the server that has the slot of its name (`SSUBSCRIBE`, `SPUBLISH`,
-//! Redis 7.0). Each connection to a server of a cluster therefore searches for four digits that place the name of the pool's
-//! channel in a slot of that server. The tokens stored at that server end with these digits. If the shard channel
-//! cannot be used, a message goes to the channel without the digits, which reaches all connections of the pool.
+//! A shard channel is subscribed to and published on at the server that has the slot of its name (`SSUBSCRIBE`,
+//! `SPUBLISH`, Redis 7.0). So each connection to a server of a cluster searches for four digits that place the name
+//! of the pool's channel in a slot of that server. The tokens stored at that server end with these digits. If the
+//! shard channel cannot be used, a message goes to the channel without the digits, which reaches all connections of
+//! the pool.
 //!
-//! The digits only route messages. A key that has moved with its slot keeps the digits of the server that stored it, and its
-//! holder is notified over the pool's channel. So is the owner of a moved entry of a wait queue. If that owner has sent a
-//! new claim meanwhile, the message is for a token that was given up, and the lock is passed on.
+//! The digits only route messages. A key that has moved with its slot keeps the digits of the server that stored it.
+//! Its holder is notified over the pool's channel. So is the owner of a moved entry of a wait queue. If that owner
+//! has sent a new claim meanwhile, the message is for a token that was given up, and the lock is passed on.
 //!
-//! When the slot of the name leaves the server, the connection ends (see [`shard_stream`](super::shard_stream)); the next
-//! connection finds other digits.
+//! When the slot of the name leaves the server, the connection ends (see [`shard_stream`](super::shard_stream)); the
+//! next connection finds other digits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -28,8 +29,9 @@ use crate::backend::redis::slot_map::{Address, SlotMap};
 pub(crate) enum MessageScope {
     /// All: the server has all keys.
     AllSlots,
-    /// Messages about keys in the slots of the server at `address`. The servers of a cluster forward each message to each
-    /// other, so the connections to the others deliver copies. A copy may arrive after the lock has been released.
+    /// Messages about keys in the slots of the server at `address`. The servers of a cluster forward each message to
+    /// each other, so the connections to the others deliver copies. A copy may arrive after the lock has been
+    /// released.
     OwnedSlots { slots: Arc<SlotMap>, address: Address, shard: ShardChannel },
 }
 
@@ -75,7 +77,7 @@ impl ShardChannel {
         channel.in_shard(self.0.load(Ordering::Relaxed))
     }
 
-    /// Subscribes `connection` to a shard channel whose slot `is_here`.
+    /// Subscribes `connection` to a shard channel. `is_here`: whether the server has a slot.
     async fn subscribe(
         &self,
         connection: &mut MultiplexedConnection,

@@ -1,4 +1,5 @@
-//! TLS connections by rustls. Certificate files are read once; server certificates are verified unless the URL says `?insecure`.
+//! TLS connections by rustls. Certificate files are read once; server certificates are verified unless the URL says
+//! `?insecure`.
 
 use std::io;
 use std::sync::Arc;

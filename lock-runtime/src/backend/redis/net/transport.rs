@@ -26,8 +26,8 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// The wait for one address before the next one is tried in parallel: the Connection Attempt Delay of RFC 8305.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// The wait for all addresses before each is tried once more in parallel. The first packets may have gone to a host that
-/// another one has replaced since.
+/// The wait for all addresses before each is tried once more in parallel. The first packets may have gone to a host
+/// that another one has replaced since.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

@@ -31,12 +31,12 @@ impl FenceBlock {
         let now = clock::wall_micros();
         let first = now.max(promised + 1);
         let last = first + u64::from(count.max(1)) - 1;
-        let prelude = Duration::from_micros(last.saturating_sub(now));
-        if prelude <= MAX_AHEAD {
+        let ahead = Duration::from_micros(last.saturating_sub(now));
+        if ahead <= MAX_AHEAD {
             return Ok(Self { first, last });
         }
         let text =
-            format!("a node has seen a fence that is {prelude:?} prelude of this machine's clock");
+            format!("a node has seen a fence that is {ahead:?} ahead of this machine's clock");
         Err(BackendError::new(FailureKind::NotApplied, text).remedy(SYNCHRONISE))
     }
 }
@@ -58,6 +58,6 @@ mod tests {
     #[test]
     fn numbers_far_ahead_of_the_clock_are_not_proposed() {
         let error = FenceBlock::above(clock::wall_micros() + 3_600_000_000, 1).unwrap_err();
-        assert!(error.message().contains("prelude of this machine's clock"), "{error}");
+        assert!(error.message().contains("ahead of this machine's clock"), "{error}");
     }
 }

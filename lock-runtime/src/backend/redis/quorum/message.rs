@@ -151,10 +151,10 @@ impl BallotRequest {
             },
             [Value::Int(3), Value::BulkString(clock)] => {
                 let last = self.block.map_or(0, |block| block.last);
-                let prelude = last.saturating_sub(number_in(clock).unwrap_or(last));
+                let ahead = last.saturating_sub(number_in(clock).unwrap_or(last));
                 let text = format!(
-                    "the proposed fence is {:?} prelude of a node's clock",
-                    Duration::from_micros(prelude)
+                    "the proposed fence is {:?} ahead of a node's clock",
+                    Duration::from_micros(ahead)
                 );
                 Vote::Failed(BackendError::new(FailureKind::Rejected, text).remedy(SYNCHRONISE))
             }
