@@ -57,7 +57,7 @@ impl LockPool {
     /// Settings for a pool on the store at `url`.
     pub fn builder(url: impl Into<String>) -> PoolBuilder {
         PoolBuilder {
-            origin: Origin::Url(url.into()),
+            origin: StoreSource::Url(url.into()),
             key_prefix: String::new(),
             defaults: Defaults::default(),
             request_timeout: Duration::from_secs(1),
@@ -74,7 +74,7 @@ impl LockPool {
 
     /// Settings for a pool on a store of your own.
     pub fn with_backend(backend: impl Backend) -> PoolBuilder {
-        PoolBuilder { origin: Origin::Given(Arc::new(backend)), ..Self::builder("") }
+        PoolBuilder { origin: StoreSource::Given(Arc::new(backend)), ..Self::builder("") }
     }
 
     /// A request for the lock of `key`.
@@ -139,7 +139,7 @@ impl LockPool {
 #[derive(Debug)]
 #[must_use = "call `connect` to get the pool"]
 pub struct PoolBuilder {
-    origin: Origin,
+    origin: StoreSource,
     key_prefix: String,
     defaults: Defaults,
     request_timeout: Duration,
@@ -153,12 +153,12 @@ pub struct PoolBuilder {
     drive: Drive,
 }
 
-enum Origin {
+enum StoreSource {
     Url(String),
     Given(Arc<dyn DynBackend>),
 }
 
-impl std::fmt::Debug for Origin {
+impl std::fmt::Debug for StoreSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The URL may hold a password.
         f.write_str(match self {
@@ -346,7 +346,7 @@ impl PoolBuilder {
             ));
         }
         let store = match self.origin {
-            Origin::Url(url) => {
+            StoreSource::Url(url) => {
                 let key_prefix = self.key_prefix.clone();
                 let (request_timeout, node_timeout) = (self.request_timeout, self.node_timeout);
                 let (credentials, of_sentinels) = (self.credentials, self.sentinel_credentials);
@@ -364,7 +364,7 @@ impl PoolBuilder {
                 };
                 driver.run(opened).await??
             }
-            Origin::Given(_)
+            StoreSource::Given(_)
                 if self.credentials.is_some() || self.sentinel_credentials.is_some() =>
             {
                 return Err(LockError::new(
@@ -373,7 +373,7 @@ impl PoolBuilder {
                 )
                 .remedy("give the credentials to the store, and leave `.credentials(..)` out"));
             }
-            Origin::Given(store) => store,
+            StoreSource::Given(store) => store,
         };
         let config = PoolConfig {
             key_prefix: self.key_prefix.into(),

@@ -2,9 +2,9 @@
 //!
 //! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -15,12 +15,14 @@ use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{Fence, Fences};
 use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::{Policy, Ttl, Wait};
+use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
 use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::events::Origin;
-use crate::exec::panic_boundary;
+use crate::lease::grant::Grant;
+use crate::lease::listeners::Listeners;
+use crate::lease::offer::Offer;
 use crate::queue::key_queue::Holder;
 use crate::queue::permit::KeyPermit;
 
@@ -62,24 +64,6 @@ pub(crate) struct Lease {
     renewed: Notify,
 }
 
-/// Whether the caller has picked up its grant. One exchange decides between the pick-up and the withdrawal.
-#[derive(Debug, Default)]
-struct Offer(AtomicU8);
-
-impl Offer {
-    const OPEN: u8 = 0;
-    const PICKED_UP: u8 = 1;
-    const WITHDRAWN: u8 = 2;
-
-    fn is_open(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::OPEN
-    }
-
-    fn end(&self, how: u8) -> bool {
-        self.0.compare_exchange(Self::OPEN, how, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-}
-
 #[derive(Debug)]
 struct State {
     phase: Phase,
@@ -89,7 +73,6 @@ struct State {
     /// The answer to the last renewal, if it was no confirmation.
     unconfirmed: Option<Box<BackendError>>,
     listeners: Listeners,
-    last_listener: u64,
     /// Reserved for later holders of this process.
     fences: Option<Fences>,
     permits: Vec<KeyPermit>,
@@ -147,25 +130,6 @@ pub(crate) enum Ending {
     Released,
 }
 
-/// The tasks that listen for the end of a lease, by growing numbers. The end of the lease takes them out, and wakes each
-/// once.
-#[derive(Debug, Default)]
-#[must_use = "a listener that is not woken never resolves"]
-pub(crate) struct Listeners(Vec<(u64, Waker)>);
-
-impl Listeners {
-    fn find(&self, id: u64) -> Option<usize> {
-        self.0.binary_search_by_key(&id, |listener| listener.0).ok()
-    }
-
-    /// Wakes all of them. Not under a lock: a waker is code of the program.
-    pub(crate) fn wake(self) {
-        for (_, waker) in self.0 {
-            panic_boundary::wake(waker);
-        }
-    }
-}
-
 /// One listener of a lease. Dropping it removes its waker, except in a process that was forked from its own.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -213,52 +177,13 @@ pub(crate) enum RenewalAction {
     Over,
 }
 
-/// What the process holds at the store, from a grant to the release, across hand-offs between its tasks.
-#[derive(Debug)]
-pub(crate) struct Grant {
-    pub(crate) owner: Owner,
-    /// When the request of the grant was sent.
-    pub(crate) since: Instant,
-    /// When the store has forgotten all requests of this owner that were never answered, if there are any.
-    pub(crate) ambiguous_until: Option<Instant>,
-    valid_until: Instant,
-    stored_until: Instant,
-    /// `None` for a new grant.
-    next_renewal: Option<Instant>,
-    fences: Option<Fences>,
-    permits: Vec<KeyPermit>,
-}
-
-impl Grant {
-    /// The grant of a request that was sent at `sent`.
-    pub(crate) fn new(
-        owner: Owner,
-        ambiguous_until: Option<Instant>,
-        policy: &Policy,
-        sent: Instant,
-        fences: Option<Fences>,
-        permits: Vec<KeyPermit>,
-    ) -> Self {
-        Self {
-            owner,
-            since: sent,
-            ambiguous_until,
-            valid_until: sent + policy.ttl.validity(),
-            stored_until: sent + policy.kept_for(),
-            next_renewal: None,
-            fences,
-            permits,
-        }
-    }
-}
-
 impl Lease {
     /// A lease of `grant`, number `id` of the pool. The wait for it began at `requested_at`.
     pub(crate) fn new(
         id: u64,
         pool: Arc<str>,
         spec: Arc<LockSpec>,
-        mut tenure: Grant,
+        mut grant: Grant,
         requested_at: Instant,
         clock: Clock,
     ) -> Self {
@@ -269,11 +194,11 @@ impl Lease {
         };
         let offered_until = wait_ends.max(granted_at + spec.policy.ttl.get());
         let limit = spec.policy.max_hold.map(|max_hold| granted_at + max_hold);
-        let valid_until = limit.map_or(tenure.valid_until, |limit| limit.min(tenure.valid_until));
+        let valid_until = limit.map_or(grant.valid_until, |limit| limit.min(grant.valid_until));
         let fence =
-            if spec.policy.fencing { tenure.fences.as_mut().and_then(Fences::take) } else { None };
+            if spec.policy.fencing { grant.fences.as_mut().and_then(Fences::take) } else { None };
         let first_renewal =
-            || spec.policy.renew_every.map(|every| jitter::early(tenure.since, every, id));
+            || spec.policy.renew_every.map(|every| jitter::early(grant.since, every, id));
         Self {
             id,
             pool,
@@ -283,24 +208,23 @@ impl Lease {
             renew_every: spec.policy.renew_every,
             limit,
             cancel_margin: spec.policy.cancel_margin(),
-            owner: tenure.owner,
-            granted_to_process_at: tenure.since,
-            ambiguous_until: tenure.ambiguous_until,
+            owner: grant.owner,
+            granted_to_process_at: grant.since,
+            ambiguous_until: grant.ambiguous_until,
             clock,
             offer: Offer::default(),
             offered_until,
             valid_until: AtomicU64::new(valid_until.as_nanos()),
-            stored_until: AtomicU64::new(tenure.stored_until.as_nanos()),
+            stored_until: AtomicU64::new(grant.stored_until.as_nanos()),
             scheduled_at: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::Held,
                 loss: None,
-                next_renewal: tenure.next_renewal.or_else(first_renewal),
+                next_renewal: grant.next_renewal.or_else(first_renewal),
                 unconfirmed: None,
                 listeners: Listeners::default(),
-                last_listener: 0,
-                fences: tenure.fences,
-                permits: tenure.permits,
+                fences: grant.fences,
+                permits: grant.permits,
             }),
             renewed: Notify::new(),
             spec,
@@ -338,7 +262,7 @@ impl Lease {
         state.phase = Phase::Transferred;
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
-        let tenure = Grant {
+        let grant = Grant {
             owner: self.owner,
             since: self.granted_to_process_at,
             ambiguous_until: None,
@@ -348,7 +272,7 @@ impl Lease {
             fences: state.fences,
             permits: std::mem::take(&mut state.permits),
         };
-        Some((tenure, listeners))
+        Some((grant, listeners))
     }
 
     /// The caller has the lease. `false` if the grant was withdrawn before.
@@ -420,30 +344,18 @@ impl Lease {
         if let Some(ending) = state.ending() {
             return Poll::Ready(ending);
         }
-        if let Some(at) = listener.and_then(|id| state.listeners.find(id)) {
-            let (_, waker) = &mut state.listeners.0[at];
-            if !waker.will_wake(cx.waker()) {
-                let stale = std::mem::replace(waker, cx.waker().clone());
-                // The last waker of a task may drop it, and another listener with it.
-                drop(state);
-                drop(stale);
-            }
-            return Poll::Pending;
-        }
-        state.last_listener += 1;
-        let id = state.last_listener;
-        state.listeners.0.push((id, cx.waker().clone()));
-        *listener = Some(id);
+        let replaced = state.listeners.register(listener, cx.waker());
+        drop(state);
+        drop(replaced);
         Poll::Pending
     }
 
     fn forget_listener(&self, listener: Option<u64>) {
         let Some(id) = listener else { return };
         let mut state = self.state();
-        let forgotten = state.listeners.find(id).map(|at| state.listeners.0.remove(at));
-        // As in `poll_lost`.
+        let removed = state.listeners.remove(id);
         drop(state);
-        drop(forgotten);
+        drop(removed);
     }
 
     /// Ends validity at once, unless the lease is released already. Returns whether this call did.

@@ -1,7 +1,10 @@
 //! What a grant is worth: its validity, its renewals, and what of it is still under way.
 
+pub(crate) mod grant;
 pub(crate) mod held_lease;
 #[expect(clippy::module_inception, reason = "one noun per file")]
 pub(crate) mod lease;
+mod listeners;
+mod offer;
 pub(crate) mod renewal;
 pub(crate) mod tracker;

@@ -29,9 +29,6 @@ use crate::lock::waiter::LockWaiter;
 use crate::lock::wakeups;
 use crate::queue::wait_queue::WaitQueues;
 
-/// The wait queues of a pool.
-pub(crate) type Queues = WaitQueues<LockWaiter>;
-
 /// A pool: its store, its driver, and the state of its locks.
 ///
 /// Dropping the last reference ends its background tasks. Leases and permits keep it alive.
@@ -40,7 +37,7 @@ pub(crate) struct PoolCore {
     name: OnceCell<Arc<str>>,
     pub(crate) config: PoolConfig,
     pub(crate) capabilities: Capabilities,
-    pub(crate) queue: Arc<Queues>,
+    pub(crate) queue: Arc<WaitQueues<LockWaiter>>,
     pub(crate) renewals: Arc<RenewalScheduler>,
     pub(crate) tracker: Arc<LeaseTracker>,
     pub(crate) outgoing: Batcher<Outgoing>,
@@ -78,7 +75,7 @@ impl PoolCore {
     pub(crate) fn start(config: PoolConfig) -> Arc<Self> {
         let PoolConfig { clock, request_timeout, max_waiters, .. } = config;
         let capabilities = config.backend.capabilities();
-        let queue = Arc::new(Queues::new(max_waiters, clock));
+        let queue = Arc::new(WaitQueues::<LockWaiter>::new(max_waiters, clock));
         let renewals = Arc::<RenewalScheduler>::default();
         let tracker = Arc::new(LeaseTracker::new());
         config.backend.subscribe(wakeups::notifier(&queue, &renewals, &tracker, clock));

@@ -7,8 +7,9 @@ use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
 use crate::exec::events;
 use crate::exec::panic_boundary;
+use crate::lease::grant::Grant;
 use crate::lease::held_lease::HeldLease;
-use crate::lease::lease::{Grant, Lease};
+use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::waiter::LeaseReply;
 

@@ -1,7 +1,7 @@
 //! What the listeners of a lease are told, and what is left of them.
 
 use std::sync::atomic::AtomicUsize;
-use std::task::Wake;
+use std::task::{Wake, Waker};
 
 use super::*;
 use crate::base::call_site::LockLabel;

@@ -13,7 +13,7 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::options::Wait;
 use crate::exec::batcher::InFlight;
-use crate::lease::lease::Grant;
+use crate::lease::grant::Grant;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_out_of_attempts};
 use crate::lock::acquire::run;
 use crate::lock::admission::AdmissionPermit;

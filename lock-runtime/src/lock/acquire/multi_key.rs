@@ -28,7 +28,7 @@ use crate::base::owner::Owner;
 use crate::base::sync::spawn;
 use crate::exec::events;
 use crate::exec::panic_boundary;
-use crate::lease::lease::Grant;
+use crate::lease::grant::Grant;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, is_out_of_attempts, time_limit};
 use crate::lock::acquire::run::pass_on;

@@ -1,0 +1,46 @@
+//! A grant of the store to this process.
+
+use crate::base::clock::Instant;
+use crate::base::fence::Fences;
+use crate::base::options::Policy;
+use crate::base::owner::Owner;
+use crate::queue::permit::KeyPermit;
+
+/// What the process holds at the store, from a grant to the release, across hand-offs between its tasks.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) owner: Owner,
+    /// When the request of the grant was sent.
+    pub(crate) since: Instant,
+    /// When the store has forgotten all requests of this owner that were never answered, if there are any.
+    pub(crate) ambiguous_until: Option<Instant>,
+    pub(super) valid_until: Instant,
+    pub(super) stored_until: Instant,
+    /// `None` for a new grant.
+    pub(super) next_renewal: Option<Instant>,
+    pub(super) fences: Option<Fences>,
+    pub(super) permits: Vec<KeyPermit>,
+}
+
+impl Grant {
+    /// The grant of a request that was sent at `sent`.
+    pub(crate) fn new(
+        owner: Owner,
+        ambiguous_until: Option<Instant>,
+        policy: &Policy,
+        sent: Instant,
+        fences: Option<Fences>,
+        permits: Vec<KeyPermit>,
+    ) -> Self {
+        Self {
+            owner,
+            since: sent,
+            ambiguous_until,
+            valid_until: sent + policy.ttl.validity(),
+            stored_until: sent + policy.kept_for(),
+            next_renewal: None,
+            fences,
+            permits,
+        }
+    }
+}
