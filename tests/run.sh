@@ -137,10 +137,10 @@ step "compiling what the attribute accepts and refuses" \
     cargo test "${all[@]}" --quiet --test project -- ui::
 program api shutdown::
 program observability
-program waiting push:: wait_queue:: several_keys:: handoff::slice handoff::storm \
-    multi_key::whoever multi_key::what multi_key::nobody multi_key::given_up
+program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
+    multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
 program faults chaos:: links:: renewal::ended renewal::unreachable_store
-program topologies cluster::handed_on cluster::moved cluster::killed interop:: replicas::
+program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc

@@ -18,7 +18,7 @@ const REQUESTS: usize = 2_000;
 const ORDERS: usize = 50;
 const CLIENTS: usize = 32;
 const CLOSED: usize = 200;
-/// Time for what takes a moment; the example's ttl is 5 s.
+/// The limit of effects that take a moment; the ttl of the example is 5 s.
 const SOON: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Everything that was traced, as text.
+//! All traced events, as text.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -21,7 +21,7 @@ impl Logs {
     ///
     /// # Panics
     ///
-    /// When somebody else has set the process's subscriber.
+    /// When the process has another global subscriber.
     pub fn global() -> Self {
         static LOGS: OnceLock<Logs> = OnceLock::new();
         let install = || {
@@ -32,7 +32,7 @@ impl Logs {
         LOGS.get_or_init(install).clone()
     }
 
-    /// The text of this thread alone, while the guard lives; not that of the lock driver's thread.
+    /// The text of this thread while the guard lives, without that of the driver thread.
     pub fn of_this_thread() -> (Self, DefaultGuard) {
         let logs = Self::default();
         let guard = tracing::subscriber::set_default(subscriber(logs.clone()));

@@ -176,7 +176,7 @@ impl Model for World {
 }
 
 impl World {
-    /// Nobody believes anything any more, or will.
+    /// No lease is valid any more, or will be.
     fn is_over(&self, state: &State) -> bool {
         let attempts = &state.attempts[..place(self.rules.attempts)];
         self.rules.token == Token::IsNotUsedAgain
@@ -391,7 +391,7 @@ impl World {
 
     // What must hold.
 
-    /// M: no two believe to hold at the same time.
+    /// M: no two leases are valid at the same time.
     pub(crate) fn is_exclusive(&self, state: &State) -> bool {
         state.attempts.iter().filter(|attempt| attempt.believes()).count() <= 1
     }
@@ -434,7 +434,7 @@ impl World {
         state.attempts[..place(self.rules.attempts)].iter().all(Attempt::was_granted)
     }
 
-    /// A grant ended by its release, not by time, and the next one believes.
+    /// A grant ended by its release, not by time, and the next lease is valid.
     pub(crate) fn is_granted_after_release(&self, state: &State) -> bool {
         let was_released =
             |attempt: &Attempt| attempt.released_in_time && attempt.stage == Stage::Released;

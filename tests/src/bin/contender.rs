@@ -1,5 +1,5 @@
-//! `contender <url> <key> [<ttl in ms> <patience in ms>]` tries for a lock all the time and prints what came
-//! of each try: `busy`, or `in` and the moment, or the error.
+//! `contender <url> <key> [<ttl in ms> <request timeout in ms>]` tries to acquire a lock continuously and prints the
+//! outcome of each try: `busy`, or `in` and the time, or the error.
 
 use std::error::Error;
 use std::time::Duration;

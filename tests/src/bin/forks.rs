@@ -1,4 +1,4 @@
-//! Forks while it holds a lock at the store whose URL it is given, and prints what parent and child find. For the
+//! Forks while it holds a lock at the store of the given URL, and prints the observations of parent and child. For the
 //! test of forks.
 
 // Pauses between two looks at a condition.
@@ -26,7 +26,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// What `future` comes to, and `hung` if that takes for ever.
+/// The outcome of `future`, or `hung` if there is none.
 async fn told<T>(future: impl Future<Output = Result<T, LockError>>) -> String {
     match timeout(SOON, future).await {
         Err(_) => "hung".to_owned(),
@@ -35,7 +35,7 @@ async fn told<T>(future: impl Future<Output = Result<T, LockError>>) -> String {
     }
 }
 
-/// Whether `key` is held, not by this try.
+/// Whether `key` is held by another owner.
 async fn is_busy(pool: &LockPool, key: &'static str) -> bool {
     let guard = pool.lock(key).fencing(false).try_acquire().await.expect("an answer");
     match guard {
