@@ -436,12 +436,12 @@ async fn a_server_that_goes_down_and_comes_back() {
 
     // Waiters behind the head get the error of the head.
     let waits = [800, 300, 100, 0].map(Duration::from_millis);
-    let mut line = tokio::task::JoinSet::new();
+    let mut queue = tokio::task::JoinSet::new();
     for wait in waits {
         let pool = pool.clone();
-        line.spawn(async move { pool.lock(KEY).wait(wait).acquire().await });
+        queue.spawn(async move { pool.lock(KEY).wait(wait).acquire().await });
     }
-    for outcome in within(REQUEST_TIMEOUT, line.join_all()).await {
+    for outcome in within(REQUEST_TIMEOUT, queue.join_all()).await {
         ExpectedError::by("down").check("down, in the wait queue", &outcome.unwrap_err(), &[&at]);
     }
 

@@ -101,7 +101,7 @@ impl Scene {
         match &self.store {
             Store::Redis(server) => server.cli(&["EXISTS", &self.key]) == "1",
             Store::Memory(other) => {
-                // Memory answers at once, so that a drop can ask it.
+                // Memory answers at once, so that a drop can query it.
                 let attempt = pin!(other.lock(&self.key).try_acquire());
                 match attempt.poll(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready(guard) => guard.unwrap().is_none(),

@@ -10,10 +10,11 @@ use std::time::Duration;
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{LockError, LockPool, distributed_lock};
+use lock_tests::logs::OnEvent;
 use lock_tests::prelude::*;
 use lock_tests::{RedisServer, eventually_async};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::{Event, Level};
 
 #[distributed_lock(key = "order:<id>", pool = pool, ttl = "300ms")]
 async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockError> {
@@ -128,7 +129,13 @@ async fn installed(name: &str, server: &RedisServer) -> LockPool {
 /// All events of the target, of all threads and tests.
 static EVENTS: LazyLock<Arc<Mutex<Vec<Seen>>>> = LazyLock::new(|| {
     let events = Arc::<Mutex<Vec<Seen>>>::default();
-    tracing::subscriber::set_global_default(Collector(events.clone())).unwrap();
+    let collected = events.clone();
+    let collect = move |event: &Event<'_>| {
+        let mut seen = Seen { level: *event.metadata().level(), fields: BTreeMap::new() };
+        event.record(&mut seen);
+        collected.lock().unwrap().push(seen);
+    };
+    tracing::subscriber::set_global_default(OnEvent(collect)).unwrap();
     events
 });
 
@@ -198,30 +205,4 @@ impl Traced {
         assert_eq!(all.len(), 1, "{message}: {:#?}", self.events);
         all[0]
     }
-}
-
-struct Collector(Arc<Mutex<Vec<Seen>>>);
-
-impl Subscriber for Collector {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "lock_runtime"
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut seen = Seen { level: *event.metadata().level(), fields: BTreeMap::new() };
-        event.record(&mut seen);
-        self.0.lock().unwrap().push(seen);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 const KEY: &str = "k";
 
-/// A pool on virtual time whose store fails on demand.
+/// A pool on virtual time with a store that fails on demand.
 async fn pool() -> (LockPool, FaultPlan) {
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();

@@ -82,7 +82,7 @@ async fn a_retry_delay_of_zero_is_refused() {
     assert_eq!(pool.unwrap_err().kind(), ErrorKind::Config);
 }
 
-/// Renewals that took longer than a sixth of the ttl were thrown away although they had been made.
+/// Renewals that took longer than a sixth of the ttl were discarded although they had succeeded.
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_keeps_its_locks() {
     let (pool, faults, _) = pools("slow").await;

@@ -586,7 +586,7 @@ mod late_grant {
         }
     }
 
-    /// The grant waits for its caller, whose thread is blocked.
+    /// The grant waits for its caller, which blocks its thread.
     #[tokio::test(flavor = "current_thread")]
     async fn a_grant_that_runs_out_before_its_caller_sees_it_is_an_error() {
         let server = RedisServer::start();
@@ -646,5 +646,9 @@ async fn a_frozen_holder_finds_its_lease_lost_when_it_resumes() {
     let history = History::read(dir.path()).unwrap();
     assert_eq!(history.grants().len(), 4);
     history.assert_safe();
-    assert_eq!(history.naive_overlaps().len(), 2, "belief until release would have been shared");
+    assert_eq!(
+        history.naive_overlaps().len(),
+        2,
+        "without validity the lock would have been shared"
+    );
 }

@@ -65,7 +65,7 @@ async fn it_outlives_a_process_that_disappears() {
                 assert!((30_000..=60_000).contains(&left), "{url}: {key} is kept for {left} ms");
             }
         }
-        assert!(guards.iter().all(|guard| !guard.is_held()), "belief ends with the ttl");
+        assert!(guards.iter().all(|guard| !guard.is_held()), "the validity ends with the ttl");
     })
     .await;
 }
@@ -162,7 +162,7 @@ async fn a_grant_goes_to_the_next_waiter_only_with_its_own_min_hold() {
     let next = next.await.unwrap().unwrap();
     faults.always(Fault::LoseRequest);
     sleep(HOLD / 2).await;
-    assert!(!next.is_held(), "belief ends with the ttl");
+    assert!(!next.is_held(), "the validity ends with the ttl");
     let taken = other.lock("k").try_acquire().await.unwrap();
     assert!(taken.is_none(), "the store keeps it");
 }

@@ -17,11 +17,12 @@ use lock_runtime::backend::{
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockPool, Wait};
 use lock_tests::eventually_async;
+use lock_tests::logs::OnEvent;
 use lock_tests::prelude::*;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata, Subscriber, span};
+use tracing::{Event, Subscriber};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -86,7 +87,7 @@ mod subscriber {
         alone("its_panic_ends_one_event_and_the_next_one_says_how_many", true, async || {
             silence_panics();
             let seen = Arc::<Seen>::default();
-            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let _default = tracing::subscriber::set_default(planned(seen.clone()));
             let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
             *seen.trouble.lock().unwrap() = Trouble::Panics;
             let guard = pool.lock("k").acquire().await.unwrap();
@@ -110,7 +111,7 @@ mod subscriber {
     fn while_it_blocks_leases_are_renewed() {
         alone("while_it_blocks_leases_are_renewed", false, async || {
             let seen = Arc::<Seen>::default();
-            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let _default = tracing::subscriber::set_default(planned(seen.clone()));
             let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
             *seen.trouble.lock().unwrap() = Trouble::Blocks;
             // If this thread emitted the events, the test would otherwise not end.
@@ -135,7 +136,7 @@ mod subscriber {
     fn a_shutdown_waits_until_it_has_received_all_events() {
         alone("a_shutdown_waits_until_it_has_received_all_events", false, async || {
             let seen = Arc::<Seen>::default();
-            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let _default = tracing::subscriber::set_default(planned(seen.clone()));
             let pool = LockPool::builder("memory://").request_timeout(SOON).on_current_runtime();
             let pool = pool.connect().await.unwrap();
             for _ in 0..20 {
@@ -177,26 +178,10 @@ mod subscriber {
     }
 
     /// Fails or blocks as planned at each event of the pool.
-    struct Planned {
-        seen: Arc<Seen>,
-    }
-
-    impl Subscriber for Planned {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target() == "lock_runtime"
-        }
-
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-        fn event(&self, event: &Event<'_>) {
-            self.seen.events.fetch_add(1, Ordering::SeqCst);
-            let trouble = self.seen.trouble.lock().unwrap();
+    fn planned(seen: Arc<Seen>) -> impl Subscriber + Send + Sync {
+        OnEvent(move |event: &Event<'_>| {
+            seen.events.fetch_add(1, Ordering::SeqCst);
+            let trouble = seen.trouble.lock().unwrap();
             match *trouble {
                 Trouble::None => {}
                 Trouble::Panics => {
@@ -205,15 +190,11 @@ mod subscriber {
                 }
                 Trouble::Blocks => {
                     let blocks = |trouble: &mut Trouble| *trouble == Trouble::Blocks;
-                    drop(self.seen.opened.wait_while(trouble, blocks).unwrap());
+                    drop(seen.opened.wait_while(trouble, blocks).unwrap());
                 }
             }
-            event.record(&mut Fields(&self.seen));
-        }
-
-        fn enter(&self, _: &span::Id) {}
-
-        fn exit(&self, _: &span::Id) {}
+            event.record(&mut Fields(&seen));
+        })
     }
 
     struct Fields<'a>(&'a Seen);

@@ -573,7 +573,7 @@ mod virtual_time {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slow_renewals_do_not_delay_those_of_others() {
+    async fn slow_renewals_do_not_delay_other_renewals() {
         let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
         let pool = LockPool::with_backend(backend).ttl(TTL).request_timeout(ms(3000));
         let pool = pool.on_current_runtime().connect().await.unwrap();

@@ -22,7 +22,7 @@ async fn parked(acquire: impl Future<Output = Result<LockGuard, LockError>> + 's
     acquire
 }
 
-/// A pool whose store answers later, and another one on the same store.
+/// A pool with a slow store, and another one on the same store.
 async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::FaultPlan) {
     let url = format!("memory://{name}");
     let (store, faults) = FaultyBackend::new(open_backend(&url).await.unwrap());

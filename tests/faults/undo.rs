@@ -36,7 +36,7 @@ async fn pools(name: &str) -> ([LockPool; 2], FaultPlan) {
 async fn a_silent_store_receives_one_undo_a_second_and_not_for_ever() {
     let ([ours, _], faults) = pools("undo-silent").await;
     fail(&ours, &faults, 1_000).await;
-    // They give up soon by themselves.
+    // The acquires give up soon by themselves.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = faults.count(Operation::Release);
     tokio::time::sleep(Duration::from_secs(10)).await;

@@ -66,7 +66,7 @@ async fn every_order_is_settled_once() {
 
     let cut = close_in_mid_handler(&server, &addresses, ledger.path()).await;
 
-    // The service goes on, and does what was cut short.
+    // The service continues, and settles the interrupted orders.
     let mut client = Client::connect(&addresses[0]).await;
     for order in &cut {
         assert_eq!(client.settle(*order).await, 200, "order {order}");

@@ -8,12 +8,12 @@
 //! of times, or never, before or after whatever else was sent; only replies to the newest round or renewal count. A
 //! deadline may pass at any moment, and a key may expire at any moment after the last deadline that was set for it,
 //! never before. A new round may propose any number above that of the round before, so nothing here depends on
-//! clocks or counters, but where a test says so. The key's numbers may be forgotten at any moment, if a floor
+//! clocks or counters, unless a test states it. The key's numbers may be forgotten at any moment, if a floor
 //! stands in for them. Nodes may lose their data, or their clocks jump.
 //!
 //! **Not modelled.** More nodes, attempts and rounds than the bounds say. How fast clocks run: the drift margin is
 //! taken to be right. That an attempt succeeds in the end: two may outbid one another for ever, which is why
-//! they wait for a random time. A node that comes back with a part of its data, or with half of a script. Several
+//! they wait for a random time. A node that returns with a part of its data, or with half of a script. Several
 //! keys in one request, and locks without fences. A seed that is read while nodes fail.
 //!
 //! Claimed: **M** no two leases are valid at the same time. **F1** a fence is above all that were granted before its
@@ -47,7 +47,7 @@
 //! | wrong rule | what it breaks |
 //! |---|---|
 //! | a node takes the key on a low proposal | F1, F2: 10 steps |
-//! | a renewal re-takes a node whose number has moved on | R: 14 steps with a clock that jumps, or if late ones count |
+//! | a renewal re-takes a node with a greater number | R: 14 steps with a clock that jumps, or if late ones count |
 //! | what was granted ends as if it had never been | R: 15 steps with a clock that jumps |
 //! | a token is proposed again after its release was sent | M: 11 steps |
 //! | a second grant does not set the ttl again | M: 11 steps |

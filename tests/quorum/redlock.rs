@@ -2,7 +2,7 @@
 //!
 //! | | scenario | result |
 //! |---|---|---|
-//! | R1 | a holder is frozen for longer than its ttl | its first check says lost; a store that checks fences refuses its writes |
+//! | R1 | a holder is frozen for longer than its ttl | its first check reports the loss; a store that checks fences refuses its writes |
 //! | R2 | a client is frozen while the votes are on their way to it | an error, never an expired lease; it is served in its turn |
 //! | R3 | the clock of one node steps forward, and a bare majority had granted | **a second holder**; its fence is the greater one |
 //! | R4 | the clock of one node steps forward, and all had granted | one holder; its next renewal takes the node again |
@@ -41,7 +41,7 @@ const DEADLINE: Duration = ms(15_000);
 const LONG: Duration = ms(60_000);
 const MINUTE: Duration = ms(60_000);
 
-/// The node whose clock or memory fails: C of A to E.
+/// The node with the failing clock or memory: C of A to E.
 const C: usize = 2;
 
 /// Servers with clocks of their own.
@@ -179,7 +179,7 @@ impl Hold<'_> {
     }
 
     /// Whether the guard is still valid. Called after the steps that must come before its end.
-    fn believes(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.client.recorder.renewed(self.grant, || self.guard.valid_for());
         self.guard.is_held()
     }
@@ -272,7 +272,7 @@ async fn r1_a_frozen_holder_loses_its_lease_and_its_writes_are_refused() {
     guard.release().await.unwrap();
     record.assert_safe(3);
     let naive = record.read().naive_overlaps().len();
-    assert_eq!(naive, 1, "belief until release would have been shared");
+    assert_eq!(naive, 1, "without validity the lock would have been shared");
 }
 
 #[tokio::test]
@@ -374,8 +374,8 @@ async fn r3_a_forward_step_admits_a_second_holder_where_a_bare_majority_had_gran
     rival.assert_busy().await;
     skews[C].step(MINUTE, Step::Forward);
 
-    let second = rival.try_while(|| first.believes()).await.expect("the second one gets in");
-    assert!(first.believes() && second.believes());
+    let second = rival.try_while(|| first.is_valid()).await.expect("the second one gets in");
+    assert!(first.is_valid() && second.is_valid());
     assert_told_apart(&first, &second);
     // `verify` reports the loss.
     assert!(first.guard.verify().await.is_err());
@@ -385,7 +385,7 @@ async fn r3_a_forward_step_admits_a_second_holder_where_a_bare_majority_had_gran
 #[tokio::test]
 async fn r4_a_forward_step_admits_no_second_holder_where_all_had_granted() {
     let (quorum, skews) = skewed(5);
-    nobody_gets_in(&quorum, || skews[C].step(MINUTE, Step::Forward)).await;
+    assert_no_second_holder(&quorum, || skews[C].step(MINUTE, Step::Forward)).await;
 }
 
 /// Otherwise repeated steps would leave no majority.
@@ -427,7 +427,7 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     assert_eq!(quorum[C].cli(&["GET", "k"]), vote, "C is of another opinion");
     let left: u64 = quorum[C].cli(&["PTTL", "k"]).parse().unwrap();
     assert!(left > 40_000, "for {left} ms");
-    assert!(!dead.believes());
+    assert!(!dead.is_valid());
     next.free().await;
     quorum[C].cli(&["DEL", "k"]);
     until_free(&quorum).await;
@@ -443,7 +443,7 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     let next = rival.lock(true).await;
     let waited = Duration::from_nanos(now_ns() - granted_at);
     assert!(waited > back, "{waited:?}");
-    assert!(!dead.believes());
+    assert!(!dead.is_valid());
     next.free().await;
     record.assert_safe(4);
 }
@@ -451,11 +451,11 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
 #[tokio::test]
 async fn r6_an_empty_restart_admits_no_second_holder_where_all_had_granted() {
     let quorum = Quorum::start(5);
-    nobody_gets_in(&quorum, || quorum[C].restart()).await;
+    assert_no_second_holder(&quorum, || quorum[C].restart()).await;
 }
 
 /// Where all have granted a lock, and then `forget` makes C forget it.
-async fn nobody_gets_in(quorum: &Quorum, forget: impl FnOnce()) {
+async fn assert_no_second_holder(quorum: &Quorum, forget: impl FnOnce()) {
     let record = Record::new();
     let pool = || LockPool::builder(quorum.url()).ttl(LONG);
     let (holder, rival) =
@@ -466,7 +466,7 @@ async fn nobody_gets_in(quorum: &Quorum, forget: impl FnOnce()) {
     assert_eq!(quorum.holders("k"), [0, 1, 3, 4], "C has forgotten it");
     rival.assert_busy().await;
     first.guard.verify().await.unwrap();
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     rival.lock(false).await.free().await;
     record.assert_safe(2);
@@ -481,8 +481,8 @@ async fn r6_an_empty_restart_admits_a_second_holder_before_the_renewal_of_a_bare
     let first = holder.lock(false).await;
     rival.assert_busy().await;
     quorum[C].restart();
-    let second = rival.try_while(|| first.believes()).await.expect("the second one gets in");
-    assert!(first.believes() && second.believes());
+    let second = rival.try_while(|| first.is_valid()).await.expect("the second one gets in");
+    assert!(first.is_valid() && second.is_valid());
     assert_told_apart(&first, &second);
     record.assert_two_leases_overlapped_and_fences_grew();
 }
@@ -503,7 +503,7 @@ async fn r6_a_renewal_makes_up_for_what_a_bare_majority_lacks() {
     // And so one node after the other may restart.
     quorum[0].restart();
     rival.assert_busy().await;
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     rival.lock(false).await.free().await;
     record.assert_safe(2);
@@ -529,7 +529,7 @@ async fn r6_a_failed_proposal_blocks_no_renewal() {
         wire.refuse(false);
     }
     until_held_by_all(&quorum).await;
-    assert!(first.believes());
+    assert!(first.is_valid());
     let fence = first.fence();
     first.free().await;
     let second = rival.lock(false).await;
@@ -551,12 +551,12 @@ async fn r7_a_node_that_stays_away_for_the_ttl_admits_no_second_holder() {
     let is_away = || Duration::from_nanos(now_ns() - killed_at) < ttl;
     // Until then A and B vote differently from D and E; afterwards four nodes are enough.
     if let Some(second) = rival.try_while(is_away).await {
-        assert!(!first.believes(), "a second holder");
+        assert!(!first.is_valid(), "a second holder");
         second.free().await;
     }
     quorum[C].restart();
     rival.lock(false).await.free().await;
-    assert!(!first.believes());
+    assert!(!first.is_valid());
     record.read().assert_safe();
 }
 
@@ -577,7 +577,7 @@ async fn r8_a_node_that_syncs_every_write_may_restart_at_once() {
     }
     assert_eq!(quorum.holders("k"), [0, 1, 2]);
     rival.assert_busy().await;
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     rival.lock(false).await.free().await;
     record.assert_safe(2);
@@ -638,7 +638,7 @@ async fn r10_requests_that_come_late_take_nothing_from_the_holder() {
     .await;
     late.assert_busy().await;
     hold.guard.verify().await.unwrap();
-    assert!(hold.believes());
+    assert!(hold.is_valid());
     hold.free().await;
     // I7: nothing of the late requests remains either.
     until_free(&quorum).await;
@@ -786,9 +786,9 @@ async fn r12_a_fast_clock_is_covered_by_the_drift() {
     let first = holder.lock(true).await;
     until_held_by_all(&quorum).await;
     let began = now_ns();
-    let is_soon = || first.believes() && Duration::from_nanos(now_ns() - began) < ms(5_000);
+    let is_soon = || first.is_valid() && Duration::from_nanos(now_ns() - began) < ms(5_000);
     assert!(rival.try_while(is_soon).await.is_none(), "a second holder");
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     record.assert_safe(1);
 

@@ -120,7 +120,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When no server tells within 30 s.
+    /// When no server reports them within 30 s.
     #[track_caller]
     pub fn masters(&self) -> Vec<&RedisServer> {
         let slots = self.slots();

@@ -46,7 +46,7 @@ impl<'a> ExpectedError<'a> {
         Self { kind: ErrorKind::Backend, pool: Some(pool), template: Some(KEY) }
     }
 
-    /// Checks all of it, and that the text has each of `says`.
+    /// Checks all of it, and that the text contains each of `says`.
     ///
     /// # Panics
     ///

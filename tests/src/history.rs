@@ -123,7 +123,7 @@ impl Recorder {
 /// longer than it did.
 fn sample(valid_for: impl FnOnce() -> Duration) -> (u64, u64) {
     let now_ns = now_ns();
-    (now_ns, u64::try_from(valid_for().as_nanos()).expect("584 years of belief"))
+    (now_ns, u64::try_from(valid_for().as_nanos()).expect("584 years of validity"))
 }
 
 /// `process grant at_ns kind ...`, the key last.
@@ -194,13 +194,13 @@ pub struct Grant {
 
 impl Grant {
     /// The end of the validity: release, reported loss or deadline, whichever comes first.
-    pub fn believed_until(&self) -> u64 {
+    pub fn valid_until(&self) -> u64 {
         let ends = [self.release_ns, self.lost_ns, Some(self.deadline_ns)];
         ends.into_iter().flatten().min().unwrap_or(self.deadline_ns)
     }
 
     /// The end of a hold that only a release ends. A killed process holds nothing.
-    pub fn naively_believed_until(&self) -> u64 {
+    pub fn held_until_release(&self) -> u64 {
         self.release_ns.unwrap_or(self.deadline_ns)
     }
 }
@@ -290,13 +290,13 @@ impl History {
 
     /// Valid leases that overlap (invariant I1); at most one per grant.
     pub fn overlaps(&self) -> Vec<Overlap> {
-        self.overlaps_until(Grant::believed_until)
+        self.overlaps_until(Grant::valid_until)
     }
 
     /// Overlaps if only a release ended a hold: the negative control. A run with pauses and without any has tested
     /// nothing.
     pub fn naive_overlaps(&self) -> Vec<Overlap> {
-        self.overlaps_until(Grant::naively_believed_until)
+        self.overlaps_until(Grant::held_until_release)
     }
 
     fn overlaps_until(&self, end: impl Fn(&Grant) -> u64) -> Vec<Overlap> {
@@ -411,7 +411,7 @@ mod tests {
                     2 => grant.lost_ns = Some(rng.u64(granted_ns + 1..deadline_ns)),
                     _ => grant.release_ns = Some(rng.u64(granted_ns + 1..deadline_ns)),
                 }
-                now = grant.believed_until() + rng.u64(1..5 * MS);
+                now = grant.valid_until() + rng.u64(1..5 * MS);
                 fence += rng.u64(1..10);
                 grants.push(grant);
             }
@@ -487,7 +487,7 @@ mod tests {
             let mut rng = Rng::with_seed(seed);
             let mut grants = good_history(&mut rng);
             let (first, second) = neighbours(&mut rng, &grants);
-            let during = grants[first].granted_ns..grants[first].believed_until();
+            let during = grants[first].granted_ns..grants[first].valid_until();
             grants[second].granted_ns = rng.u64(during);
             grants[second].invoked_ns = grants[second].granted_ns - 1;
             let overlaps = check(&mut rng, &grants).overlaps();

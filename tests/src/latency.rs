@@ -8,7 +8,7 @@ const ROUNDS_PER_SPAN: usize = 3;
 /// Repeats a measurement until enough spans were short.
 ///
 /// A client that polls at intervals of 300 ms meets a limit of 60 ms in one round of five. A client that is notified
-/// meets it in most rounds, on a busy machine in fewer. A third of all rounds tells the two apart.
+/// meets it in most rounds, on a busy machine in fewer. A third of all rounds distinguishes the two.
 #[derive(Debug)]
 pub struct Latency {
     limit: Duration,

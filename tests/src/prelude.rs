@@ -4,13 +4,14 @@
 
 use std::fmt::Debug;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{FaultPlan, FaultyBackend, open_backend};
 use lock_runtime::{Fence, LockGuard, LockPool, LockRequest, PoolBuilder, Wait};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::monitor::{Caller, Ran};
@@ -35,7 +36,7 @@ pub async fn memory() -> LockPool {
     LockPool::connect("memory://").await.unwrap()
 }
 
-/// A pool whose callers wait without a limit, with leases of `ttl`.
+/// A pool that waits without a limit, with leases of `ttl`.
 pub async fn patient(url: impl Into<String>, ttl: Duration) -> LockPool {
     LockPool::builder(url).ttl(ttl).wait(Wait::Forever).connect().await.unwrap()
 }
@@ -64,6 +65,34 @@ pub fn run_in_task(request: LockRequest) -> JoinHandle<(Instant, LockGuard)> {
         let guard = acquiring.await.unwrap();
         (Instant::now(), guard)
     })
+}
+
+/// Aborts `task` at `at`, and returns when it has ended.
+pub async fn abort_at<T>(at: Instant, task: JoinHandle<T>) {
+    while Instant::now() < at {
+        tokio::task::yield_now().await;
+    }
+    task.abort();
+    drop(task.await);
+}
+
+/// Two pools lock `key` without a fence, `each` times both of them. Returns how often the lock changed between them.
+pub async fn alternate(pools: [LockPool; 2], key: &'static str, each: usize) -> usize {
+    let turns = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = JoinSet::new();
+    for (n, pool) in pools.into_iter().enumerate() {
+        let turns = turns.clone();
+        tasks.spawn(async move {
+            for _ in 0..each {
+                let guard = pool.lock(key).fencing(false).acquire().await.unwrap();
+                turns.lock().unwrap().push(n);
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    let turns = turns.lock().unwrap();
+    turns.windows(2).filter(|pair| pair[0] != pair[1]).count()
 }
 
 /// Releases `guard`, and returns the time before.

@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive the test, and workers whose output a test can wait for.
+//! Child processes that cannot outlive the test, and workers with output that a test can await.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -130,7 +130,7 @@ fn spawn_from_an_immortal_thread(command: Command) -> io::Result<Child> {
     child.recv().expect("the spawner always answers")
 }
 
-/// A worker process whose output is read line by line.
+/// A worker process; its output is read line by line.
 #[derive(Debug)]
 pub struct Worker {
     process: Process,

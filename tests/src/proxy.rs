@@ -135,7 +135,7 @@ impl FaultProxy {
         self.wire.gates.send_modify(|gates| gates.cuts += 1);
     }
 
-    /// While on, new connections are reset. Those that are there stay.
+    /// While on, new connections are reset. Existing ones stay.
     pub fn refuse(&self, on: bool) {
         self.wire.refuse.store(on, Ordering::SeqCst);
     }
@@ -241,7 +241,7 @@ pub fn named(name: &'static str) -> impl FnMut(&Command) -> bool + Send + 'stati
     move |command| command.is(name)
 }
 
-/// What twemproxy knows of the commands that locks could use: those on keys, of scripts those that name a key.
+/// The commands for locks that twemproxy accepts: commands on keys, and scripts with at least one key.
 pub fn nutcracker(command: &Command) -> bool {
     const KNOWN: [&str; 10] =
         ["AUTH", "PING", "GET", "MGET", "SET", "DEL", "PEXPIRE", "PTTL", "EXISTS", "QUIT"];

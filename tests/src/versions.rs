@@ -77,7 +77,7 @@ impl Version {
                 Some((parts.next()?, parts.next()?))
             })
             .unwrap_or_else(|| panic!("{} does not tell its version: {text}", program.display()));
-        // Without a certificate it does not start, and says what it lacks.
+        // Without a certificate it does not start, and names the missing option.
         let started = Command::new(&program)
             .args(["--port", "0", "--tls-port", "1"])
             .output()

@@ -222,26 +222,12 @@ mod hand_off {
         let pools = two_pools(&cluster).await;
         let owner = cluster.owner(cluster.slot(KEY));
         let monitor = Monitor::start(owner);
-        let turns = Arc::new(Mutex::new(Vec::new()));
-        let mut tasks = JoinSet::new();
-        for (n, pool) in pools.into_iter().enumerate() {
-            let turns = turns.clone();
-            tasks.spawn(async move {
-                for _ in 0..EACH {
-                    let guard = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-                    turns.lock().unwrap().push(n);
-                    guard.release().await.unwrap();
-                }
-            });
-        }
-        tasks.join_all().await;
+        let changes = alternate(pools, KEY, EACH).await;
         let sections = 2 * EACH;
         let ours = |ran: &Ran| ["SET", "EVAL", "EVALSHA"].contains(&ran.name().as_str());
         let lines: Vec<_> = by_clients(monitor.settled()).into_iter().filter(ours).collect();
         let commands = lines.len();
         let by_text = lines.iter().filter(|ran| ran.name() == "EVAL").count();
-        let turns = turns.lock().unwrap().clone();
-        let changes = turns.windows(2).filter(|pair| pair[0] != pair[1]).count();
         println!("{commands} commands, {by_text} by text, {changes} changes, {sections} sections");
         assert!(changes > sections * 3 / 4, "{changes} changes in {sections} sections");
         // Some requests may have to send a script by its text. More are passed-on grants.

@@ -122,8 +122,8 @@ async fn a_user_without_diagnostic_permissions() {
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_not_healthy() {
     let server = RedisServer::start();
-    let patience = Duration::from_millis(300);
-    let pool = LockPool::builder(server.url()).request_timeout(patience).connect().await.unwrap();
+    let limit = Duration::from_millis(300);
+    let pool = LockPool::builder(server.url()).request_timeout(limit).connect().await.unwrap();
     server.pause();
     let error = tokio::time::timeout(NOISE, pool.health()).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("did not answer in time"), "{error}");

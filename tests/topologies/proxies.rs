@@ -166,7 +166,7 @@ async fn a_proxy_through_which_no_lock_can_be_freed_safely_is_refused() {
         }
         assert_eq!(server.cli(&["DBSIZE"]), "0");
     }
-    // With `scripts=on` the error says that there are none.
+    // With `scripts=on` the error states that there are none.
     let (_server, proxy) = behind(without_scripts);
     let error = LockPool::connect(&format!("{}?scripts=on", proxy.url())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);

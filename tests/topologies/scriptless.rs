@@ -24,7 +24,7 @@ fn off(url: &str) -> String {
     format!("{url}?scripts=off")
 }
 
-/// A server whose user `worker` may do what `rules` say, and the URL for it.
+/// A server with a user `worker` with these ACL `rules`, and its URL.
 fn server_for(rules: &str) -> (RedisServer, String) {
     let server =
         RedisServer::builder().config_line(&format!("user worker on >pw ~* &* {rules}")).start();
@@ -490,9 +490,8 @@ async fn releases_of_many_tasks_do_not_wait_for_each_other() {
     const TASKS: u64 = 100;
     let server = RedisServer::start();
     let proxy = FaultProxy::start(&server);
-    let patience = Duration::from_secs(2);
-    let builder =
-        LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).request_timeout(patience);
+    let limit = Duration::from_secs(2);
+    let builder = LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).request_timeout(limit);
     let pool = builder.connect().await.unwrap();
     let mut guards = Vec::new();
     for n in 0..TASKS {

@@ -74,9 +74,9 @@ async fn errors_say_which_side_it_is() {
     assert!(unknown.contains("sentinel monitor"), "{unknown}");
 
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let nobody = text(&format!("redis+sentinel://127.0.0.1:{free},127.0.0.1:{free}/m")).await;
-    assert!(nobody.contains("no sentinel of `m` is reachable"), "{nobody}");
-    assert!(nobody.contains("refused") && nobody.contains("26379"), "{nobody}");
+    let unreachable = text(&format!("redis+sentinel://127.0.0.1:{free},127.0.0.1:{free}/m")).await;
+    assert!(unreachable.contains("no sentinel of `m` is reachable"), "{unreachable}");
+    assert!(unreachable.contains("refused") && unreachable.contains("26379"), "{unreachable}");
 
     let server = text(&format!("redis+sentinel://127.0.0.1:{}/m", master.port())).await;
     assert!(server.contains("is not a sentinel"), "{server}");

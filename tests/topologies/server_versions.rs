@@ -1,4 +1,4 @@
-//! Every version of Redis and Valkey that is installed, in each of the ways that it can be set up.
+//! Every version of Redis and Valkey that is installed, in every supported setup.
 
 #![allow(clippy::disallowed_methods)]
 

@@ -116,17 +116,17 @@ mod order {
         let (pool, faults) =
             on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for _ in 0..60 {
-            line.push(queued(pool.lock(KEY).fencing(false)).await);
+            queue.push(queued(pool.lock(KEY).fencing(false)).await);
         }
         let began = tokio::time::Instant::now();
         drop(held);
-        let mut line = line.into_iter().enumerate();
-        while let Some((n, next)) = line.next() {
+        let mut queue = queue.into_iter().enumerate();
+        while let Some((n, next)) = queue.next() {
             let guard = next.await.unwrap().unwrap();
             // The next waiter leaves before, or just after, it was granted the lock.
-            let leaves = line.next();
+            let leaves = queue.next();
             if n % 4 == 0 {
                 leaves.inspect(|(_, task)| task.abort());
                 drop(guard);
@@ -148,13 +148,13 @@ mod without_requests {
         let (pool, faults) =
             on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for _ in 0..1_000 {
-            line.push(queued(pool.lock(KEY).fencing(false)).await);
+            queue.push(queued(pool.lock(KEY).fencing(false)).await);
         }
         let began = tokio::time::Instant::now();
         drop(held);
-        for next in line {
+        for next in queue {
             assert_eq!(faults.count(Operation::Release), 0);
             drop(next.await.unwrap().unwrap());
         }
@@ -170,11 +170,11 @@ mod without_requests {
         let server = RedisServer::start();
         let pool = patient(server.url(), TTL).await;
         let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-        let mut line = JoinSet::new();
+        let mut queue = JoinSet::new();
         let inside = Arc::new(AtomicBool::new(false));
         for _ in 0..1_000 {
             let inside = inside.clone();
-            line.spawn(pool.lock(KEY).fencing(false).run(async move {
+            queue.spawn(pool.lock(KEY).fencing(false).run(async move {
                 assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
                 tokio::task::yield_now().await;
                 inside.store(false, Ordering::SeqCst);
@@ -185,7 +185,7 @@ mod without_requests {
         pool.lock("other").acquire().await.unwrap().release().await.unwrap();
         let monitor = Monitor::start(&server);
         held.release().await.unwrap();
-        for run in line.join_all().await {
+        for run in queue.join_all().await {
             run.unwrap();
         }
         let ran = monitor.settled();
@@ -220,10 +220,10 @@ mod without_requests {
         let held = pool.lock(KEY).acquire().await.unwrap();
         let first = held.fence().unwrap().get();
         let fences = Arc::new(Mutex::new(vec![first]));
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for n in 0..2_500 {
             let fences = fences.clone();
-            line.push(match n % 3 {
+            queue.push(match n % 3 {
                 0 => tokio::spawn(annotated_with_guard(pool.clone(), fences)),
                 1 => {
                     let acquire = pool.lock(KEY).acquire();
@@ -238,7 +238,7 @@ mod without_requests {
         }
         tokio::task::yield_now().await;
         held.release().await.unwrap();
-        for next in line {
+        for next in queue {
             next.await.unwrap().unwrap();
         }
         let fences = fences.lock().unwrap().clone();
@@ -376,13 +376,13 @@ mod handoff_limit {
         let pool = pool.ttl(TTL).wait(Wait::Forever).on_current_runtime();
         let pool = pool.connect().await.unwrap();
         let held = pool.lock(KEY).acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for _ in 0..50 {
-            line.push(queued(pool.lock(KEY)).await);
+            queue.push(queued(pool.lock(KEY)).await);
         }
         let began = tokio::time::Instant::now();
         drop(held);
-        for (served, next) in line.into_iter().enumerate() {
+        for (served, next) in queue.into_iter().enumerate() {
             let guard = next.await.unwrap().unwrap();
             assert_eq!(faults.count(Operation::Release), served + 1);
             drop(guard);
@@ -587,7 +587,7 @@ mod dropped {
         let holder = if case.elsewhere { &theirs } else { &ours };
         let request = holder.lock(KEY).ttl(ttl).renew(case.end != End::Expired);
         let held = request.acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for n in 0..5 {
             let request = if case.unlike && n % 2 == 1 {
                 ours.lock(KEY).ttl(TTL * 2)
@@ -598,11 +598,11 @@ mod dropped {
             for _ in 0..case.polls {
                 assert!(poll_once(waiting.as_mut()).await.is_none(), "{case:?}");
             }
-            line.push(Some(waiting));
+            queue.push(Some(waiting));
             tokio::task::yield_now().await;
         }
         let mut victims: Vec<_> =
-            line.iter_mut().skip(case.at).take(case.count).map(Option::take).collect();
+            queue.iter_mut().skip(case.at).take(case.count).map(Option::take).collect();
         if case.moment == Moment::Waiting {
             victims.clear();
         }
@@ -632,7 +632,7 @@ mod dropped {
             }
         }
         drop(victims);
-        for waiting in line.into_iter().flatten() {
+        for waiting in queue.into_iter().flatten() {
             let guard = timeout(ms(30_000), waiting).await;
             let guard = guard.unwrap_or_else(|_| panic!("{case:?}: stuck")).unwrap();
             at_once(began, &format!("{case:?}"));
@@ -720,17 +720,17 @@ mod lost {
         for round in 0..20 {
             // Before the first renewal no message reaches the holder, which notices the loss at the next renewal.
             let held = ours.lock(KEY).renew(ms(200)).acquire().await.unwrap();
-            let mut line = Vec::new();
+            let mut queue = Vec::new();
             for n in 0..6 {
                 let acquire = if n % 3 == 2 { &theirs } else { &ours }.lock(KEY).acquire();
-                line.push(tokio::spawn(async move { acquire.await?.release().await }));
+                queue.push(tokio::spawn(async move { acquire.await?.release().await }));
                 tokio::task::yield_now().await;
             }
             // Requests of the other process may still be in flight.
-            let victim = line.remove(round % 5);
+            let victim = queue.remove(round % 5);
             server.cli(&["DEL", KEY]);
             victim.abort();
-            for waiting in line {
+            for waiting in queue {
                 within(NOISE, "the next after a loss", waiting).await.unwrap().unwrap();
             }
             assert!(within(NOISE, "the holder is notified", held.lost()).await.is_lost());
@@ -746,10 +746,10 @@ mod lost {
         let pool = patient(server.url(), TTL).await;
         let served = Arc::new(AtomicUsize::new(0));
         let end = Instant::now() + ms(1_500);
-        let mut line = JoinSet::new();
+        let mut queue = JoinSet::new();
         for _ in 0..16 {
             let (pool, served) = (pool.clone(), served.clone());
-            line.spawn(async move {
+            queue.spawn(async move {
                 while Instant::now() < end {
                     let guard = match pool.lock(KEY).acquire().await {
                         Ok(guard) => guard,
@@ -773,7 +773,7 @@ mod lost {
             })
             .await;
         }
-        timeout(ms(10_000), line.join_all()).await.expect("all are served");
+        timeout(ms(10_000), queue.join_all()).await.expect("all are served");
         until_nothing_is_left(&server).await;
     }
 
@@ -785,9 +785,9 @@ mod lost {
             let theirs = LockPool::builder(&*store).wait(Wait::Forever).on_current_runtime();
             let theirs = theirs.connect().await.unwrap();
             let held = ours.lock(KEY).acquire().await.unwrap();
-            let mut line = Vec::new();
+            let mut queue = Vec::new();
             for _ in 0..4 {
-                line.push(queued(ours.lock(KEY)).await);
+                queue.push(queued(ours.lock(KEY)).await);
             }
             let next = queued(theirs.lock(KEY)).await;
             let began = tokio::time::Instant::now();
@@ -801,7 +801,7 @@ mod lost {
             // While the pool closes, or just before or after.
             drop(held);
             let mut served = 0;
-            for waiting in line {
+            for waiting in queue {
                 match waiting.await.unwrap() {
                     Ok(guard) => {
                         served += 1;

@@ -69,12 +69,12 @@ impl Crowd {
 }
 
 /// Waits until a stepwise acquire holds `a` and is queued for `b`.
-async fn until_half_way(server: &RedisServer) {
+async fn until_between_steps(server: &RedisServer) {
     until_queued(server, "b", 1).await;
     assert_eq!(server.cli(&["EXISTS", "a", "b"]), "2");
 }
 
-fn come_for(pool: &LockPool, keys: &'static [&str]) -> JoinHandle<(Instant, LockGuard)> {
+fn acquire_all_in_task(pool: &LockPool, keys: &'static [&str]) -> JoinHandle<(Instant, LockGuard)> {
     run_in_task(pool.lock_all(keys.iter().copied()))
 }
 
@@ -143,7 +143,7 @@ async fn requests_whose_keys_overlap_do_not_wait_for_each_other() {
     crowd.want(&fourth, &["c"], &floor);
     for (pool, keys) in [(&first, &KEYS[..2]), (&second, &KEYS[1..]), (&third, &KEYS[..])] {
         for _ in 0..5 {
-            let guard = joined(keys, come_for(pool, keys)).await.1;
+            let guard = joined(keys, acquire_all_in_task(pool, keys)).await.1;
             enter(&floor, keys);
             leave(&floor, keys);
             release(guard).await;
@@ -161,14 +161,14 @@ async fn an_abandoned_stepwise_acquire_leaves_nothing() {
         let guard = holder.lock("b").acquire().await.unwrap();
         let mut leaver = None;
         if how == GiveUp::Dropped {
-            leaver = Some(come_for(&ours, &["a", "b"]));
-            until_half_way(&server).await;
+            leaver = Some(acquire_all_in_task(&ours, &["a", "b"]));
+            until_between_steps(&server).await;
         }
         let timed_out = (how == GiveUp::TimedOut).then(|| {
             let acquiring = ours.lock_all(["a", "b"]).wait(ms(600)).acquire();
             tokio::spawn(async move { acquiring.await.unwrap_err() })
         });
-        until_half_way(&server).await;
+        until_between_steps(&server).await;
         let next = acquire_in_task(&theirs, "a");
         let last = acquire_in_task(&theirs, "b");
         until_queued(&server, "a", 1).await;
@@ -193,7 +193,7 @@ async fn an_acquire_abandoned_in_the_queue_of_the_first_key_leaves_it() {
     let server = RedisServer::start();
     let [holder, ours] = pools(&server).await;
     let guard = holder.lock("a").acquire().await.unwrap();
-    let leaver = come_for(&ours, &["a", "b"]);
+    let leaver = acquire_all_in_task(&ours, &["a", "b"]);
     until_queued(&server, "a", 1).await;
     // The later keys are free for others.
     release(joined("another key", acquire_in_task(&holder, "b")).await.1).await;
@@ -215,8 +215,8 @@ async fn giving_up_at_any_moment_leaves_nothing_and_blocks_no_waiter() {
     crowd.want(&second, &["b"], &floor);
     let mut served = 0;
     for _ in 0..ROUNDS {
-        let patience = Duration::from_micros(fastrand::u64(..30_000));
-        if let Ok(guard) = timeout(patience, ours.lock_all(["a", "b"]).acquire()).await {
+        let limit = Duration::from_micros(fastrand::u64(..30_000));
+        if let Ok(guard) = timeout(limit, ours.lock_all(["a", "b"]).acquire()).await {
             served += 1;
             release(guard.unwrap()).await;
         }
@@ -234,7 +234,7 @@ async fn a_pool_shut_down_during_a_stepwise_acquire_leaves_nothing() {
     let guard = holder.lock("b").acquire().await.unwrap();
     let acquiring = ours.lock_all(["a", "b"]).acquire();
     let waiting = tokio::spawn(async move { acquiring.await.unwrap_err() });
-    until_half_way(&server).await;
+    until_between_steps(&server).await;
     let next = acquire_in_task(&theirs, "a");
     until_queued(&server, "a", 1).await;
     timeout(NOISE, ours.shutdown(DEADLINE)).await.expect("nothing is waited for");
@@ -252,7 +252,7 @@ async fn keys_held_between_steps_are_renewed() {
     let guard = holder.lock("b").acquire().await.unwrap();
     let acquiring = ours.lock_all(["a", "b"]).ttl(ms(250)).acquire();
     let next = tokio::spawn(async move { acquiring.await.unwrap() });
-    until_half_way(&server).await;
+    until_between_steps(&server).await;
     let token = server.cli(&["GET", "a"]);
     // More than a ttl, and less than the limit of a stepwise acquire.
     for _ in 0..5 {
@@ -277,7 +277,7 @@ async fn keys_lost_between_steps_are_acquired_again() {
         let guard = holder.lock("b").acquire().await.unwrap();
         let acquiring = ours.lock_all(["a", "b"]).ttl(ms(500)).acquire();
         let next = tokio::spawn(async move { acquiring.await.unwrap() });
-        until_half_way(&server).await;
+        until_between_steps(&server).await;
         let token = server.cli(&["GET", "a"]);
         server.cli(&["DEL", "a"]);
         if taken {
@@ -306,8 +306,8 @@ async fn a_key_held_between_steps_is_soon_free_for_the_holder_of_the_next() {
     let server = RedisServer::start();
     let [holder, ours] = pools(&server).await;
     let b = holder.lock("b").acquire().await.unwrap();
-    let next = come_for(&ours, &["a", "b"]);
-    until_half_way(&server).await;
+    let next = acquire_all_in_task(&ours, &["a", "b"]);
+    until_between_steps(&server).await;
     let asked = Instant::now();
     let (got, a) = joined("the holder of the next key", acquire_in_task(&holder, "a")).await;
     println!("a key that was held between steps: {:?}", got - asked);
@@ -326,18 +326,12 @@ async fn given_up_in_the_instant_of_the_grant() {
     let [holder, ours, theirs] = pools(&server).await;
     for round in 0..ROUNDS {
         let guard = holder.lock("b").acquire().await.unwrap();
-        let leaver = come_for(&ours, &["a", "b"]);
-        until_half_way(&server).await;
+        let leaver = acquire_all_in_task(&ours, &["a", "b"]);
+        until_between_steps(&server).await;
         let last = acquire_in_task(&theirs, "b");
         until_queued(&server, "b", 2).await;
         let leave = Instant::now() + Duration::from_micros(fastrand::u64(..1_500));
-        let leaving = tokio::spawn(async move {
-            while Instant::now() < leave {
-                tokio::task::yield_now().await;
-            }
-            leaver.abort();
-            drop(leaver.await);
-        });
+        let leaving = tokio::spawn(abort_at(leave, leaver));
         let freed = release(guard).await;
         leaving.await.unwrap();
         let (got, guard) = joined(round, last).await;

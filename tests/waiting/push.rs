@@ -382,7 +382,7 @@ mod storms {
         let history = History::read(dir.path()).unwrap();
         let overlaps = history.overlaps();
         let longest = overlaps.iter().map(|overlap| {
-            let end = overlap.first.believed_until().min(overlap.second.believed_until());
+            let end = overlap.first.valid_until().min(overlap.second.valid_until());
             Duration::from_nanos(end - overlap.second.granted_ns)
         });
         println!(

@@ -76,26 +76,12 @@ mod hand_off {
         let pools: [_; 2] = pools(&server).await;
         let monitor = Monitor::start(&server);
         let began = Instant::now();
-        let turns = Arc::new(Mutex::new(Vec::new()));
-        let mut tasks = JoinSet::new();
-        for (n, pool) in pools.into_iter().enumerate() {
-            let turns = turns.clone();
-            tasks.spawn(async move {
-                for _ in 0..EACH {
-                    let guard = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-                    turns.lock().unwrap().push(n);
-                    guard.release().await.unwrap();
-                }
-            });
-        }
-        tasks.join_all().await;
+        let changes = alternate(pools, KEY, EACH).await;
         let sections = 2 * EACH;
         let took = began.elapsed();
         let lines = by_clients(monitor.settled());
         let commands = lines.len();
         let by_text = lines.iter().filter(|ran| ran.name() == "EVAL").count();
-        let turns = turns.lock().unwrap();
-        let changes = turns.windows(2).filter(|pair| pair[0] != pair[1]).count();
         println!(
             "{by_text} by text, {:.2} commands a section, {changes} changes in {sections} sections, {:?} each",
             commands as f64 / sections as f64,
@@ -494,7 +480,7 @@ mod given_up {
         let guard = holder.lock(KEY).acquire().await.unwrap();
         let leaver = acquire_in_task(&ours, KEY);
         until_queued(&server, KEY, 1).await;
-        let heir = acquire_in_task(&ours, KEY);
+        let successor = acquire_in_task(&ours, KEY);
         let last = acquire_in_task(&theirs, KEY);
         until_queued(&server, KEY, 2).await;
         leaver.abort();
@@ -502,7 +488,7 @@ mod given_up {
         sleep(ms(50)).await;
         assert_eq!(server.cli(&["ZRANGE", "k:lock_runtime:line", "0", "-1"]), line);
         release(guard).await;
-        let (_, guard) = joined("the heir", heir).await;
+        let (_, guard) = joined("the successor", successor).await;
         assert!(!last.is_finished());
         release(guard).await;
         release(joined("the last", last).await.1).await;
@@ -522,13 +508,7 @@ mod given_up {
             let last = acquire_in_task(&theirs, KEY);
             until_queued(&server, KEY, 2).await;
             let leave = Instant::now() + Duration::from_micros(fastrand::u64(..600));
-            let leaving = tokio::spawn(async move {
-                while Instant::now() < leave {
-                    tokio::task::yield_now().await;
-                }
-                leaver.abort();
-                drop(leaver.await);
-            });
+            let leaving = tokio::spawn(abort_at(leave, leaver));
             let freed = release(guard).await;
             leaving.await.unwrap();
             let (got, guard) = joined(round, last).await;
@@ -560,7 +540,7 @@ mod given_up {
             let freed = release(guard).await;
             if let Some(next) = next {
                 let (got, guard) = joined("the waiter behind it", next).await;
-                println!("behind a forgotten place: {:?}", got - freed);
+                println!("behind an abandoned position: {:?}", got - freed);
                 assert!(got - freed < NOISE, "{:?}", got - freed);
                 release(guard).await;
             }
@@ -592,8 +572,8 @@ mod given_up {
                 while !over.load(Ordering::Relaxed) {
                     let acquire = pool.lock(KEY).acquire();
                     let guard = if fastrand::u8(..3) == 0 {
-                        let patience = Duration::from_micros(fastrand::u64(..8_000));
-                        let Ok(guard) = timeout(patience, acquire).await else {
+                        let limit = Duration::from_micros(fastrand::u64(..8_000));
+                        let Ok(guard) = timeout(limit, acquire).await else {
                             given_up.fetch_add(1, Ordering::Relaxed);
                             continue;
                         };

@@ -44,7 +44,7 @@ pub(crate) struct Attempt {
     pub(crate) handed_late: bool,
     /// Whether it released a lock with a valid lease.
     pub(crate) released_in_time: bool,
-    /// The greatest number that its release says it has proposed, or 0 before the release.
+    /// The greatest number that its release names as proposed, or 0 before the release.
     pub(crate) released: u8,
 }
 
@@ -64,7 +64,7 @@ impl Attempt {
         released: 0,
     };
 
-    pub(crate) fn believes(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         matches!(self.stage, Stage::Holding(sending) if sending >= self.ended)
     }
 
@@ -115,7 +115,7 @@ impl Attempt {
         }
     }
 
-    /// The first of its sendings whose deadline still matters: it may end the validity, or the time for replies.
+    /// The first of its sendings with a relevant deadline: the deadline may end the validity, or the time for replies.
     pub(crate) fn matters_from(&self) -> u8 {
         match self.stage {
             Stage::Idle | Stage::Released => u8::MAX,

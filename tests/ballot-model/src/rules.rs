@@ -70,7 +70,7 @@ pub enum LateRenewal {
     IsCounted,
 }
 
-/// A token whose release has been sent.
+/// A token after its release was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     IsNotUsedAgain,
