@@ -1,5 +1,5 @@
-//! A web service whose handlers are annotated. Start several instances on one Redis: whichever instance a
-//! request reaches, an order is settled once.
+//! A web service with annotated handlers. Start several instances on one Redis: an order is settled once,
+//! whichever instance receives the request.
 //!
 //! ```text
 //! cargo run --example axum_orders -- redis://127.0.0.1:6379 8081 /tmp/ledger
@@ -25,7 +25,7 @@ struct App {
     ledger: Ledger,
 }
 
-/// Stands for the database that all instances share: one file per order, one line per entry.
+/// In place of a shared database: one file per order, one line per entry.
 #[derive(Clone, Debug)]
 struct Ledger {
     folder: PathBuf,
@@ -57,7 +57,7 @@ impl IntoResponse for OrderError {
         let status = match &self {
             Self::Settled(_) => StatusCode::CONFLICT,
             Self::Lock(error) => match error.kind() {
-                // Somebody is at it right now: the caller may look again.
+                // Another request is processing the order: the client may retry.
                 ErrorKind::Conflict => StatusCode::CONFLICT,
                 ErrorKind::InvalidKey => StatusCode::BAD_REQUEST,
                 _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -73,7 +73,7 @@ async fn settle(State(app): State<App>, Path(id): Path<u64>) -> Result<Json<Rece
     if app.ledger.has(id, "settled")? {
         return Err(OrderError::Settled(id));
     }
-    // The payment provider takes its time; without the lock a second request would get here too.
+    // The call of the payment provider takes time. Without the lock, a second request would get here too.
     tokio::time::sleep(Duration::from_millis(20)).await;
     app.ledger.append(id, "settled")?;
     Ok(Json(Receipt { order: id }))

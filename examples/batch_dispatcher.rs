@@ -1,5 +1,5 @@
-//! Two processes work off the same table of tasks. Handing out a batch is read, choose, write back, so it
-//! happens under a lock; every task is handed out exactly once.
+//! Two processes take tasks from the same table. Taking a batch reads and rewrites the table, so it is done under a
+//! lock: every task is assigned exactly once.
 //!
 //! ```text
 //! cargo run --example batch_dispatcher -- redis://127.0.0.1:6379   # two processes
@@ -23,7 +23,7 @@ enum DispatchError {
     Table(#[from] io::Error),
 }
 
-/// Takes the next batch from the table: a file that lists the tasks nobody has yet, one a line.
+/// Takes the next batch from the table: a file with one unassigned task per line.
 #[distributed_lock(key = "dispatch:<table.display()>", ttl = "5s", wait = "10s")]
 async fn next_batch(table: &Path) -> Result<Vec<String>, DispatchError> {
     let text = tokio::fs::read_to_string(table).await?;
@@ -33,7 +33,7 @@ async fn next_batch(table: &Path) -> Result<Vec<String>, DispatchError> {
     Ok(open)
 }
 
-/// Works until the table is empty; what it did is listed in `done`.
+/// Takes batches until the table is empty, and writes its tasks to `done`.
 async fn work(table: &Path, done: &Path) -> Result<(), DispatchError> {
     let mut log = String::new();
     loop {

@@ -1,5 +1,5 @@
-//! A store of your own is one type: here a table in memory that stands for whatever you have. It passes the
-//! same suite as the built-in stores, and then keeps the locks of a pool.
+//! A custom store is one type, here a table in memory. It passes the same conformance suite as the built-in stores,
+//! and then keeps the locks of a pool.
 //!
 //! ```text
 //! cargo run --example custom_backend
@@ -16,7 +16,7 @@ use lock_runtime::backend::{
 use lock_runtime::{Fence, Key, LockPool, distributed_lock, testing};
 use tokio::time::Instant;
 
-/// All connections to it share one table.
+/// Clones are connections to the same table.
 #[derive(Clone, Default)]
 struct Table(Arc<Mutex<Rows>>);
 
@@ -37,15 +37,15 @@ impl Rows {
     }
 
     fn attempt(&mut self, claim: &AcquireRequest) -> AcquireOutcome {
-        let rivals = claim
+        let others = claim
             .keys
             .iter()
             .filter_map(|key| self.holder(key))
             .filter(|row| row.owner != claim.owner);
-        if let Some(expires) = rivals.map(|row| row.expires).max() {
+        if let Some(expires) = others.map(|row| row.expires).max() {
             return AcquireOutcome::contended(Some(expires - now()));
         }
-        // Never shorter: this may be a late request of one that wanted it for less time.
+        // Never shortens the lease: this may be a late request with a shorter ttl.
         let left =
             claim.keys.iter().filter_map(|key| self.holder(key)).map(|row| row.expires - now());
         let span = left.max().unwrap_or_default().max(claim.kept_for());
@@ -55,8 +55,8 @@ impl Rows {
     }
 
     fn held(&self, lease: &LeaseRef) -> LeaseStatus {
-        let ours = |key| self.holder(key).is_some_and(|row| row.owner == lease.owner);
-        if lease.keys.iter().all(ours) { LeaseStatus::Held } else { LeaseStatus::NotHeld }
+        let is_held = |key| self.holder(key).is_some_and(|row| row.owner == lease.owner);
+        if lease.keys.iter().all(is_held) { LeaseStatus::Held } else { LeaseStatus::NotHeld }
     }
 
     fn take(&mut self, keys: &[Key], owner: Owner, span: Duration) {
@@ -72,7 +72,7 @@ fn now() -> Instant {
 }
 
 impl Backend for Table {
-    // One attempt for each claim; the pool sees to waiting, retries and time limits.
+    // One attempt per request; waiting, retries and time limits are up to the pool.
     async fn acquire(
         &self,
         claims: &[AcquireRequest],
@@ -100,14 +100,14 @@ impl Backend for Table {
         let mut rows = self.0.lock().unwrap();
         let mut release = |ReleaseRequest { lease, free_after, .. }: &ReleaseRequest| {
             let held = rows.held(lease);
-            // Never what is somebody else's, also when only some of the keys are still ours.
-            let ours: Vec<Key> = lease
+            // Only the keys that the owner still holds.
+            let held_keys: Vec<Key> = lease
                 .keys
                 .iter()
                 .filter(|key| rows.holder(key).is_some_and(|row| row.owner == lease.owner))
                 .cloned()
                 .collect();
-            rows.take(&ours, lease.owner, *free_after);
+            rows.take(&held_keys, lease.owner, *free_after);
             Ok(if held == LeaseStatus::Held {
                 ReleaseOutcome::Freed
             } else {

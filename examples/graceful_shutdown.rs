@@ -1,5 +1,5 @@
-//! SIGTERM arrives while locks are held: short jobs finish, long ones are cancelled when the grace is over,
-//! and every lock is free for the next process at once.
+//! SIGTERM while locks are held: short jobs finish, long ones are cancelled after the grace period, and every lock is
+//! immediately free for other processes.
 //!
 //! ```text
 //! cargo run --example graceful_shutdown [-- redis://127.0.0.1:6379]        # signals itself

@@ -1,6 +1,5 @@
-//! The payment provider's callback and the customer's cancellation arrive at the same moment. Each reads
-//! the order, decides, and writes it back; without a lock both may decide on what the other is about to
-//! change, and an order ends up cancelled and paid.
+//! The callback of a payment provider and a cancellation arrive at the same time. Each reads the order, decides, and
+//! writes it back. Without a lock both may read the old state, and an order ends up cancelled and paid.
 //!
 //! ```text
 //! cargo run --example order_state [-- redis://127.0.0.1:6379]
@@ -18,7 +17,7 @@ enum State {
     Cancelled,
 }
 
-/// Why a change was not made.
+/// The reason why a change was not made.
 #[derive(Debug, thiserror::Error)]
 enum OrderError {
     #[error("the order is {0:?} already")]
@@ -27,7 +26,7 @@ enum OrderError {
     Lock(#[from] LockError),
 }
 
-/// Stands for the table of orders: every read and write is a round trip.
+/// In place of a table of orders in a database: every read and write is a round trip.
 #[derive(Clone, Debug, Default)]
 struct Orders {
     rows: Arc<Mutex<Vec<State>>>,
@@ -57,7 +56,7 @@ impl Orders {
         }
     }
 
-    /// Called by the payment provider. Waits for a cancellation that is under way.
+    /// Called by the payment provider. Waits for a running cancellation.
     #[distributed_lock(key = "order:<id>", ttl = "5s", wait = "2s")]
     async fn paid(&self, id: usize) -> Result<(), OrderError> {
         self.decide(id, State::Paid).await

@@ -1,20 +1,20 @@
-//! One annotated function, called from several tasks at once: at most one of them is inside per order.
+//! One annotated function, called from several tasks at once. At most one of them runs per order.
 //!
 //! ```text
 //! cargo run --example quickstart                            # no server needed
-//! cargo run --example quickstart -- redis://127.0.0.1:6379  # the same among processes
+//! cargo run --example quickstart -- redis://127.0.0.1:6379  # between processes
 //! ```
 
 use std::time::{Duration, Instant};
 
 use lock_runtime::{LockError, distributed_lock};
 
-/// Settles an order. Never runs twice at a time for the same id, whichever task or process calls it.
+/// Settles an order. It never runs twice at the same time for the same id, in any task or process.
 #[distributed_lock(key = "order:<id>", ttl = "5s", wait = "10s")]
-async fn settle(id: u64, who: &str, began: Instant) -> Result<(), LockError> {
-    println!("{:>6.1?}  {who} is in  order {id}", began.elapsed());
+async fn settle(id: u64, customer: &str, began: Instant) -> Result<(), LockError> {
+    println!("{:>6.1?}  {customer} is in  order {id}", began.elapsed());
     tokio::time::sleep(Duration::from_millis(100)).await;
-    println!("{:>6.1?}  {who} is out of order {id}", began.elapsed());
+    println!("{:>6.1?}  {customer} is out of order {id}", began.elapsed());
     Ok(())
 }
 
@@ -26,10 +26,10 @@ async fn main() -> Result<(), LockError> {
 
     let began = Instant::now();
     let mut calls = tokio::task::JoinSet::new();
-    for (id, who) in [(1, "anna"), (1, "ben"), (2, "cora"), (1, "dan"), (2, "eve")] {
-        calls.spawn(settle(id, who, began));
+    for (id, customer) in [(1, "anna"), (1, "ben"), (2, "cora"), (1, "dan"), (2, "eve")] {
+        calls.spawn(settle(id, customer, began));
     }
-    // One order after another for the same id, both orders side by side.
+    // Calls for the same order run one after another, different orders at the same time.
     for outcome in calls.join_all().await {
         outcome?;
     }

@@ -1,12 +1,12 @@
-//! Five independent Redis servers, and a lock that a majority of them agrees on. One freezes, and nothing
-//! happens; another loses its data, and gets the lock back with the next renewal; a third dies, and a
-//! majority is still there. With two more gone there is none, and the error says so.
+//! A lock that is held by a majority of five independent Redis servers. One freezes, without effect. Another loses
+//! its data, and the next renewal restores the lock there. A third dies, and a majority remains. With two more gone
+//! there is no majority, and the error says so.
 //!
 //! ```text
 //! cargo run --example redlock_five_nodes      # starts its own servers; needs `redis-server`
 //! ```
 
-// It measures, from outside.
+// The example measures time.
 #![allow(clippy::disallowed_methods)]
 
 use std::net::{TcpListener, TcpStream};
@@ -68,7 +68,7 @@ fn outcome(settled: Result<u64, LockError>) -> String {
     }
 }
 
-/// A server of this program's own, without persistence. It ends with this value.
+/// A server without persistence. Dropping the value stops it.
 struct Node {
     port: u16,
     process: Child,
@@ -76,7 +76,7 @@ struct Node {
 
 impl Node {
     fn start() -> std::io::Result<Self> {
-        // Free now; a real deployment has its ports in a configuration.
+        // A free port; a real deployment has its ports in a configuration.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let node = Self { port, process: Self::spawn(port)? };
         node.wait_until_it_answers();

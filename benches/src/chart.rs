@@ -1,4 +1,4 @@
-//! The most telling figures as a picture for the README.
+//! The main figures as a picture for the README.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,8 +9,8 @@ const WIDTH: f64 = 760.0;
 const LABEL: f64 = 250.0;
 const ROW: f64 = 24.0;
 
-/// Draws how long it takes from a release to the entry of one that waits in another process, on a logarithmic scale: the libraries lie orders of
-/// magnitude apart.
+/// Draws the time from a release to the entry of a waiter in another process. The scale is logarithmic: the libraries
+/// differ by orders of magnitude.
 pub(crate) fn draw(report: &Report) {
     let prefix = "to one that waits, p50: ";
     let bars: Vec<(&str, f64)> = report

@@ -1,4 +1,4 @@
-//! The libraries behind one face: run a body under the lock of a key.
+//! One interface for all libraries: run a body under the lock of a key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// How often those poll that leave waiting to their caller.
+/// The polling interval for libraries without waiting of their own.
 const POLL: Duration = Duration::from_millis(10);
 
 /// One connected library.
@@ -22,7 +22,7 @@ pub(crate) enum Locker {
     Ours(LockPool),
     OursFenced(LockPool),
     OursInBackground(LockPool),
-    /// Not by the attribute, with the pool's own options.
+    /// By request, without the attribute, with the options of the pool.
     OursByRequest(LockPool),
     Rslock(rslock::LockManager),
     RedisLock([Arc<Mutex<redis_0_27::aio::MultiplexedConnection>>; 1]),
@@ -61,18 +61,20 @@ impl Locker {
     pub(crate) async fn connect(name: &str, url: &str) -> Self {
         match name {
             BOUND => Self::Bare(Arc::new(Bare::connect(url).await)),
-            OURS => Self::Ours(LockPool::connect(url).await.expect("the server takes us")),
+            OURS => Self::Ours(LockPool::connect(url).await.expect("the server is reachable")),
             OURS_FENCED => {
-                Self::OursFenced(LockPool::connect(url).await.expect("the server takes us"))
+                Self::OursFenced(LockPool::connect(url).await.expect("the server is reachable"))
             }
-            OURS_IN_BACKGROUND => {
-                Self::OursInBackground(LockPool::connect(url).await.expect("the server takes us"))
-            }
+            OURS_IN_BACKGROUND => Self::OursInBackground(
+                LockPool::connect(url).await.expect("the server is reachable"),
+            ),
             "rslock" => Self::Rslock(rslock::LockManager::new(vec![url])),
             "redis-lock" => {
                 let client = redis_0_27::Client::open(url).expect("the URL is right");
                 let connection = client.get_multiplexed_async_connection().await;
-                Self::RedisLock([Arc::new(Mutex::new(connection.expect("the server takes us")))])
+                Self::RedisLock([Arc::new(Mutex::new(
+                    connection.expect("the server is reachable"),
+                ))])
             }
             "distributed-lock" => {
                 let provider = distributed_lock_redis::RedisLockProvider::builder()
@@ -80,7 +82,7 @@ impl Locker {
                     .expiry(TTL)
                     .build()
                     .await;
-                Self::DistributedLock(Arc::new(provider.expect("the server takes us")))
+                Self::DistributedLock(Arc::new(provider.expect("the server is reachable")))
             }
             "deadpool-redis" => {
                 let config = deadpool_redis::Config::from_url(url);
@@ -91,7 +93,7 @@ impl Locker {
         }
     }
 
-    /// Runs `body` under the lock of `key`, however long that takes.
+    /// Runs `body` under the lock of `key`, without a time limit.
     pub(crate) async fn section(&self, key: &str, body: impl FnOnce() + Send + 'static) {
         match self {
             Self::Bare(bare) => bare.section(key, body).await,
@@ -194,16 +196,16 @@ impl Bare {
             .expect("the server answers");
     }
 
-    /// Takes a key under a token of no format that we know.
+    /// Takes a key under a token of an unknown format.
     pub(crate) async fn take(&self, key: &str) {
         let mut connection = self.connection.clone();
         let taken: Value =
-            set(key, "somebody").query_async(&mut connection).await.expect("the server answers");
-        assert_eq!(taken, Value::Okay, "nobody else wants the key");
+            set(key, "other").query_async(&mut connection).await.expect("the server answers");
+        assert_eq!(taken, Value::Okay, "the key is free");
     }
 }
 
-/// What one writes by hand over a connection pool.
+/// A hand-written lock over a connection pool.
 async fn deadpool(pool: &deadpool_redis::Pool, key: &str, body: impl FnOnce()) {
     let token = token();
     let set = set(key, &token);

@@ -1,4 +1,4 @@
-//! What a lock costs, beside other Rust libraries and the two bare commands that any such lock needs.
+//! The cost of a lock, compared with other Rust libraries and with the two plain commands that any such lock needs.
 //!
 //! ```text
 //! cargo run --release -p lock-benches                      # everything, some ten minutes
@@ -34,7 +34,7 @@ use crate::scenarios::{between, cost, crowd, handoff, held, hot, memory, quorum,
 const SCENARIOS: [&str; 9] =
     ["uncontended", "hot", "between", "handoff", "held", "crowd", "memory", "quorum", "cost"];
 
-/// How much is measured.
+/// The extent of the measurements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) runs: usize,
@@ -88,7 +88,7 @@ fn main() {
     }
 }
 
-/// The runtime that every measured process has.
+/// The runtime of every measured process.
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -1,4 +1,4 @@
-//! Figures: a table for people, lines of JSON for programs.
+//! Figures as a table and as lines of JSON.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::stats::median;
 
-/// What a figure has to reach.
+/// The target of a figure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bar {
     AtLeast(f64),

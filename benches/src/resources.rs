@@ -1,4 +1,4 @@
-//! What a process uses, as the kernel tells it.
+//! Resource usage of a process, as reported by the kernel.
 
 use std::fs;
 

@@ -4,7 +4,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     percentile(&mut values, 50.0)
 }
 
-/// NaN without values.
+/// NaN if there are no values.
 pub(crate) fn percentile(values: &mut [f64], percent: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     if values.is_empty() {

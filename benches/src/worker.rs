@@ -1,4 +1,4 @@
-//! The processes that the bench starts of itself.
+//! Worker processes: further instances of the bench.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -27,18 +27,18 @@ pub(crate) struct Section {
     pub(crate) left: u64,
 }
 
-/// What the tasks of a worker do all the time.
+/// The work that the tasks of a worker repeat.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work<'a> {
     pub(crate) locker: &'a str,
     pub(crate) url: &'a str,
     pub(crate) tasks: usize,
     pub(crate) body: Duration,
-    /// Not the default, and not by the attribute.
+    /// By request, without the attribute, and not with default options.
     pub(crate) ttl: Option<Duration>,
 }
 
-/// A worker of this process. Ends with it, and when dropped.
+/// A worker of this process. It ends with this process, and when dropped.
 pub(crate) struct Worker {
     child: Child,
     input: Option<ChildStdin>,
@@ -61,8 +61,8 @@ impl Worker {
         Self { child, input, output, log: log.to_owned() }
     }
 
-    /// Starts `work`; it begins when [`go`](Self::go) says so. Each section is logged as it happens if
-    /// the worker is not to live to the end.
+    /// Starts `work`, which begins at [`go`](Self::go). If the worker is to be killed before the end, each section is
+    /// logged at once.
     pub(crate) fn sections(work: Work<'_>, log: &Path, at_once: bool) -> Self {
         let ttl = work.ttl.map_or(0, |ttl| ttl.as_millis());
         let args = [
@@ -97,30 +97,30 @@ impl Worker {
         kill_process(pid.expect("a child has a pid"), signal).expect("a child can be signalled");
     }
 
-    /// One line to the worker.
+    /// Sends one line to the worker.
     pub(crate) fn say(&mut self, line: &str) {
         let input = self.input.as_mut().expect("it is open");
         writeln!(input, "{line}").expect("the worker listens");
     }
 
-    /// One line from the worker.
-    pub(crate) fn hear(&mut self) -> String {
+    /// Receives one line from the worker.
+    pub(crate) fn receive(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("the worker speaks");
         line.trim().to_owned()
     }
 
     fn expect(&mut self, word: &str) {
-        let line = self.hear();
+        let line = self.receive();
         assert_eq!(line, word, "a worker says when it is there");
     }
 
-    /// Has the sections run from `begin` to `end`.
+    /// Runs the sections from `begin` to `end`.
     pub(crate) fn go(&mut self, begin: u64, end: u64) {
         self.say(&format!("{begin} {end}"));
     }
 
-    /// Waits for the end, and reads what was logged.
+    /// Waits for the end, and reads the log.
     pub(crate) fn finish(mut self, process: usize) -> Vec<Section> {
         self.input = None;
         let _ = self.child.wait();
@@ -143,7 +143,7 @@ fn read(log: &Path, process: usize) -> Vec<Section> {
             u64::from_le_bytes(record[8 * n..8 * n + 8].try_into().expect("eight bytes are eight"))
         };
         let (task, asked, entered, left) = (word(0) as usize, word(1), word(2), word(3));
-        // Logged at its beginning, and once more at its end.
+        // Logged at its start, and again at its end.
         let open = sections
             .iter_mut()
             .rev()
@@ -181,7 +181,7 @@ pub(crate) fn main(args: &[String]) {
 async fn sections(work: Work<'_>, at_once: bool, log: &Path) {
     let locker = match work.ttl {
         Some(ttl) => Locker::OursByRequest(
-            LockPool::builder(work.url).ttl(ttl).connect().await.expect("the server takes us"),
+            LockPool::builder(work.url).ttl(ttl).connect().await.expect("the server is reachable"),
         ),
         None => Locker::connect(work.locker, work.url).await,
     };
@@ -237,9 +237,9 @@ fn write(mut file: &File, record: [u64; 4]) {
     file.write_all(&bytes).expect("the log can be written");
 }
 
-/// Holds `locks` locks until the bench hangs up; then says how many were lost.
+/// Holds `locks` locks until the bench closes the pipe; then reports how many were lost.
 async fn hold(url: &str, locks: usize, block: bool) {
-    let pool = LockPool::connect(url).await.expect("the server takes us");
+    let pool = LockPool::connect(url).await.expect("the server is reachable");
     let (mut set, mut guards) = (JoinSet::new(), Vec::with_capacity(locks));
     for n in 0..locks {
         let request = pool.lock(format!("held:{n}")).ttl(Duration::from_secs(30)).fencing(false);
@@ -252,7 +252,7 @@ async fn hold(url: &str, locks: usize, block: bool) {
     assert_eq!(guards.len(), locks, "all locks are held");
     println!("held");
     if block {
-        // One of the executor's two threads, half of the time.
+        // Blocks one of the executor's two threads half of the time.
         tokio::spawn(async {
             loop {
                 std::thread::sleep(Duration::from_millis(500));
@@ -270,9 +270,9 @@ async fn hold(url: &str, locks: usize, block: bool) {
 }
 
 impl Worker {
-    /// Hangs up on a holder; how many of its locks were lost.
+    /// Closes the pipe to a holder, and returns how many of its locks were lost.
     pub(crate) fn lost(mut self) -> usize {
         self.input = None;
-        self.hear().parse().expect("a number")
+        self.receive().parse().expect("a number")
     }
 }

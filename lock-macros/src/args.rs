@@ -5,10 +5,10 @@ use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
 use syn::{Error, Expr, Ident, LitStr, Path, Result, Token, token};
 
-use crate::diag::Errors;
-use crate::policy::{self, Choice, OnConflict};
+use crate::argument_names::{example, explain_unknown, known, meant};
+use crate::diagnostics::Errors;
+use crate::on_conflict::{self, Choice, OnConflict};
 use crate::value::{self, Count, Keys, Pool, Renew, Time, Wait};
-use crate::vocabulary::{example, explain_unknown, known, meant};
 
 #[derive(Default)]
 pub(crate) struct Args {
@@ -30,12 +30,12 @@ pub(crate) struct Args {
     pub(crate) retry_count: Option<Count>,
     pub(crate) name: Option<LitStr>,
     pub(crate) crate_path: Option<Path>,
-    /// Arguments that were written, also where their value is wrong.
+    /// Arguments that were written, even if their value is invalid.
     written: Vec<(&'static str, Span)>,
 }
 
 impl Args {
-    /// Goes on behind the next comma after each mistake.
+    /// Continues after the next comma when an argument is invalid.
     pub(crate) fn parse(tokens: TokenStream, errors: &mut Errors) -> Self {
         let mut args = Self::default();
         let all = |input: ParseStream<'_>| {
@@ -91,9 +91,9 @@ impl Args {
             "renew" => self.renew = value::renew(value, errors),
             "max_hold" => self.max_hold = value::time(name, value, errors),
             "min_hold" => self.min_hold = value::time(name, value, errors),
-            "on_conflict" => self.on_conflict = Some(policy::on_conflict(value)?),
-            "on_lost" => self.on_lost = Some(policy::on_lost(&value)?),
-            "release" => self.release = Some(policy::release(&value)?),
+            "on_conflict" => self.on_conflict = Some(on_conflict::on_conflict(value)?),
+            "on_lost" => self.on_lost = Some(on_conflict::on_lost(&value)?),
+            "release" => self.release = Some(on_conflict::release(&value)?),
             "on_error" => self.on_error = Some(value::on_error(value)?),
             "pool" => self.pool = Some(value::pool(value)?),
             "guard" => self.guard = Some(value::guard(&value)?),
@@ -123,8 +123,8 @@ impl Args {
         if let Some(known) = known(&text) {
             return Ok((known, name.span()));
         }
-        // Known to be there under another name, so that it is not also reported as missing.
-        self.written.extend(meant(&text).map(|ours| (ours, name.span())));
+        // Present under another name, so it is not also reported as missing.
+        self.written.extend(meant(&text).map(|own| (own, name.span())));
         if input.peek(Token![=]) {
             input.parse::<Token![=]>()?;
             let _ = input.parse::<Expr>();
@@ -146,7 +146,7 @@ fn expect_value(name: &str, span: Span, input: ParseStream<'_>) -> Result<()> {
     } else if input.peek(token::Paren) {
         format!("`{name}` is not a list\nhelp: write `{write}`")
     } else {
-        format!("there is no `=` behind `{name}`\nhelp: write `{write}`")
+        format!("expected a `=` after `{name}`\nhelp: write `{write}`")
     };
     Err(Error::new(span, message))
 }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_argument_is_read() {
+    fn every_argument_is_parsed() {
         let text = r#"key = "a:<id>", ttl = "5s", wait = "forever", renew = "1s", max_hold = "1m", min_hold = "1s",
             on_conflict = "skip", on_lost = "notify", release = "background", on_error = |e| Err(e), pool = self.locks, guard = lock,
             when = a > b, reentrant = true, retry_delay = "1ms", retry_count = 3, name = "n", crate = a::b,"#;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_goes_on_behind_a_mistake() {
+    fn parsing_continues_after_an_error() {
         let found = messages(
             r#"key = "a", ttl, wait = , renew("1s"), max_hold "1s", colour = a::<B, C>(), ttl = 5"#,
         );
@@ -185,7 +185,7 @@ mod tests {
         assert!(found[0].starts_with("`ttl` needs a value"));
         assert!(found[1].starts_with("the value of `wait` is missing"));
         assert!(found[2].starts_with("`renew` is not a list"));
-        assert!(found[3].starts_with("there is no `=` behind `max_hold`"));
+        assert!(found[3].starts_with("expected a `=` after `max_hold`"));
         assert!(found[4].starts_with("unknown argument `colour`"));
         assert!(found[5].starts_with("`ttl` is given twice"));
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_comma_is_told() {
+    fn a_missing_comma_is_reported() {
         let found = messages(r#"key = "a" ttl = "5s", wait = 5"#);
         assert_eq!(found[0], "expected a `,` between arguments");
         assert_eq!(found.len(), 2);

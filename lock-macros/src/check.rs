@@ -1,4 +1,4 @@
-//! What the arguments, the function and its parameters demand of each other.
+//! Checks the arguments against each other, the function and its parameters.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use syn::ext::IdentExt;
 use syn::{Expr, LitStr, Meta};
 
 use crate::args::Args;
-use crate::diag::{Errors, Fault, closest, listed};
+use crate::diagnostics::{Errors, Fault, closest, listed};
 use crate::item::{Function, Shape};
+use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
-use crate::policy::OnConflict;
 use crate::template::{Access, Name, Template};
 use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait};
 
@@ -67,7 +67,7 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
         errors.push(if args.key_came_last() { key } else { keys }, both);
     } else if args.written("key").is_none() && args.written("keys").is_none() {
         let message = format!(
-            "what is locked? `key` is missing\nhelp: write `{}`",
+            "`key` is missing: it names what is locked\nhelp: write `{}`",
             suggestion(function, params)
         );
         errors.push(proc_macro2::Span::call_site(), message);
@@ -143,14 +143,14 @@ fn unknown(name: &Name, params: &Params) -> Fault {
     }
 }
 
-/// `{id}` is what `format!` would fill in. Beside a placeholder, braces are a hash tag.
+/// `{id}` is the syntax of `format!`. In a template with a placeholder, braces are a hash tag.
 fn braces(literal: &LitStr, template: &Template, params: &Params, errors: &mut Errors) {
     if template.slots().next().is_some() {
         return;
     }
     let text = literal.value();
     for (at, _) in text.match_indices('{') {
-        // `${id}` has an error of its own.
+        // `${id}` is reported by `foreign_placeholders`.
         if text[..at].ends_with(['#', '$']) {
             continue;
         }
@@ -220,7 +220,7 @@ fn foreign_placeholders(
     }
 }
 
-/// A bare name in lower case can only be a parameter; an installed pool has its name in quotes.
+/// A bare lower-case name can only be a parameter; the name of an installed pool is quoted.
 fn pool(args: &Args, params: &Params, errors: &mut Errors) {
     let Some(Pool::Given(Expr::Path(path))) = &args.pool else { return };
     let Some(name) = path.path.get_ident() else { return };
@@ -280,8 +280,7 @@ fn times(args: &Args, errors: &mut Errors) {
         if value.is_zero() {
             errors.push(span, "a `ttl` of zero is over before the body starts");
         } else if value < SHORTEST_TTL {
-            errors
-                .push(span, "`ttl` is at least `\"10ms\"`: the network has to be faster than that");
+            errors.push(span, "`ttl` is at least `\"10ms\"`: less is too short for a network");
         } else if value > LONGEST_TTL {
             errors.push(
                 span,
@@ -299,11 +298,11 @@ fn times(args: &Args, errors: &mut Errors) {
         } else if every.value < SHORTEST_INTERVAL {
             errors.push(
                 every.span,
-                "`renew` is at least `\"2ms\"`: the watchdog looks no more often\nhelp: `renew = true` renews after a third of the `ttl`",
+                "`renew` is at least `\"2ms\"`: renewals cannot be more frequent\nhelp: `renew = true` renews after a third of the `ttl`",
             );
         } else if let Some(ttl) = ttl.filter(|ttl| every.value > ttl.value / 2) {
             let message = format!(
-                "`renew` is more than half of the `ttl`, {:?}: there is no time left to renew again if that fails\nhelp: `renew = true` renews after a third of it",
+                "`renew` is more than half of the `ttl`, {:?}: it leaves no time for a second try if the first one fails\nhelp: `renew = true` renews after a third of it",
                 ttl.value
             );
             errors.push(every.span, message);
@@ -320,7 +319,7 @@ fn times(args: &Args, errors: &mut Errors) {
         errors.push(min.span, "`min_hold` is longer than `max_hold`");
     }
     if let Some(min) = min_hold.filter(|min| min.value > LONGEST_TTL) {
-        errors.push(min.span, "`min_hold` is at most `\"7d\"`: the lock stays taken for as long");
+        errors.push(min.span, "`min_hold` is at most `\"7d\"`: the lock stays taken for that time");
     }
     if let (Some(max), Some(ttl), Some(Renew::Flag(false, _))) = (max_hold, ttl, &args.renew)
         && max.value > ttl.value
@@ -340,7 +339,7 @@ fn times(args: &Args, errors: &mut Errors) {
     }
 }
 
-/// A wait of zero is one try.
+/// A wait of zero is one attempt.
 fn tries(args: &Args, errors: &mut Errors) {
     let Some(Wait::For(Time::Constant(wait))) = &args.wait else { return };
     if !wait.value.is_zero() {
@@ -349,28 +348,28 @@ fn tries(args: &Args, errors: &mut Errors) {
     for name in ["retry_delay", "retry_count"] {
         if let Some(span) = args.written(name) {
             let message = format!(
-                "`wait = \"0s\"` is one try, and `{name}` is about the next ones\nhelp: leave `{name}` out, or say how long to wait"
+                "`wait = \"0s\"` is one attempt, and `{name}` is about retries\nhelp: leave `{name}` out, or set a longer `wait`"
             );
             errors.push(span, message);
         }
     }
 }
 
-/// A call that passes through the lock around it has no lease of its own.
+/// A reentrant call that passes through an outer lock has no lease of its own.
 fn reentrant(args: &Args, errors: &mut Errors) {
     if args.reentrant != Some(true) {
         return;
     }
     let min_hold = args.min_hold.as_ref().and_then(Time::constant);
-    // What is computed is checked when the program runs.
+    // Computed values are checked at run time.
     let renews =
         !matches!(args.renew, Some(Renew::Flag(false, _) | Renew::Every(Time::Constant(_))));
-    for (name, refused) in [
+    for (name, is_excluded) in [
         ("max_hold", args.max_hold.is_some()),
         ("min_hold", min_hold.is_some_and(|min| !min.value.is_zero())),
         ("renew", !renews),
     ] {
-        if let Some(span) = args.written(name).filter(|_| refused) {
+        if let Some(span) = args.written(name).filter(|_| is_excluded) {
             let message = format!(
                 "`{name}` and `reentrant` exclude each other: a call that passes through the lock around it has no lease of its own\nhelp: set `{name}` on the outermost function, or lock in one that is not `reentrant`"
             );
@@ -380,9 +379,9 @@ fn reentrant(args: &Args, errors: &mut Errors) {
 }
 
 /// A second attribute with the same key would wait for the first. With other keys in the same pool, two functions
-/// that nest them in opposite orders would wait for each other; `keys` takes them in one order.
+/// that nest them in opposite orders would deadlock; `keys` acquires them in one order.
 fn twins(args: &Args, function: &Function, errors: &mut Errors) {
-    let Some(ours) = args.keys.as_ref().map(text) else { return };
+    let Some(own) = args.keys.as_ref().map(text) else { return };
     for attr in &function.attrs {
         let Meta::List(list) = &attr.meta else { continue };
         if list.path.segments.last().is_none_or(|last| last.ident != "distributed_lock") {
@@ -392,19 +391,19 @@ fn twins(args: &Args, function: &Function, errors: &mut Errors) {
         if pool_text(&twin) != pool_text(args) {
             continue;
         }
-        let Some(theirs) = twin.keys.as_ref().map(text) else { continue };
-        let message = if theirs == ours {
-            format!("this function is already locked by `{ours}`; it would wait for itself")
+        let Some(other) = twin.keys.as_ref().map(text) else { continue };
+        let message = if other == own {
+            format!("this function is already locked by `{own}`; it would wait for itself")
         } else {
             format!(
-                "this function is already locked by `{ours}`\nhelp: one attribute takes several keys, without deadlocks: `keys = [\"..\", \"..\"]`"
+                "this function is already locked by `{own}`\nhelp: one attribute takes several keys, without deadlocks: `keys = [\"..\", \"..\"]`"
             )
         };
         errors.push_over(attr, message);
     }
 }
 
-/// The pool as it is written.
+/// The pool as written in the attribute.
 fn pool_text(args: &Args) -> String {
     match &args.pool {
         None => "default".to_owned(),
@@ -413,7 +412,7 @@ fn pool_text(args: &Args) -> String {
     }
 }
 
-/// The keys as they are written.
+/// The keys as written in the attribute.
 pub(crate) fn text(keys: &Keys) -> String {
     let written = |source: &Source| match source {
         Source::Template(literal, _) => literal.value(),

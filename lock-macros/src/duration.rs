@@ -1,14 +1,14 @@
-//! `"5s"`, `"1m30s"`, `"250ms"`.
+//! Durations such as `"5s"`, `"1m30s"`, `"250ms"`.
 
 use std::time::Duration;
 
-use crate::diag::{Fault, closest};
+use crate::diagnostics::{Fault, closest};
 
-/// Milliseconds per unit, largest first: also the order in which they are written.
+/// Milliseconds per unit, in the order in which units are written.
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// A hundred years, which can still be added to any clock.
+/// A hundred years: a limit that does not overflow any clock.
 const LONGEST: u64 = 36_500 * UNITS[0].1;
 
 const LONG_NAMES: [(&str, &[&str]); 5] = [
@@ -68,7 +68,8 @@ fn no_number(text: &str, at: usize) -> Fault {
     let rest = &text[at..];
     let first = rest.chars().next().map_or(0, char::len_utf8);
     if rest.starts_with(char::is_whitespace) {
-        return Fault::new(at..at + first, "a duration holds no spaces").help(spelled_right(text));
+        return Fault::new(at..at + first, "a duration contains no spaces")
+            .help(spelled_right(text));
     }
     if rest.starts_with('-') {
         return Fault::new(at..at + first, "a duration cannot be negative");
@@ -86,15 +87,15 @@ fn no_unit(text: &str, at: usize, digits: usize) -> Fault {
     let number = &text[at..digits];
     let rest = &text[digits..];
     if rest.starts_with(['.', ',']) {
-        return Fault::new(at..text.len(), "a duration holds whole numbers")
+        return Fault::new(at..text.len(), "a duration contains whole numbers")
             .help("write `\"1s500ms\"` for one and a half seconds");
     }
     if rest.starts_with(char::is_whitespace) {
-        return Fault::new(digits..digits + 1, "a duration holds no spaces")
+        return Fault::new(digits..digits + 1, "a duration contains no spaces")
             .help(spelled_right(text));
     }
     if rest.starts_with('_') {
-        return Fault::new(digits..digits + 1, "a duration holds no digit separators");
+        return Fault::new(digits..digits + 1, "a duration contains no digit separators");
     }
     if let Some(other) = rest.chars().next() {
         return Fault::new(digits..digits + other.len_utf8(), format!("`{number}` needs a unit"))
@@ -125,7 +126,7 @@ fn spelled_right(text: &str) -> String {
     }
 }
 
-/// `text` without spaces and with short units, if that is a duration.
+/// `text` without spaces and with short units, if the result is a duration.
 fn corrected(text: &str) -> Option<String> {
     let mut short = String::new();
     let dense: String = text.split_whitespace().collect();
@@ -145,7 +146,7 @@ fn corrected(text: &str) -> Option<String> {
     parse(&short).is_ok().then_some(short)
 }
 
-/// The unit that a longer or misspelled name stands for.
+/// The unit of a longer or misspelled name.
 fn meant(unit: &str) -> Option<&'static str> {
     let lower = unit.to_lowercase();
     LONG_NAMES
@@ -162,7 +163,7 @@ fn meant(unit: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::noise::hostile;
+    use crate::hostile_input::hostile;
 
     fn millis(text: &str) -> Option<u128> {
         parse(text).ok().map(|duration| duration.as_millis())
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn anything_else_is_rejected() {
         for text in ["", "5", "s", "5 s", " 5s", "5s ", "-5s", "1.5s", ".5s", "1_000ms", "5x", "5S"]
         {
             assert_eq!(millis(text), None, "{text:?}");
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_that_was_meant_is_named() {
+    fn the_intended_unit_is_suggested() {
         assert_eq!(help("5sec"), "did you mean `\"5s\"`?");
         assert_eq!(help("5S"), "did you mean `\"5s\"`?");
         assert_eq!(help("1m30secnds"), "did you mean `\"1m30s\"`?");
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_makes_it_panic_or_point_outside() {
+    fn no_text_causes_a_panic_or_an_invalid_range() {
         for text in hostile(b"0123456789smhd ._-u\xc2\xb5") {
             if let Err(fault) = parse(&text) {
                 assert!(text.get(fault.range.clone()).is_some(), "{text:?} {fault:?}");

@@ -5,8 +5,8 @@
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> { BODY }
 //! ```
 //!
-//! Output, with `P` for `::lock_runtime::__private` (methods on a reference are called by path, because a
-//! user's trait may have a method of that name for every type):
+//! Output, with `P` for `::lock_runtime::__private`. Methods on a reference are called by path, because a
+//! user's trait may have a method of that name for every type.
 //!
 //! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
@@ -38,9 +38,9 @@ use syn::spanned::Spanned;
 
 use crate::args::Args;
 use crate::item::{Function, nameable};
+use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
 use crate::paths::{Runtime, located};
-use crate::policy::OnConflict;
 use crate::value::{Count, Pool, Renew, Time, Wait};
 
 pub(crate) fn expand(args: &Args, function: &Function, params: &Params) -> TokenStream {
@@ -59,7 +59,7 @@ pub(crate) struct Expansion<'a> {
     pub(crate) function: &'a Function,
     pub(crate) params: &'a Params,
     pub(crate) runtime: Runtime<'a>,
-    /// Of the skeleton.
+    /// The span of tokens that no argument has caused.
     pub(crate) span: Span,
 }
 
@@ -97,7 +97,7 @@ impl Expansion<'_> {
         }
     }
 
-    /// Borrows the arguments, and is done with them before the first await.
+    /// Builds the call. It borrows the arguments only until the first await.
     fn call(&self) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);
@@ -114,7 +114,7 @@ impl Expansion<'_> {
         }
     }
 
-    /// What is evaluated per call.
+    /// The settings that are evaluated for each call.
     fn settings(&self) -> TokenStream {
         let args = self.args;
         let mut settings = TokenStream::new();
@@ -153,8 +153,8 @@ impl Expansion<'_> {
 
     /// The user's body in an async block of the function's return type.
     ///
-    /// The anchor makes a wrong early return an error of that return. The body has a block of its own,
-    /// so that what it declares or imports cannot change the meaning of the anchor.
+    /// With the anchor, rustc reports a wrong early return at that return. The body has a block of its own,
+    /// so that its declarations and imports cannot change the meaning of the anchor.
     fn locked(&self, statements: TokenStream) -> TokenStream {
         let span = self.span;
         let output = match self.function.output() {
@@ -179,16 +179,16 @@ impl Expansion<'_> {
         quote_spanned!(span=> async move { #anchor #guard #body })
     }
 
-    /// The error that is left to report when the lock could not be had.
+    /// The error to return if the lock was not acquired, after `on_conflict`.
     fn conflict(&self) -> TokenStream {
         let span = match &self.args.on_conflict {
             None | Some(OnConflict::Error) => return quote_spanned!(self.span=> __error),
-            // The return type is what does not fit, the argument what asks for it.
+            // A type error points at the return type for `"skip"`, at the path for a fallback.
             Some(OnConflict::Skip) => located(self.function.output_span()),
             Some(OnConflict::Fallback(path)) => located(path.span()),
         };
         let runtime = self.runtime.at(span);
-        let instead = match &self.args.on_conflict {
+        let alternative = match &self.args.on_conflict {
             Some(OnConflict::Fallback(path)) => {
                 let arguments = self.params.iter().filter_map(|param| match param {
                     Param::Receiver(name) | Param::Plain(name) => Some(name),
@@ -201,7 +201,7 @@ impl Expansion<'_> {
         quote_spanned! {span=>
             {
                 if #runtime::LockError::is_conflict(&__error) {
-                    return #instead;
+                    return #alternative;
                 }
                 __error
             }

@@ -1,5 +1,5 @@
-//! The annotated function: what is known of it, and how it is put together again. The body stays as
-//! written, so that half-typed ones still expand.
+//! The annotated function: parsing and reassembly. The body is not parsed, so an incomplete one
+//! still expands.
 
 use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
 use quote::{ToTokens, TokenStreamExt, quote_spanned};
@@ -12,7 +12,7 @@ use syn::{
     TypeInfer, TypeParamBound, Visibility,
 };
 
-use crate::diag::Errors;
+use crate::diagnostics::Errors;
 use crate::paths::located;
 
 pub(crate) struct Function {
@@ -66,7 +66,7 @@ impl Function {
         }
     }
 
-    /// The body's inner attributes, which have to stay in front, and its statements.
+    /// The inner attributes of the body, which must stay first, and its statements.
     pub(crate) fn body(&self) -> (TokenStream, TokenStream) {
         let stream = match &self.shape {
             Shape::AsyncFn | Shape::Sync => self.braces.stream(),
@@ -75,13 +75,13 @@ impl Function {
         split_inner_attributes(stream)
     }
 
-    /// Input, as `#[async_trait]` begins a body:
+    /// Input, the start of a body by `#[async_trait]`:
     ///
     /// ```ignore
     /// let id = id;
     /// ```
     ///
-    /// Output, where the key alone may use `id` and rustc would call the new binding unused:
+    /// Output. Without the second line, rustc would report a binding as unused that only the key uses:
     ///
     /// ```ignore
     /// let id = id;
@@ -106,7 +106,7 @@ impl Function {
         output
     }
 
-    /// Where the body starts.
+    /// The start of the body.
     pub(crate) fn body_span(&self) -> Span {
         match &self.shape {
             Shape::AsyncFn | Shape::Sync => self.braces.span_open(),
@@ -116,7 +116,7 @@ impl Function {
         }
     }
 
-    /// What the future returns.
+    /// The output type of the future.
     pub(crate) fn output(&self) -> Option<&Type> {
         match (&self.sig.output, &self.shape) {
             (ReturnType::Default, _) => None,
@@ -129,7 +129,7 @@ impl Function {
         self.output().map_or_else(|| self.sig.ident.span(), Spanned::span)
     }
 
-    /// The same function around another body.
+    /// The same function with another body.
     pub(crate) fn with_body(&self, body: TokenStream) -> TokenStream {
         let block = match &self.shape {
             Shape::AsyncFn | Shape::Sync => body,
@@ -145,7 +145,7 @@ impl Function {
         item
     }
 
-    /// Whether the body calls something named `name`, at any depth.
+    /// Whether the body calls a function or method `name`, at any depth.
     pub(crate) fn mentions(&self, name: &str) -> bool {
         mentions(self.braces.stream(), name)
     }
@@ -171,8 +171,8 @@ impl AsyncBlock {
     }
 }
 
-/// The return type with `_` for each `impl Trait`, so that it can be written in the body; `None` if
-/// nothing else would be left of it.
+/// The return type with `_` for each `impl Trait`, so that it can be written in the body. `None` if
+/// only `_` would be left.
 pub(crate) fn nameable(output: &Type) -> Option<Type> {
     let mut output = output.clone();
     erase(&mut output);
@@ -279,7 +279,7 @@ fn other_item(input: ParseStream<'_>) -> Option<String> {
     KINDS.contains(&first.as_str()).then_some(first)
 }
 
-/// A `macro_rules!` fragment comes in an invisible group.
+/// Removes the invisible group around a `macro_rules!` fragment.
 fn ungrouped(tokens: TokenStream) -> TokenStream {
     let mut trees = tokens.clone().into_iter();
     match (trees.next(), trees.next()) {

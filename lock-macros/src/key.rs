@@ -1,4 +1,4 @@
-//! The keys of one call.
+//! Code for the keys of one call.
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
@@ -10,11 +10,11 @@ use crate::paths::located;
 use crate::template::{Access, Part, Slot, Template};
 use crate::value::{Keys, Source};
 
-/// Guessed length of a rendered placeholder.
+/// Estimated length of a rendered placeholder.
 const PART: usize = 16;
 
 impl Expansion<'_> {
-    /// The parameters that the key is made of.
+    /// The parameters in the key.
     pub(crate) fn key_roots(&self) -> Vec<&str> {
         let sources = match &self.args.keys {
             Some(Keys::One(source)) => std::slice::from_ref(source),
@@ -111,7 +111,7 @@ impl Expansion<'_> {
         quote_spanned!(span=> #runtime::KeyWriter::part(&mut __key, #source, &#value, #next);)
     }
 
-    /// `order.id`, as if it were written where the literal is.
+    /// `order.id`, with the span of the literal.
     fn value(&self, slot: &Slot, span: Span) -> TokenStream {
         let mut value = self.parameter(&slot.root.text, span).to_token_stream();
         for access in &slot.tail {
@@ -153,7 +153,7 @@ impl Expansion<'_> {
     }
 }
 
-/// A field or method may be named like a keyword.
+/// An identifier for a field or method, raw if its name is a keyword.
 fn member(name: &str, span: Span) -> Ident {
     match syn::parse_str::<Ident>(name) {
         Ok(_) => Ident::new(name, span),

@@ -1,34 +1,34 @@
-//! The `#[distributed_lock]` attribute. Public API docs are in `lock-runtime`, which re-exports it; one
+//! The `#[distributed_lock]` attribute. Its documentation is in `lock-runtime`, which re-exports it. One
 //! version of `lock-runtime` works with exactly one version of this crate.
 
 mod args;
+mod argument_names;
 mod check;
-mod diag;
+mod diagnostics;
 mod duration;
 mod expand;
+#[cfg(test)]
+mod hostile_input;
 mod item;
 mod key;
-#[cfg(test)]
-mod noise;
+mod on_conflict;
 mod params;
 mod paths;
-mod policy;
 mod site;
 mod template;
 mod value;
-mod vocabulary;
 
 use proc_macro2::TokenStream;
 use quote::quote;
 
 use crate::args::Args;
-use crate::diag::Errors;
+use crate::diagnostics::Errors;
 use crate::item::Function;
 use crate::params::Params;
 
-/// Runs an async function only while a distributed lock is held.
-///
-/// The arguments are described at `lock_runtime::distributed_lock`.
+// `lock-runtime` documents the attribute. Text of this crate would be repeated at the end of that page.
+#[cfg_attr(doc, doc = "Runs an async function only while a distributed lock is held.")]
+#[cfg_attr(not(doc), allow(missing_docs))]
 #[proc_macro_attribute]
 pub fn distributed_lock(
     args: proc_macro::TokenStream,
@@ -48,10 +48,10 @@ fn attribute(args: TokenStream, item: &TokenStream) -> TokenStream {
         if errors.is_empty() {
             return expand::expand(&args, &function, &params);
         }
-        // A parameter that only the key uses is no second mistake.
+        // A parameter that only the key uses is not reported as unused.
         quiet = quote!(#[allow(unused_variables)]);
     }
-    // The item stays, so that its callers and the IDE do not lose it over a mistake in the attribute.
+    // The item is emitted too, so that its callers and the IDE still see it.
     let errors = errors.into_compile_errors();
     quote!(#errors #quiet #item)
 }

@@ -7,7 +7,7 @@ use syn::{FnArg, Pat, Signature};
 pub(crate) struct Params(Vec<Param>);
 
 pub(crate) enum Param {
-    /// The user's own `self`: one of ours would be another name inside `macro_rules!`.
+    /// The user's token `self`: a generated one would have another hygiene inside `macro_rules!`.
     Receiver(Ident),
     /// `id: u64`, `mut id: u64`
     Plain(Ident),
@@ -24,12 +24,12 @@ impl Params {
         self.0.iter()
     }
 
-    /// The parameter called `name`, as the function's own token.
+    /// The parameter `name`, as the token in the function.
     pub(crate) fn find(&self, name: &str) -> Option<&Ident> {
         self.names().find(|bound| bound.unraw() == name)
     }
 
-    /// Everything a placeholder may start with.
+    /// The names with which a placeholder may start.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Ident> {
         self.iter().flat_map(Param::names).filter(|name| !is_generated(name))
     }
@@ -38,7 +38,7 @@ impl Params {
         matches!(self.0.first(), Some(Param::Receiver(_)))
     }
 
-    /// Whether `#[async_trait]` has replaced a pattern by a name of its own.
+    /// Whether `#[async_trait]` has replaced a pattern by a generated name.
     pub(crate) fn has_generated(&self) -> bool {
         self.iter().flat_map(Param::names).any(is_generated)
     }
@@ -71,7 +71,7 @@ impl Param {
     }
 }
 
-/// `#[async_trait]` calls a destructured parameter `__arg0`.
+/// `#[async_trait]` names a destructured parameter `__arg0`.
 fn is_generated(name: &Ident) -> bool {
     let name = name.to_string();
     name.strip_prefix("__arg")

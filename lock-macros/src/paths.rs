@@ -4,13 +4,13 @@ use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::Path;
 
-/// The user's location with the macro's hygiene. Every generated token has such a span: lints then know
-/// that the user did not write it, and errors still land where the user can do something about them.
+/// The location of `span` with the hygiene of the macro. Every generated token has such a span: lints recognise it as
+/// generated, and errors still point at the user's code.
 pub(crate) fn located(span: Span) -> Span {
     span.resolved_at(Span::mixed_site())
 }
 
-/// The module of the runtime that expansions may name.
+/// The module of the runtime that expansions use.
 pub(crate) struct Runtime<'a> {
     renamed: Option<&'a Path>,
 }

@@ -1,4 +1,4 @@
-//! The `static` of an annotated function: what is known before the program runs.
+//! The `static` of an annotated function: its location, template and constant options.
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
@@ -6,12 +6,12 @@ use syn::ext::IdentExt;
 
 use crate::check::text;
 use crate::expand::{Expansion, spanned};
+use crate::on_conflict::Choice;
 use crate::paths::located;
-use crate::policy::Choice;
 use crate::value::{Constant, Count, Renew, Time, Wait};
 
 impl Expansion<'_> {
-    /// A block, because items are not hygienic: the body could name a `static` beside it.
+    /// In a block of its own: items are not hygienic, so the body could use a `static` in the same block.
     pub(crate) fn site(&self) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);
@@ -40,7 +40,7 @@ impl Expansion<'_> {
         }
     }
 
-    /// What is known before the program runs.
+    /// The options with constant values.
     fn options(&self) -> TokenStream {
         let args = self.args;
         let runtime = self.runtime.at(self.span);
@@ -74,7 +74,7 @@ impl Expansion<'_> {
         match &args.renew {
             Some(Renew::Flag(flag, span)) => {
                 let runtime = self.runtime.at(*span);
-                let policy = Ident::new(if *flag { "Third" } else { "Off" }, located(*span));
+                let policy = Ident::new(if *flag { "Auto" } else { "Off" }, located(*span));
                 set("renew", *span, quote_spanned!(located(*span)=> #runtime::Renew::#policy));
             }
             Some(Renew::Every(Time::Constant(constant))) => {

@@ -1,8 +1,8 @@
-//! `"order:<order.id>"`: text and placeholders, with the bytes where they stand.
+//! Key templates such as `"order:<order.id>"`: text and placeholders, with their byte ranges.
 
 use std::ops::Range;
 
-use crate::diag::Fault;
+use crate::diagnostics::Fault;
 
 pub(crate) struct Template {
     pub(crate) parts: Vec<Part>,
@@ -17,7 +17,7 @@ pub(crate) enum Part {
 /// `<order.lines[0].sku()>`
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// What stands between the brackets.
+    /// The text between the brackets.
     pub(crate) source: String,
     pub(crate) root: Name,
     pub(crate) tail: Vec<Access>,
@@ -45,7 +45,7 @@ pub(crate) enum Access {
 }
 
 impl Template {
-    /// Reads `text` to its end and reports everything that is wrong with it.
+    /// Parses `text` and reports all errors in it.
     pub(crate) fn scan(text: &str) -> Result<Self, Vec<Fault>> {
         let mut scanner = Scanner { text, at: 0, parts: Vec::new(), faults: Vec::new() };
         scanner.run();
@@ -68,7 +68,7 @@ impl Template {
         })
     }
 
-    /// The whole text, if there is nothing to fill in.
+    /// The text, if it contains no placeholder.
     pub(crate) fn literal(&self) -> Option<&str> {
         match self.parts.as_slice() {
             [Part::Text(text)] => Some(text),
@@ -94,8 +94,9 @@ impl<'a> Scanner<'a> {
                 self.slot();
             } else {
                 if next == '>' {
-                    let stray = Fault::new(self.at..self.at + 1, "there is no `<` before this `>`");
-                    self.faults.push(stray.help("write `>>` for a literal bracket"));
+                    let unmatched =
+                        Fault::new(self.at..self.at + 1, "there is no `<` before this `>`");
+                    self.faults.push(unmatched.help("write `>>` for a literal bracket"));
                 }
                 self.push_text(next);
                 self.at += next.len_utf8();
@@ -130,7 +131,7 @@ impl<'a> Scanner<'a> {
             self.at = close.unwrap_or(self.text.len());
             return;
         };
-        match Path::new(self.text, inside..close).slot() {
+        match SlotParser::new(self.text, inside..close).slot() {
             Ok(slot) => self.parts.push(Part::Slot(slot)),
             Err(fault) => self.faults.push(fault),
         }
@@ -138,7 +139,7 @@ impl<'a> Scanner<'a> {
         self.expect_separator(start);
     }
 
-    /// Without one, `("1", "23")` and `("12", "3")` would be the same key.
+    /// Without a separator, `("1", "23")` and `("12", "3")` would be the same key.
     fn expect_separator(&mut self, start: usize) {
         let rest = self.rest();
         let Some(next) = rest.chars().next() else { return };
@@ -151,7 +152,8 @@ impl<'a> Scanner<'a> {
                     .help(format!("put a separator such as `:` between `{slot}` and `{second}`")),
             );
         } else if next.is_ascii_alphanumeric() || next == '%' {
-            let message = format!("`{next}` right behind a placeholder could belong to its value");
+            let message =
+                format!("`{next}` directly after a placeholder could belong to its value");
             self.faults.push(
                 Fault::new(self.at..self.at + 1, message)
                     .help(format!("put a separator such as `:` between `{slot}` and `{next}`")),
@@ -160,14 +162,14 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// What stands between the brackets.
-struct Path<'a> {
+/// Parser of the text between the brackets.
+struct SlotParser<'a> {
     text: &'a str,
     range: Range<usize>,
     at: usize,
 }
 
-impl<'a> Path<'a> {
+impl<'a> SlotParser<'a> {
     fn new(text: &'a str, range: Range<usize>) -> Self {
         Self { text, at: range.start, range }
     }
@@ -274,7 +276,7 @@ impl<'a> Path<'a> {
         let range = self.at..self.at + next.len_utf8();
         let trimmed = self.text[self.range.clone()].trim();
         if next.is_whitespace() && !trimmed.contains(char::is_whitespace) {
-            return Fault::new(range, "a placeholder holds no spaces")
+            return Fault::new(range, "a placeholder contains no spaces")
                 .help(format!("write `<{trimmed}>`, or `<<` and `>>` for literal brackets"));
         }
         let expression = "write `key = expression`, such as `key = format!(..)`";
@@ -290,7 +292,7 @@ impl<'a> Path<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::noise::hostile;
+    use crate::hostile_input::hostile;
 
     fn message(text: &str) -> String {
         let faults = Template::scan(text).err().unwrap_or_default();
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_into_a_value_is_read() {
+    fn every_access_is_parsed() {
         let access = slot("<order.lines[0][at].1.sku().r#type>").tail;
         let by = Name { text: "at".into(), range: 16..18 };
         assert_eq!(
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_render_injectively_is_refused() {
+    fn ambiguous_templates_are_rejected() {
         assert!(message("<a><b>").contains("separates"));
         assert!(message("<a>x").contains("could belong"));
         assert!(message("<a>9").contains("could belong"));
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_has_its_own_words() {
+    fn each_error_has_its_own_message() {
         for (text, words) in [
             ("", "key is empty"),
             ("<>", "placeholder is empty"),
@@ -388,12 +390,12 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_are_reported() {
+    fn all_errors_are_reported() {
         assert_eq!(Template::scan("<>:<a b>:>").err().unwrap_or_default().len(), 3);
     }
 
     #[test]
-    fn no_text_makes_it_panic_or_point_outside() {
+    fn no_text_causes_a_panic_or_an_invalid_range() {
         for text in hostile(b"<><>abr#.[]()0:{}_ \xc3\xa9%") {
             for fault in Template::scan(&text).err().into_iter().flatten() {
                 assert!(text.get(fault.range.clone()).is_some(), "{text:?} {fault:?}");

@@ -1,14 +1,14 @@
-//! What stands behind the `=`.
+//! The values of the arguments.
 
 use std::time::Duration;
 
 use proc_macro2::Span;
 use syn::{Error, Expr, ExprLit, ExprUnary, Ident, Lit, LitInt, LitStr, Path, Result, UnOp};
 
-use crate::diag::{Errors, closest};
+use crate::argument_names::example;
+use crate::diagnostics::{Errors, closest};
 use crate::duration;
 use crate::template::Template;
-use crate::vocabulary::example;
 
 pub(crate) enum Keys {
     One(Source),
@@ -21,7 +21,7 @@ pub(crate) enum Source {
     Expression(Expr),
 }
 
-/// A length of time, checked now or evaluated per call.
+/// A duration: a constant, or an expression that is evaluated for each call.
 pub(crate) enum Time {
     Constant(Constant),
     Expression(Expr),
@@ -63,7 +63,7 @@ impl Time {
 }
 
 impl Keys {
-    /// The templates and expressions that are written out.
+    /// The templates and expressions in the attribute.
     pub(crate) fn sources(&self) -> &[Source] {
         match self {
             Self::One(source) => std::slice::from_ref(source),
@@ -73,7 +73,7 @@ impl Keys {
     }
 }
 
-/// Values that come out of a `macro_rules!` fragment are wrapped in invisible groups.
+/// Removes the invisible groups around the values of `macro_rules!` fragments.
 pub(crate) fn peel(value: Expr) -> Expr {
     match value {
         Expr::Group(group) => peel(*group.expr),
@@ -323,7 +323,7 @@ pub(crate) fn crate_path(value: &Expr) -> Result<Path> {
     }
 }
 
-/// The literal that `value` is, also with a minus before it.
+/// The literal in `value`, also after a minus.
 fn literal(value: &Expr) -> Option<&Lit> {
     match value {
         Expr::Lit(literal) => Some(&literal.lit),

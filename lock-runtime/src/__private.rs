@@ -1,16 +1,17 @@
-//! What expansions of `#[distributed_lock]` name. Not public API: it changes with any release.
+//! Names that expansions of `#[distributed_lock]` use. Not public API: it changes with any release.
 
 pub use core::future::Future;
 pub use core::time::Duration;
 
 pub use crate::api::guard::LockGuard;
-pub use crate::api::locked_future::{Entry, Locked};
+pub use crate::api::locked_future::{Entered as Entry, Locked};
 pub use crate::api::pool::LockPool;
 pub use crate::attribute::call::{Call, enter};
+pub use crate::attribute::key_template::{KeyPart, KeyWriter};
 pub use crate::attribute::return_type::{FromLockError, Skipped};
 pub use crate::base::call_site::{Location, Site};
 pub use crate::base::error::LockError;
-pub use crate::base::key::{Key, KeyPart, KeyWriter};
+pub use crate::base::key::Key;
 pub use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
 
 /// A key without placeholders.
@@ -38,7 +39,7 @@ where
     values.into_iter().map(key).collect()
 }
 
-/// `on_error = expression`: fixes the closure's type.
+/// `on_error = expression`: gives the closure its type.
 pub fn on_error<R>(convert: impl FnOnce(LockError) -> R, error: LockError) -> R {
     convert(error)
 }

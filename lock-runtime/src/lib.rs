@@ -18,25 +18,28 @@
 //! ```
 //!
 //! * [`distributed_lock`] is the attribute.
-//! * [`init`], [`install`] and [`shutdown`] look after the pools that annotated functions use.
-//! * [`LockPool::lock`] is the same without the attribute; it gives a [`LockGuard`].
-//! * [`LockError`] says what went wrong, [`Fence`] keeps late writers out.
-//! * [`backend::Backend`] is what a store of your own implements.
+//! * [`init`], [`install`] and [`shutdown`] manage the pools of annotated functions.
+//! * [`LockPool::lock`] is the same without the attribute; it returns a [`LockGuard`].
+//! * [`LockError`] names what went wrong, and [`Fence`] keeps late writes out.
+//! * [`backend::Backend`] is the trait of a custom store.
+//! * [`guide`] has a chapter each on stores, guarantees, Redis, waiting, testing, web frameworks, events, costs, and
+//!   migration from other libraries.
 //!
-//! # What is kept
+//! # Guarantees
 //!
-//! A lease is believed until the send time of its last confirmed request plus the ttl, less 1 % and 2 ms
-//! of drift, on a clock that counts suspend; no answer is needed to stop believing. An annotated body
-//! is told a tenth of the ttl earlier (500 ms at most), by being dropped, and is never polled again.
-//! A watchdog renews the lease from a thread of its own while the lock is held. The lock is released
-//! on every way out: awaited when the body returns, in the background on panic and cancellation.
+//! A lease is valid until the send time of its last confirmed request plus the ttl, less 1 % and 2 ms of drift. The clock
+//! includes suspend, and no reply is needed to stop. An annotated body is dropped a tenth of the ttl earlier (at most
+//! 500 ms), and is never polled again.
+//!
+//! Renewals run on a thread of their own while the lock is held. Every exit releases the lock: awaited when the body
+//! returns, in the background on panic and cancellation. [`guide::guarantees`] names what can make two holders.
 //!
 //! # Features
 //!
 //! * `macros` (default): the attribute.
 //! * `redis` (default): `redis://` URLs.
 //! * `rediss`: `rediss://` URLs, TLS by rustls.
-//! * `testing`: the conformance suite for backends, and a backend that fails on demand.
+//! * `testing`: the conformance suite for stores, and a store that fails on demand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod api;
@@ -52,23 +55,49 @@ mod queue;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-#[cfg(all(doctest, feature = "macros", feature = "testing"))]
-#[doc = include_str!("../../README.md")]
-mod readme {}
-
 #[doc(hidden)]
 pub mod __private;
 
+/// Chapters of the guide, one module each.
+// The files are part of the documentation alone; their examples need the attribute and the testing tools.
+#[cfg(all(doc, any(not(doctest), all(feature = "macros", feature = "testing"))))]
+pub mod guide {
+    #[doc = include_str!("../docs/choosing-a-store.md")]
+    pub mod choosing_a_store {}
+    #[doc = include_str!("../docs/guarantees.md")]
+    pub mod guarantees {}
+    #[doc = include_str!("../docs/redis.md")]
+    pub mod redis {}
+    #[doc = include_str!("../docs/waiting.md")]
+    pub mod waiting {}
+    #[doc = include_str!("../docs/testing.md")]
+    pub mod testing {}
+    #[doc = include_str!("../docs/web.md")]
+    pub mod web {}
+    #[doc = include_str!("../docs/observability.md")]
+    pub mod observability {}
+    #[doc = include_str!("../docs/performance.md")]
+    pub mod performance {}
+    #[doc = include_str!("../docs/migrating.md")]
+    pub mod migrating {}
+
+    #[cfg(doctest)]
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+}
+
 pub use api::guard::{LockGuard, Lost};
 pub use api::named_pools::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
-pub use api::pool::{Health, LockPool, PoolBuilder, ShutdownReport};
+pub use api::pool::{Health, LockPool, PoolBuilder};
 pub use api::request::LockRequest;
+pub use attribute::key_template::KeyPart;
 pub use attribute::return_type::FromLockError;
 pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
-pub use base::key::{Key, KeyPart};
+pub use base::key::Key;
 pub use base::options::{OnLost, ReleaseMode, Renew, Wait};
+pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///
 /// ```
@@ -96,39 +125,44 @@ pub use base::options::{OnLost, ReleaseMode, Renew, Wait};
 /// | argument | syntax | default | meaning |
 /// |---|---|---|---|
 /// | `key` | `"order:<id>"`, or an expression that is `Into<`[`Key`]`>` | required, or `keys` | what is locked; rendered once, before the body |
-/// | `keys` | `["acct:<from>", "acct:<to>"]`, or an expression | | several keys, all or none; sorted, so that two callers cannot deadlock |
-/// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s | length of the lease: how long a crashed holder blocks the others; no limit on the body |
-/// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s | how long to wait for the lock; `"0s"` is one try |
-/// | `renew` | `true` `false` `"1s"` | `true`, a third of the ttl | interval of the renewals; `false` makes the ttl a hard limit on the body |
+/// | `keys` | `["acct:<from>", "acct:<to>"]`, or an expression | | all keys or none, at most 128; sorted, so that two callers cannot deadlock |
+/// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s | length of the lease: how long a crashed holder blocks other callers; no limit on the body |
+/// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s | how long to wait for the lock; `"0s"` is one attempt |
+/// | `renew` | `true` `false` `"1s"` (2 ms to ttl/2) | `true`, a third of the ttl | interval of the renewals; `false` makes the ttl a hard limit on the body |
 /// | `max_hold` | duration | none | after this time the lease counts as lost, although it could be renewed |
-/// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end |
-/// | `on_conflict` | `"error"` `"skip"` or an async function with the same arguments | `"error"` | what an acquire that did not succeed in time returns |
+/// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end and the end of the process |
+/// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for all of `wait` |
 /// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
 /// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |
 /// | `on_error` | path or closure `Fn(`[`LockError`]`) -> R` | [`FromLockError`] | builds the return value where its type cannot carry a [`LockError`] |
 /// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` | which pool |
 /// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none | fence, `is_held()` and `lost()` for the body |
 /// | `when` | bool expression over the arguments | `true` | `false`: the body runs without the lock |
-/// | `reentrant` | bool | `false` | this task holds the key already: error at once, or pass through |
-/// | `retry_delay`, `retry_count` | duration, number | the pool's | polling, where the store cannot notify |
+/// | `reentrant` | bool | `false` | the task holds the key already: an error at once, or pass through |
+/// | `retry_delay`, `retry_count` | duration, number | the pool's | polling, where the store sends no notifications |
 /// | `name` | text | `module::function` | label in events |
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///
-/// `reentrant = true` excludes `max_hold`, `min_hold` and a `renew` other than `true`; what else a call that passes
-/// through keeps is told at [`LockRequest::reentrant`].
+/// `"skip"` returns the empty value of `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>`.
+///
+/// `reentrant = true` excludes `max_hold`, `min_hold` and a `renew` other than `true`.
+/// [`LockRequest::reentrant`] has the rules for a call that passes through.
 ///
 /// # Placeholders
 ///
-/// `<path>` where path begins with a name that the parameters bind, or `self`, and goes on with fields
+/// A placeholder is `<path>`. The path begins with a name that the parameters bind, or `self`. It goes on with fields
 /// (`.id`), tuple fields (`.0`), indices (`[0]`) and methods without arguments (`.name()`). `<<` and `>>`
-/// are brackets. Behind a placeholder comes a separator or the end. Values are escaped so that
-/// different arguments never give the same key; an empty value is [`ErrorKind::InvalidKey`].
+/// are literal brackets. A placeholder is followed by a separator or the end.
+///
+/// The value is anything that implements `Display`. Values are escaped so that different arguments never give the same key.
+/// An empty value is [`ErrorKind::InvalidKey`].
 ///
 /// # Cancel safety
 ///
-/// Dropping the call at any await leaves nothing behind: waiting, it leaves the line and takes back what
-/// the store may have granted; in the body, the body is dropped first and then the lock released.
-/// The body's locals, and the arguments it mentions, drop before the release; arguments that it does not
+/// A call may be dropped at any await and leaves nothing behind. While it waits, it leaves the wait queue and releases
+/// what the store may have granted. In the body, the body is dropped first and then the lock is released.
+///
+/// The body's locals, and the arguments that it mentions, drop before the release. Arguments that it does not
 /// mention drop after it.
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;

@@ -486,7 +486,11 @@ async fn a_failure_of_one_key_is_not_reported_for_another() {
     );
     assert!(other.unwrap_err().is_backend());
     let expected = ExpectedError { kind: ErrorKind::Conflict, ..ExpectedError::by("two keys") };
-    expected.check("held, while another key is broken", &waiter.unwrap_err(), &["holds the lock"]);
+    expected.check(
+        "held, while another key is broken",
+        &waiter.unwrap_err(),
+        &["held by another owner"],
+    );
     held.release().await.unwrap();
 }
 
@@ -496,7 +500,7 @@ async fn a_lock_held_by_another_owner() {
     let pool = installed("conflicts", LockPool::builder(server.url())).await;
     let expected = ExpectedError { kind: ErrorKind::Conflict, ..ExpectedError::by("conflicts") };
     server.cli(&["SET", KEY, "another", "PX", "60000"]);
-    for (wait, says) in [(0, "holds the lock"), (200, "within 200ms")] {
+    for (wait, says) in [(0, "held by another owner"), (200, "within 200ms")] {
         for fencing in [false, true] {
             let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_millis(wait));
             let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
@@ -512,7 +516,7 @@ async fn a_lock_held_by_another_owner() {
     server.cli(&["DEL", KEY]);
     let held = pool.lock(KEY).acquire().await.unwrap();
     let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
-    expected.check("held by another task", &error, &["holds the lock"]);
+    expected.check("held by another task", &error, &["held by another owner"]);
     held.release().await.unwrap();
 }
 
@@ -525,12 +529,16 @@ async fn a_lock_that_is_lost() {
     let guard = pool.lock(KEY).acquire().await.unwrap();
     server.cli(&["DEL", KEY]);
     let error = guard.verify().await.unwrap_err();
-    expected.check("deleted, verify", &error, &["not ours", "fence"]);
-    expected.check("deleted, release", &guard.release().await.unwrap_err(), &["not ours"]);
+    expected.check("deleted, verify", &error, &["does not hold it", "fence"]);
+    expected.check("deleted, release", &guard.release().await.unwrap_err(), &["no longer held"]);
 
     let guard = pool.lock(KEY).acquire().await.unwrap();
     server.cli(&["SET", KEY, "another"]);
-    expected.check("taken, release", &guard.release().await.unwrap_err(), &["not ours", "fence"]);
+    expected.check(
+        "taken, release",
+        &guard.release().await.unwrap_err(),
+        &["no longer held", "fence"],
+    );
     assert_eq!(server.cli(&["GET", KEY]), "another", "which is not touched");
     server.cli(&["DEL", KEY]);
 

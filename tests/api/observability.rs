@@ -39,7 +39,7 @@ async fn acquire_renewal_and_release_are_traced() {
     renewed[0].has(&[("lock", "order:<id>"), ("name", name), ("pool", "traced")]);
     assert!((80..400).contains(&renewed[0].number("held_ms")), "{:?}", renewed[0]);
     let released = traced.one("released");
-    released.has(&[("lock", "order:<id>"), ("name", name), ("still_ours", "true")]);
+    released.has(&[("lock", "order:<id>"), ("name", name), ("was_held", "true")]);
     assert!((400..2_000).contains(&released.number("held_ms")), "{released:?}");
     for nothing in ["contended", "lost", "not renewed yet", "not released yet"] {
         assert_eq!(traced.all(nothing).len(), 0, "{nothing}");
@@ -60,7 +60,7 @@ async fn a_wait_is_traced() {
     let contended = traced.one("contended");
     contended.has(&[("lock", "order:7"), ("pool", "waits")]);
     assert_eq!(contended.fields.get("name"), None, "no function");
-    assert!((1..=500).contains(&contended.number("free_in_ms")), "{contended:?}");
+    assert!((1..=500).contains(&contended.number("expires_in_ms")), "{contended:?}");
     let acquired = traced.one("acquired");
     acquired.has(&[("lock", "order:7"), ("fence", &fence)]);
     assert!((300..3_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
@@ -74,7 +74,7 @@ async fn a_wait_in_the_process_queue_is_traced() {
     let (one, two) = tokio::join!(settle(&pool, 7, ms(250)), settle(&pool, 7, Duration::ZERO));
     one.and(two).unwrap();
     let traced = Traced::of("queue").await_events("released", 1).await;
-    traced.one("handed on").has(&[("pool", "queue")]);
+    traced.one("handed off").has(&[("pool", "queue")]);
     let waits: Vec<u64> =
         traced.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
     assert!(waits[0] < 200 && (200..2_000).contains(&waits[1]), "{waits:?}");
@@ -97,7 +97,7 @@ async fn a_loss_is_traced() {
         .await_event("released")
         .await
         .one("released")
-        .has(&[("still_ours", "false")]);
+        .has(&[("was_held", "false")]);
 }
 
 #[tokio::test]

@@ -584,20 +584,20 @@ async fn without_a_flaw_the_table_passes() {
 stores! {
     keeps_connections_apart: KeepsConnectionsApart => "has two owners",
 
-    checks_then_takes: ChecksThenTakes => "a free key was granted to 3 owners that asked at the same time",
+    checks_then_takes: ChecksThenTakes => "a free key was granted to 3 concurrent owners",
     checks_then_takes_on_its_thread: ChecksThenTakesOnItsThread => "were granted to both",
     checks_then_takes_what_has_expired: ChecksThenTakesWhatHasExpired
-        => "an expired key was granted to 3 owners that asked at the same time",
+        => "an expired key was granted to 3 concurrent owners",
     checks_then_renews: ChecksThenRenews
         => "a renewal that meets the release takes nothing from the next owner",
     checks_then_releases: ChecksThenReleases
-        => "a release that is repeated frees nothing of the next owner's",
+        => "a repeated release frees nothing of the next owner",
 
     forgets_its_owner: ForgetsItsOwner => "\"retry\"",
     counts_grants: CountsGrants => "a second release finds nothing",
-    renews_for_strangers: RenewsForStrangers => "a stranger renews nothing",
-    releases_for_strangers: ReleasesForStrangers => "strangers change nothing",
-    keeps_for_strangers: KeepsForStrangers => "a stranger's release changes no owner's time",
+    renews_for_strangers: RenewsForStrangers => "another owner renews nothing",
+    releases_for_strangers: ReleasesForStrangers => "other owners change nothing",
+    keeps_for_strangers: KeepsForStrangers => "a release by another owner changes no lease",
 
     answers_acquires_in_reverse: AnswersAcquiresInReverse => "a batch of acquires answers in order",
     answers_renewals_in_reverse: AnswersRenewalsInReverse => "a batch of renewals answers in order",
@@ -619,11 +619,11 @@ stores! {
     holds_by_the_first_key: HoldsByTheFirstKey => "of several keys all are the owner's, or the lease is lost",
     renews_by_the_first_key: RenewsByTheFirstKey => "of several keys all are the owner's, or the lease is lost",
     renews_by_any_key: RenewsByAnyKey => "of several keys all are the owner's, or the lease is lost",
-    releases_by_any_key: ReleasesByAnyKey => "a release tells that one of several keys was not the owner's",
+    releases_by_any_key: ReleasesByAnyKey => "a release reports that one of several keys was not the owner's",
 
-    never_forgets: NeverForgets => "an end of the ttl is told",
+    never_forgets: NeverForgets => "an end of the ttl is notified",
     counts_whole_seconds: CountsWholeSeconds => "a grant of 300ms lasted",
-    counts_millis_as_seconds: CountsMillisAsSeconds => "the holder's time is at most its ttl",
+    counts_millis_as_seconds: CountsMillisAsSeconds => "the lease of the holder is at most its ttl",
     shortens_on_a_retry: ShortensOnARetry => "[Key(\"late\")] has two owners",
     extends_when_busy: ExtendsWhenBusy => "is not free after 6s",
     renews_nothing: RenewsNothing => "a held lock is renewed",
@@ -634,25 +634,25 @@ stores! {
     keeps_nothing: KeepsNothing => "[Key(\"kept\")] has two owners",
     keeps_for_the_ttl_at_most: KeepsForTheTtlAtMost => "a release keeps every key past its ttl: {kept}:a",
 
-    gives_no_fence: GivesNoFence => "a fence that is asked for is given",
-    gives_fences_unasked: GivesFencesUnasked => "a fence is given only when asked for",
+    gives_no_fence: GivesNoFence => "a requested fence is assigned",
+    gives_fences_unasked: GivesFencesUnasked => "a fence is assigned only on request",
     repeats_fences: RepeatsFences => "a fence grows after a release",
     forgets_fences_on_release: ForgetsFencesOnRelease => "a fence grows after a release",
     forgets_fences_on_expiry: ForgetsFencesOnExpiry => "a fence grows after an end of the ttl",
     counts_fences_by_the_first_key: CountsFencesByTheFirstKey => "a fence grows after a grant of several keys",
-    gives_spare_fences_again: GivesSpareFencesAgain => "a fence grows after fences that are set aside",
-    sets_too_many_fences_aside: SetsTooManyFencesAside => "no more fences are set aside than asked for",
+    gives_spare_fences_again: GivesSpareFencesAgain => "a fence grows after reserved fences",
+    sets_too_many_fences_aside: SetsTooManyFencesAside => "no more fences are reserved than requested",
 
-    answers_what_was_dropped: AnswersWhatWasDropped => "changes no answer to what is asked next",
+    answers_what_was_dropped: AnswersWhatWasDropped => "changes no later answer",
     stays_busy_with_what_was_dropped: StaysBusyWithWhatWasDropped => "the store has not answered within 30s",
 
     cuts_keys: CutsKeys => "is a key of its own",
     ignores_case: IgnoresCase => "is a key of its own",
     trims_keys: TrimsKeys => "is a key of its own",
 
-    tells_nothing: TellsNothing => "a release rings for those who were told that it would",
-    tells_of_other_keys: TellsOfOtherKeys => "a release rings for those who were told that it would",
-    tells_no_end_of_the_ttl: TellsNoEndOfTheTtl => "an end of the ttl is told",
+    tells_nothing: TellsNothing => "a release sends the promised notification",
+    tells_of_other_keys: TellsOfOtherKeys => "a release sends the promised notification",
+    tells_no_end_of_the_ttl: TellsNoEndOfTheTtl => "an end of the ttl is notified",
     is_never_healthy: IsNeverHealthy => "a store that serves is healthy",
     never_answers: NeverAnswers => "the store has not answered within 30s",
 }

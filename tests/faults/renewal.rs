@@ -318,7 +318,7 @@ mod taken {
         let ended = timeout(ms(20_000), robbed(&pool, &server, by)).await;
         let error = ended.expect("the body is stopped").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost);
-        assert!(error.to_string().contains("not ours any more"), "{error}");
+        assert!(error.to_string().contains("does not hold it"), "{error}");
 
         // A guard is notified too, and its release changes nothing.
         server.cli(&["FLUSHALL"]);

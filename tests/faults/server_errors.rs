@@ -390,8 +390,8 @@ mod holder {
         let lost = within(TTL, guard.lost()).await;
         let expected =
             ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by("holder: types") };
-        expected.check("a hash in its place", &lost, &["not ours"]);
-        expected.check("release", &guard.release().await.unwrap_err(), &["not ours"]);
+        expected.check("a hash in its place", &lost, &["does not hold it"]);
+        expected.check("release", &guard.release().await.unwrap_err(), &["no longer held"]);
         assert_eq!(server.cli(&["HGET", KEY, "uuid:1"]), "1", "which is not touched");
         server.cli(&["DEL", KEY]);
         works(&pool).await;

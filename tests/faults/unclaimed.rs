@@ -36,7 +36,7 @@ async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::FaultPlan) 
 fn is_given_back(outcome: Result<LockGuard, LockError>) {
     let error = outcome.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
-    assert!(error.to_string().contains("given back"), "{error}");
+    assert!(error.to_string().contains("released again"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -168,7 +168,7 @@ fn every_example_is_shown() {
         if path.extension().is_some_and(|extension| extension == "rs") {
             let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
             assert!(
-                readme.contains(&format!("(examples/{name}.rs)")),
+                readme.contains(&format!("/examples/{name}.rs)")),
                 "{name} is not in the README"
             );
             assert!(

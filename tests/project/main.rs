@@ -5,5 +5,6 @@ mod axum_orders;
 mod consistency;
 mod examples;
 mod layers;
+mod readme;
 mod test_bench;
 mod ui;

@@ -82,11 +82,11 @@ async fn is_pushed_to(server: &RedisServer, pool: &LockPool) {
     assert_eq!(server.cli(&["EXISTS", KEY]), "0");
 }
 
-/// The user that the README recommends, for keys of `keys`.
+/// The user that the chapter on Redis recommends, for keys of `keys`.
 fn documented_user(keys: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let (_, rest) = readme.split_once("ACL SETUSER locks on >password ~app:* ").unwrap();
+    let chapter = fs::read_to_string(root.join("docs/redis.md")).unwrap();
+    let (_, rest) = chapter.split_once("ACL SETUSER locks on >password ~app:* ").unwrap();
     let (rules, _) = rest.split_once("```").unwrap();
     let rules: Vec<_> = rules.split_whitespace().collect();
     format!("user locks on >password {keys} resetchannels -@all {}", rules.join(" "))

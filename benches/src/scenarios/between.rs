@@ -1,4 +1,4 @@
-//! One key that several processes want.
+//! One key, requested by several processes.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::stats::evenness;
 use crate::worker::{Section, Work, Worker};
 use crate::{Plan, clock, runtime};
 
-/// What is left out at the beginning.
+/// The warm-up, which is not counted.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// One set-up: so many processes with so many tasks, and what is expected of us there.
+/// One set-up: the number of processes and tasks, and the expected figures.
 struct Setup {
     processes: usize,
     tasks: usize,
     body: Duration,
     busy: Bar,
-    /// Times the serial rate of the bound.
+    /// A multiple of the serial rate of the bound.
     rate: Bar,
     per_process: Bar,
     per_task: Bar,
@@ -139,18 +139,18 @@ fn measure_one(plan: Plan, report: &mut Report, server: &RedisServer, setup: &Se
     report.figure(&name("evenness of processes"), "", &per_process, setup.per_process);
     report.figure(&name("evenness of tasks"), "", &per_task, setup.per_task);
     report.figure(&name("longest wait"), "ms", &waits, setup.longest_wait_ms);
-    // A run of its own: being watched slows the server down.
+    // In a separate run: `MONITOR` slows the server down.
     let mut sections = 1;
     let commands = commands_sent(server, || {
         sections = run_all(work, processes, Duration::ZERO, plan.run() / 2).len();
     });
-    // What a connection begins with is not for the sections.
+    // Commands for the set-up of a connection do not count.
     let greeting = 8 * processes;
     let per_section = commands.saturating_sub(greeting) as f64 / sections as f64;
     report.figure(&name("commands"), "/section", &[per_section], setup.commands);
 }
 
-/// All sections after the warm-up, in order, and how long that was.
+/// All sections after the warm-up, in order, and the measured time.
 pub(crate) fn run(work: Work<'_>, processes: usize, length: Duration) -> (Vec<Section>, Duration) {
     (run_all(work, processes, WARM_UP, length), length)
 }

@@ -1,4 +1,4 @@
-//! What the attribute adds to a future, and to a build.
+//! The cost of the attribute in the size of a future and in build time.
 
 use std::path::Path;
 use std::process::Command;

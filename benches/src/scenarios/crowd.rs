@@ -1,4 +1,4 @@
-//! More tasks than a line may hold.
+//! More tasks than a wait queue may hold.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,22 +19,22 @@ pub(crate) fn measure(_plan: Plan, report: &mut Report) {
     let server = RedisServer::start();
     runtime().block_on(async {
         let pool = LockPool::builder(server.url()).max_waiters(MAX_WAITERS);
-        let pool = pool.connect().await.expect("the server takes us");
-        let held = pool.lock("crowd").acquire().await.expect("nobody else wants it");
+        let pool = pool.connect().await.expect("the server is reachable");
+        let held = pool.lock("crowd").acquire().await.expect("the lock is free");
         let memory = resident_mb(std::process::id());
         let began = Instant::now();
         let (refused, served) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         for n in 0..TASKS {
-            // As they would come: so many at a time as the executor takes on.
+            // Spawned in portions, as requests would arrive.
             while n > MAX_WAITERS + refused.load(Ordering::Relaxed) + 10_000 {
                 tokio::time::sleep(Duration::from_micros(100)).await;
             }
             let (pool, refused, served) = (pool.clone(), refused.clone(), served.clone());
-            // Nobody joins them: a finished task is to leave nothing behind.
+            // Not joined: a finished task must free all its memory.
             tokio::spawn(async move {
                 match pool.lock("crowd").wait(Wait::Forever).acquire().await {
                     Ok(guard) => {
-                        guard.release().await.expect("it is ours");
+                        guard.release().await.expect("the lock is held");
                         served.fetch_add(1, Ordering::Relaxed);
                     }
                     Err(error) => {
@@ -51,7 +51,7 @@ pub(crate) fn measure(_plan: Plan, report: &mut Report) {
         let grown = resident_mb(std::process::id()) - memory;
         report.figure("until 99,000 were refused", "s", &[took], Bar::AtMost(1.0));
         report.figure("growth of the resident memory", "MB", &[grown], Bar::AtMost(64.0));
-        held.release().await.expect("it is ours");
+        held.release().await.expect("the lock is held");
         while served.load(Ordering::Relaxed) < MAX_WAITERS && began.elapsed().as_secs() < 60 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

@@ -1,4 +1,4 @@
-//! From the release in one place to the entry in the next.
+//! From the release by one holder to the entry of the next.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     faults(plan, report, &server);
 }
 
-/// Bound cycles after a pause of 20 to 150 ms each: nothing is warm.
+/// Cycles of the bound after a pause of 20 to 150 ms each, so that caches are cold.
 fn cold_cycle(plan: Plan, server: &RedisServer) -> Vec<f64> {
     let runtime = runtime();
     let bound = runtime.block_on(Locker::connect(BOUND, &server.url()));
@@ -83,7 +83,7 @@ fn same_process(plan: Plan, report: &mut Report, server: &RedisServer) {
     report.figure("same process, p99", "us", &worst, Bar::AtMost(80.0));
 }
 
-/// Two processes that want the lock all the time.
+/// Two processes that always request the lock.
 fn two_processes(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     let url = server.url();
     let work = Work { locker: OURS, url: &url, tasks: 1, body: BODY, ttl: None };
@@ -100,8 +100,8 @@ fn two_processes(plan: Plan, report: &mut Report, server: &RedisServer, cold: f6
     report.figure(name, "", &[half / cold], Bar::AtMost(1.0));
 }
 
-/// One holds for a while, another waits; the holder does not come again before the other was served, which
-/// with those that poll would mostly win.
+/// One process holds the lock for a while, another waits. The holder does not request it again before the waiter was
+/// served: with polling libraries it would mostly win.
 fn idle(plan: Plan, report: &mut Report, server: &RedisServer, of: &str) {
     let runtime = runtime();
     let one_run = || {
@@ -127,7 +127,7 @@ fn idle(plan: Plan, report: &mut Report, server: &RedisServer, of: &str) {
                         at.recv().expect("the body has run")
                     })
                 };
-                has_entered.await.expect("nobody else wants the lock");
+                has_entered.await.expect("the lock is free");
                 let (entered, at) = std::sync::mpsc::channel();
                 let body = move || {
                     let _ = entered.send(clock::now());
@@ -150,7 +150,7 @@ fn gaps(sections: &[Section], counts: impl Fn(&Section, &Section) -> bool) -> Ve
     pairs.map(|pair| micros(pair[0].left, pair[1].entered)).collect()
 }
 
-/// A foreign lock that is freed by a plain `DEL`.
+/// The lock of another library that is freed by a plain `DEL`.
 fn deleted(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     let runtime = runtime();
     let runs: Vec<f64> = (0..plan.runs)
@@ -180,9 +180,9 @@ fn deleted(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     );
 }
 
-/// A task that waits for `key`, and says when it got it.
+/// A task that waits for `key` and sends the time of its entry.
 async fn waiter(url: &str, key: &str) -> tokio::task::JoinHandle<u64> {
-    let pool = LockPool::connect(url).await.expect("the server takes us");
+    let pool = LockPool::connect(url).await.expect("the server is reachable");
     let key = key.to_owned();
     tokio::spawn(async move {
         let request = pool.lock(key).wait(Wait::Forever).fencing(false);
@@ -190,7 +190,7 @@ async fn waiter(url: &str, key: &str) -> tokio::task::JoinHandle<u64> {
     })
 }
 
-/// Locks of other languages' libraries, where those can be had.
+/// Locks of libraries in other languages, if they are installed.
 fn foreign(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     if !plan.peers {
         return;
@@ -237,7 +237,7 @@ fn from_foreign(plan: Plan, server: &RedisServer, mut command: Command, key: &st
             let released: u64 = ask().parse().expect("nanoseconds");
             let entered = runtime.block_on(waiting).expect("it gets the lock");
             woken.push(micros(released, entered));
-            // Released before the holder asks again.
+            // Released before the next request of the holder.
             std::thread::sleep(Duration::from_millis(5));
         }
         runs.push(percentile(&mut woken, 50.0));
@@ -285,7 +285,7 @@ fn node() -> Option<Command> {
     Some(command)
 }
 
-/// The longest time that nobody was inside when something happens to one of four processes.
+/// The longest time without a running section after a fault of one of four processes.
 fn faults(plan: Plan, report: &mut Report, server: &RedisServer) {
     let ttl = Duration::from_millis(1500);
     let killed = |victim: &Worker| victim.signal(Signal::KILL);
@@ -304,7 +304,7 @@ fn faults(plan: Plan, report: &mut Report, server: &RedisServer) {
     report.figure("the holding process is killed: pause", "ms", &runs, Bar::AtMost(bar));
 }
 
-/// The longest pauses of runs in which `strike` met a process that was inside, or was not.
+/// The longest pauses, for runs in which `strike` met a process inside a section, and for the others.
 fn fault(
     plan: Plan,
     server: &RedisServer,

@@ -1,4 +1,4 @@
-//! What it costs to hold very many locks.
+//! The cost of holding very many locks.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     for (locks, cpu_bar, trips_bar, memory_bar) in bars {
         let server = RedisServer::start();
         let holder = Worker::holder(&server.url(), locks, false);
-        // Until the first renewals are over.
+        // Until the first renewals are done.
         std::thread::sleep(Duration::from_secs(11));
         let (cpu, reads) = (cpu_seconds(holder.pid()), reads(&server));
         std::thread::sleep(window);
@@ -28,7 +28,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         let memory = resident_mb(holder.pid());
         let lost = holder.lost();
         report.figure(&format!("{locks} locks: processor time"), "% of core", &[cpu], cpu_bar);
-        // Each look of the bench is a read, too; a large batch takes the server several.
+        // Each check of the bench is a read too; the server reads a large batch in several steps.
         report.figure(&format!("{locks} locks: reads by the server"), "/s", &[reads], trips_bar);
         report.figure(&format!("{locks} locks: resident memory"), "MB", &[memory], memory_bar);
         report.figure(&format!("{locks} locks: lost"), "", &[lost as f64], Bar::AtMost(0.0));

@@ -1,4 +1,4 @@
-//! One key that all tasks of a process want.
+//! One key, requested by all tasks of a process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
 
 const BODY: Duration = Duration::from_millis(1);
 
-/// Bodies per second without a lock, one after the other.
+/// Bodies per second without a lock, in sequence.
 fn ceiling(length: Duration) -> f64 {
     let began = Instant::now();
     let mut bodies = 0_u32;
@@ -90,7 +90,7 @@ async fn contend(locker: &Locker, body: Duration, length: Duration) -> Run {
         let (locker, gate) = (locker.clone(), gate.clone());
         set.spawn(async move {
             gate.wait().await;
-            // What ends after the window is served to let everybody go home, and counts for nothing else.
+            // Sections that end after the window only let the tasks finish; they are not counted.
             let (mut in_time, mut sections, mut longest) = (0_usize, 0_usize, Duration::ZERO);
             while began.elapsed() < length {
                 let asked = Instant::now();

@@ -1,4 +1,4 @@
-//! One file for each thing that is measured.
+//! One file for each scenario.
 
 pub(crate) mod between;
 pub(crate) mod cost;
@@ -13,7 +13,7 @@ pub(crate) mod uncontended;
 use lock_tests::RedisServer;
 use lock_tests::monitor::{Caller, Monitor};
 
-/// Runs `work` while the server tells what it runs; how many commands clients have sent meanwhile.
+/// Runs `work` under `MONITOR`, and returns the number of commands that clients have sent meanwhile.
 pub(crate) fn commands_sent(server: &RedisServer, work: impl FnOnce()) -> usize {
     let monitor = Monitor::start(server);
     work();

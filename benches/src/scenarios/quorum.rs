@@ -1,4 +1,4 @@
-//! Five independent servers, all up and with one frozen; and more and more tasks on three and on five.
+//! Five independent servers, all up and with one frozen; and a growing number of tasks on three and on five.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     report.begin("quorum", "five servers");
     let quorum = Quorum::start(NODES);
     let runtime = runtime();
-    let pool = runtime.block_on(LockPool::connect(&quorum.url())).expect("the nodes take us");
+    let pool = runtime.block_on(LockPool::connect(&quorum.url())).expect("the nodes are reachable");
     let ours = Locker::Ours(pool.clone());
     if plan.peers {
         let urls = quorum.nodes().iter().map(lock_tests::RedisServer::url).collect();
@@ -48,7 +48,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         frozen.pause();
         let one_frozen = runtime.block_on(cycles(&pool, plan.run() / 3));
         frozen.resume();
-        // Until it has caught up with what it was sent.
+        // Until it has processed all requests that were sent to it.
         lock_tests::eventually(Duration::from_secs(30), "the frozen node is back", || {
             frozen.cli(&["PING"]) == "PONG"
         });
@@ -66,17 +66,18 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     }
 }
 
-/// As many tasks as these, each with locks of its own.
+/// Numbers of tasks. Each task has keys of its own.
 const CROWDS: [usize; 4] = [64, 256, 1024, 4096];
 
-/// What becomes of the throughput when tasks are added.
+/// The throughput with a growing number of tasks.
 fn crowds(plan: Plan, report: &mut Report) {
     report.begin("quorum", "cycles per second of more and more tasks, each its own keys");
     let runs = if plan.quick { 1 } else { plan.runs };
     for nodes in [3, NODES] {
         let quorum = Quorum::start(nodes);
         let runtime = runtime();
-        let pool = runtime.block_on(LockPool::connect(&quorum.url())).expect("the nodes take us");
+        let pool =
+            runtime.block_on(LockPool::connect(&quorum.url())).expect("the nodes are reachable");
         let urls = quorum.nodes().iter().map(lock_tests::RedisServer::url).collect();
         let rslock = Crowd::Rslock(rslock::LockManager::new(urls));
         let ours = |fencing| Crowd::Ours { pool: pool.clone(), fencing };
@@ -95,7 +96,7 @@ fn crowds(plan: Plan, report: &mut Report) {
     }
 }
 
-/// What a crowd of tasks takes its locks from.
+/// The store of a number of tasks.
 #[derive(Clone)]
 enum Crowd {
     Ours { pool: LockPool, fencing: bool },
@@ -125,9 +126,9 @@ impl Crowd {
         }
     }
 
-    /// Cycles per second, and how many cycles failed.
+    /// Cycles per second, and the number of failed cycles.
     async fn rate(&self, tasks: usize) -> (f64, f64) {
-        /// Some cycles of the largest crowd.
+        /// Some cycles of the largest number of tasks.
         const LENGTH: Duration = Duration::from_millis(1500);
         let began = Instant::now();
         let mut set = JoinSet::new();
@@ -191,7 +192,7 @@ impl Seen {
     }
 }
 
-/// Microseconds to acquire, and for whole cycles, one after the other.
+/// Microseconds of acquires, and of whole cycles, in sequence.
 async fn cycles(pool: &LockPool, length: Duration) -> [Vec<f64>; 2] {
     let began = Instant::now();
     let (mut acquires, mut cycles) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Cycles of a lock that nobody else wants, each task with its own key.
+//! Cycles of an uncontended lock, each task with its own key.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub(crate) async fn rate(locker: &Locker, tasks: usize, length: Duration) -> f64
     for id in 0..tasks {
         let locker = locker.clone();
         set.spawn(async move {
-            // Not the same at once again: a release in the background may still be on its way.
+            // Not the same key twice in a row: a release in the background may still be in transit.
             let keys = [0, 1, 2, 3].map(|n| format!("{id}:{n}"));
             let mut cycles = 0_u32;
             while began.elapsed() < length {

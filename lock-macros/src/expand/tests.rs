@@ -1,6 +1,6 @@
 use proc_macro2::TokenStream;
 
-/// The expansion as rustfmt would show it.
+/// The formatted expansion.
 fn expanded(args: &str, item: &str) -> String {
     let tokens: TokenStream = crate::attribute(args.parse().unwrap(), &item.parse().unwrap());
     prettyplease::unparse(&syn::parse2(tokens).unwrap())

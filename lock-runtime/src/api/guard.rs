@@ -1,4 +1,4 @@
-//! The face of a lease: releases as it goes.
+//! A held lock, as programs see it.
 
 use std::fmt;
 use std::future::Future;
@@ -7,95 +7,109 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, FailureKind, LeaseStatus};
+use crate::backend::LeaseStatus;
+use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::exec::events;
-use crate::exec::panic_boundary;
+use crate::lease::held_lease::{HeldLease, Releasing};
 use crate::lease::lease::{Ending, Lease, Listener, Loss};
-use crate::lock::core::Engine;
-use crate::lock::release::{Releasing, release};
+use crate::lock::core::PoolCore;
 
-/// A lock that is held. Dropping it releases in the background, also when the caller's runtime is gone;
-/// [`release`](Self::release) waits until others can have it.
+/// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;
+/// [`release`](Self::release) waits until other owners can have it.
 ///
-/// The watchdog renews the lease as long as the guard lives. When it cannot, the guard stops believing
-/// in time: [`is_held`](Self::is_held) turns false by the local clock, without any answer.
+/// The lease is renewed as long as the guard lives. When it cannot be renewed, its validity ends in time:
+/// [`is_held`](Self::is_held) becomes `false` by the local clock, without any answer.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct LockGuard {
-    engine: Arc<Engine>,
-    lease: Arc<Lease>,
-    role: Role,
+    core: Arc<PoolCore>,
+    hold: Hold,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// Ends the lease.
-    Owner,
-    /// Looks at a lease that somebody else ends.
-    View,
+#[derive(Debug)]
+enum Hold {
+    /// Ends the lease when it is dropped.
+    Owned(HeldLease),
+    /// Reads a lease that another guard ends.
+    Borrowed(Arc<Lease>),
 }
 
 impl LockGuard {
-    pub(crate) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
-        Self { engine, lease, role: Role::Owner }
+    /// The guard of the caller that `lease` was granted to.
+    ///
+    /// # Errors
+    /// Why the lease is over already, if it is.
+    pub(crate) fn pick_up(core: Arc<PoolCore>, lease: HeldLease) -> Result<Self, LockError> {
+        if !lease.lease().pick_up() {
+            return Err(unclaimed());
+        }
+        let guard = Self { core, hold: Hold::Owned(lease) };
+        // Validity may have ended while this thread was blocked or the machine suspended.
+        if guard.is_held() { Ok(guard) } else { Err(guard.end_error()) }
     }
 
-    pub(crate) fn view(&self) -> Self {
-        Self { engine: self.engine.clone(), lease: self.lease.clone(), role: Role::View }
+    /// Another guard of the same lease, which does not end it.
+    pub(crate) fn borrowed(&self) -> Self {
+        Self { core: self.core.clone(), hold: Hold::Borrowed(self.lease().clone()) }
+    }
+
+    pub(crate) fn is_borrowed(&self) -> bool {
+        matches!(self.hold, Hold::Borrowed(_))
     }
 
     pub(crate) fn lease(&self) -> &Arc<Lease> {
-        &self.lease
+        match &self.hold {
+            Hold::Owned(held) => held.lease(),
+            Hold::Borrowed(lease) => lease,
+        }
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    pub(crate) fn core(&self) -> &Arc<PoolCore> {
+        &self.core
     }
 
     /// The key, without the pool's prefix; the first one if several are held.
     #[must_use]
     pub fn key(&self) -> &Key {
-        // A lease has at least one key: `acquire` is not called without.
-        &self.lease.ask.keys[0]
+        // A lease has at least one key: an acquire without keys is refused.
+        &self.lease().spec.keys[0]
     }
 
     /// All keys, sorted.
     #[must_use]
     pub fn keys(&self) -> &[Key] {
-        &self.lease.ask.keys
+        &self.lease().spec.keys
     }
 
-    /// The fencing token of this grant. `None` if the lock was asked for without
-    /// (`fencing(false)`), or the store has none.
+    /// The fencing token of this grant. `None` if none was requested (`fencing(false)`), or the store has none.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
-        self.lease.fence
+        self.lease().fence
     }
 
-    /// Whether the lock may be believed to be held. Reads only the local clock.
+    /// Whether the lease is valid. Reads only the local clock.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        !self.engine.is_inherited() && self.lease.is_held()
+        !self.core.is_inherited() && self.lease().is_held()
     }
 
-    /// How long the lock may be believed to be held if no further renewal succeeds.
+    /// How long the lease is valid if no further renewal succeeds.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
-        if self.is_held() { self.lease.valid_for() } else { Duration::ZERO }
+        if self.is_held() { self.lease().valid_for() } else { Duration::ZERO }
     }
 
     /// Resolves when the hold ends, with the reason.
     ///
     /// | how the hold ends | kind of the error |
     /// |---|---|
-    /// | the lock is lost, or its `max_hold` is over; told a little before belief ends, so that there is time to stop | [`ErrorKind::Lost`] |
+    /// | the lock is lost, or its `max_hold` is over; resolves a little before validity ends, so that there is time to stop | [`ErrorKind::Lost`] |
     /// | the pool shuts down, and its grace is over | [`ErrorKind::PoolClosed`] |
-    /// | the holder lets the lock go: by `release`, by a drop of the guard, or at the end of the body | [`ErrorKind::Released`] |
+    /// | the lock is released: by `release`, by a drop of the guard, or at the end of the body | [`ErrorKind::Released`] |
     ///
     /// The future borrows nothing and may outlive the guard. A task that waits for it ends with the hold at the latest.
     /// [`is_lost`](LockError::is_lost) tells a loss from a release.
@@ -123,40 +137,41 @@ impl LockGuard {
     ///
     /// Cancel safe. Dropped, it leaves nothing behind.
     pub fn lost(&self) -> Lost {
-        Lost { guard: self.view(), listener: Listener::new(&self.lease) }
+        Lost { guard: self.borrowed(), listener: Listener::new(self.lease()) }
     }
 
-    /// Asks the store whether the lock is still ours (Chubby's CheckSequencer).
+    /// Reads from the store whether the lock is still held by this guard (Chubby's CheckSequencer).
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if it is not, [`ErrorKind::Backend`] if the store cannot be asked.
+    /// [`ErrorKind::Lost`] if it is not, [`ErrorKind::Backend`] if the store does not answer.
     pub async fn verify(&self) -> Result<(), LockError> {
-        self.ask_the_store().await.map_err(|error| error.after(Progress::Unfinished))
+        self.check_status().await.map_err(|error| error.after(Progress::Unfinished))
     }
 
-    async fn ask_the_store(&self) -> Result<(), LockError> {
-        if self.engine.is_inherited() {
+    async fn check_status(&self) -> Result<(), LockError> {
+        if self.core.is_inherited() {
             return Err(self.locate(LockError::inherited()));
         }
-        if let Some(loss) = self.lease.loss() {
+        let lease = self.lease();
+        if let Some(loss) = lease.loss() {
             return Err(self.loss_error(loss));
         }
-        // The store knows the process by the same name still; the lock is another task's.
-        if self.lease.is_passed_on() {
+        // The store knows one owner for the process. The lock is another task's by now.
+        if lease.is_transferred() {
             return Err(self.loss_error(Loss::Taken));
         }
-        let (engine, request) = (self.engine.clone(), self.lease.to_store());
-        let request_timeout = engine.request_timeout;
-        let asked = async move { timeout(request_timeout, engine.store.is_held(&request)).await };
-        let outcome = self.engine.driver.run(asked).await?;
+        let (core, request) = (self.core.clone(), lease.to_store());
+        let limit = core.config.request_timeout;
+        let reading = async move { timeout(limit, core.backend().is_held(&request)).await };
+        let outcome = self.core.driver().run(reading).await?;
         let silence =
             || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
         match outcome.unwrap_or_else(|_| Err(silence())) {
-            Ok(LeaseStatus::Held) if !self.lease.is_passed_on() => Ok(()),
-            // Not there; or handed on while the store was asked.
+            Ok(LeaseStatus::Held) if !lease.is_transferred() => Ok(()),
+            // Not held, or handed off before the answer.
             Ok(LeaseStatus::Held | LeaseStatus::NotHeld) => {
-                if self.lease.lose(Loss::Taken) {
-                    events::lost(&self.lease, Loss::Taken);
+                if lease.lose(Loss::Taken) {
+                    events::lost(lease.origin(), lease.held_for(), Loss::Taken);
                 }
                 Err(self.loss_error(Loss::Taken))
             }
@@ -164,21 +179,19 @@ impl LockGuard {
         }
     }
 
-    /// Releases the lock and waits until the store has done it.
+    /// Releases the lock and waits until the store has confirmed it.
     ///
-    /// Not cancel safe in the sense that dropping the future does not keep the lock: the release goes
-    /// on in the background.
+    /// Dropping the future does not keep the lock: the release goes on in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was not ours any more, [`ErrorKind::Backend`] if the store did
-    /// not confirm within twice the pool's request_timeout; it is then retried in the background until the ttl
-    /// is over.
+    /// [`ErrorKind::Lost`] if the lock was no longer held, [`ErrorKind::Backend`] if the store did not confirm within
+    /// twice the pool's `request_timeout`. The release is then retried in the background until the ttl is over.
     pub async fn release(self) -> Result<(), LockError> {
-        if self.engine.is_inherited() {
+        if self.core.is_inherited() {
             return Err(self.locate(LockError::inherited()));
         }
-        let loss = self.lease.loss();
-        let released = match self.let_go() {
+        let loss = self.lease().loss();
+        let released = match self.begin_release() {
             Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
             None => Ok(()),
         };
@@ -189,66 +202,38 @@ impl LockGuard {
         outcome.map_err(|error| error.after(Progress::Finished))
     }
 
-    /// Gives the guard to the one who waits for it. If that one is gone, it comes back and releases as
-    /// it drops; so it does when the pool has begun to shut down, too late to begin something.
-    pub(crate) fn deliver(self, reply: oneshot::Sender<Result<Self, LockError>>) {
-        let open = self.engine.registry.is_open();
-        let outcome = if open { Ok(self) } else { Err(LockError::shutdown()) };
-        panic_boundary::answer(reply, outcome);
-    }
-
-    /// This guard, for the caller that it was made for; or why its lease is over already.
-    pub(crate) fn picked_up(self) -> Result<Self, LockError> {
-        if !self.lease.pick_up() {
-            return Err(unclaimed());
-        }
-        if self.is_held() { Ok(self) } else { Err(self.end_error()) }
-    }
-
-    /// Why the lease is over. The watchdog has usually said so; after a suspend of the machine or on a
-    /// blocked thread the clock may be the first to know.
+    /// Why the lease is over. After a suspend of the machine, or on a blocked thread, this call may be the first to
+    /// notice.
     #[cold]
     pub(crate) fn end_error(&self) -> LockError {
-        if self.engine.is_inherited() {
+        if self.core.is_inherited() {
             return self.locate(LockError::inherited());
         }
-        if let Some(loss) = self.lease.lapse(self.engine.clock.now()) {
-            events::lost(&self.lease, loss);
+        let lease = self.lease();
+        if let Some(loss) = lease.expire(self.core.clock().now()) {
+            events::lost(lease.origin(), lease.held_for(), loss);
         }
-        self.loss_error(self.lease.loss().unwrap_or(Loss::Expired))
+        self.loss_error(lease.loss().unwrap_or(Loss::Expired))
     }
 
-    /// Whether the lease is ended by another guard.
-    pub(crate) fn is_view(&self) -> bool {
-        self.role == Role::View
-    }
-
-    /// Starts the release; `None` if this guard is a view or the lock is let go already.
-    pub(crate) fn let_go(&self) -> Option<Releasing> {
-        match self.role {
-            // The lock is the parent's.
-            _ if self.engine.is_inherited() => None,
-            Role::Owner => release(&self.engine, &self.lease),
-            Role::View => None,
+    /// Starts the release; `None` if this guard is borrowed, or the lock is released already.
+    pub(crate) fn begin_release(&self) -> Option<Releasing> {
+        match &self.hold {
+            Hold::Owned(held) => held.release(),
+            Hold::Borrowed(_) => None,
         }
     }
 
     pub(crate) fn loss_error(&self, loss: Loss) -> LockError {
         let error = lost_error(loss);
-        self.locate(match self.lease.unconfirmed() {
-            Some(why) if loss == Loss::Expired => error.because(why),
+        self.locate(match self.lease().unconfirmed() {
+            Some(cause) if loss == Loss::Expired => error.because(cause),
             _ => error,
         })
     }
 
     pub(crate) fn locate(&self, error: LockError) -> LockError {
-        error.at(self.lease.ask.subject.template()).in_pool(self.engine.name())
-    }
-}
-
-impl Drop for LockGuard {
-    fn drop(&mut self) {
-        drop(self.let_go());
+        error.at(self.lease().spec.label.template()).in_pool(self.core.name())
     }
 }
 
@@ -257,13 +242,13 @@ impl fmt::Debug for LockGuard {
         f.debug_struct("LockGuard")
             .field("keys", &self.keys())
             .field("fence", &self.fence())
-            .field("pool", self.engine.name())
+            .field("pool", self.core.name())
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()
     }
 }
 
-/// The future of [`LockGuard::lost`]. It keeps nothing held.
+/// The future of [`LockGuard::lost`]. It does not keep the lock held.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
@@ -276,7 +261,7 @@ impl Future for Lost {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
         let this = &mut *self;
-        if this.guard.engine.is_inherited() || this.guard.lease.is_overdue() {
+        if this.guard.core.is_inherited() || this.guard.lease().is_overdue() {
             return Poll::Ready(this.guard.end_error().after(Progress::Unfinished));
         }
         this.listener.poll(cx).map(|ending| match ending {
@@ -288,16 +273,13 @@ impl Future for Lost {
 
 #[cold]
 fn released() -> LockError {
-    LockError::new(
-        ErrorKind::Released,
-        "the lock was released by its holder before anything was lost",
-    )
-    .remedy("end what waits for a loss; `is_lost()` is true of a loss alone")
+    LockError::new(ErrorKind::Released, "the lock was released by its holder, and not lost before")
+        .remedy("end the task that waits for a loss; `is_lost()` is true for a loss alone")
 }
 
 #[cold]
 fn unclaimed() -> LockError {
-    let cause = "the lock was granted and given back: the acquire was not polled until `wait` and one ttl were over";
+    let cause = "the lock was granted and released again: the acquire was not polled until `wait` and one ttl were over";
     LockError::new(ErrorKind::Conflict, cause)
         .remedy("poll the future of an acquire until it is ready: `tokio::spawn` it, or `await` it before other work")
 }
@@ -310,17 +292,17 @@ fn lost_error(loss: Loss) -> LockError {
             "check the store and the network to it; a longer ttl rides out longer outages",
         ),
         Loss::Taken => (
-            "the lock was lost: the store says that it is not ours any more",
-            "somebody deleted or overwrote the key, or the store lost its data; check the fence where you write",
+            "the lock was lost: the store reports that this owner does not hold it",
+            "the key was deleted or overwritten, or the store lost its data; check the fence where you write",
         ),
         Loss::TtlOver => (
-            "the lock was given up: its ttl is over and it is not renewed",
-            "raise the ttl, or let the watchdog renew it with `renew = true`",
+            "the lock was released: its ttl is over and it is not renewed",
+            "raise the ttl, or have the lease renewed with `renew = true`",
         ),
         Loss::MaxHold => {
-            ("the lock was given up: its max_hold is over", "raise `max_hold`, or split the work")
+            ("the lock was released: its max_hold is over", "raise `max_hold`, or split the work")
         }
-        Loss::Shutdown => return LockError::shutdown(),
+        Loss::PoolClosed => return LockError::pool_closed(),
     };
     LockError::new(ErrorKind::Lost, cause).remedy(remedy)
 }

@@ -1,4 +1,4 @@
-//! The body under the lock: runs only while the lease is held, and releases on every way out.
+//! Polls a body only while its lease is valid, and releases the lock on every exit.
 
 use std::fmt;
 use std::future::Future;
@@ -11,99 +11,99 @@ use crate::api::guard::LockGuard;
 use crate::api::reentrancy;
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::options::{OnLost, ReleaseMode};
+use crate::lease::held_lease::Releasing;
 use crate::lease::lease::{Ending, Listener};
-use crate::lock::release::Releasing;
 
-/// The right to run a body.
+/// Permission to run a body.
 #[derive(Debug)]
-pub struct Entry(Ticket);
+pub struct Entered(Access);
 
 #[derive(Debug)]
-enum Ticket {
+enum Access {
     Locked(LockGuard),
-    /// The lock is held by a call further out, which also sees to its release.
+    /// An outer call holds the lock, and releases it.
     Nested {
-        view: LockGuard,
+        guard: LockGuard,
         on_lost: OnLost,
     },
     Unlocked,
 }
 
-impl Entry {
+impl Entered {
     pub(crate) fn locked(guard: LockGuard) -> Self {
-        Self(Ticket::Locked(guard))
+        Self(Access::Locked(guard))
     }
 
-    pub(crate) fn nested(view: LockGuard, on_lost: OnLost) -> Self {
-        Self(Ticket::Nested { view, on_lost })
+    pub(crate) fn nested(guard: LockGuard, on_lost: OnLost) -> Self {
+        Self(Access::Nested { guard, on_lost })
     }
 
     pub(crate) fn unlocked() -> Self {
-        Self(Ticket::Unlocked)
+        Self(Access::Unlocked)
     }
 
     pub(crate) fn into_guard(self) -> Option<LockGuard> {
         match self.0 {
-            Ticket::Locked(guard) | Ticket::Nested { view: guard, .. } => Some(guard),
-            Ticket::Unlocked => None,
+            Access::Locked(guard) | Access::Nested { guard, .. } => Some(guard),
+            Access::Unlocked => None,
         }
     }
 
-    /// A view of the lease for the body.
+    /// A borrowed guard for the body.
     ///
     /// # Panics
     /// Without a lock. The attribute refuses `guard` together with `when`.
     pub fn guard(&self) -> LockGuard {
         match &self.0 {
-            Ticket::Locked(guard) | Ticket::Nested { view: guard, .. } => guard.view(),
-            Ticket::Unlocked => unreachable!("`guard` and `when` exclude each other"),
+            Access::Locked(guard) | Access::Nested { guard, .. } => guard.borrowed(),
+            Access::Unlocked => unreachable!("`guard` and `when` exclude each other"),
         }
     }
 
     /// Runs `body` while the lock is held, then releases it.
     pub fn run<F: Future>(self, body: F) -> Locked<F> {
-        let held = |guard, on_lost| Stage::Held {
+        let held = |guard, on_lost| BodyState::Held {
             listener: None,
             guard,
             on_lost,
             progress: Progress::NotStarted,
         };
         let stage = match self.0 {
-            Ticket::Locked(guard) => {
-                let on_lost = guard.lease().ask.policy.on_lost;
+            Access::Locked(guard) => {
+                let on_lost = guard.lease().spec.policy.on_lost;
                 held(guard, on_lost)
             }
-            Ticket::Nested { view, on_lost } => held(view, on_lost),
-            Ticket::Unlocked => Stage::Open,
+            Access::Nested { guard, on_lost } => held(guard, on_lost),
+            Access::Unlocked => BodyState::Open,
         };
         Locked { body: Some(body), stage, output: None }
     }
 }
 
 pin_project! {
-    /// A body that runs under a lock: its output, or why it was stopped.
+    /// A body that runs under a lock. Resolves to its output, or to why it was cancelled.
     ///
-    /// Fields drop in order: dropped half-way, the body ends before the lock is let go.
+    /// Fields drop in order: the body ends before the lock is released.
     #[must_use = "futures do nothing unless awaited"]
     pub struct Locked<F: Future> {
         #[pin]
         body: Option<F>,
-        stage: Stage,
+        stage: BodyState,
         output: Option<F::Output>,
     }
 }
 
-enum Stage {
-    /// The body runs. Dropped here, the lock is let go without a word to its own listener.
+enum BodyState {
+    /// The body runs. A drop releases the lock without a wake-up of its own listener.
     Held {
         /// From the first poll that leaves the body pending.
         listener: Option<Listener>,
-        /// A view where a call further out holds the lock.
+        /// Borrowed where an outer call holds the lock.
         guard: LockGuard,
         on_lost: OnLost,
         progress: Progress,
     },
-    /// Nothing to watch and nothing to release.
+    /// No lease to watch, and nothing to release.
     Open,
     /// The body has ended.
     Releasing(Releasing),
@@ -116,42 +116,43 @@ impl<F: Future> Future for Locked<F> {
         let mut this = self.project();
         loop {
             match this.stage {
-                Stage::Held { listener, guard, on_lost, progress } => {
+                BodyState::Held { listener, guard, on_lost, progress } => {
                     let watched = *on_lost == OnLost::Cancel;
-                    // A body that is only told about a loss still does not begin after one.
+                    // With `on_lost = "notify"` a body goes on after a loss, but does not begin after one.
                     let begins = *progress == Progress::NotStarted;
-                    let error = if guard.is_view() && !reentrancy::is_within(guard.lease()) {
-                        Some(outside(guard))
-                    } else if (watched || begins) && !guard.is_held() {
-                        Some(guard.end_error())
-                    } else {
-                        None
-                    };
+                    let error =
+                        if guard.is_borrowed() && !reentrancy::is_polled_within(guard.lease()) {
+                            Some(outside(guard))
+                        } else if (watched || begins) && !guard.is_held() {
+                            Some(guard.end_error())
+                        } else {
+                            None
+                        };
                     if let Some(error) = error {
                         let error = error.after(*progress);
                         this.body.set(None);
-                        *this.stage = Stage::Open;
+                        *this.stage = BodyState::Open;
                         return Poll::Ready(Err(error));
                     }
                     let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
                     *progress = Progress::Unfinished;
-                    match reentrancy::within(guard, || body.poll(cx)) {
+                    match reentrancy::enter(guard, || body.poll(cx)) {
                         Poll::Ready(output) => {
-                            // The body's locals and arguments end before the lock does.
+                            // The body's locals and arguments drop before the release.
                             this.body.set(None);
                             *this.output = Some(output);
                             // Otherwise the release would wake this very task.
                             *listener = None;
-                            let mode = guard.lease().ask.policy.release;
-                            *this.stage = match (guard.let_go(), mode) {
+                            let mode = guard.lease().spec.policy.release;
+                            *this.stage = match (guard.begin_release(), mode) {
                                 (Some(releasing), ReleaseMode::Awaited) => {
-                                    Stage::Releasing(releasing)
+                                    BodyState::Releasing(releasing)
                                 }
-                                _ => Stage::Open,
+                                _ => BodyState::Open,
                             };
                         }
                         Poll::Pending if !watched => return Poll::Pending,
-                        // Lost meanwhile: go round once more and stop it.
+                        // Lost meanwhile: the next round cancels the body.
                         Poll::Pending => {
                             let listener =
                                 listener.get_or_insert_with(|| Listener::new(guard.lease()));
@@ -159,12 +160,12 @@ impl<F: Future> Future for Locked<F> {
                         }
                     }
                 }
-                Stage::Releasing(releasing) => {
-                    // A failed release has been reported; the body's result stands.
+                BodyState::Releasing(releasing) => {
+                    // An event reports a failed release. The result of the body stands.
                     let _ = ready!(Pin::new(releasing).poll(cx));
-                    *this.stage = Stage::Open;
+                    *this.stage = BodyState::Open;
                 }
-                Stage::Open => {
+                BodyState::Open => {
                     if let Some(output) = this.output.take() {
                         return Poll::Ready(Ok(output));
                     }
@@ -178,15 +179,15 @@ impl<F: Future> Future for Locked<F> {
     }
 }
 
-/// A call that was let through the lock around it is polled outside of the body that holds the lock.
+/// A reentrant call is polled outside of the body that holds the lock.
 #[cold]
 fn outside(guard: &LockGuard) -> LockError {
     let error = LockError::new(
         ErrorKind::Lost,
-        "the call was let through the lock around it, and goes on outside of the body that holds the lock",
+        "the reentrant call continues outside of the body that holds the lock",
     );
     guard.locate(error.remedy(
-        "await a `reentrant` call in the body that made it; in a task of its own make the call there, so that it takes the lock itself",
+        "await a `reentrant` call in the body that made it; in a separate task, make the call there, so that it acquires the lock itself",
     ))
 }
 

@@ -1,5 +1,6 @@
 //! What programs call.
 
+pub(crate) mod enter;
 pub(crate) mod guard;
 pub(crate) mod locked_future;
 pub(crate) mod named_pools;

@@ -1,15 +1,16 @@
-//! Pools by name, for annotated functions to find.
+//! Pools by name, for annotated functions.
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::api::pool::{LockPool, ShutdownReport};
+use crate::api::pool::LockPool;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
 use crate::exec::driver::Driver;
 use crate::exec::panic_boundary;
+use crate::lock::shutdown::ShutdownReport;
 
 pub(crate) const DEFAULT: &str = "default";
 
@@ -19,12 +20,12 @@ fn pools() -> &'static RwLock<HashMap<String, LockPool>> {
     POOLS.get_or_init(RwLock::default)
 }
 
-/// Connects to the store at `url` and installs the pool as `"default"`, the one that annotated
-/// functions use unless they name another. See [`LockPool::connect`] for the URLs.
+/// Connects to the store at `url` and installs the pool as `"default"`, the pool of all annotated functions that name no
+/// other. See [`LockPool::connect`] for the URLs.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if there is a default pool already or the URL cannot be right,
-/// [`ErrorKind::Backend`] if the store cannot be reached or refuses.
+/// [`ErrorKind::Config`] if there is a default pool already, or the URL is invalid. [`ErrorKind::Backend`] if the store is
+/// unreachable or refuses.
 pub async fn init(url: &str) -> Result<LockPool, LockError> {
     refuse_second(DEFAULT)?;
     let pool = LockPool::connect(url).await.map_err(|error| error.in_pool(&DEFAULT.into()))?;
@@ -50,10 +51,10 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// [`ErrorKind::Config`] if the name is taken by a pool that has not been shut down.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
     let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
-    if pools.get(name).is_some_and(|present| !present.engine().registry.is_closed()) {
+    if pools.get(name).is_some_and(|present| !present.core().tracker.is_closed()) {
         return Err(taken(name));
     }
-    pool.engine().christen(name);
+    pool.core().set_name(name);
     pools.insert(name.to_owned(), pool);
     Ok(())
 }
@@ -64,15 +65,15 @@ pub fn pool(name: &str) -> Option<LockPool> {
     pools().read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
 }
 
-/// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Annotated functions that are
-/// called afterwards get [`ErrorKind::PoolClosed`], until another pool is installed.
+/// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Later calls of annotated functions get
+/// [`ErrorKind::PoolClosed`], until another pool is installed.
 pub async fn shutdown(grace: Duration) -> ShutdownReport {
     let pools: Vec<_> =
         pools().read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
     let closing: Vec<_> = pools
         .into_iter()
         .map(|pool| {
-            let driver = pool.engine().driver.clone();
+            let driver = pool.core().driver().clone();
             let (reply, report) = tokio::sync::oneshot::channel();
             driver.spawn(async move {
                 panic_boundary::answer(reply, pool.shutdown(grace).await);
@@ -91,11 +92,11 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
 
 /// Waits for SIGTERM or SIGINT (Ctrl-C elsewhere), then shuts down all installed pools.
 ///
-/// Await it beside the program's work, or hand it to a server's graceful shutdown. From the first
-/// poll on, the signals no longer end the process by themselves.
+/// Await it beside the program's work, or pass it to a server's graceful shutdown. From the first poll on, the signals no
+/// longer end the process by themselves.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if the signals cannot be listened to.
+/// [`ErrorKind::Config`] if the signal handlers cannot be installed.
 pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
     let driver = Driver::background()?;
     let listening = {
@@ -137,7 +138,7 @@ pub(crate) fn find(name: &str) -> Result<LockPool, LockError> {
 
 fn refuse_second(name: &str) -> Result<(), LockError> {
     match pool(name) {
-        Some(present) if !present.engine().registry.is_closed() => Err(taken(name)),
+        Some(present) if !present.core().tracker.is_closed() => Err(taken(name)),
         _ => Ok(()),
     }
 }

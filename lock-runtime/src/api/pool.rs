@@ -1,4 +1,4 @@
-//! Pools: one store, its connections, and the locks that this process has in it.
+//! Pools: one store, its connections, and the locks of this process in it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,55 +7,50 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::api::request::LockRequest;
-use crate::attribute::call::Call;
 use crate::backend::credentials::{Credentials, Provider};
 use crate::backend::{
     self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, Warning,
 };
-use crate::base::clock::{Clock, Instant};
+use crate::base::clock::Clock;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::{Key, RESERVED};
 use crate::base::options::{Defaults, LockOptions, Policy, TIMER, Wait};
 use crate::exec::driver::Driver;
-use crate::exec::event_thread;
-use crate::lease::lease::Loss;
-use crate::lease::tracker::Stage;
-use crate::lock::core::{BargingWindow, Engine, Plan};
-use crate::lock::release::release_all;
+use crate::lock::core::{BargingWindow, PoolConfig, PoolCore};
+use crate::lock::shutdown::{ShutdownReport, shut_down};
 
 /// A pool of locks in one store. Cheap to clone; all clones are the same pool.
 ///
-/// It can be used from any task, thread and executor: connections and timers live on a driver thread
-/// of their own. They stay behind at a fork: in the child an inherited pool answers all with
-/// [`ErrorKind::Config`], an inherited guard is not held and releases nothing, and a pool is to be connected anew.
+/// A pool works from any task, thread and executor: its connections and timers live on a driver thread. They do not
+/// survive a fork. In the child process an inherited pool returns [`ErrorKind::Config`], an inherited guard is not held
+/// and releases nothing; connect a new pool there.
 #[derive(Clone, Debug)]
-pub struct LockPool(Arc<Engine>);
+pub struct LockPool(Arc<PoolCore>);
 
 impl LockPool {
     /// Connects to the store at `url` with the default settings.
     ///
     /// | URL | store |
     /// |---|---|
-    /// | `memory://` | this process; `memory://name` is shared by all pools of that name |
+    /// | `memory://` | this process; all pools with the same `memory://name` share one store |
     /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
-    /// | `redis+unix:///path[?db=..]` | the same by a Unix socket; `unix://` too |
+    /// | `redis+unix:///path[?db=..]` | the same over a Unix socket; `unix://` too |
     /// | `redis+cluster://[user:password@]host[:6379],host...` | a Redis Cluster; some of its servers are enough |
     /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis+cluster://c` |
     /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate, `?insecure` for any certificate, with a warning |
     /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
-    /// | any of Redis with `?replicas=n` | the same, where a lock is granted when `n` replicas have it |
-    /// | any of Redis with `?connect_timeout=10s` | the same, with so long for a connection to be made (`ms`, `s`, `m`) |
+    /// | any of Redis with `?replicas=n` | the same, where `n` replicas have to confirm a grant |
+    /// | any of Redis with `?connect_timeout=10s` | the same, with a limit for each new connection (`ms`, `s`, `m`) |
     ///
-    /// `valkey://` and `valkeys://` are `redis://` and `rediss://` by other names, in all of these. The database may also be
+    /// `valkey://` and `valkeys://` stand for `redis://` and `rediss://` in all of these. The database may also be
     /// written as `?db=3`. Passwords and tokens that change come from [`PoolBuilder::credentials`].
     ///
-    /// Locks in Redis are kept by scripts. A server or proxy that refuses them is found out, and then they are kept by
-    /// plain commands, without fences; [`health`](Self::health) warns of it. `?scripts=off` begins with that,
-    /// `?scripts=on` makes it an error.
+    /// Scripts keep the locks in Redis. Where a server or proxy refuses scripts, plain commands keep them, without fences;
+    /// [`health`](Self::health) warns of it. `?scripts=off` uses plain commands at once, `?scripts=on` makes a refusal an
+    /// error.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the URL cannot be right, [`ErrorKind::Backend`] if the store cannot be
-    /// reached or refuses.
+    /// [`ErrorKind::Config`] if the URL is invalid, [`ErrorKind::Backend`] if the store is unreachable or refuses.
     pub async fn connect(url: &str) -> Result<Self, LockError> {
         Self::builder(url).connect().await
     }
@@ -83,61 +78,60 @@ impl LockPool {
         PoolBuilder { origin: Origin::Given(Arc::new(backend)), ..Self::builder("") }
     }
 
-    /// Asks for the lock of `key`.
+    /// A request for the lock of `key`.
     pub fn lock(&self, key: impl Into<Key>) -> LockRequest {
         self.lock_all([key])
     }
 
-    /// Asks for the locks of all of `keys`, all or nothing. They are sorted and de-duplicated, so
-    /// that two callers cannot wait for each other. A request that waits may keep some of them from others for a
-    /// moment, from 50 ms to 1.6 s. More than 128 keys are an [`ErrorKind::Config`](crate::ErrorKind::Config).
+    /// A request for the locks of all `keys`, all or nothing. The keys are sorted and de-duplicated, so two callers
+    /// cannot wait for each other. A waiting request may block other waiters of some of the keys for 50 ms to 1.6 s. More
+    /// than 128 keys are an [`ErrorKind::Config`](crate::ErrorKind::Config).
     pub fn lock_all<I>(&self, keys: I) -> LockRequest
     where
         I: IntoIterator,
         I::Item: Into<Key>,
     {
         let keys = keys.into_iter().map(Into::into).collect();
-        LockRequest::new(Call::of_pool(self.clone(), keys))
+        LockRequest::new(self.0.clone(), keys)
     }
 
-    /// Asks the store whether it is fit to serve.
+    /// Reads whether the store can serve, and its warnings.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if it does not answer or is not.
+    /// [`ErrorKind::Backend`] if it does not answer, or cannot serve.
     pub async fn health(&self) -> Result<Health, LockError> {
         if self.0.is_inherited() {
             return Err(LockError::inherited().in_pool(self.0.name()));
         }
-        let engine = self.0.clone();
+        let core = self.0.clone();
         let asked = async move {
-            let began = engine.clock.now();
-            let answer = timeout(engine.request_timeout, engine.store.health()).await;
+            let began = core.clock().now();
+            let answer = timeout(core.config.request_timeout, core.backend().health()).await;
             let silence =
                 || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
             let warnings = answer.unwrap_or_else(|_| Err(silence()))?;
-            Ok(Health { round_trip: engine.clock.now().since(began), warnings })
+            Ok(Health { round_trip: core.clock().now().since(began), warnings })
         };
-        let answer: Result<Health, BackendError> = self.0.driver.run(asked).await?;
+        let answer: Result<Health, BackendError> = self.0.driver().run(asked).await?;
         answer.map_err(|error| LockError::backend(error).in_pool(self.0.name()))
     }
 
-    /// Shuts the pool down: refuses new acquires and ends waiting ones, lets holders finish until
-    /// `grace` is over, then tells them to stop, releases everything and closes the connections.
+    /// Shuts the pool down: rejects waiters and new acquires, lets holders finish until `grace` is over, then cancels
+    /// their bodies, releases everything and closes the connections.
     ///
-    /// Nothing happens in a process that was forked from the pool's.
+    /// In a process that was forked from the pool's it does nothing.
     ///
-    /// Cancel safe: once polled, it goes on in the background. A second call waits for the first one
-    /// and reports nothing of its own.
+    /// Cancel safe: once polled, it completes in the background. A second call waits for the first one and reports zeros.
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
         if self.0.is_inherited() {
             return ShutdownReport::default();
         }
-        let report = self.0.driver.run(shut_down(self.0.clone(), grace)).await;
+        let report = self.0.driver().run(shut_down(self.0.clone(), grace)).await;
         // Without its driver a pool holds nothing that could be released.
         report.unwrap_or_default()
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn core(&self) -> &Arc<PoolCore> {
         &self.0
     }
 }
@@ -182,15 +176,15 @@ enum Drive {
 }
 
 impl PoolBuilder {
-    /// Puts `prefix` in front of every key in the store. Defaults to none. One that contains `lock_runtime:` is
+    /// Puts `key_prefix` in front of every key in the store. None by default. One that contains `lock_runtime:` is
     /// [`ErrorKind::Config`].
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = prefix.into();
         self
     }
 
-    /// How long a grant lasts if it is not renewed: the time that a crashed holder blocks the others.
-    /// Between 10 ms and 7 days. Defaults to 30 s.
+    /// How long a grant lasts without a renewal: the time that a crashed holder blocks other owners. Between 10 ms and
+    /// 7 days. Defaults to 30 s.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.defaults.ttl = ttl;
         self
@@ -202,40 +196,39 @@ impl PoolBuilder {
         self
     }
 
-    /// How many tasks of this process may stand in line for one key; the next one gets
-    /// [`ErrorKind::QueueFull`]. Defaults to 10,000.
+    /// How many tasks of this process may wait for one key. A further one gets [`ErrorKind::QueueFull`]. Defaults to
+    /// 10,000.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.max_waiters = max_waiters;
         self
     }
 
-    /// How long this process keeps a lock among its own tasks while other processes may want it. Within
-    /// the slice a release hands the lock to the next task in line without asking the store; then the others
-    /// have their turn. While nobody else wants the lock, there is no limit. Zero asks the store every
-    /// time. At most the pool's ttl. Defaults to 5 ms; on a slow network some 25 round trips are a good value.
+    /// How long this process hands a lock off among its own tasks while other processes wait for it. A hand-off sends no
+    /// request to the store. Without waiters in other processes there is no limit. Zero sends a request every time. At most
+    /// the pool's ttl. Defaults to 5 ms; about 25 round trips are a good value on a slow network.
     pub fn local_handoff_limit(mut self, slice: Duration) -> Self {
         self.local_handoff_limit = slice;
         self
     }
 
-    /// Leaves a lock that is handed on all the time free for `length`, every so often. Our tasks and processes
-    /// queue for a busy lock, and so it is never free for those who cannot: clients of other
-    /// libraries, processes that may not use channels, and requests for several keys with a `retry_count`. With a
-    /// window longer than they poll they get their turn, at the cost of `length / every` of the throughput.
-    /// Off by default; 6 ms every 250 ms are a good start. The window is at least 1 ms long, and shorter than `every`.
-    pub fn barging_window(mut self, every: Duration, length: Duration) -> Self {
-        self.barging_window = Some(BargingWindow { every, length });
+    /// Leaves a contended lock free for `length`, once per `interval`. Tasks and processes of this library queue for a
+    /// contended lock, so it is never free for clients without a queue: other libraries, users without channel permission, and
+    /// requests for several keys with a `retry_count`. They are served in a window that is longer than their polling
+    /// interval, at the cost of `length / interval` of the throughput. Off by default; 6 ms every 250 ms is a good start. The
+    /// window is at least 1 ms long, and shorter than `interval`.
+    pub fn barging_window(mut self, interval: Duration, length: Duration) -> Self {
+        self.barging_window = Some(BargingWindow { interval, length });
         self
     }
 
-    /// How long to pause between two attempts where the store cannot wake us: between a quarter of
-    /// `delay` and all of it. Defaults to 20 ms, doubling up to 640 ms.
+    /// The pause between two requests where the store sends no notifications: between a quarter of `delay` and all of
+    /// it. Defaults to 20 ms, doubling up to 640 ms.
     pub fn retry_delay(mut self, delay: Duration) -> Self {
         self.defaults.retry_delay = Some(delay);
         self
     }
 
-    /// How many attempts may follow the first one. Defaults to as many as fit into the wait.
+    /// How many requests may follow the first one. Defaults to as many as fit into the wait.
     pub fn retry_count(mut self, count: u32) -> Self {
         self.defaults.retry_count = Some(count);
         self
@@ -247,11 +240,10 @@ impl PoolBuilder {
         self
     }
 
-    /// How long a connection may take to be made: name, socket, TLS, log-in and what follows. It bounds
-    /// [`connect`](Self::connect), and each attempt to make a connection again. The first of those has four times what
-    /// the last connection took, and at least the request_timeout; the next ones have more. `?connect_timeout=10s` in a URL
-    /// comes before it, for that URL. Defaults to 5 s, or the [`request_timeout`](Self::request_timeout) if that is longer. It takes
-    /// five round trips at most, so raise it where one takes a second.
+    /// The time limit for a new connection: name, socket, TLS, log-in and start-up checks, at most five round trips. It
+    /// bounds [`connect`](Self::connect) and each reconnect. The first reconnect has four times the duration of the last
+    /// connection, and at least the request timeout; later ones have more. `?connect_timeout=10s` in a URL takes precedence for
+    /// that URL. Defaults to 5 s, or the [`request_timeout`](Self::request_timeout) if that is longer.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -270,24 +262,24 @@ impl PoolBuilder {
         self
     }
 
-    /// How long a node of a `redlock://` quorum may answer nothing at all before it counts as silent. A vote that
-    /// waits behind others at a node that answers is slow, not lost. Without the silent nodes a contended lock is
-    /// decided by the votes that are there. Where no vote went to another client, the missing ones are waited for, up
-    /// to the request_timeout of the pool, unless this is set. Defaults to what the node usually takes (the retransmission
-    /// timeout of RFC 6298 over its response times), at least a twentieth of the ttl, between 5 and 50 ms, and at most 1 s.
+    /// How long a node of a `redlock://` quorum may send no answer at all before it counts as silent. A vote that waits
+    /// behind others at a node that answers is slow, not lost. A contended lock is decided without the silent nodes. If no
+    /// vote went to another client, the missing votes are awaited up to the request timeout, unless this is set. Defaults to
+    /// the usual time of the node (the retransmission timeout of RFC 6298 over its response times), at least a twentieth of
+    /// the ttl, between 5 and 50 ms, and at most 1 s.
     pub fn node_timeout(mut self, request_timeout: Duration) -> Self {
         self.node_timeout = Some(request_timeout);
         self
     }
 
-    /// Asks `provider` for user and password each time that a connection to a server is made, also to those of a cluster, of a
-    /// quorum and to masters behind Sentinel: for tokens that expire (IAM, Entra ID) and for passwords that are changed
-    /// at the server. A connection that is up stays up until the server ends it.
+    /// Calls `provider` for user and password of each new connection to a server, also of a cluster, of a quorum, and of
+    /// masters behind Sentinel: for tokens that expire (IAM, Entra ID) and passwords that change at the server. A
+    /// connection stays up until the server ends it.
     ///
-    /// The provider runs on a thread of its own within the driver's tokio runtime, so it may block. Its time counts as a part of
-    /// [`connect_timeout`](Self::connect_timeout). Connections that are made at the same moment share one call. Its
-    /// failure, and a refusal of what it gives, are [`ErrorKind::Backend`], and it is asked again for the next try.
-    /// A password in the URL beside it is [`ErrorKind::Config`]; so is a store that has no log-in.
+    /// The provider runs on a thread of its own within the driver's tokio runtime, so it may block. Its time is part of the
+    /// [`connect_timeout`](Self::connect_timeout). Connections at the same moment share one call. Its failure, and refused
+    /// credentials, are [`ErrorKind::Backend`]; the next connection calls it again. A password in the URL beside it is
+    /// [`ErrorKind::Config`], and so is a store without a log-in.
     ///
     /// ```
     /// # async fn token_of_the_cloud() -> std::io::Result<String> { Ok(String::new()) }
@@ -308,7 +300,7 @@ impl PoolBuilder {
         self
     }
 
-    /// As [`credentials`](Self::credentials), for connections to sentinels, which have users and passwords of their own.
+    /// As [`credentials`](Self::credentials), for connections to sentinels, which have users of their own.
     pub fn sentinel_credentials<F, A, E>(mut self, provider: F) -> Self
     where
         F: Fn() -> A + Send + Sync + 'static,
@@ -319,17 +311,17 @@ impl PoolBuilder {
         self
     }
 
-    /// Which share of a ttl the clocks of this machine and of the store may differ by over that time: a lock is
-    /// not believed to be ours for the whole ttl, but for this share and 2 ms less (Redlock's
-    /// `CLOCK_DRIFT`). Between 0 and 0.25: with more, too little of a lease is left to renew it. Defaults to 0.01.
+    /// The share of a ttl by which the clocks of this machine and of the store may differ over that time. The validity of
+    /// a lease is shorter than the ttl by this share and 2 ms (Redlock's `CLOCK_DRIFT`). Between 0 and 0.25: more leaves too
+    /// little time to renew it. Defaults to 0.01.
     pub fn drift_factor(mut self, factor: f64) -> Self {
         self.defaults.drift_factor = factor;
         self
     }
 
-    /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's
-    /// clock, instead of the driver thread. For deterministic tests under paused time; the pool must
-    /// not outlive the runtime, and nothing is renewed while it is blocked.
+    /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's clock, instead of
+    /// the driver thread. For deterministic tests under paused time. The pool must not outlive the runtime, and no lease is
+    /// renewed while the runtime is blocked.
     pub fn on_current_runtime(mut self) -> Self {
         self.drive = Drive::CurrentRuntime;
         self
@@ -351,7 +343,7 @@ impl PoolBuilder {
         if self.key_prefix.contains(RESERVED) {
             let cause = format!("the prefix `{}` contains `{RESERVED}`", self.key_prefix);
             return Err(LockError::new(ErrorKind::Config, cause).remedy(
-                "names like that are those of what is kept beside the locks; choose another prefix",
+                "names with it are reserved for data beside the locks; choose another prefix",
             ));
         }
         let store = match self.origin {
@@ -384,23 +376,23 @@ impl PoolBuilder {
             }
             Origin::Given(store) => store,
         };
-        let plan = Plan {
+        let config = PoolConfig {
             key_prefix: self.key_prefix.into(),
             defaults: self.defaults,
             request_timeout: self.request_timeout,
             max_waiters: self.max_waiters,
             local_handoff_limit: self.local_handoff_limit,
             barging_window: self.barging_window,
-            store,
+            backend: store,
             clock,
             driver,
         };
-        Ok(LockPool(Engine::start(plan)))
+        Ok(LockPool(PoolCore::start(config)))
     }
 }
 
 impl PoolBuilder {
-    /// A config that cannot work is told here, not at the first call.
+    /// Settings that cannot work are an error here, and not at the first call.
     fn check(&self) -> Result<(), LockError> {
         const LONGEST_PATIENCE: Duration = Duration::from_secs(60 * 60);
         let refused =
@@ -420,7 +412,7 @@ impl PoolBuilder {
                 format!(
                     "a node_timeout of {of_node:?} is not between 1 ms and the request_timeout of {request_timeout:?}"
                 ),
-                "the vote of a node is a part of a request; raise `request_timeout` too, or write some three round trips to the node",
+                "the vote of a node is part of a request; raise `request_timeout` too, or write about three round trips to the node",
             );
         }
         if let Some(limit) = self.connect_timeout
@@ -435,19 +427,19 @@ impl PoolBuilder {
         if slice > ttl {
             return refused(
                 format!(
-                    "a local_handoff_limit of {slice:?} makes other processes wait longer than a crashed holder does, whose ttl is {ttl:?}"
+                    "a local_handoff_limit of {slice:?} blocks other processes for longer than a crashed holder does, for its ttl of {ttl:?}"
                 ),
                 "write for example `.local_handoff_limit(Duration::from_millis(5))`",
             );
         }
-        if let Some(BargingWindow { every, length }) = self.barging_window
-            && (length < TIMER || length >= every)
+        if let Some(BargingWindow { interval, length }) = self.barging_window
+            && (length < TIMER || length >= interval)
         {
             return refused(
                 format!(
-                    "an barging_window of {length:?} every {every:?} is never open, or never shut"
+                    "a barging_window of {length:?} every {interval:?} never begins, or never ends"
                 ),
-                "the window is at least 1 ms long, and shorter than the time between two; write for example `.barging_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
+                "the window is at least 1 ms long, and shorter than the interval; write for example `.barging_window(Duration::from_millis(250), Duration::from_millis(6))`, or leave it out",
             );
         }
         Ok(())
@@ -458,77 +450,8 @@ impl PoolBuilder {
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Health {
-    /// How long the question took, there and back.
+    /// How long the check took, there and back.
     pub round_trip: Duration,
     /// What could make the store lose locks, if anything.
     pub warnings: Vec<Warning>,
-}
-
-/// What became of the locks that were held when a shutdown began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShutdownReport {
-    /// Ended, and the store said so.
-    pub released: usize,
-    /// Ended without an answer of the store; they free themselves when their ttl is over.
-    pub abandoned: usize,
-}
-
-async fn shut_down(engine: Arc<Engine>, grace: Duration) -> ShutdownReport {
-    let before = engine.registry.tally();
-    if !engine.registry.advance(Stage::Draining) {
-        // Somebody else is at it.
-        engine.registry.closed().await;
-        return ShutdownReport::default();
-    }
-    engine.queue.close();
-    let until = engine.clock.now() + grace;
-    if !idle_by(&engine, until).await {
-        for lease in engine.registry.leases() {
-            lease.lose(Loss::Shutdown);
-        }
-        // Cancelled bodies end at their next await and release in order; those that do not are
-        // released over their heads.
-        let notice = engine.request_timeout.min(Duration::from_millis(500));
-        if !idle_by(&engine, engine.clock.now() + notice).await {
-            release_all(&engine, engine.registry.leases()).await;
-            drained(&engine).await;
-        }
-    }
-    let after = engine.registry.tally();
-    engine.registry.advance(Stage::Closed);
-    let _ = timeout(engine.request_timeout, engine.store.close()).await;
-    // A program that ends now would take them along.
-    event_thread::told(engine.request_timeout / 2).await;
-    ShutdownReport {
-        released: after.released - before.released,
-        // Releases that are still being tried count as abandoned.
-        abandoned: after.abandoned - before.abandoned + after.held,
-    }
-}
-
-/// Waits until all leases are released, as long as the store goes on to release some. Those of bodies that ended by
-/// themselves are on their way already.
-async fn drained(engine: &Engine) {
-    let end = engine.clock.now() + engine.request_timeout.saturating_mul(10);
-    loop {
-        let held = engine.registry.tally().held;
-        if held == 0 {
-            return;
-        }
-        // As long as a release tries before its caller is told that it failed.
-        let until = (engine.clock.now() + engine.request_timeout.saturating_mul(2)).min(end);
-        tokio::select! {
-            biased;
-            () = engine.registry.fewer_than(held) => {}
-            () = engine.clock.sleep_until(until) => return,
-        }
-    }
-}
-
-async fn idle_by(engine: &Engine, until: Instant) -> bool {
-    tokio::select! {
-        biased;
-        () = engine.registry.idle() => true,
-        () = engine.clock.sleep_until(until) => false,
-    }
 }

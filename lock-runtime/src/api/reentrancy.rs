@@ -1,5 +1,4 @@
-//! Which locks the running task holds, so that a call for one of them is an error instead of a wait for
-//! oneself.
+//! The locks that the running task holds: a call for one of them is an error, or passes through, instead of a deadlock.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,24 +8,24 @@ use tokio::task;
 use crate::api::guard::LockGuard;
 use crate::base::key::Key;
 use crate::lease::lease::Lease;
-use crate::lock::core::Engine;
+use crate::lock::core::PoolCore;
 
 thread_local! {
-    /// The locks around the code that runs on this thread right now, innermost last. Filled for the
-    /// length of one poll, so that it follows a task across threads and is not seen by other tasks.
-    static AROUND: RefCell<Vec<Hold>> = const { RefCell::new(Vec::new()) };
+    /// The locks around the code that runs on this thread, innermost last. Filled during one poll, so it follows a task across
+    /// threads, and other tasks do not see it.
+    static AROUND: RefCell<Vec<HeldAround>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A lock around the running code.
-struct Hold {
+struct HeldAround {
     guard: LockGuard,
-    /// The tokio task whose body is polled under the lock. A `LocalSet` polls its tasks within the poll of another one.
+    /// The tokio task that polls the body. A `LocalSet` polls its tasks within the poll of another one.
     task: Option<task::Id>,
 }
 
-impl Hold {
+impl HeldAround {
     fn new(guard: &LockGuard) -> Self {
-        Self { guard: guard.view(), task: task::try_id() }
+        Self { guard: guard.borrowed(), task: task::try_id() }
     }
 
     fn is_of_this_task(&self) -> bool {
@@ -34,9 +33,9 @@ impl Hold {
     }
 }
 
-/// Runs `poll` as code that holds `guard`'s lock.
-pub(crate) fn within<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
-    /// Leaves also when `poll` panics.
+/// Runs `poll` as code under `guard`'s lock.
+pub(crate) fn enter<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
+    /// Removes the entry also if `poll` panics.
     struct Leave;
 
     impl Drop for Leave {
@@ -46,24 +45,25 @@ pub(crate) fn within<R>(guard: &LockGuard, poll: impl FnOnce() -> R) -> R {
         }
     }
 
-    AROUND.with_borrow_mut(|around| around.push(Hold::new(guard)));
+    AROUND.with_borrow_mut(|around| around.push(HeldAround::new(guard)));
     let _leave = Leave;
     poll()
 }
 
-/// The innermost lock of this task around the running code that has one of `keys` of this pool.
-pub(crate) fn holder(engine: &Arc<Engine>, keys: &[Key]) -> Option<LockGuard> {
-    let holds = |hold: &&Hold| {
+/// The innermost lock of this task, in this pool, that has one of `keys`.
+pub(crate) fn find_held(core: &Arc<PoolCore>, keys: &[Key]) -> Option<LockGuard> {
+    let holds = |hold: &&HeldAround| {
         let guard = &hold.guard;
-        Arc::ptr_eq(guard.engine(), engine)
+        Arc::ptr_eq(guard.core(), core)
             && guard.keys().iter().any(|key| keys.contains(key))
             && hold.is_of_this_task()
     };
-    AROUND.with_borrow(|around| around.iter().rev().find(holds).map(|hold| hold.guard.view()))
+    AROUND.with_borrow(|around| around.iter().rev().find(holds).map(|hold| hold.guard.borrowed()))
 }
 
-/// Whether the running code is polled by the body that holds `lease`.
-pub(crate) fn is_within(lease: &Arc<Lease>) -> bool {
-    let holds = |hold: &Hold| Arc::ptr_eq(hold.guard.lease(), lease) && hold.is_of_this_task();
+/// Whether the body that holds `lease` polls the running code.
+pub(crate) fn is_polled_within(lease: &Arc<Lease>) -> bool {
+    let holds =
+        |hold: &HeldAround| Arc::ptr_eq(hold.guard.lease(), lease) && hold.is_of_this_task();
     AROUND.with_borrow(|around| around.iter().rev().any(holds))
 }

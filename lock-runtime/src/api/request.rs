@@ -1,12 +1,16 @@
-//! The programmatic API: a request for a lock, built up and then sent.
+//! The programmatic API: builds a request for a lock, then sends it.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::enter::{LockCall, enter};
 use crate::api::guard::LockGuard;
-use crate::attribute::call::{Call, enter};
+use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::options::{OnLost, ReleaseMode, Renew, Wait};
+use crate::base::key::Key;
+use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
+use crate::lock::core::PoolCore;
 
 /// A request for one or several locks, from [`LockPool::lock`](crate::LockPool::lock). Nothing is sent
 /// before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
@@ -26,99 +30,107 @@ use crate::base::options::{OnLost, ReleaseMode, Renew, Wait};
 /// ```
 #[derive(Debug)]
 #[must_use = "nothing is asked for before `acquire`, `try_acquire` or `run`"]
-pub struct LockRequest(Call);
+pub struct LockRequest(LockCall);
 
 impl LockRequest {
-    pub(crate) fn new(call: Call) -> Self {
-        Self(call)
+    /// A request for `keys`, with a fence.
+    pub(crate) fn new(core: Arc<PoolCore>, keys: Vec<Key>) -> Self {
+        let label = LockLabel::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
+        let keys = keys.into_iter().map(Key::checked).collect();
+        let options = LockOptions::new().fencing(true);
+        Self(LockCall { core, label, keys, options, shows_guard: true })
     }
 
-    /// How long the grant lasts if it is not renewed. Defaults to the pool's.
+    fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
+        self.0.options = set(self.0.options);
+        self
+    }
+
+    /// How long the grant lasts without a renewal. Defaults to the pool's.
     pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
+        self.with(|options| options.ttl(ttl))
     }
 
     /// How long to wait, as a [`Duration`] or [`Wait::Forever`]; zero is one try. Defaults to the pool's.
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
-        Self(self.0.wait(wait))
+        self.with(|options| options.wait(wait.into()))
     }
 
-    /// Whether the watchdog renews the lease, or how often: every 2 ms to every half of the ttl. Defaults to `true`, every
+    /// Whether the lease is renewed, or how often: every 2 ms to every half of the ttl. Defaults to `true`, every
     /// third of the ttl.
     pub fn renew(self, renew: impl Into<Renew>) -> Self {
-        Self(self.0.renew(renew))
+        self.with(|options| options.renew(renew.into()))
     }
 
     /// Ends the hold after this time although it could be renewed. At least 10 ms; with `renew(false)` at most the ttl.
     /// Defaults to no limit.
     pub fn max_hold(self, max_hold: Duration) -> Self {
-        Self(self.0.max_hold(max_hold))
+        self.with(|options| options.max_hold(max_hold))
     }
 
-    /// Keeps the lock taken for at least this long after the acquire, also when it is released earlier, when the
-    /// release is not confirmed, and when the process ends. At most 7 days, and no longer than
-    /// [`max_hold`](Self::max_hold). Defaults to zero.
+    /// Keeps the lock for at least this long after the acquire, also when it is released earlier, when the release is not
+    /// confirmed, and when the process ends. At most 7 days, and no longer than [`max_hold`](Self::max_hold). Defaults to
+    /// zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
-        Self(self.0.min_hold(min_hold))
+        self.with(|options| options.min_hold(min_hold))
     }
 
     /// Whether the grant comes with a fencing token. Defaults to `true`.
     pub fn fencing(self, fencing: bool) -> Self {
-        Self(self.0.with(|options| options.fencing(fencing)))
+        self.with(|options| options.fencing(fencing))
     }
 
     /// Whether the result of [`run`](Self::run) waits for the release. Defaults to
     /// [`ReleaseMode::Awaited`].
     pub fn release(self, release: ReleaseMode) -> Self {
-        Self(self.0.release(release))
+        self.with(|options| options.release(release))
     }
 
     /// What [`run`](Self::run) does with its body when the lock is lost. Defaults to [`OnLost::Cancel`].
     pub fn on_lost(self, on_lost: OnLost) -> Self {
-        Self(self.0.on_lost(on_lost))
+        self.with(|options| options.on_lost(on_lost))
     }
 
-    /// Whether a lock that is held around this call already is passed through instead of being an
-    /// [`ErrorKind::WouldDeadlock`]. Seen are annotated bodies and those of [`run`](Self::run) around this call in the same
-    /// task, not guards. Defaults to `false`.
+    /// Whether a call under a lock that its task holds passes through, instead of [`ErrorKind::WouldDeadlock`]. Annotated
+    /// bodies and those of [`run`](Self::run) around this call in the same task count, guards do not. Defaults to
+    /// `false`.
     ///
-    /// A body that passes through runs on the lease of the lock around it. Before every poll it is checked that the task
-    /// is inside of the body that holds the lock, and that the lock is held. Otherwise the call ends with
-    /// [`ErrorKind::Lost`]; [`on_lost`](Self::on_lost) is about a loss alone. A tokio task of its own does not pass through, also
-    /// in a `LocalSet`. Futures that the body polls itself, and those of executors other than tokio's, count as the body.
+    /// A body that passes through runs on the lease of the outer lock. Every poll checks that the task is inside of the
+    /// body that holds the lock, and that the lock is held. Otherwise the call ends with [`ErrorKind::Lost`];
+    /// [`on_lost`](Self::on_lost) is about a loss alone. A separate tokio task does not pass through, also in a `LocalSet`.
+    /// Futures that the body polls itself, and those of other executors, count as the body.
     ///
     /// | option | of a call that passes through |
     /// |---|---|
-    /// | [`ttl`](Self::ttl), `renew(true)` | the lease of the lock around it keeps its own |
-    /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | there is nothing to wait for |
+    /// | [`ttl`](Self::ttl), `renew(true)` | those of the outer lock stay |
+    /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | unused: there is no wait |
     /// | [`on_lost`](Self::on_lost) | honoured |
-    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also where nothing is around the call |
-    /// | [`fencing(true)`](Self::fencing) | the fence of the lock around it; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that was taken without one |
+    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also without an outer lock |
+    /// | [`fencing(true)`](Self::fencing) | the fence of the outer lock; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that has none |
     pub fn reentrant(self, reentrant: bool) -> Self {
-        Self(self.0.with(|options| options.reentrant(reentrant)))
+        self.with(|options| options.reentrant(reentrant))
     }
 
-    /// How long to pause between two attempts where the store cannot wake us. Defaults to the pool's.
+    /// How long to pause between two requests where the store sends no notifications. Defaults to the pool's.
     pub fn retry_delay(self, delay: Duration) -> Self {
-        Self(self.0.retry_delay(delay))
+        self.with(|options| options.retry_delay(delay))
     }
 
-    /// How many attempts may follow the first one. Defaults to the pool's.
+    /// How many requests may follow the first one. Defaults to the pool's.
     pub fn retry_count(self, count: u32) -> Self {
-        Self(self.0.retry_count(count))
+        self.with(|options| options.retry_count(count))
     }
 
-    /// Acquires the lock, waiting for it if need be.
+    /// Acquires the lock, and waits for it if it is held.
     ///
     /// Cancel safe: a dropped acquire leaves nothing behind, not even what the store may have granted.
     ///
-    /// Both the wait and the grant go on while the future is not polled. A grant that it does not pick up is given
-    /// back at the end of `wait`, but not before one ttl is over; polled later, it ends with
-    /// [`ErrorKind::Conflict`].
+    /// Wait and grant go on while the future is not polled. A grant that it does not pick up is released at the end of
+    /// `wait`, but not before one ttl is over. Polled later, the future returns [`ErrorKind::Conflict`].
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if somebody else did not let go in time, [`ErrorKind::Backend`] if the
-    /// store cannot be asked, and the kinds that say what is wrong with the call.
+    /// [`ErrorKind::Conflict`] if another owner held the lock until the end of the wait, [`ErrorKind::Backend`] if the
+    /// store does not answer, and the kinds for invalid calls.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         match enter(self.0).await?.into_guard() {
             Some(guard) => Ok(guard),
@@ -126,7 +138,7 @@ impl LockRequest {
         }
     }
 
-    /// Tries once. `None` if somebody else holds the lock.
+    /// Tries once. `None` if another owner holds the lock.
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     ///
@@ -155,9 +167,9 @@ impl LockRequest {
     /// ```
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was stopped;
+    /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(self.0.without_guard()).await?.run(body).await
+        enter(LockCall { shows_guard: false, ..self.0 }).await?.run(body).await
     }
 }

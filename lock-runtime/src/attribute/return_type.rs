@@ -1,4 +1,4 @@
-//! What an annotated function returns when its body did not run to the end.
+//! The return value of an annotated function if its body did not complete.
 
 use crate::base::error::LockError;
 
@@ -21,7 +21,7 @@ use crate::base::error::LockError;
     note = "return `Result<_, E>` and write `impl From<LockError> for E`, or say what to return: `on_error = |error| ..`"
 )]
 pub trait FromLockError {
-    /// The value that tells the caller about `error`.
+    /// The value for `error`.
     fn from_lock_error(error: LockError) -> Self;
 }
 
@@ -32,7 +32,7 @@ impl<T, E: From<LockError>> FromLockError for Result<T, E> {
     }
 }
 
-/// A return type that has a value for "somebody else is doing it", for `on_conflict = "skip"`.
+/// A return type with a value for a skipped call, for `on_conflict = "skip"`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no value for a skipped call",
     label = "`on_conflict = \"skip\"` needs `()`, `Option<_>`, `Result<(), E>` or `Result<Option<_>, E>` here",

@@ -1,4 +1,4 @@
-//! From a URL to a store.
+//! Opens the store of a URL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,22 @@ use crate::backend::credentials::Provider;
 use crate::base::clock::Clock;
 use crate::base::error::{ErrorKind, LockError};
 
-/// Settings of a pool that concern its store.
+/// Settings of a pool for its store.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) struct BackendConfig<'a> {
-    /// In front of every key.
+    /// Prefix of every key.
     pub(crate) key_prefix: &'a str,
     pub(crate) clock: Clock,
-    /// How long one request may take.
+    /// Time limit of one request.
     pub(crate) request_timeout: Duration,
-    /// How long a connection may take to be made, until requests can be sent over it.
+    /// Time limit of a connection attempt, until requests can be sent over the connection.
     pub(crate) connect_timeout: Duration,
-    /// How long the vote of one node of a quorum may take, if not by the ttl.
+    /// How long a node of a quorum may answer nothing before it counts as silent. `None`: by its response times.
     pub(crate) node_timeout: Option<Duration>,
-    /// Asked for user and password by each connection.
+    /// Provides user and password for each connection.
     pub(crate) credentials: Option<&'a Provider>,
-    /// The same for those to sentinels.
+    /// Provides them for each connection to a sentinel.
     pub(crate) sentinel_credentials: Option<&'a Provider>,
 }
 
@@ -34,19 +34,19 @@ impl BackendConfig<'_> {
         Limits { connect: self.connect_timeout, request: self.request_timeout }
     }
 
-    /// With what a URL says, which comes before what the builder says.
+    /// A `connect_timeout` in the URL overrides that of the builder.
     pub(crate) fn with_connect_timeout(self, connect_timeout: Option<Duration>) -> Self {
         Self { connect_timeout: connect_timeout.unwrap_or(self.connect_timeout), ..self }
     }
 }
 
-/// How long a server may take.
+/// Time limits for a server.
 #[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// To be connected to, until requests can be sent.
+    /// For a connection attempt, until requests can be sent.
     pub(crate) connect: Duration,
-    /// To answer one request; after that long without any answer the connection is replaced.
+    /// For one request; after this time without any answer the connection is replaced.
     pub(crate) request: Duration,
 }
 
@@ -55,7 +55,7 @@ pub(crate) async fn connect(
     url: &str,
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
-    // What stands before the first `://` may also be a password, if the scheme was forgotten.
+    // Without a scheme, the text before the first `://` may contain a password.
     let parts = url.split_once("://").filter(|(scheme, _)| !scheme.contains([':', '@', '/']));
     let Some((scheme, rest)) = parts else {
         return Err(LockError::new(ErrorKind::Config, "the store's URL has no scheme").remedy(
@@ -68,7 +68,7 @@ pub(crate) async fn connect(
                 .remedy("write `memory://` or `memory://name`; ttl, wait and prefix are set on `LockPool::builder(url)`"))
         }
         "memory" if config.credentials.is_some() || config.sentinel_credentials.is_some() => {
-            Err(LockError::new(ErrorKind::Config, "`memory://` has no log-in for credentials")
+            Err(LockError::new(ErrorKind::Config, "`memory://` does not log in, so it takes no credentials")
                 .remedy("leave `.credentials(..)` out, or name a server: `redis://host:6379`"))
         }
         "memory" => Ok(Arc::new(Memory::open(rest, config.clock))),
@@ -78,7 +78,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// Valkey's schemes are those of Redis.
+/// Whether the scheme is one of Redis or Valkey.
 fn is_of_redis(scheme: &str) -> bool {
     let (server, rest) = scheme.split_once('+').unwrap_or((scheme, ""));
     match server {
@@ -91,16 +91,16 @@ fn is_of_redis(scheme: &str) -> bool {
 
 #[cold]
 fn unknown(scheme: &str) -> LockError {
-    let cause = format!("`{scheme}://` is not a store that this build knows");
+    let cause = format!("`{scheme}://` is not a store of this build");
     let remedy = match scheme {
         scheme if is_of_redis(scheme) => {
             "enable the feature `redis` (or `rediss` for TLS) of lock-runtime"
         }
         "http" | "https" => {
-            "the store is spoken to in its own protocol; write for example `redis://host:6379`"
+            "a store is reached by its own protocol; write for example `redis://host:6379`"
         }
         _ => {
-            "known are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum) and `memory://`"
+            "supported are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum) and `memory://`"
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)

@@ -1,9 +1,9 @@
-//! Users and passwords that change while a program runs.
+//! Users and passwords that change while the program runs.
 
 use std::error::Error;
 use std::fmt;
 
-/// What a connection logs in with. Its `Debug` shows no password.
+/// User and password of a connection. The `Debug` output does not contain the password.
 ///
 /// ```
 /// use lock_runtime::Credentials;
@@ -17,13 +17,13 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// A user and its password, or the token that stands for one.
+    /// A user and its password, or a token in place of the password.
     #[must_use]
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { user: Some(user.into()), password: password.into() }
     }
 
-    /// The password of the URL's user; of the default user if the URL names none.
+    /// A password for the user of the URL, or for the default user if the URL names none.
     #[must_use]
     pub fn password(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into() }
@@ -36,7 +36,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What a provider may fail with.
+/// The error of a credential provider.
 pub(crate) type ProviderError = Box<dyn Error + Send + Sync>;
 
 #[cfg(not(feature = "redis"))]
@@ -51,7 +51,7 @@ mod without_redis {
 
     use super::{Credentials, ProviderError};
 
-    /// No store of this build logs in.
+    /// Not used: no store of this build logs in.
     #[derive(Clone, Debug)]
     pub(crate) struct Provider;
 
@@ -81,20 +81,20 @@ mod provider {
     use super::{Credentials, ProviderError};
     use crate::backend::{BackendError, FailureKind};
 
-    type Answer = Result<Credentials, BackendError>;
-    type Asking = Pin<Box<dyn Future<Output = Result<Credentials, ProviderError>> + Send>>;
+    type ProviderResult = Result<Credentials, BackendError>;
+    type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, ProviderError>> + Send>>;
 
-    /// Gives the credentials of each new connection. Clones are the same provider.
+    /// Provides the credentials of each new connection. Clones share one provider.
     ///
-    /// One call is under way at a time, and connections that are made meanwhile share its answer. An answer that comes after
-    /// its connection was given up is that of the next one, so a slow provider is waited for in the end.
+    /// At most one call runs at a time, and connections that are opened meanwhile share its result. If a connection
+    /// attempt times out, the next one takes the result, so a slow provider is successful in the end.
     #[derive(Clone)]
-    pub(crate) struct Provider(Arc<Shared>);
+    pub(crate) struct Provider(Arc<ProviderState>);
 
-    struct Shared {
-        ask: Box<dyn Fn() -> Asking + Send + Sync>,
-        /// The call that is under way, or whose answer no connection has taken.
-        call: Mutex<Option<watch::Receiver<Option<Answer>>>>,
+    struct ProviderState {
+        ask: Box<dyn Fn() -> ProviderFuture + Send + Sync>,
+        /// The running call, or a finished one with a result that was not taken.
+        call: Mutex<Option<watch::Receiver<Option<ProviderResult>>>>,
     }
 
     impl Provider {
@@ -104,14 +104,14 @@ mod provider {
             A: Future<Output = Result<Credentials, E>> + Send + 'static,
             E: Into<ProviderError>,
         {
-            let ask = move || -> Asking {
+            let ask = move || -> ProviderFuture {
                 let asking = ask();
                 Box::pin(async move { asking.await.map_err(Into::into) })
             };
-            Self(Arc::new(Shared { ask: Box::new(ask), call: Mutex::default() }))
+            Self(Arc::new(ProviderState { ask: Box::new(ask), call: Mutex::default() }))
         }
 
-        /// `login` with what the provider says.
+        /// `login` with the credentials of the provider.
         pub(crate) async fn log_in(
             &self,
             login: &RedisConnectionInfo,
@@ -124,33 +124,33 @@ mod provider {
             })
         }
 
-        async fn credentials(&self) -> Answer {
+        async fn credentials(&self) -> ProviderResult {
             let mut answer = self.call()?;
             let given = answer.wait_for(Option::is_some).await.ok().and_then(|given| given.clone());
             let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
-            // The next connection asks anew.
+            // The next connection starts a new call.
             if call.as_ref().is_some_and(|call| call.same_channel(&answer)) {
                 *call = None;
             }
             given.unwrap_or_else(|| Err(failed("it panicked")))
         }
 
-        fn call(&self) -> Result<watch::Receiver<Option<Answer>>, BackendError> {
+        fn call(&self) -> Result<watch::Receiver<Option<ProviderResult>>, BackendError> {
             let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(answer) = &*call {
                 return Ok(answer.clone());
             }
-            let (tell, answer) = watch::channel(None);
+            let (sender, result) = watch::channel(None);
             let (shared, runtime) = (self.0.clone(), Handle::current());
-            // On a thread of its own: one that blocks would hold up all renewals, and a panic would end them.
+            // On a separate thread: a provider that blocks would delay all renewals, and a panic would end them.
             let asking = move || {
                 let given = runtime.block_on((shared.ask)());
-                tell.send_replace(Some(given.map_err(|error| failed(&error.to_string()))));
+                sender.send_replace(Some(given.map_err(|error| failed(&error.to_string()))));
             };
             let thread = std::thread::Builder::new().name("lock-credentials".to_owned());
             thread.spawn(asking).map_err(|error| failed(&error.to_string()))?;
-            *call = Some(answer.clone());
-            Ok(answer)
+            *call = Some(result.clone());
+            Ok(result)
         }
     }
 
@@ -164,7 +164,7 @@ mod provider {
     fn failed(why: &str) -> BackendError {
         let message = format!("the provider of credentials failed: {why}");
         BackendError::new(FailureKind::NotApplied, message).remedy(
-            "look at what `.credentials(..)` of the pool's builder asks; it is asked again for each new connection",
+            "check the provider given to `.credentials(..)` of the pool's builder; it is called again for each new connection",
         )
     }
 
@@ -178,7 +178,7 @@ mod provider {
         use super::*;
 
         #[tokio::test]
-        async fn connections_that_are_made_together_share_a_call() {
+        async fn concurrent_connections_share_a_call() {
             let (calls, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
             let provider = Provider::new({
                 let (calls, go) = (calls.clone(), go.clone());
@@ -190,7 +190,7 @@ mod provider {
                     }
                 }
             });
-            // Given up, and its answer is that of the next.
+            // This attempt times out; the next one takes the result.
             assert!(timeout(Duration::from_millis(10), provider.credentials()).await.is_err());
             let two = async { tokio::join!(provider.credentials(), provider.credentials()) };
             go.notify_one();
@@ -203,7 +203,7 @@ mod provider {
         }
 
         #[tokio::test]
-        async fn a_failure_or_a_panic_is_told_and_the_next_call_is_a_new_one() {
+        async fn a_failure_or_a_panic_is_returned_and_the_next_call_is_a_new_one() {
             let calls = AtomicUsize::new(0);
             let provider = Provider::new(move || {
                 let call = calls.fetch_add(1, Ordering::SeqCst);

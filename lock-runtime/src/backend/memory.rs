@@ -1,4 +1,4 @@
-//! `memory://`: locks among the tasks of one process. For a first run, and for unit tests.
+//! `memory://`: locks between the tasks of one process, for first steps and for unit tests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,83 +15,82 @@ use crate::base::key::Key;
 use crate::base::process::OfProcess;
 use crate::base::sync::{Mutex, MutexGuard};
 
-/// The store of `memory://name`, shared by all pools of the process with that name; plain `memory://`
-/// is a store of its own.
-///
-/// Each value is the connection of one pool. Dropped, it takes its notifier out of the store.
+/// The connection of one pool to a store. All pools of the process with the URL `memory://name` share the store of
+/// that name; each pool with plain `memory://` has a private store. Dropping the connection removes its notifier from
+/// the store.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    shelf: Arc<Shelf>,
-    /// Tells the connection from the others.
+    shared: Arc<SharedTable>,
+    /// Identifies the connection.
     id: u64,
 }
 
 #[derive(Debug)]
-struct Shelf {
+struct SharedTable {
     clock: Clock,
-    slots: Mutex<Slots>,
-    /// Of each pool that is there, by connection. Shared, so that none is called under the mutex.
+    leases: Mutex<LeaseTable>,
+    /// The notifier of each connection. The list is shared, so that notifiers run outside the mutex.
     notifiers: Mutex<Arc<[(u64, Notifier)]>>,
-    /// Whether one pool alone can get at it.
+    /// Whether only one pool can use it.
     private: bool,
 }
 
 #[derive(Debug, Default)]
-struct Slots {
-    taken: HashMap<Key, Slot>,
-    /// Expired slots are swept when the map has grown to this.
+struct LeaseTable {
+    by_key: HashMap<Key, StoredLease>,
+    /// At this size, expired leases are removed.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct StoredLease {
     owner: Owner,
     until: Instant,
 }
 
 impl Memory {
     pub(crate) fn open(name: &str, clock: Clock) -> Self {
-        static NAMED: OfProcess<Mutex<HashMap<String, Weak<Shelf>>>> = OfProcess::new();
+        static NAMED: OfProcess<Mutex<HashMap<String, Weak<SharedTable>>>> = OfProcess::new();
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
         if name.is_empty() {
-            return Self { shelf: Arc::new(Shelf::new(clock, true)), id };
+            return Self { shared: Arc::new(SharedTable::new(clock, true)), id };
         }
         let mut named =
             NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        named.retain(|_, shelf| shelf.strong_count() > 0);
-        let shelf = named.get(name).and_then(Weak::upgrade);
-        let shelf = shelf.unwrap_or_else(|| Arc::new(Shelf::new(clock, false)));
-        named.insert(name.to_owned(), Arc::downgrade(&shelf));
-        Self { shelf, id }
+        named.retain(|_, shared| shared.strong_count() > 0);
+        let shared = named.get(name).and_then(Weak::upgrade);
+        let shared = shared.unwrap_or_else(|| Arc::new(SharedTable::new(clock, false)));
+        named.insert(name.to_owned(), Arc::downgrade(&shared));
+        Self { shared, id }
     }
 
     fn attempt(&self, claim: &AcquireRequest) -> AcquireOutcome {
-        let now = self.shelf.clock.now();
-        let mut slots = self.slots();
+        let now = self.shared.clock.now();
+        let mut table = self.leases();
         let busy = claim
             .keys
             .iter()
-            .filter_map(|key| slots.holder(key, now))
-            .filter(|slot| slot.owner != claim.owner)
-            .map(|slot| slot.until.since(now))
+            .filter_map(|key| table.holder(key, now))
+            .filter(|stored| stored.owner != claim.owner)
+            .map(|stored| stored.until.since(now))
             .max();
         if busy.is_some() {
-            // A release rings; an end of the ttl does not.
+            // A release notifies; the end of a ttl does not.
             let retry_after = busy.unwrap_or_default() + Duration::from_millis(1);
             return AcquireOutcome::Contended {
                 expires_in: busy,
                 wait_mode: WaitMode::Watch { retry_after },
             };
         }
-        slots.sweep(now);
+        table.sweep(now);
         for key in claim.keys.iter() {
-            // Never shorter: this may be a late request of one that wanted it for less time.
-            let until = slots.holder(key, now).map_or(now, |slot| slot.until);
+            // Never shortens the lease: this may be a late request with a shorter ttl.
+            let until = table.holder(key, now).map_or(now, |stored| stored.until);
             let until = until.max(now + claim.kept_for());
-            slots.taken.insert(key.clone(), Slot { owner: claim.owner, until });
+            table.by_key.insert(key.clone(), StoredLease { owner: claim.owner, until });
         }
-        // One for the process, so that a store that is opened again under its name goes on growing.
+        // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again.
         static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
         let extra_fences = if claim.fencing { claim.extra_fences } else { 0 };
         let fence = claim.fencing.then(|| {
@@ -101,26 +100,26 @@ impl Memory {
         AcquireOutcome::Acquired {
             fence,
             reserved_fences: extra_fences,
-            contended: self.shelf.private.then_some(false),
+            contended: self.shared.private.then_some(false),
         }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.shelf.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leases(&self) -> MutexGuard<'_, LeaseTable> {
+        self.shared.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shelf {
+impl SharedTable {
     fn new(clock: Clock, private: bool) -> Self {
-        Self { clock, slots: Mutex::default(), notifiers: Mutex::new(Arc::default()), private }
+        Self { clock, leases: Mutex::default(), notifiers: Mutex::new(Arc::default()), private }
     }
 
     fn notifiers(&self) -> Arc<[(u64, Notifier)]> {
         self.notifiers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes a new list of notifiers of the present one.
-    fn list(&self, change: impl FnOnce(&mut Vec<(u64, Notifier)>)) {
+    /// Replaces the list of notifiers.
+    fn update_notifiers(&self, change: impl FnOnce(&mut Vec<(u64, Notifier)>)) {
         let mut notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut listed = notifiers.to_vec();
         change(&mut listed);
@@ -130,32 +129,32 @@ impl Shelf {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.shelf.list(|listed| listed.retain(|(id, _)| *id != self.id));
+        self.shared.update_notifiers(|listed| listed.retain(|(id, _)| *id != self.id));
     }
 }
 
-impl Slots {
-    fn holder(&self, key: &Key, now: Instant) -> Option<&Slot> {
-        self.taken.get(key).filter(|slot| slot.until > now)
+impl LeaseTable {
+    fn holder(&self, key: &Key, now: Instant) -> Option<&StoredLease> {
+        self.by_key.get(key).filter(|stored| stored.until > now)
     }
 
     fn is_held(&self, lease: &LeaseRef, now: Instant) -> bool {
         lease
             .keys
             .iter()
-            .all(|key| self.holder(key, now).is_some_and(|slot| slot.owner == lease.owner))
+            .all(|key| self.holder(key, now).is_some_and(|stored| stored.owner == lease.owner))
     }
 
     fn sweep(&mut self, now: Instant) {
-        if self.taken.len() < self.sweep_at {
+        if self.by_key.len() < self.sweep_at {
             return;
         }
-        self.taken.retain(|_, slot| slot.until > now);
-        self.sweep_at = (2 * self.taken.len()).max(1024);
+        self.by_key.retain(|_, stored| stored.until > now);
+        self.sweep_at = (2 * self.by_key.len()).max(1024);
     }
 }
 
-fn yes_if(held: bool) -> LeaseStatus {
+fn status(held: bool) -> LeaseStatus {
     if held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
 }
 
@@ -167,7 +166,7 @@ impl Backend for Memory {
     }
 
     fn subscribe(&self, notifier: Notifier) {
-        self.shelf.list(|listed| listed.push((self.id, notifier)));
+        self.shared.update_notifiers(|listed| listed.push((self.id, notifier)));
     }
 
     async fn acquire(
@@ -178,17 +177,17 @@ impl Backend for Memory {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        let now = self.shelf.clock.now();
-        let mut slots = self.slots();
+        let now = self.shared.clock.now();
+        let mut table = self.leases();
         let mut renew = |lease: &LeaseRef| {
-            let held = slots.is_held(lease, now);
+            let held = table.is_held(lease, now);
             if held {
                 for key in lease.keys.iter() {
-                    let slot = Slot { owner: lease.owner, until: now + lease.kept_for() };
-                    slots.taken.insert(key.clone(), slot);
+                    let stored = StoredLease { owner: lease.owner, until: now + lease.kept_for() };
+                    table.by_key.insert(key.clone(), stored);
                 }
             }
-            Ok(yes_if(held))
+            Ok(status(held))
         };
         leases.iter().map(&mut renew).collect()
     }
@@ -197,22 +196,22 @@ impl Backend for Memory {
         &self,
         releases: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        let now = self.shelf.clock.now();
-        let mut slots = self.slots();
+        let now = self.shared.clock.now();
+        let mut table = self.leases();
         let mut release = |ReleaseRequest { lease, free_after, .. }: &ReleaseRequest| {
-            let held = slots.is_held(lease, now);
+            let held = table.is_held(lease, now);
             for key in lease.keys.iter() {
-                match slots.taken.get_mut(key) {
-                    Some(slot) if slot.owner != lease.owner => {}
-                    Some(slot) if !free_after.is_zero() => slot.until = now + *free_after,
-                    _ => drop(slots.taken.remove(key)),
+                match table.by_key.get_mut(key) {
+                    Some(stored) if stored.owner != lease.owner => {}
+                    Some(stored) if !free_after.is_zero() => stored.until = now + *free_after,
+                    _ => drop(table.by_key.remove(key)),
                 }
             }
             Ok(if held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
         };
         let outcomes = releases.iter().map(&mut release).collect();
-        drop(slots);
-        let notifiers = self.shelf.notifiers();
+        drop(table);
+        let notifiers = self.shared.notifiers();
         for key in releases.iter().flat_map(|release| release.lease.keys.iter()) {
             notifiers.iter().for_each(|(_, notifier)| notifier.key_changed(key.as_str()));
         }
@@ -220,7 +219,7 @@ impl Backend for Memory {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        Ok(yes_if(self.slots().is_held(lease, self.shelf.clock.now())))
+        Ok(status(self.leases().is_held(lease, self.shared.clock.now())))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -233,7 +232,6 @@ mod tests {
     use super::*;
     use crate::api::pool::LockPool;
 
-    /// A pool that is gone is told nothing, and costs the others nothing.
     #[tokio::test(start_paused = true)]
     async fn a_dropped_pool_leaves_no_notifier_in_a_shared_store() {
         let url = "memory://dropped-pools";
@@ -243,16 +241,16 @@ mod tests {
         for _ in 0..50 {
             let pool = connect().await.unwrap();
             pool.lock("order:42").acquire().await.unwrap().release().await.unwrap();
-            assert!(store.shelf.notifiers().len() >= 2, "both are told");
+            assert!(store.shared.notifiers().len() >= 2, "a notifier for each connection");
         }
-        // The tasks of a dropped pool end when the runtime comes to them.
+        // The tasks of a dropped pool end when the runtime polls them.
         for _ in 0..1_000 {
-            if store.shelf.notifiers().len() == 1 {
+            if store.shared.notifiers().len() == 1 {
                 break;
             }
             tokio::task::yield_now().await;
         }
-        assert_eq!(store.shelf.notifiers().len(), 1, "the pool that is there, and no other");
+        assert_eq!(store.shared.notifiers().len(), 1, "only the notifier of the remaining pool");
         stays.lock("order:42").acquire().await.unwrap().release().await.unwrap();
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 pub use crate::base::backend_error::{BackendError, FailureKind, Warning};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
 
 mod connect;
@@ -69,6 +70,21 @@ impl AcquireRequest {
             extra_fences: 0,
             attempt: 0,
             enqueue: false,
+        }
+    }
+
+    /// The first attempt of `owner` for all keys of `spec`.
+    pub(crate) fn for_owner(spec: &LockSpec, owner: Owner) -> Self {
+        let policy = &spec.policy;
+        Self {
+            keys: spec.store_keys.clone(),
+            owner,
+            ttl: policy.ttl.get(),
+            min_hold: policy.min_hold,
+            fencing: policy.fencing,
+            extra_fences: 0,
+            attempt: 0,
+            enqueue: spec.single_key().is_some() && policy.waits(),
         }
     }
 

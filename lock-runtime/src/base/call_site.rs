@@ -1,4 +1,4 @@
-//! What is known of an annotated function before the program runs.
+//! What is known of an annotated function at compile time.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -57,16 +57,16 @@ impl fmt::Display for Site {
     }
 }
 
-/// What a lock is called in errors and events.
+/// The name of a lock in errors and events.
 #[derive(Clone, Debug)]
-pub(crate) enum Subject {
-    /// An annotated function; its locks go by the template.
+pub(crate) enum LockLabel {
+    /// An annotated function: the template.
     Site(&'static Site),
-    /// The programmatic API; its locks go by the key.
+    /// The programmatic API: the key.
     Key(Key),
 }
 
-impl Subject {
+impl LockLabel {
     pub(crate) fn template(&self) -> Cow<'static, str> {
         match self {
             Self::Site(site) => Cow::Borrowed(site.template),
@@ -83,7 +83,7 @@ impl Subject {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for LockLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Site(site) => f.write_str(site.template),

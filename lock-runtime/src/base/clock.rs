@@ -1,9 +1,9 @@
-//! Time for leases. The only file that reads a clock.
+//! Time of leases. The only file that reads a clock.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A moment on a [`Clock`], in nanoseconds since an origin of the clock's own.
+/// A point in time of a [`Clock`], in nanoseconds since the clock's origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(u64);
 
@@ -16,7 +16,7 @@ impl Instant {
         self.0
     }
 
-    /// The time from `earlier` to `self`; zero if `earlier` is the later one.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub(crate) const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -34,13 +34,13 @@ impl Add<Duration> for Instant {
     }
 }
 
-/// Where a pool takes its time from.
+/// The time source of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// Monotonic time that goes on while the machine is suspended: a lease runs out in the store
-    /// during a suspend too, so a clock that stops would believe in it for too long.
+    /// Monotonic time that includes suspend. A lease also expires in the store during a suspend, so with a clock that
+    /// stops it would stay valid for too long.
     Boot,
-    /// The tokio runtime's clock, which a test can pause and advance.
+    /// The clock of the tokio runtime, which a test can pause and advance.
     Runtime { origin: tokio::time::Instant },
 }
 
@@ -60,16 +60,16 @@ impl Clock {
         }
     }
 
-    /// Sleeps until `moment`. Only for futures that run on the driver, which has timers.
+    /// Sleeps until `moment`. Only for futures on the driver: its runtime has timers.
     pub(crate) async fn sleep_until(self, moment: Instant) {
-        // Timers stop while the machine is suspended; looking now and then bounds how late they notice.
-        const LOOK: Duration = Duration::from_secs(1);
+        // Timers stop during a suspend; checking the clock at this interval bounds the delay after it.
+        const CHECK_INTERVAL: Duration = Duration::from_secs(1);
         loop {
             let left = moment.since(self.now());
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(LOOK)).await;
+            tokio::time::sleep(left.min(CHECK_INTERVAL)).await;
         }
     }
 }
@@ -79,7 +79,7 @@ fn boot_nanos() -> u64 {
     timespec_nanos(rustix::time::clock_gettime(rustix::time::ClockId::Boottime))
 }
 
-// On Apple systems CLOCK_MONOTONIC counts suspend; elsewhere it is the best there is.
+// CLOCK_MONOTONIC includes suspend on Apple systems; other systems have no better clock.
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 fn boot_nanos() -> u64 {
     timespec_nanos(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic))
@@ -92,7 +92,7 @@ fn timespec_nanos(time: rustix::time::Timespec) -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
-// Windows' performance counter counts suspend.
+// The performance counter of Windows includes suspend.
 #[cfg(not(unix))]
 #[allow(clippy::disallowed_methods)]
 fn boot_nanos() -> u64 {
@@ -101,7 +101,7 @@ fn boot_nanos() -> u64 {
     nanos(ORIGIN.elapsed())
 }
 
-/// Microseconds since 1970 by the machine's clock, which may step. For numbers that should grow, never for
+/// Microseconds since 1970 by the machine's clock, which may step. For numbers that should grow, not for
 /// measuring time.
 #[cfg(feature = "redis")]
 pub(crate) fn wall_micros() -> u64 {

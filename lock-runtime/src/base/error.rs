@@ -1,4 +1,4 @@
-//! Why a lock was not had, or not kept.
+//! Errors of lock operations.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -7,37 +7,38 @@ use std::sync::Arc;
 
 use crate::base::backend_error::{BackendError, FailureKind};
 
-/// What went wrong, in the terms a caller decides by.
+/// The category of an error, for decisions of the caller.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The pool, the call or the URL is set up in a way that cannot work.
+    /// The configuration of the pool, the call or the URL is invalid.
     Config,
-    /// Somebody else holds the lock and did not let go in time. Nothing ran.
+    /// Another owner holds the lock and did not release it in time. Nothing ran.
     Conflict,
-    /// The store is unreachable or refuses. From an acquire: nothing ran.
+    /// The store is unreachable or rejects the request. From an acquire: nothing ran.
     Backend,
     /// The key is empty. Nothing ran.
     InvalidKey,
-    /// The lease ended before its holder let go: another holder may be at work now. [`LockError::progress`] tells whether the
-    /// body had begun.
+    /// The lease ended before its holder released it: another holder may be active now. [`LockError::progress`] says
+    /// whether the body had started.
     Lost,
     /// No pool is installed under this name. Nothing ran.
     PoolNotFound,
-    /// Too many tasks of this process wait for the key already. Nothing ran.
+    /// The wait queue of the key in this process is full. Nothing ran.
     QueueFull,
-    /// This very task holds the key; waiting would be a deadlock. Nothing ran.
+    /// The calling task already holds the key; waiting would be a deadlock. Nothing ran.
     WouldDeadlock,
-    /// The holder has let go: what [`LockGuard::lost`](crate::LockGuard::lost) resolves to if nothing is lost before.
+    /// The holder has released the lock. [`LockGuard::lost`](crate::LockGuard::lost) resolves to this if the lock was
+    /// not lost before.
     Released,
-    /// The pool is shutting down. [`LockError::progress`] tells whether the body had begun.
+    /// The pool is shutting down. [`LockError::progress`] says whether the body had started.
     PoolClosed,
 }
 
-/// How far the work under a lock came before its error: the answer to "did it run?", whatever the kind.
+/// How far the work under a lock had come before the error: the answer to "did it run?", for every kind.
 ///
 /// The work is the body of an annotated function, or of [`LockRequest::run`](crate::LockRequest::run). With a
-/// [`LockGuard`](crate::LockGuard) it is what the caller does between the acquire and the release.
+/// [`LockGuard`](crate::LockGuard) it is the code between the acquire and the release.
 ///
 /// ```
 /// use lock_runtime::{LockError, Progress};
@@ -45,35 +46,35 @@ pub enum ErrorKind {
 /// fn advice(error: &LockError) -> &'static str {
 ///     match error.progress() {
 ///         Progress::NotStarted => "try again",
-///         Progress::Finished => "done; another holder may have been at work too",
-///         _ => "find out how far it came",
+///         Progress::Finished => "done; another holder may have been active too",
+///         _ => "check how far it came",
 ///     }
 /// }
 /// ```
 ///
-/// An error speaks for the one lock that it names ([`template`](LockError::template)). A body that passes on the error of a
-/// call further in has run up to that call.
+/// An error refers only to the lock that it names ([`template`](LockError::template)). A body that returns the error
+/// of an inner call has run up to that call.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// The work did not begin.
+    /// The work did not start.
     NotStarted,
-    /// The work began and had not come to its end. A body was dropped at one of its awaits; the holder of a guard is
-    /// still at work and told by this error.
+    /// The work started and was not finished. A body was dropped at one of its awaits. The code that holds a guard is
+    /// still running and learns of the loss by this error.
     Unfinished,
-    /// The work came to its end. The lock was lost before it was released, or its release is not confirmed.
+    /// The work finished. The lock was lost before it was released, or its release is not confirmed.
     Finished,
 }
 
-/// An error of a lock operation: one pointer, cheap to clone.
+/// An error of a lock operation. It is one pointer, cheap to clone.
 ///
-/// Ask [`kind`](Self::kind), or one of the predicates. The text names the key's template, the pool,
-/// the cause and what to do; it never shows a password.
+/// For decisions use [`kind`](Self::kind) or one of the predicates. The text names the key's template, the pool,
+/// the cause and a remedy; it never contains a password.
 #[derive(Clone)]
-pub struct LockError(Arc<Inner>);
+pub struct LockError(Arc<LockErrorDetails>);
 
 #[derive(Clone)]
-struct Inner {
+struct LockErrorDetails {
     kind: ErrorKind,
     progress: Progress,
     cause: Cow<'static, str>,
@@ -87,7 +88,7 @@ impl LockError {
     #[cold]
     #[inline(never)]
     pub(crate) fn new(kind: ErrorKind, cause: impl Into<Cow<'static, str>>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(LockErrorDetails {
             kind,
             progress: Progress::NotStarted,
             cause: cause.into(),
@@ -106,12 +107,12 @@ impl LockError {
     }
 
     #[cold]
-    pub(crate) fn shutdown() -> Self {
+    pub(crate) fn pool_closed() -> Self {
         Self::new(ErrorKind::PoolClosed, "the pool is shutting down")
             .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
     }
 
-    /// For all that is asked of a pool in a process that was forked from its own.
+    /// The error of every operation of a pool in a process that was forked from its own.
     #[cold]
     pub(crate) fn inherited() -> Self {
         Self::new(ErrorKind::Config, "the pool belongs to the process that this one was forked from")
@@ -122,12 +123,12 @@ impl LockError {
         self.with(|inner| inner.remedy = remedy.into())
     }
 
-    /// Names the store's answer that has led to this.
+    /// Adds the error of the store that has caused this one.
     #[cold]
     pub(crate) fn because(self, error: BackendError) -> Self {
         self.with(|inner| {
             inner.cause = format!("{}: {}", inner.cause, error.message()).into();
-            // What passes by itself is ridden out; the rest somebody has to see to.
+            // Only a rejected request needs its own remedy; other failures pass with time.
             if error.kind() == FailureKind::Rejected {
                 inner.remedy = error.remedy_text().into();
             }
@@ -143,61 +144,61 @@ impl LockError {
         self.with(|inner| inner.pool = Some(pool.clone()))
     }
 
-    /// Notes how far the work had come.
+    /// Sets how far the work had come.
     pub(crate) fn after(self, progress: Progress) -> Self {
         self.with(|inner| inner.progress = progress)
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Inner)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut LockErrorDetails)) -> Self {
         change(Arc::make_mut(&mut self.0));
         self
     }
 
-    /// What went wrong.
+    /// The category of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// How far the work under the lock came.
+    /// How far the work under the lock had come.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.0.progress
     }
 
-    /// True if the work under the lock began: not for [`Progress::NotStarted`], where nothing ran and the call may be
+    /// True if the work under the lock started. False for [`Progress::NotStarted`]: nothing ran and the call may be
     /// repeated.
     #[must_use]
     pub fn body_started(&self) -> bool {
         self.progress() != Progress::NotStarted
     }
 
-    /// True if somebody else holds the lock.
+    /// True if another owner holds the lock.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         self.kind() == ErrorKind::Conflict
     }
 
-    /// True if the lock was held and is not any more.
+    /// True if the lock was held and no longer is.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.kind() == ErrorKind::Lost
     }
 
-    /// True if the store is unreachable or refuses.
+    /// True if the store is unreachable or rejects the request.
     #[must_use]
     pub fn is_backend(&self) -> bool {
         self.kind() == ErrorKind::Backend
     }
 
-    /// The key as it is written in the attribute (`order:<id>`), or the key given to
-    /// [`LockPool::lock`](crate::LockPool::lock). `None` where no key was involved yet.
+    /// The key as written in the attribute (`order:<id>`), or the key given to
+    /// [`LockPool::lock`](crate::LockPool::lock). `None` if the error occurred before a key was known.
     #[must_use]
     pub fn template(&self) -> Option<&str> {
         self.0.template.as_deref()
     }
 
-    /// The pool's name. `None` where no pool was involved yet.
+    /// The pool's name. `None` if the error occurred before a pool was known.
     #[must_use]
     pub fn pool(&self) -> Option<&str> {
         self.0.pool.as_deref()

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// A number that grows with every grant of a key, also across restarts of the store.
+/// A fencing token: a number that grows with every grant of a key, across restarts of the store.
 ///
-/// Send it along with every write that the lock protects and let the receiver refuse a number below
-/// the highest it has seen: this is what keeps a holder out that was frozen past its lease and does not
-/// know yet (Kleppmann, "How to do distributed locking"; Chubby's sequencer).
+/// Send it with every write that the lock protects, and let the receiver reject a number below the highest it has
+/// seen. This excludes a holder that was paused past the end of its lease and has not noticed (Kleppmann, "How to do
+/// distributed locking"; Chubby's sequencer).
 ///
 /// ```sql
 /// UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence < :fence
@@ -15,7 +15,7 @@ use std::fmt;
 pub struct Fence(u64);
 
 impl Fence {
-    /// A fence from the number that a store has given.
+    /// A fencing token from the number that a store has assigned.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -40,7 +40,7 @@ impl From<Fence> for u64 {
     }
 }
 
-/// The fences that a process may give out under one grant of the store.
+/// The fencing tokens that a process may assign under one grant of the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fences {
     next: Fence,
@@ -48,9 +48,9 @@ pub(crate) struct Fences {
 }
 
 impl Fences {
-    /// `first`, and as many after it as the store has set aside. `None` if no fence was asked for.
-    pub(crate) fn new(first: Option<Fence>, spare: u32) -> Option<Self> {
-        first.map(|next| Self { next, left: spare.saturating_add(1) })
+    /// `first` and the `reserved` numbers after it. `None` if no fence was requested.
+    pub(crate) fn new(first: Option<Fence>, reserved: u32) -> Option<Self> {
+        first.map(|next| Self { next, left: reserved.saturating_add(1) })
     }
 
     pub(crate) fn take(&mut self) -> Option<Fence> {

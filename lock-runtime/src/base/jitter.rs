@@ -1,4 +1,4 @@
-//! Spreads moments, so that a fleet that started together does not go on in step.
+//! Randomised times, so that processes that started together do not stay synchronised.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::base::clock::Instant;
 use crate::base::process::OfProcess;
 
-/// Up to a seventh of `pause` before its end, counted from `from`; the same for the same `salt`. On a grid of
-/// moments, so that what is due at about the same time meets there and shares a round trip. Grids
-/// of different pauses share their moments, those of different processes do not.
+/// A time up to a seventh of `pause` before `from + pause`; the same for the same `salt`. It is rounded to a grid, so
+/// that events due at about the same time share a round trip. The grids of different pauses share their points, those
+/// of different processes do not.
 pub(crate) fn early(from: Instant, pause: Duration, salt: u64) -> Instant {
     let most = u64::try_from(pause.as_nanos() / 16).unwrap_or(u64::MAX);
     let step = most.checked_ilog2().map_or(1, |log| 1 << log);
@@ -17,19 +17,20 @@ pub(crate) fn early(from: Instant, pause: Duration, salt: u64) -> Instant {
     Instant::from_nanos(due - due.wrapping_add(seed()) % step)
 }
 
-/// Between a quarter of `span` and all of it, another time with every call.
+/// A random time between a quarter of `span` and `span`; another one for each call.
 pub(crate) fn below(span: Duration) -> Duration {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
     scaled(span, 0.25 + 0.75 * unit(mix(call ^ seed())))
 }
 
-/// `span` times a factor of at most 1. The longest span there is, as a float, is more than a span can be.
+/// `span` times a factor of at most 1. `Duration::MAX` as a float exceeds the range of `Duration`; then `span` is
+/// returned.
 fn scaled(span: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(span.as_secs_f64() * factor).unwrap_or(span)
 }
 
-/// Differs between processes. Nothing but timing hangs on it.
+/// Differs between processes. Only timing depends on it.
 fn seed() -> u64 {
     static SEED: OfProcess<u64> = OfProcess::new();
     *SEED.get_or_init(|| getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id())))

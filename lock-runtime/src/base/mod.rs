@@ -7,6 +7,7 @@ pub(crate) mod error;
 pub(crate) mod fence;
 pub(crate) mod jitter;
 pub(crate) mod key;
+pub(crate) mod lock_spec;
 pub(crate) mod options;
 pub(crate) mod owner;
 pub(crate) mod process;

@@ -1,16 +1,16 @@
-//! What a caller may ask for, and what a pool fills in.
+//! Options of a call, and the defaults of a pool.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::base::error::{ErrorKind, LockError};
 
-/// How long an acquire may take.
+/// Time limit of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Up to this long. Zero is one try.
+    /// Up to this time. Zero means one attempt.
     For(Duration),
-    /// Until the lock is free, the future is dropped or the pool shuts down. An unreachable store
+    /// Until the lock is acquired, the future is dropped or the pool shuts down. An unreachable store
     /// still ends the wait.
     Forever,
 }
@@ -44,26 +44,26 @@ impl From<Duration> for Renew {
     }
 }
 
-/// What happens to an annotated body when its lease is lost.
+/// What happens to the body of an annotated function when its lease is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLost {
     /// The body is dropped at its next await and the call returns the error.
     Cancel,
-    /// The body goes on; only the guard tells.
+    /// The body continues; only the guard reports the loss.
     Notify,
 }
 
 /// Whether a body's result waits for the release of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseMode {
-    /// The result is there when the store has freed the lock: whoever learns the result finds it free.
+    /// The result is returned after the store has freed the lock.
     Awaited,
-    /// The result is there at once, and the driver releases: one round trip less for each call. A release
-    /// that fails is told to `tracing` alone, as it is with [`Awaited`](Self::Awaited).
+    /// The result is returned at once, and the driver releases the lock: one round trip less per call. A release
+    /// that fails is only reported to `tracing`, as with [`Awaited`](Self::Awaited).
     Background,
 }
 
-/// The options of one call; what is unset comes from the pool.
+/// The options of one call. Unset options have the defaults of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct LockOptions {
     ttl: Option<Duration>,
@@ -93,7 +93,7 @@ macro_rules! setters {
 }
 
 impl LockOptions {
-    /// Nothing set.
+    /// Options without any value set.
     #[must_use]
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Self {
@@ -149,27 +149,27 @@ impl Default for Defaults {
     }
 }
 
-/// Longer than this, a length of time is a typo.
+/// A longer time is considered a typo.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The shortest time that timers keep.
+/// The resolution of timers.
 pub(crate) const TIMER: Duration = Duration::from_millis(1);
 
-/// Lease length. A value that exists is between 10 ms and 7 days: less is below what timers and a
-/// network can keep, more is a typo that a crashed holder would make everybody wait for.
+/// The length of a lease, always between 10 ms and 7 days. Timers and networks cannot keep less; more is considered a
+/// typo, after which a crashed holder would block the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ttl {
     length: Duration,
-    belief: Duration,
+    validity: Duration,
 }
 
 impl Ttl {
     const MIN: Duration = Duration::from_millis(10);
     const MAX: Duration = LONGEST;
 
-    /// With more than this, less than half of a ttl is left behind its first renewal: too little to hand the lock on, and
-    /// for a second renewal if the first one fails.
-    const MOST_DRIFT: f64 = 0.25;
+    /// With a greater drift factor, less than half of the ttl remains after the first renewal: too little for a
+    /// hand-off, and for a second renewal if the first one fails.
+    const MAX_DRIFT: f64 = 0.25;
 
     fn new(length: Duration, drift_factor: f64) -> Result<Self, LockError> {
         if !(Self::MIN..=Self::MAX).contains(&length) {
@@ -178,62 +178,62 @@ impl Ttl {
                 "the ttl is how long a crashed holder blocks the others; write for example `ttl = \"30s\"`",
             ));
         }
-        if !(0.0..=Self::MOST_DRIFT).contains(&drift_factor) {
+        if !(0.0..=Self::MAX_DRIFT).contains(&drift_factor) {
             return Err(refused(
                 format!(
                     "a drift_factor of {drift_factor} is not between 0 and {}",
-                    Self::MOST_DRIFT
+                    Self::MAX_DRIFT
                 ),
-                "it is the share of a ttl that two clocks may differ by meanwhile; write for example `.drift_factor(0.01)`",
+                "it is the share of a ttl by which two clocks may drift apart during it; write for example `.drift_factor(0.01)`",
             ));
         }
-        // Two clocks may run apart by the drift, and stores round by a millisecond.
+        // Two clocks may drift apart, and stores round by a millisecond.
         let drift = length.mul_f64(drift_factor) + Duration::from_millis(2);
-        Ok(Self { length, belief: length.saturating_sub(drift) })
+        Ok(Self { length, validity: length.saturating_sub(drift) })
     }
 
     pub(crate) const fn get(self) -> Duration {
         self.length
     }
 
-    /// How long a grant may be believed, counted from before its request was sent: the ttl less the
-    /// drift (Redlock's 1 % + 2 ms).
-    pub(crate) const fn belief(self) -> Duration {
-        self.belief
+    /// How long a grant is valid, from before its request was sent (Redlock's validity time): the ttl less the
+    /// drift (1 % + 2 ms by default).
+    pub(crate) const fn validity(self) -> Duration {
+        self.validity
     }
 
-    /// The longest interval between renewals. Half as much time is left to confirm a renewal before the holder has to be
-    /// told; later than half-way there is none for a second try.
-    fn longest_interval(self, notice: Duration) -> Duration {
-        (self.belief.saturating_sub(notice) * 2 / 3).min(self.length / 2)
+    /// The longest interval between renewals. It leaves half of its length to confirm a renewal before the body is
+    /// cancelled. An interval above half of the ttl leaves no time for a second try.
+    fn longest_interval(self, cancel_margin: Duration) -> Duration {
+        (self.validity.saturating_sub(cancel_margin) * 2 / 3).min(self.length / 2)
     }
 
-    /// The shortest ttl for which a renewal every third of it comes in time.
+    /// The shortest ttl that is kept by a renewal every third of it.
     fn shortest_renewed(drift_factor: f64) -> Duration {
         let is_kept = |length: &Duration| {
             let ttl = Self::new(*length, drift_factor);
-            ttl.is_ok_and(|ttl| ttl.get() / 3 <= ttl.longest_interval(notice(ttl, None)))
+            ttl.is_ok_and(|ttl| ttl.get() / 3 <= ttl.longest_interval(cancel_margin(ttl, None)))
         };
         (10..=1_000).map(Duration::from_millis).find(is_kept).unwrap_or(Duration::from_secs(1))
     }
 }
 
-/// How long before the end of belief a body is told, so that it has ended by then: a tenth of the
+/// How long before the end of its validity a body is cancelled, so that it has stopped by then: a tenth of the
 /// hold, between 1 ms and 500 ms.
-fn notice(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
+fn cancel_margin(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
     let hold = max_hold.map_or(ttl.get(), |max_hold| max_hold.min(ttl.get()));
     (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
 }
 
-/// The watchdog looks after all that is due within this span at once.
+/// Leases due within this time of each other are renewed together.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The options of one call, complete and checked.
+/// The options of one call, complete and validated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     pub(crate) ttl: Ttl,
     pub(crate) wait: Wait,
-    /// The watchdog's interval; `None` is a hard limit.
+    /// The interval between renewals; with `None` the ttl is a hard limit.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
@@ -246,7 +246,7 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// Fills `options` up from a pool's `defaults`, and checks what only the sum of both can tell.
+    /// Completes `options` with a pool's `defaults` and validates the combination.
     pub(crate) fn new(options: &LockOptions, defaults: &Defaults) -> Result<Self, LockError> {
         let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?;
         let renew = options.renew.unwrap_or(Renew::Auto);
@@ -269,15 +269,15 @@ impl Policy {
             retry_count: options.retry_count.or(defaults.retry_count),
             fencing: options.fencing.unwrap_or(false),
         };
-        policy.renewals_come_in_time(renew, defaults)?;
-        policy.holds_are_possible()?;
+        policy.renewal_is_in_time(renew, defaults)?;
+        policy.hold_limits_are_valid()?;
         if policy.reentrant {
             policy.can_pass_through(renew)?;
         }
         if retry_delay.is_some_and(|delay| delay.is_zero() || delay > LONGEST) {
             return Err(refused(
                 format!(
-                    "a retry_delay of {:?} is not between zero, which would ask the store without a pause, and 7 days",
+                    "a retry_delay of {:?} is not between zero, which would retry without a pause, and 7 days",
                     retry_delay.unwrap_or_default()
                 ),
                 "write for example `retry_delay = \"50ms\"`, or leave it out",
@@ -286,9 +286,9 @@ impl Policy {
         Ok(policy)
     }
 
-    fn renewals_come_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
+    fn renewal_is_in_time(&self, renew: Renew, defaults: &Defaults) -> Result<(), LockError> {
         let Some(interval) = self.renew_every else { return Ok(()) };
-        let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.notice()));
+        let (ttl, longest) = (self.ttl.get(), self.ttl.longest_interval(self.cancel_margin()));
         if interval > longest && renew == Renew::Auto {
             let shortest = Ttl::shortest_renewed(defaults.drift_factor);
             return Err(refused(
@@ -309,19 +309,19 @@ impl Policy {
         }
         if interval < SHORTEST_INTERVAL {
             return Err(refused(
-                format!("a renewal every {interval:?} comes faster than the watchdog looks"),
+                format!("a renewal every {interval:?} is more frequent than renewals can be"),
                 "leave `renew` out for a third of the ttl, or choose an interval of at least 2 ms",
             ));
         }
         Ok(())
     }
 
-    fn holds_are_possible(&self) -> Result<(), LockError> {
+    fn hold_limits_are_valid(&self) -> Result<(), LockError> {
         let min_hold = self.min_hold;
         if min_hold > LONGEST {
             return Err(refused(
                 format!("a min_hold of {min_hold:?} is longer than 7 days"),
-                "`min_hold` is how long the lock stays taken at least; write for example `min_hold = \"1m\"`",
+                "`min_hold` is the minimum time for which the lock stays taken; write for example `min_hold = \"1m\"`",
             ));
         }
         let Some(max_hold) = self.max_hold else { return Ok(()) };
@@ -345,7 +345,7 @@ impl Policy {
         Ok(())
     }
 
-    /// A call that passes through the lock around it has no lease of its own to limit, to keep or to renew.
+    /// A reentrant call that uses the lock of an outer call has no lease of its own to limit, keep or renew.
     fn can_pass_through(&self, renew: Renew) -> Result<(), LockError> {
         let name = if self.max_hold.is_some() {
             "max_hold"
@@ -366,19 +366,19 @@ impl Policy {
         ))
     }
 
-    /// How long the store keeps a grant if it hears no more of it.
+    /// How long the store keeps a grant without further requests.
     pub(crate) fn kept_for(&self) -> Duration {
         self.ttl.get().max(self.min_hold)
     }
 
-    /// Whether one attempt is not all there is.
+    /// Whether the acquire may make more than one attempt.
     pub(crate) fn waits(&self) -> bool {
         self.wait != Wait::For(Duration::ZERO) && self.retry_count != Some(0)
     }
 
-    /// How long before the end of belief a body is told.
-    pub(crate) fn notice(&self) -> Duration {
-        notice(self.ttl, self.max_hold)
+    /// How long before the end of its validity a body is cancelled.
+    pub(crate) fn cancel_margin(&self) -> Duration {
+        cancel_margin(self.ttl, self.max_hold)
     }
 }
 
@@ -391,7 +391,8 @@ fn refused(cause: String, remedy: impl Into<Cow<'static, str>>) -> LockError {
 mod tests {
     use super::*;
 
-    /// What is accepted can work: the body is told before belief ends, and every renewal leaves time to confirm it.
+    /// Accepted options work: the body is cancelled before the validity ends, and every renewal leaves time to
+    /// confirm it.
     #[test]
     fn an_accepted_lease_can_be_renewed() {
         let mut accepted = 0;
@@ -408,10 +409,10 @@ mod tests {
                         continue;
                     };
                     accepted += 1;
-                    let last_call = policy.ttl.belief() - policy.notice();
-                    assert!(last_call > policy.notice(), "{case}");
+                    let cancel_at = policy.ttl.validity() - policy.cancel_margin();
+                    assert!(cancel_at > policy.cancel_margin(), "{case}");
                     if let Some(interval) = policy.renew_every {
-                        assert!(last_call - interval >= interval / 2, "{case}");
+                        assert!(cancel_at - interval >= interval / 2, "{case}");
                     }
                 }
             }
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_of_a_refused_ttl_is_accepted() {
+    fn the_remedy_of_a_rejected_ttl_is_accepted() {
         let defaults = Defaults { drift_factor: 0.25, ..Defaults::default() };
         let with = |ttl| Policy::new(&LockOptions::new().ttl(ttl), &defaults);
         let error = with(Duration::from_millis(10)).unwrap_err().to_string();

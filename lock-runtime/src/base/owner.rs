@@ -1,4 +1,4 @@
-//! Who holds a lock.
+//! Owner tokens.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -8,8 +8,8 @@ use crate::base::process::Process;
 
 /// The owner token of one grant: 128 bits of the operating system's randomness, as 32 hex digits.
 ///
-/// Chosen before the first request of an acquire and the same for all its retries, so that a retry
-/// recognises what an earlier try, whose reply was lost, may have taken.
+/// It is chosen before the first request of an acquire and is the same for all retries. A retry therefore recognises
+/// a lock that an earlier request with a lost reply may have acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; 32]);
 
@@ -17,12 +17,12 @@ impl Owner {
     /// A new token.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if the operating system gives no randomness.
+    /// [`ErrorKind::Backend`] if the operating system provides no randomness.
     pub fn random() -> Result<Self, LockError> {
-        let bytes = Stock::take().map_err(|error| {
+        let bytes = RandomBuffer::take().map_err(|error| {
             LockError::new(
                 ErrorKind::Backend,
-                format!("the operating system gives no randomness: {error}"),
+                format!("the operating system provides no randomness: {error}"),
             )
         })?;
         let mut text = [0_u8; 32];
@@ -33,46 +33,46 @@ impl Owner {
         Ok(Self(text))
     }
 
-    /// The token from what a store has kept of it.
+    /// The token from its stored form.
     #[cfg(feature = "redis")]
     pub(crate) const fn from_text(text: [u8; 32]) -> Self {
         Self(text)
     }
 
-    /// The token as a store keeps it.
+    /// The token in its stored form.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Randomness that was fetched and not used yet: a call to the operating system costs more than the rest
-/// of a token. A process that was forked meanwhile has the same bytes, and fetches its own.
-struct Stock {
+/// Random bytes that were fetched and not used yet: the system call costs more than the rest of a token. A forked
+/// process inherits the same bytes and therefore fetches new ones.
+struct RandomBuffer {
     bytes: [u8; 512],
     used: usize,
-    /// Which one has fetched them.
+    /// The process that has fetched them.
     process: Option<Process>,
 }
 
 thread_local! {
-    static STOCK: RefCell<Stock> = const { RefCell::new(Stock { bytes: [0; 512], used: 512, process: None }) };
+    static BUFFER: RefCell<RandomBuffer> = const { RefCell::new(RandomBuffer { bytes: [0; 512], used: 512, process: None }) };
 }
 
-impl Stock {
+impl RandomBuffer {
     fn take() -> Result<[u8; 16], getrandom::Error> {
-        STOCK.with_borrow_mut(|stock| {
-            let is_ours = stock.process.as_ref().is_some_and(Process::is_current);
-            if stock.used == stock.bytes.len() || !is_ours {
-                stock.process = Some(Process::current());
-                getrandom::fill(&mut stock.bytes)?;
-                stock.used = 0;
+        BUFFER.with_borrow_mut(|buffer| {
+            let is_own = buffer.process.as_ref().is_some_and(Process::is_current);
+            if buffer.used == buffer.bytes.len() || !is_own {
+                buffer.process = Some(Process::current());
+                getrandom::fill(&mut buffer.bytes)?;
+                buffer.used = 0;
             }
             let mut token = [0; 16];
-            let fresh = &mut stock.bytes[stock.used..][..16];
+            let fresh = &mut buffer.bytes[buffer.used..][..16];
             token.copy_from_slice(fresh);
             fresh.fill(0);
-            stock.used += 16;
+            buffer.used += 16;
             Ok(token)
         })
     }
@@ -80,7 +80,7 @@ impl Stock {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Shows a few digits: enough to tell two owners apart in a log, too little to release their locks.
+/// Shows a few digits: enough to distinguish owners in a log, too few to release their locks.
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({}..)", String::from_utf8_lossy(&self.0[..8]))

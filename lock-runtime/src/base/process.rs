@@ -1,9 +1,9 @@
-//! In which process something came to be. A fork copies the memory of a process and one of its threads: what hangs on
-//! the other threads, or is to be unique, is of no use in the child.
+//! Detects forks. A fork copies the memory of a process and only one of its threads. Values that depend on the other
+//! threads, or that must be unique, are not usable in the child.
 
 use once_cell::sync::OnceCell;
 
-/// The process that made a value. Whether it is the running one costs one load.
+/// The process that created a value. The check whether it is the running process costs one load.
 #[derive(Clone, Debug)]
 pub(crate) struct Process(#[cfg(unix)] Option<forkguard::atfork::Guard>);
 
@@ -11,13 +11,13 @@ impl Process {
     /// The running process.
     pub(crate) fn current() -> Self {
         Self(
-            // Without memory for a handler forks go unnoticed.
+            // If the handler cannot be allocated, forks are not detected.
             #[cfg(unix)]
             forkguard::atfork::Guard::try_new().ok(),
         )
     }
 
-    /// False in a process that was forked from the one which made the value.
+    /// False in a process that was forked from the one that created the value.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
         #[cfg(unix)]
@@ -27,34 +27,33 @@ impl Process {
     }
 }
 
-/// A value of which each process makes its own, as a lazy static does. A fork copies it; the child passes the copy by
-/// and does not drop it.
+/// A lazy static value, one per process. A fork copies it; the child ignores the copy and does not drop it.
 #[derive(Debug)]
 pub(crate) struct OfProcess<T> {
-    made: OnceCell<(Process, T)>,
-    /// For a process that was forked from the one that made this.
+    created: OnceCell<(Process, T)>,
+    /// The value of a process that was forked from the creator of this one.
     next: OnceCell<Box<Self>>,
 }
 
 impl<T> OfProcess<T> {
     pub(crate) const fn new() -> Self {
-        Self { made: OnceCell::new(), next: OnceCell::new() }
+        Self { created: OnceCell::new(), next: OnceCell::new() }
     }
 
-    /// The value, which `make` makes if the running process has none yet.
+    /// The value. If the running process has none yet, `make` creates it.
     pub(crate) fn get_or_try_init<E>(&self, make: impl Fn() -> Result<T, E>) -> Result<&T, E> {
-        let mut place = self;
+        let mut cell = self;
         loop {
-            let made = || make().map(|value| (Process::current(), value));
-            let (process, value) = place.made.get_or_try_init(made)?;
+            let create = || make().map(|value| (Process::current(), value));
+            let (process, value) = cell.created.get_or_try_init(create)?;
             if process.is_current() {
                 return Ok(value);
             }
-            place = place.next.get_or_init(|| Box::new(Self::new()));
+            cell = cell.next.get_or_init(|| Box::new(Self::new()));
         }
     }
 
-    /// As [`get_or_try_init`](Self::get_or_try_init), where nothing can fail.
+    /// Like [`get_or_try_init`](Self::get_or_try_init), with an infallible `make`.
     pub(crate) fn get_or_init(&self, make: impl Fn() -> T) -> &T {
         match self.get_or_try_init(|| Ok::<_, std::convert::Infallible>(make())) {
             Ok(value) => value,
@@ -62,20 +61,20 @@ impl<T> OfProcess<T> {
         }
     }
 
-    /// The value, if the running process has made it.
+    /// The value, if the running process has created it.
     pub(crate) fn get(&self) -> Option<&T> {
-        let mut place = self;
+        let mut cell = self;
         loop {
-            let (process, value) = place.made.get()?;
+            let (process, value) = cell.created.get()?;
             if process.is_current() {
                 return Some(value);
             }
-            place = place.next.get()?;
+            cell = cell.next.get()?;
         }
     }
 
-    /// Whether a process has made one from which the running one was forked.
+    /// Whether the value was created by a process from which the running one was forked.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.made.get().is_some_and(|(process, _)| !process.is_current())
+        self.created.get().is_some_and(|(process, _)| !process.is_current())
     }
 }

@@ -1,4 +1,4 @@
-//! Mutexes and tasks of std and tokio; under test those of shuttle where it explores schedules.
+//! Mutexes and tasks of std and tokio. In model tests those of shuttle, which explores schedules.
 
 #[cfg(not(test))]
 mod real {
@@ -10,7 +10,7 @@ mod real {
 
     pub(crate) type Context<'a> = EnterGuard<'a>;
 
-    /// Runs `future` to its end where the caller runs: on the driver.
+    /// Runs `future` to completion on the runtime of the caller, the driver.
     pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
         tokio::spawn(future);
     }

@@ -1,4 +1,4 @@
-//! The background thread that owns connections, timers and everything that must outlive a caller.
+//! The background thread that owns connections, timers and all work that outlives its caller.
 
 use std::future::Future;
 use std::mem;
@@ -17,20 +17,20 @@ use crate::base::process::OfProcess;
 use crate::base::sync::{self, Mutex, spawn, spawn_on};
 use crate::exec::panic_boundary;
 
-/// Runs a pool's futures: by default on one thread of its own, which the whole process shares. So a
-/// lease is renewed while every thread of the caller's runtime is blocked, a release is sent although
-/// that runtime is gone, and a pool serves callers of any executor.
+/// Runs a pool's futures, by default on one thread that all pools of the process share. So a lease is renewed while every
+/// thread of the caller's runtime is blocked, a release is sent after that runtime has ended, and a pool serves callers of
+/// any executor.
 #[derive(Clone, Debug)]
 pub(crate) struct Driver {
     runtime: Handle,
-    /// Work from other threads. What arrives while the driver is busy is taken in together: one wake-up,
-    /// and one write to the store.
+    /// Work from other threads. Work that arrives while the driver is busy is started together: one wake-up, and one write
+    /// to the store.
     intake: UnboundedSender<Work>,
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How much work is taken in before what was taken in gets its turn.
+/// How much work is started before the started work is polled.
 const BATCH: usize = 256;
 
 impl Driver {
@@ -74,9 +74,9 @@ impl Driver {
         Self { runtime, intake }
     }
 
-    /// Runs `future` to its end: on this thread as far as it gets at once, and on from there on the driver.
-    pub(crate) fn begin(&self, future: impl Future<Output = ()> + Send + 'static) {
-        begin(&self.runtime, future);
+    /// Runs `future` to its end: on this thread until it first waits, then on the driver.
+    pub(crate) fn poll_then_spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        poll_then_spawn(&self.runtime, future);
     }
 
     pub(crate) fn enter(&self) -> sync::Context<'_> {
@@ -85,7 +85,7 @@ impl Driver {
 
     /// Runs `future` to its end.
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        // Refused only when the runtime has ended, and then nothing runs any more.
+        // Fails only after the runtime has ended, and then nothing runs any more.
         let _ = self.intake.send(Box::pin(future));
     }
 
@@ -95,11 +95,14 @@ impl Driver {
     }
 
     /// Runs `future` until it is aborted.
-    pub(crate) fn keep(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    pub(crate) fn spawn_abortable(
+        &self,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
         spawn_on(&self.runtime, future)
     }
 
-    /// Runs `future` to its end on the driver, also if the caller stops waiting for it.
+    /// Runs `future` to its end on the driver, also if the caller is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -108,62 +111,62 @@ impl Driver {
         self.spawn(async move {
             panic_boundary::answer(reply, future.await);
         });
-        answer.await.map_err(|_| Self::gone())
+        answer.await.map_err(|_| Self::stopped_error())
     }
 
-    /// The error for an answer that will never come: the driver's runtime has ended.
+    /// The error for an answer that never arrives, because the driver's runtime has ended.
     #[cold]
-    pub(crate) fn gone() -> LockError {
+    pub(crate) fn stopped_error() -> LockError {
         LockError::new(ErrorKind::PoolClosed, "the runtime that drives the pool has ended")
             .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
     }
 }
 
-/// Runs `future` to its end: on this thread as far as it gets at once, and on from there on `runtime`, when there
-/// is something to go on with. A panic ends it, and nothing else.
-pub(crate) fn begin(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+/// Runs `future` to its end: on this thread until it first waits, then on `runtime` once it is woken. A panic ends it, and
+/// nothing else.
+pub(crate) fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
     let mut work: Work = Box::pin(future);
-    // At the end of a thread there is nothing left by which it could enter a runtime.
+    // At the end of a thread its runtime context cannot be entered any more.
     if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
         spawn_on(runtime, work);
         return;
     }
-    let begun = Arc::new(Begun { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
-    let waker = Waker::from(begun.clone());
-    // With the caller's budget used up it would be woken when the caller lets go of its thread, or never.
+    let task = Arc::new(InlineTask { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
+    let waker = Waker::from(task.clone());
+    // With an exhausted budget the future would be woken when the caller yields its thread, or never.
     let mut first_steps = pin!(unconstrained(work.as_mut()));
     let first_poll = catch_unwind(AssertUnwindSafe(|| {
-        // Timers belong to the driver, wherever they are made.
+        // Timers belong to the driver, on every thread.
         let _context = sync::enter(runtime);
         first_steps.as_mut().poll(&mut task::Context::from_waker(&waker))
     }));
     if let Ok(Poll::Pending) = first_poll {
-        begun.rest(work);
+        task.rest(work);
     }
 }
 
-/// Work that began on the thread of a caller.
-struct Begun {
+/// Work that was first polled on the thread of its caller.
+struct InlineTask {
     runtime: Handle,
     stage: Mutex<Stage>,
 }
 
 enum Stage {
-    /// On the thread of the caller.
+    /// In its first poll.
     Running,
-    /// There, and woken meanwhile.
+    /// In its first poll, and woken meanwhile.
     Woken,
-    Resting(Rest),
-    /// The runtime's own.
+    Resting(ParkedTask),
+    /// Spawned on the runtime.
     Moved,
 }
 
-impl Begun {
+impl InlineTask {
     /// Keeps `work` until it is woken.
     fn rest(&self, work: Work) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Running = *stage {
-            *stage = Stage::Resting(Rest(Some(work)));
+            *stage = Stage::Resting(ParkedTask(Some(work)));
         } else {
             *stage = Stage::Moved;
             drop(stage);
@@ -172,7 +175,7 @@ impl Begun {
     }
 }
 
-impl Wake for Begun {
+impl Wake for InlineTask {
     fn wake(self: Arc<Self>) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         match mem::replace(&mut *stage, Stage::Moved) {
@@ -186,11 +189,11 @@ impl Wake for Begun {
     }
 }
 
-/// Work that waits to be gone on with. Whoever wakes it may hold any lock; so what becomes of it if the runtime has
-/// ended is not seen to there.
-struct Rest(Option<Work>);
+/// Work that waits for its first wake-up. The waker may hold any lock, so a drop after the end of the runtime moves the work
+/// to the driver.
+struct ParkedTask(Option<Work>);
 
-impl Rest {
+impl ParkedTask {
     async fn go_on(mut self) {
         if let Some(work) = self.0.take() {
             work.await;
@@ -198,7 +201,7 @@ impl Rest {
     }
 }
 
-impl Drop for Rest {
+impl Drop for ParkedTask {
     fn drop(&mut self) {
         if let Some(work) = self.0.take()
             && let Ok(driver) = Driver::background()

@@ -1,5 +1,6 @@
-//! The way of events to the program's `tracing` subscriber: over a thread of their own. A subscriber that blocks
-//! delays other events and no renewal; a panic in it ends one event.
+//! Delivers events to the program's `tracing` subscriber, on a thread of their own.
+//!
+//! A subscriber that blocks delays other events and no renewal. A panic in it ends one event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use tracing::warn;
 use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
 
-/// Events that wait for the subscriber, at the most. The next ones are dropped and counted.
+/// The most events that wait for the subscriber. Further ones are dropped and counted.
 const MOST: usize = 4096;
 
 /// Whether a subscriber wants events of this level. A level that no subscriber wants costs one load.
@@ -30,64 +31,61 @@ macro_rules! is_wanted {
 pub(crate) use is_wanted;
 
 /// The sending half. Its thread lives as long as the process.
-struct Events {
-    letters: mpsc::Sender<Letter>,
+struct EventThread {
+    queue: mpsc::Sender<Job>,
     dropped: Arc<AtomicU64>,
 }
 
-enum Letter {
+enum Job {
     Event {
-        /// The subscriber where the event happened: that of a thread may differ from the program's.
+        /// The subscriber where the event occurred. That of a thread may differ from the program's.
         to: Dispatch,
-        tell: Box<dyn FnOnce() + Send>,
+        emit: Box<dyn FnOnce() + Send>,
     },
-    /// All events before this one have been told.
-    Told(oneshot::Sender<()>),
+    /// Answered when all earlier events are delivered.
+    Flush(oneshot::Sender<()>),
 }
 
-static EVENTS: OfProcess<Events> = OfProcess::new();
+static EVENTS: OfProcess<EventThread> = OfProcess::new();
 
-/// Has `tell` run where it may take its time. In the order of the calls, so of each lease in the order in which its
-/// events happened.
-pub(crate) fn send(tell: impl FnOnce() + Send + 'static) {
-    // Without a thread there are no events; the locks are kept all the same.
-    let Ok(events) = EVENTS.get_or_try_init(Events::start) else { return };
+/// Runs `emit` on the event thread, in the order of the calls: the events of a lease keep their order.
+pub(crate) fn send(emit: impl FnOnce() + Send + 'static) {
+    // Without a thread there are no events, and locks work all the same.
+    let Ok(events) = EVENTS.get_or_try_init(EventThread::start) else { return };
     let Ok(to) = panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)) else { return };
-    if events.letters.try_send(Letter::Event { to, tell: Box::new(tell) }).is_err() {
+    if events.queue.try_send(Job::Event { to, emit: Box::new(emit) }).is_err() {
         events.dropped.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Waits until the subscriber has had all events so far, for as long as `limit`.
-pub(crate) async fn told(limit: Duration) {
+/// Waits until all events so far are delivered, at most for `limit`.
+pub(crate) async fn flushed(limit: Duration) {
     let Some(events) = EVENTS.get() else { return };
-    let (told, all) = oneshot::channel();
-    let all = async {
-        if events.letters.send(Letter::Told(told)).await.is_ok() {
-            let _ = all.await;
+    let (reply, flushed) = oneshot::channel();
+    let flushed = async {
+        if events.queue.send(Job::Flush(reply)).await.is_ok() {
+            let _ = flushed.await;
         }
     };
-    let _ = timeout(limit, all).await;
+    let _ = timeout(limit, flushed).await;
 }
 
-impl Events {
+impl EventThread {
     fn start() -> std::io::Result<Self> {
-        let (letters, inbox) = mpsc::channel(MOST);
+        let (queue, jobs) = mpsc::channel(MOST);
         let dropped = Arc::<AtomicU64>::default();
-        let events = Self { letters, dropped: dropped.clone() };
-        thread::Builder::new()
-            .name("lock-events".to_owned())
-            .spawn(move || run(inbox, &dropped))?;
+        let events = Self { queue, dropped: dropped.clone() };
+        thread::Builder::new().name("lock-events".to_owned()).spawn(move || run(jobs, &dropped))?;
         Ok(events)
     }
 }
 
-fn run(mut inbox: mpsc::Receiver<Letter>, dropped: &AtomicU64) {
-    while let Some(letter) = inbox.blocking_recv() {
-        match letter {
-            Letter::Event { to, tell } => {
-                let told = panic_boundary::call(|| dispatcher::with_default(&to, tell));
-                let count = match told {
+fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
+    while let Some(job) = jobs.blocking_recv() {
+        match job {
+            Job::Event { to, emit } => {
+                let delivered = panic_boundary::call(|| dispatcher::with_default(&to, emit));
+                let count = match delivered {
                     Ok(()) => dropped.swap(0, Ordering::Relaxed),
                     Err(_) => {
                         dropped.fetch_add(1, Ordering::Relaxed);
@@ -95,20 +93,22 @@ fn run(mut inbox: mpsc::Receiver<Letter>, dropped: &AtomicU64) {
                     }
                 };
                 if count > 0
-                    && panic_boundary::call(|| dispatcher::with_default(&to, || tell_of(count)))
-                        .is_err()
+                    && panic_boundary::call(|| {
+                        dispatcher::with_default(&to, || report_dropped(count))
+                    })
+                    .is_err()
                 {
                     dropped.fetch_add(count, Ordering::Relaxed);
                 }
-                // The last of a subscriber goes here too.
+                // It may be the last reference to a subscriber.
                 let _ = panic_boundary::call(|| drop(to));
             }
-            Letter::Told(reply) => panic_boundary::answer(reply, ()),
+            Job::Flush(reply) => panic_boundary::answer(reply, ()),
         }
     }
 }
 
-fn tell_of(dropped: u64) {
+fn report_dropped(dropped: u64) {
     warn!(
         target: "lock_runtime",
         dropped,

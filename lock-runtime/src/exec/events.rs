@@ -1,27 +1,35 @@
-//! What a pool tells about itself: `tracing` events of target `lock_runtime`.
+//! `tracing` events of target `lock_runtime`.
 //!
-//! `lock` is the key's template, `name` the annotated function (not there for the programmatic API).
+//! `lock` is the key's template, `name` the annotated function (absent for the programmatic API).
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::{debug, trace, warn};
 
-use crate::backend::{BackendError, ReleaseOutcome, Warning};
+use crate::base::backend_error::{BackendError, Warning};
+use crate::base::fence::Fence;
+use crate::base::lock_spec::LockSpec;
 use crate::exec::event_thread::{self, is_wanted};
-use crate::lease::lease::{Lease, Loss};
-use crate::lock::acquire::Ask;
-use crate::lock::core::Engine;
 
-/// An event about a lock of this subject in this pool.
-macro_rules! tell {
-    ($event:ident, $ask:expr, $pool:expr, $($rest:tt)*) => {{
-        let (ask, pool): (Arc<Ask>, Arc<str>) = ($ask.clone(), $pool.clone());
+/// The lock and the pool that an event is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin<'a> {
+    pub(crate) spec: &'a Arc<LockSpec>,
+    pub(crate) pool: &'a Arc<str>,
+}
+
+/// Emits an event about a lock on the event thread.
+macro_rules! emit {
+    ($event:ident, $origin:expr, $($rest:tt)*) => {{
+        let Origin { spec, pool } = $origin;
+        let (spec, pool) = (spec.clone(), pool.clone());
         event_thread::send(move || {
             $event!(
                 target: "lock_runtime",
-                lock = %ask.subject,
-                name = ask.subject.name(),
+                lock = %spec.label,
+                name = spec.label.name(),
                 pool = %pool,
                 $($rest)*
             );
@@ -29,65 +37,65 @@ macro_rules! tell {
     }};
 }
 
-pub(crate) fn acquired(lease: &Lease, waited: Duration) {
+pub(crate) fn acquired(origin: Origin<'_>, fence: Option<Fence>, waited: Duration) {
     if is_wanted!(DEBUG) {
-        let (fence, waited_ms) = (lease.fence.map(crate::Fence::get), millis(waited));
-        tell!(debug, lease.ask, lease.pool, fence, waited_ms, "acquired");
+        let (fence, waited_ms) = (fence.map(Fence::get), millis(waited));
+        emit!(debug, origin, fence, waited_ms, "acquired");
     }
 }
 
-pub(crate) fn passed_on(lease: &Lease) {
+pub(crate) fn handed_off(origin: Origin<'_>, held: Duration) {
     if is_wanted!(DEBUG) {
-        let held_ms = millis(lease.held_for());
-        tell!(debug, lease.ask, lease.pool, held_ms, "handed on");
+        let held_ms = millis(held);
+        emit!(debug, origin, held_ms, "handed off");
     }
 }
 
-pub(crate) fn contended(engine: &Engine, ask: &Arc<Ask>, expires_in: Option<Duration>) {
+pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
     if is_wanted!(DEBUG) {
-        let free_in_ms = expires_in.map(millis);
-        tell!(debug, ask, engine.name(), free_in_ms, "contended");
+        let expires_in_ms = expires_in.map(millis);
+        emit!(debug, origin, expires_in_ms, "contended");
     }
 }
 
-pub(crate) fn renewed(lease: &Lease) {
+pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
     if is_wanted!(TRACE) {
-        let held_ms = millis(lease.held_for());
-        tell!(trace, lease.ask, lease.pool, held_ms, "renewed");
+        let held_ms = millis(held);
+        emit!(trace, origin, held_ms, "renewed");
     }
 }
 
-pub(crate) fn not_renewed(lease: &Lease, error: &BackendError) {
+pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &BackendError) {
     if is_wanted!(WARN) {
-        let (valid_for_ms, error) = (millis(lease.valid_for()), error.clone());
-        tell!(warn, lease.ask, lease.pool, valid_for_ms, %error, "not renewed yet");
+        let (valid_for_ms, error) = (millis(valid_for), error.clone());
+        emit!(warn, origin, valid_for_ms, %error, "not renewed yet");
     }
 }
 
-pub(crate) fn lost(lease: &Lease, loss: Loss) {
+pub(crate) fn lost(origin: Origin<'_>, held: Duration, reason: impl fmt::Debug + Send + 'static) {
     if is_wanted!(WARN) {
-        let held_ms = millis(lease.held_for());
-        tell!(warn, lease.ask, lease.pool, held_ms, reason = ?loss, "lost");
+        let held_ms = millis(held);
+        emit!(warn, origin, held_ms, ?reason, "lost");
     }
 }
 
-pub(crate) fn released(lease: &Lease, outcome: ReleaseOutcome) {
+pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
     if is_wanted!(DEBUG) {
-        let (held_ms, still_ours) = (millis(lease.held_for()), outcome != ReleaseOutcome::NotHeld);
-        tell!(debug, lease.ask, lease.pool, held_ms, still_ours, "released");
+        let held_ms = millis(held);
+        emit!(debug, origin, held_ms, was_held, "released");
     }
 }
 
-pub(crate) fn not_released(lease: &Lease, error: &BackendError) {
+pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     if is_wanted!(WARN) {
         let error = error.clone();
-        tell!(warn, lease.ask, lease.pool, %error, "not released yet");
+        emit!(warn, origin, %error, "not released yet");
     }
 }
 
-/// About a store that was just connected to.
+/// A store was connected to that can lose locks.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub(crate) fn weak_store(server: &str, warning: &Warning) {
+pub(crate) fn backend_warning(server: &str, warning: &Warning) {
     if is_wanted!(WARN) {
         let (server, warning) = (server.to_owned(), warning.clone());
         event_thread::send(
@@ -96,7 +104,7 @@ pub(crate) fn weak_store(server: &str, warning: &Warning) {
     }
 }
 
-/// How a store keeps its locks, if not in the usual way.
+/// A store was connected to that keeps locks by plain commands.
 #[cfg(feature = "redis")]
 pub(crate) fn without_scripts(server: &str, reason: &str) {
     if is_wanted!(WARN) {

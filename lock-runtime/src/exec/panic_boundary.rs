@@ -1,5 +1,4 @@
-//! Code of others that runs among the pool's own: stores, wakers of callers, subscribers of events. A panic in it
-//! ends there, and nothing of the pool with it.
+//! Runs code from outside the crate: stores, wakers, subscribers of events. A panic in it does not end the pool's own work.
 
 use std::any::Any;
 use std::future::Future;
@@ -11,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::backend::{BackendError, FailureKind};
 
-/// What a panic said.
+/// The message of a panic.
 #[derive(Debug)]
 pub(crate) struct Panic(String);
 
@@ -22,7 +21,7 @@ impl Panic {
         Self(text.unwrap_or("no text").to_owned())
     }
 
-    /// For a request to a store that came to nothing by it. By then the request may have been applied.
+    /// The failure of a request to a store that panicked. The request may have been applied by then.
     #[cold]
     pub(crate) fn into_error(self) -> BackendError {
         BackendError::new(FailureKind::MaybeApplied, format!("the store panicked: {}", self.0))
@@ -30,29 +29,29 @@ impl Panic {
     }
 }
 
-/// Runs `code` to its end or its panic.
+/// Runs `code` until it returns or panics.
 pub(crate) fn call<T>(code: impl FnOnce() -> T) -> Result<T, Panic> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|payload| Panic::new(&*payload))
 }
 
-/// Wakes a caller.
+/// Wakes a task.
 pub(crate) fn wake(waker: Waker) {
-    // What the panic said has gone to the panic hook. The caller's executor is the one that does not poll again.
+    // The panic hook has reported it. The executor of the task is the one that does not poll it again.
     let _ = call(|| waker.wake());
 }
 
-/// Answers a caller, and wakes it. What a caller that is gone does not take ends here.
+/// Sends `answer`, and wakes its receiver. Without a receiver the answer is dropped here.
 pub(crate) fn answer<T>(reply: oneshot::Sender<T>, answer: T) {
     let _ = call(|| drop(reply.send(answer)));
 }
 
-/// Runs `future` to its end or its panic.
+/// Runs `future` until it completes or panics.
 pub(crate) fn run<F: Future>(future: F) -> impl Future<Output = Result<F::Output, Panic>> {
     Contained { future: Some(future) }
 }
 
 pin_project_lite::pin_project! {
-    /// A future whose panic is its output. It is dropped as it ends, so that a panic in its drop counts too.
+    /// A future with its panic as output. It is dropped at its end, so that a panic in its drop counts too.
     struct Contained<F> {
         #[pin]
         future: Option<F>,

@@ -1,10 +1,10 @@
-//! How long one request takes at the store.
+//! An estimate of how long one request takes at the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// An estimate from the requests that were answered, as TCP makes one for its retransmissions (RFC 6298): the
-/// smoothed round trip and four times its variation. Zero before the first answer.
+/// An estimate from answered requests, as that of TCP for its retransmissions (RFC 6298): the smoothed round trip and four
+/// times its variation. Zero before the first answer.
 #[derive(Debug, Default)]
 pub(crate) struct RoundTrip(AtomicU64);
 
@@ -16,7 +16,7 @@ struct Estimate {
 }
 
 impl RoundTrip {
-    /// The time that one request has to be given. `None` while none was answered.
+    /// How long one request may take. `None` before the first answer.
     pub(crate) fn limit(&self) -> Option<Duration> {
         let estimate = Estimate::unpacked(self.0.load(Ordering::Relaxed))?;
         Some(Duration::from_micros(estimate.limit()))
@@ -36,7 +36,7 @@ impl RoundTrip {
         });
     }
 
-    /// A request was given up after `limit`: the next one is given twice as long.
+    /// A request was given up after `limit`. The next one may take twice as long.
     pub(crate) fn silent(&self, limit: Duration) {
         let twice = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX).saturating_mul(2);
         self.change(|estimate| {
@@ -67,7 +67,7 @@ impl Estimate {
     }
 }
 
-/// `old` with one part in `parts` of `new`.
+/// `old`, with one part in `parts` of `new`.
 fn average(old: u32, new: u32, parts: u64) -> u32 {
     let sum = u64::from(old) * (parts - 1) + u64::from(new);
     u32::try_from(sum.div_ceil(parts)).unwrap_or(u32::MAX)

@@ -1,4 +1,4 @@
-//! Things that are due at some moment, and a wait for the next of them.
+//! Entries by the time they are due, and a wait for the next one.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -8,70 +8,73 @@ use tokio::sync::Notify;
 use crate::base::clock::{Clock, Instant};
 use crate::base::sync::{Mutex, MutexGuard};
 
-/// Entries by the moment they are due. One task waits for [`due`](Self::due); the others file and remove.
+/// Entries by the moment they are due, on a clock that counts suspend. One task waits for [`due`](Self::due); any task
+/// inserts and removes.
 #[derive(Debug)]
-pub(crate) struct Deadlines<T> {
-    book: Mutex<Book<T>>,
-    /// Wakes the waiting task when an entry is due before it would look by itself.
-    sooner: Notify,
+pub(crate) struct TimerQueue<T> {
+    timers: Mutex<Timers<T>>,
+    /// Wakes the waiting task when an entry is due before its next check.
+    rescheduled: Notify,
 }
 
 #[derive(Debug)]
-struct Book<T> {
+struct Timers<T> {
     entries: BTreeMap<(Instant, u64), T>,
-    /// When the waiting task looks by itself, if it does. It keeps to this also if the entry it was for is
-    /// gone by then: a look for nothing is cheaper than waking it for every entry that comes and goes.
-    looks_at: Option<Instant>,
+    /// When the waiting task checks by itself. It does so also if the entry is removed by then: an unneeded check is
+    /// cheaper than a wake-up for every entry that comes and goes.
+    next_check: Option<Instant>,
 }
 
-impl<T> Default for Deadlines<T> {
+impl<T> Default for TimerQueue<T> {
     fn default() -> Self {
-        let book = Book { entries: BTreeMap::new(), looks_at: None };
-        Self { book: Mutex::new(book), sooner: Notify::new() }
+        let timers = Timers { entries: BTreeMap::new(), next_check: None };
+        Self { timers: Mutex::new(timers), rescheduled: Notify::new() }
     }
 }
 
-impl<T> Deadlines<T> {
-    /// Files `entry`; `id` tells it from others of the same moment.
-    pub(crate) fn file(&self, at: Instant, id: u64, entry: T) {
-        let mut book = self.book();
-        book.entries.insert((at, id), entry);
-        if book.looks_at.is_none_or(|looks_at| at < looks_at) {
-            book.looks_at = Some(at);
-            self.sooner.notify_one();
+impl<T> TimerQueue<T> {
+    /// Inserts `entry`, due at `at`. `id` distinguishes it from others of the same moment.
+    pub(crate) fn insert(&self, at: Instant, id: u64, entry: T) {
+        let mut timers = self.timers();
+        timers.entries.insert((at, id), entry);
+        if timers.next_check.is_none_or(|next_check| at < next_check) {
+            timers.next_check = Some(at);
+            self.rescheduled.notify_one();
         }
     }
 
+    /// Removes the entry, if it is here.
     pub(crate) fn remove(&self, at: Instant, id: u64) {
-        let entry = self.book().entries.remove(&(at, id));
+        let entry = self.timers().entries.remove(&(at, id));
         drop(entry);
     }
 
+    /// Takes the entries that are due at `moment`.
     pub(crate) fn take_until(&self, moment: Instant) -> Vec<T> {
-        let mut book = self.book();
-        let later = book.entries.split_off(&(moment, u64::MAX));
-        std::mem::replace(&mut book.entries, later).into_values().collect()
+        let mut timers = self.timers();
+        let later = timers.entries.split_off(&(moment, u64::MAX));
+        std::mem::replace(&mut timers.entries, later).into_values().collect()
     }
 
     /// Waits until an entry may be due.
     pub(crate) async fn due(&self, clock: Clock) {
         loop {
             let next = {
-                let mut book = self.book();
-                book.looks_at = book.entries.first_key_value().map(|(&(at, _), _)| at);
-                book.looks_at
+                let mut timers = self.timers();
+                timers.next_check = timers.entries.first_key_value().map(|(&(at, _), _)| at);
+                timers.next_check
             };
             match next {
-                None => self.sooner.notified().await,
+                None => self.rescheduled.notified().await,
                 Some(at) => tokio::select! {
                     () = clock.sleep_until(at) => return,
-                    () = self.sooner.notified() => {}
+                    () = self.rescheduled.notified() => {}
                 },
             }
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book<T>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn timers(&self) -> MutexGuard<'_, Timers<T>> {
+        self.timers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

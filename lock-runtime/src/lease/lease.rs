@@ -1,4 +1,6 @@
-//! One grant: how long it may be believed, and what became of it.
+//! The state machine of one lease: held, renewing, lost, transferred, released.
+//!
+//! It does no I/O. [`renewal`](crate::lease::renewal) polls [`Lease::poll_renewal`] and reports the answers of the store.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -7,61 +9,60 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::api::guard::LockGuard;
-use crate::backend::{BackendError, LeaseRef, Owner};
+use crate::backend::LeaseRef;
+use crate::base::backend_error::BackendError;
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{Fence, Fences};
 use crate::base::jitter;
+use crate::base::lock_spec::LockSpec;
 use crate::base::options::{Policy, Ttl, Wait};
+use crate::base::owner::Owner;
 use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
-use crate::exec::events;
+use crate::exec::events::Origin;
 use crate::exec::panic_boundary;
-use crate::lock::acquire::Ask;
-use crate::lock::acquire::attempt::Place;
-use crate::lock::core::Engine;
-use crate::queue::permit::Turn;
+use crate::queue::key_queue::Holder;
+use crate::queue::permit::KeyPermit;
 
-/// A grant of the store and what this process believes of it.
+/// A grant of the store, and how long this process treats it as valid.
 ///
-/// Belief ends by the local clock alone, at the send time of the last confirmed request plus the ttl
-/// less the drift. No answer is needed to stop believing, and `is_held` reads nothing but the clock.
+/// Validity ends by the local clock alone, at the send time of the last confirmed request plus the ttl less the drift. No
+/// answer is needed to end it, and [`is_held`](Self::is_held) reads nothing but the clock.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) id: u64,
     pub(crate) pool: Arc<str>,
-    pub(crate) ask: Arc<Ask>,
+    pub(crate) spec: Arc<LockSpec>,
     pub(crate) owner: Owner,
     pub(crate) fence: Option<Fence>,
     pub(crate) granted_at: Instant,
-    /// As the policy says; here as well, because with very many leases each line of memory that a renewal reads
-    /// counts.
+    /// A copy of the policy's. A renewal of very many leases is bound by the memory that it reads.
     pub(crate) ttl: Ttl,
     pub(crate) renew_every: Option<Duration>,
     /// When `max_hold` is over.
     limit: Option<Instant>,
-    /// How long before the end of belief the holder is told.
-    notice: Duration,
-    /// When the process was granted what it has at the store; before `granted_at` if it was handed on.
-    pub(crate) tenure_since: Instant,
-    /// How long the store may be holding requests of this acquire that were never answered.
-    pub(crate) haunted_until: Option<Instant>,
+    /// How long before the end of validity the body is cancelled.
+    cancel_margin: Duration,
+    /// When the store granted the lock to this process. Earlier than `granted_at` after a hand-off.
+    pub(crate) granted_to_process_at: Instant,
+    /// When the store has forgotten all requests of this acquire that were never answered, if there are any.
+    pub(crate) ambiguous_until: Option<Instant>,
     clock: Clock,
     offer: Offer,
-    /// A grant that its caller has not picked up by then is given back: at the end of the wait, and not before one
-    /// ttl is over.
+    /// A grant that the caller has not picked up by then is released: the end of the wait, and not before one ttl is
+    /// over.
     offered_until: Instant,
-    /// End of belief in nanoseconds of the clock; 0 once the lease is lost or let go.
+    /// End of validity in nanoseconds of the clock; 0 once the lease is lost, transferred or released.
     valid_until: AtomicU64,
     /// When the store itself forgets the lease at the latest.
     stored_until: AtomicU64,
-    /// Where the watchdog has filed the lease.
-    filed_at: AtomicU64,
+    /// The position of the lease in the queue of renewals.
+    scheduled_at: AtomicU64,
     state: Mutex<State>,
     renewed: Notify,
 }
 
-/// Whether the caller has picked up its grant. One exchange decides between the pick-up and the return.
+/// Whether the caller has picked up its grant. One exchange decides between the pick-up and the withdrawal.
 #[derive(Debug, Default)]
 struct Offer(AtomicU8);
 
@@ -82,72 +83,74 @@ impl Offer {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// Why belief ended before the holder let go, if it did.
+    /// Why validity ended before the release, if it did.
     loss: Option<Loss>,
     next_renewal: Option<Instant>,
-    /// What the store answered to the last renewal, if it did not confirm it.
+    /// The answer to the last renewal, if it was no confirmation.
     unconfirmed: Option<Box<BackendError>>,
     listeners: Listeners,
     last_listener: u64,
-    /// For the holders to come.
+    /// Reserved for later holders of this process.
     fences: Option<Fences>,
-    turns: Vec<Turn>,
+    permits: Vec<KeyPermit>,
 }
 
 impl State {
     fn ending(&self) -> Option<Ending> {
         match (self.loss, self.phase) {
             (Some(loss), _) => Some(Ending::Lost(loss)),
-            (None, Phase::Passed | Phase::Leaving | Phase::Releasing) => Some(Ending::Released),
+            (None, Phase::Transferred | Phase::ReleasePending | Phase::Releasing) => {
+                Some(Ending::Released)
+            }
             (None, Phase::Held | Phase::Renewing | Phase::Lost | Phase::LostRenewing) => None,
         }
     }
 }
 
-/// The life of a lease. Every request to the store is sent in the phase that names it, and only one
-/// place changes into that phase; so nothing can be renewed that is being released.
+/// The phase of a lease. Each request to the store is sent in the phase that names it, and one transition leads into
+/// that phase. So a lease that is being released is never renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Held,
-    /// Held, with a renewal on its way.
+    /// Held, with a renewal in flight.
     Renewing,
-    /// Let go, and what it held is another task's of this process.
-    Passed,
+    /// Released by its holder; another task of this process holds the lock by another lease.
+    Transferred,
     Lost,
-    /// Lost, with a renewal still on its way.
+    /// Lost, with a renewal in flight.
     LostRenewing,
-    /// Let go by its holder, while a renewal is still on its way. The release waits for it.
-    Leaving,
+    /// Released by its holder, with a renewal in flight. The release request waits for it.
+    ReleasePending,
     Releasing,
 }
 
-/// How a lease came to be lost.
+/// Why a lease was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// The store did not confirm a renewal in time.
     Expired,
-    /// The store says that the key is not ours any more.
+    /// The store reports that the key is not held by this owner.
     Taken,
     /// `renew = false`, and the ttl is over.
     TtlOver,
     /// `max_hold` is over.
     MaxHold,
-    /// The pool shuts down and its grace is over.
-    Shutdown,
+    /// The pool shuts down, and its grace is over.
+    PoolClosed,
 }
 
-/// What the listeners of a lease are told.
+/// How a hold ended, for its listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Lost(Loss),
-    /// The holder has let go, and nothing was lost before.
+    /// Released by the holder, and not lost before.
     Released,
 }
 
-/// The tasks that listen for the end of a lease, by numbers that grow. A lease that ends gives them up, and each
-/// is woken once.
+/// The tasks that listen for the end of a lease, by growing numbers. The end of the lease takes them out, and wakes each
+/// once.
 #[derive(Debug, Default)]
-#[must_use = "a listener that is not woken waits for good"]
+#[must_use = "a listener that is not woken never resolves"]
 pub(crate) struct Listeners(Vec<(u64, Waker)>);
 
 impl Listeners {
@@ -155,7 +158,7 @@ impl Listeners {
         self.0.binary_search_by_key(&id, |listener| listener.0).ok()
     }
 
-    /// Wakes all of them. Not under a lock: a waker is foreign code.
+    /// Wakes all of them. Not under a lock: a waker is code of the program.
     pub(crate) fn wake(self) {
         for (_, waker) in self.0 {
             panic_boundary::wake(waker);
@@ -163,8 +166,7 @@ impl Listeners {
     }
 }
 
-/// A place among the listeners of a lease. Dropped, it leaves no waker behind; in a process that was forked from its
-/// own it leaves the lease alone.
+/// One listener of a lease. Dropping it removes its waker, except in a process that was forked from its own.
 #[derive(Debug)]
 pub(crate) struct Listener {
     lease: Arc<Lease>,
@@ -192,123 +194,104 @@ impl Drop for Listener {
     }
 }
 
-/// What the watchdog has to do with a lease now.
+/// What a lease needs now.
 #[derive(Debug)]
-pub(crate) enum Beat {
-    /// Renew it, and look again at `last_call`.
+pub(crate) enum RenewalAction {
+    /// A renewal. Poll again at `cancel_at`.
     Renew {
-        last_call: Instant,
-        /// Whether the last renewal came to nothing.
+        cancel_at: Instant,
+        /// Whether the last renewal failed.
         in_doubt: bool,
     },
     /// Nothing before this moment.
     Wait(Instant),
-    /// It has just been lost.
+    /// The lease is lost by this call.
     Lost(Loss),
-    /// Its caller has not picked it up in time, and cannot any more. It is to be released.
-    Unclaimed(Arc<Engine>),
-    /// It needs no watchdog any more.
+    /// The caller has not picked the grant up in time, and cannot any more. The lease is to be released.
+    Unclaimed,
+    /// No further renewal.
     Over,
 }
 
-/// What the process has at the store: from a grant to the release, whoever of its tasks holds it.
+/// What the process holds at the store, from a grant to the release, across hand-offs between its tasks.
 #[derive(Debug)]
-pub(crate) struct Tenure {
+pub(crate) struct Grant {
     pub(crate) owner: Owner,
-    /// When the grant was asked for.
+    /// When the request of the grant was sent.
     pub(crate) since: Instant,
-    /// How long the store may be holding requests of this owner that were never answered.
-    pub(crate) haunted_until: Option<Instant>,
+    /// When the store has forgotten all requests of this owner that were never answered, if there are any.
+    pub(crate) ambiguous_until: Option<Instant>,
     valid_until: Instant,
     stored_until: Instant,
     /// `None` for a new grant.
     next_renewal: Option<Instant>,
     fences: Option<Fences>,
-    turns: Vec<Turn>,
+    permits: Vec<KeyPermit>,
 }
 
-impl Tenure {
-    /// From a grant whose request was sent at `sent`.
+impl Grant {
+    /// The grant of a request that was sent at `sent`.
     pub(crate) fn new(
-        place: &Place,
+        owner: Owner,
+        ambiguous_until: Option<Instant>,
         policy: &Policy,
         sent: Instant,
         fences: Option<Fences>,
-        turns: Vec<Turn>,
+        permits: Vec<KeyPermit>,
     ) -> Self {
         Self {
-            owner: place.owner,
+            owner,
             since: sent,
-            haunted_until: (place.unanswered > 0).then_some(place.haunted_until),
-            valid_until: sent + policy.ttl.belief(),
+            ambiguous_until,
+            valid_until: sent + policy.ttl.validity(),
             stored_until: sent + policy.kept_for(),
             next_renewal: None,
             fences,
-            turns,
+            permits,
         }
     }
 }
 
 impl Lease {
-    /// Makes the one who asked the holder of `tenure`. `contended` is what the store says of others, if it was
-    /// asked.
-    pub(crate) fn grant(
-        engine: &Arc<Engine>,
-        ask: Arc<Ask>,
-        tenure: Tenure,
-        asked_at: Instant,
-        contended: Option<bool>,
-    ) -> LockGuard {
-        let id = engine.registry.next_id();
-        let pool = engine.name().clone();
-        let lease = Arc::new(Self::new(id, pool, ask, tenure, asked_at, engine.clock));
-        engine.registry.enroll(&lease);
-        engine.watchdog.watch(&lease);
-        if let [key] = &*lease.ask.wire {
-            engine.queue.hold(key, &lease, contended);
-        }
-        events::acquired(&lease, lease.granted_at.since(asked_at));
-        LockGuard::new(engine.clone(), lease)
-    }
-
-    fn new(
+    /// A lease of `grant`, number `id` of the pool. The wait for it began at `requested_at`.
+    pub(crate) fn new(
         id: u64,
         pool: Arc<str>,
-        ask: Arc<Ask>,
-        mut tenure: Tenure,
-        asked_at: Instant,
+        spec: Arc<LockSpec>,
+        mut tenure: Grant,
+        requested_at: Instant,
         clock: Clock,
     ) -> Self {
         let granted_at = clock.now();
-        let wait_ends = match ask.policy.wait {
-            Wait::For(wait) => asked_at + wait,
+        let wait_ends = match spec.policy.wait {
+            Wait::For(wait) => requested_at + wait,
             Wait::Forever => granted_at,
         };
-        let offered_until = wait_ends.max(granted_at + ask.policy.ttl.get());
-        let limit = ask.policy.max_hold.map(|max_hold| granted_at + max_hold);
+        let offered_until = wait_ends.max(granted_at + spec.policy.ttl.get());
+        let limit = spec.policy.max_hold.map(|max_hold| granted_at + max_hold);
         let valid_until = limit.map_or(tenure.valid_until, |limit| limit.min(tenure.valid_until));
         let fence =
-            if ask.policy.fencing { tenure.fences.as_mut().and_then(Fences::take) } else { None };
+            if spec.policy.fencing { tenure.fences.as_mut().and_then(Fences::take) } else { None };
         let first_renewal =
-            || ask.policy.renew_every.map(|every| jitter::early(tenure.since, every, id));
+            || spec.policy.renew_every.map(|every| jitter::early(tenure.since, every, id));
         Self {
             id,
             pool,
             fence,
             granted_at,
-            ttl: ask.policy.ttl,
-            renew_every: ask.policy.renew_every,
+            ttl: spec.policy.ttl,
+            renew_every: spec.policy.renew_every,
             limit,
-            notice: ask.policy.notice(),
+            cancel_margin: spec.policy.cancel_margin(),
             owner: tenure.owner,
-            tenure_since: tenure.since,
-            haunted_until: tenure.haunted_until,
+            granted_to_process_at: tenure.since,
+            ambiguous_until: tenure.ambiguous_until,
             clock,
             offer: Offer::default(),
             offered_until,
             valid_until: AtomicU64::new(valid_until.as_nanos()),
             stored_until: AtomicU64::new(tenure.stored_until.as_nanos()),
-            filed_at: AtomicU64::new(0),
+            scheduled_at: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::Held,
                 loss: None,
@@ -317,28 +300,28 @@ impl Lease {
                 listeners: Listeners::default(),
                 last_listener: 0,
                 fences: tenure.fences,
-                turns: tenure.turns,
+                permits: tenure.permits,
             }),
             renewed: Notify::new(),
-            ask,
+            spec,
         }
     }
 
-    /// Ends this holder's time and gives what the process has at the store to `next`, if that is as good
-    /// as a new grant for it. Otherwise nothing has changed, and the lease is to be released.
+    /// Ends this hold and makes its grant available to `next`, if that is as good as a new grant for it. Otherwise
+    /// nothing changes, and the lease is to be released.
     ///
-    /// The caller wakes the listeners, for it may have the queue locked now.
-    pub(crate) fn pass_on(&self, next: &Ask) -> Option<(Tenure, Listeners)> {
+    /// The caller wakes the listeners, because it may have the queue locked now.
+    pub(crate) fn transfer(&self, next: &LockSpec) -> Option<(Grant, Listeners)> {
         let now = self.clock.now();
-        let (mine, its) = (&self.ask.policy, &next.policy);
-        // A limit on one holder's time is not for the next; and a renewal is sent under one ttl. The store has to know
-        // of the next one's `min_hold` before its body begins.
+        let (mine, its) = (&self.spec.policy, &next.policy);
+        // `max_hold` limits one holder, and a renewal is sent with one ttl. The store has to know the next `min_hold`
+        // before that body begins.
         let alike = mine.renew_every.is_some()
             && mine.max_hold.is_none()
             && its.min_hold.is_zero()
             && mine.ttl == its.ttl
             && mine.renew_every == its.renew_every
-            && self.haunted_until.is_none();
+            && self.ambiguous_until.is_none();
         let valid_until = self.valid_until();
         if !alike
             || valid_until.since(now) < its.ttl.get() / 2
@@ -347,28 +330,28 @@ impl Lease {
             return None;
         }
         let mut state = self.state();
-        // One whose renewal is on its way is released: the answer is about this lease.
+        // A lease with a renewal in flight is released instead: the answer is about this lease.
         let fenced = !its.fencing || state.fences.is_some_and(|fences| !fences.is_empty());
         if state.phase != Phase::Held || !fenced {
             return None;
         }
-        state.phase = Phase::Passed;
+        state.phase = Phase::Transferred;
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
-        let tenure = Tenure {
+        let tenure = Grant {
             owner: self.owner,
-            since: self.tenure_since,
-            haunted_until: None,
+            since: self.granted_to_process_at,
+            ambiguous_until: None,
             valid_until,
             stored_until: self.stored_until(),
             next_renewal: state.next_renewal,
             fences: state.fences,
-            turns: std::mem::take(&mut state.turns),
+            permits: std::mem::take(&mut state.permits),
         };
         Some((tenure, listeners))
     }
 
-    /// The caller has its guard. False if the grant was given back before.
+    /// The caller has the lease. `false` if the grant was withdrawn before.
     pub(crate) fn pick_up(&self) -> bool {
         self.offer.end(Offer::PICKED_UP)
     }
@@ -377,7 +360,7 @@ impl Lease {
         self.clock.now() < self.valid_until()
     }
 
-    /// Whether belief has run out without anybody having said so yet.
+    /// Whether validity has run out without a transition to lost.
     pub(crate) fn is_overdue(&self) -> bool {
         let valid_until = self.valid_until();
         valid_until > Instant::from_nanos(0) && valid_until <= self.clock.now()
@@ -395,29 +378,29 @@ impl Lease {
         Instant::from_nanos(self.stored_until.load(Ordering::Acquire))
     }
 
-    pub(crate) fn filed_at(&self) -> Instant {
-        Instant::from_nanos(self.filed_at.load(Ordering::Relaxed))
+    pub(crate) fn scheduled_at(&self) -> Instant {
+        Instant::from_nanos(self.scheduled_at.load(Ordering::Relaxed))
     }
 
-    /// Notes where the watchdog files the lease; returns where it was.
-    pub(crate) fn file_at(&self, due: Instant) -> Instant {
-        Instant::from_nanos(self.filed_at.swap(due.as_nanos(), Ordering::Relaxed))
+    /// Records the position in the queue of renewals; returns the former one.
+    pub(crate) fn schedule_at(&self, due: Instant) -> Instant {
+        Instant::from_nanos(self.scheduled_at.swap(due.as_nanos(), Ordering::Relaxed))
     }
 
-    /// What the store knows the lease by.
+    /// The lease, as the store knows it.
     pub(crate) fn to_store(&self) -> LeaseRef {
         LeaseRef {
-            keys: self.ask.wire.clone(),
+            keys: self.spec.store_keys.clone(),
             owner: self.owner,
             ttl: self.ttl.get(),
-            min_hold: self.free_after(),
+            min_hold: self.remaining_min_hold(),
         }
     }
 
-    /// How long the store is to keep the lock still after its release.
-    pub(crate) fn free_after(&self) -> Duration {
-        let min_hold = self.ask.policy.min_hold;
-        // Most have none, and then no clock is asked.
+    /// What is left of the `min_hold`: how long the store keeps the lock after the release.
+    pub(crate) fn remaining_min_hold(&self) -> Duration {
+        let min_hold = self.spec.policy.min_hold;
+        // Without a `min_hold` the clock is not read.
         if min_hold.is_zero() { min_hold } else { min_hold.saturating_sub(self.held_for()) }
     }
 
@@ -425,13 +408,13 @@ impl Lease {
         self.state().loss
     }
 
-    /// Whether what it held is another task's by now.
-    pub(crate) fn is_passed_on(&self) -> bool {
-        self.state().phase == Phase::Passed
+    /// Whether another task of this process holds the lock by now.
+    pub(crate) fn is_transferred(&self) -> bool {
+        self.state().phase == Phase::Transferred
     }
 
-    /// Resolves when the lease is lost or let go. `listener` is the caller's place among the listeners, `None`
-    /// at first.
+    /// Resolves when the lease is lost or released. `listener` is the caller's number among the listeners, `None` at
+    /// first.
     fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
         let mut state = self.state();
         if let Some(ending) = state.ending() {
@@ -458,12 +441,12 @@ impl Lease {
         let Some(id) = listener else { return };
         let mut state = self.state();
         let forgotten = state.listeners.find(id).map(|at| state.listeners.0.remove(at));
-        // As above.
+        // As in `poll_lost`.
         drop(state);
         drop(forgotten);
     }
 
-    /// Ends belief at once, unless the holder has let go already.
+    /// Ends validity at once, unless the lease is released already. Returns whether this call did.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
         let mut state = self.state();
         match state.phase {
@@ -473,101 +456,97 @@ impl Lease {
                 state.loss = Some(loss);
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
-                // From here on the store alone keeps the others out; a holder that never notices must
-                // not keep them in line as well.
-                let turns = std::mem::take(&mut state.turns);
+                // From here on the store alone excludes other owners. A holder that never notices must not block
+                // the queue of this process.
+                let permits = std::mem::take(&mut state.permits);
                 drop(state);
-                drop(turns);
+                drop(permits);
                 listeners.wake();
                 true
             }
-            Phase::Passed
+            Phase::Transferred
             | Phase::Lost
             | Phase::LostRenewing
-            | Phase::Leaving
+            | Phase::ReleasePending
             | Phase::Releasing => false,
         }
     }
 
-    /// Ends belief because its time is over. The loss, if this call is the one that ended it.
-    pub(crate) fn lapse(&self, now: Instant) -> Option<Loss> {
-        let notice = self.notice;
+    /// Ends validity because its time is over. Returns the loss if this call ended it.
+    pub(crate) fn expire(&self, now: Instant) -> Option<Loss> {
+        let cancel_margin = self.cancel_margin;
         let loss = match (self.limit, self.renew_every) {
-            (Some(limit), _) if now + notice >= limit => Loss::MaxHold,
+            (Some(limit), _) if now + cancel_margin >= limit => Loss::MaxHold,
             (_, None) => Loss::TtlOver,
             _ => Loss::Expired,
         };
         self.lose(loss).then_some(loss)
     }
 
-    /// When the watchdog has to look at the lease next; `None` if never again.
+    /// When to call [`poll_renewal`](Self::poll_renewal) next; `None` if never again.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due_in(&self.state())
     }
 
     fn due_in(&self, state: &State) -> Option<Instant> {
-        let last_call = self.last_call();
+        let cancel_at = self.cancel_at();
         match state.phase {
             Phase::Held => {
-                let due = state.next_renewal.map_or(last_call, |next| next.min(last_call));
+                let due = state.next_renewal.map_or(cancel_at, |next| next.min(cancel_at));
                 Some(if self.offer.is_open() { due.min(self.offered_until) } else { due })
             }
-            Phase::Renewing => Some(last_call),
-            Phase::Passed
+            Phase::Renewing => Some(cancel_at),
+            Phase::Transferred
             | Phase::Lost
             | Phase::LostRenewing
-            | Phase::Leaving
+            | Phase::ReleasePending
             | Phase::Releasing => None,
         }
     }
 
-    /// What is to be done at `now`. [`Beat::Renew`] puts the lease into the phase in which the caller
-    /// sends a renewal, and within half of the time that is left reports to [`renewed`](Self::renewed) or
-    /// [`not_renewed`](Self::not_renewed), or [`not_there`](Self::not_there).
-    pub(crate) fn beat(&self, now: Instant) -> Beat {
+    /// What the lease needs at `now`. [`RenewalAction::Renew`] is the transition to a renewal in flight. The caller sends
+    /// it, and within half of the remaining time reports to [`on_renewed`](Self::on_renewed),
+    /// [`on_renewal_failed`](Self::on_renewal_failed) or [`on_not_held`](Self::on_not_held).
+    pub(crate) fn poll_renewal(&self, now: Instant) -> RenewalAction {
         let mut state = self.state();
-        let Some(due) = self.due_in(&state) else { return Beat::Over };
+        let Some(due) = self.due_in(&state) else { return RenewalAction::Over };
         if due > now {
-            return Beat::Wait(due);
+            return RenewalAction::Wait(due);
         }
-        let last_call = self.last_call();
-        if now >= last_call {
+        let cancel_at = self.cancel_at();
+        if now >= cancel_at {
             drop(state);
-            return self.lapse(now).map_or(Beat::Over, Beat::Lost);
+            return self.expire(now).map_or(RenewalAction::Over, RenewalAction::Lost);
         }
         if state.phase != Phase::Held {
-            return Beat::Wait(last_call);
+            return RenewalAction::Wait(cancel_at);
         }
-        // By its turn a lease knows the pool of the line that waits for it.
-        if now >= self.offered_until
-            && let Some(turn) = state.turns.first()
-            && self.offer.end(Offer::WITHDRAWN)
-        {
-            return Beat::Unclaimed(turn.engine().clone());
+        if now >= self.offered_until && self.offer.end(Offer::WITHDRAWN) {
+            return RenewalAction::Unclaimed;
         }
         state.phase = Phase::Renewing;
-        Beat::Renew { last_call, in_doubt: state.unconfirmed.is_some() }
+        RenewalAction::Renew { cancel_at, in_doubt: state.unconfirmed.is_some() }
     }
 
-    /// A body needs a moment to end, and has to have ended when belief does.
-    fn last_call(&self) -> Instant {
-        self.valid_until().saturating_sub(self.notice)
+    /// The body is cancelled `cancel_margin` before the lease expires, so that it has stopped by then.
+    fn cancel_at(&self) -> Instant {
+        self.valid_until().saturating_sub(self.cancel_margin)
     }
 
     /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.
-    pub(crate) fn renewed(&self, sent: Instant, pause: Duration) {
+    pub(crate) fn on_renewed(&self, sent: Instant, pause: Duration) {
         self.renewal_over(sent, |state| {
-            // What has run out stays so: the holder may have looked, and others may have had the lock.
+            // Validity that has run out stays so: the holder may have read it, and another owner may have held the lock.
             if self.is_held() {
-                self.believe_from(sent);
+                self.extend_validity(sent);
             }
             state.next_renewal = Some(jitter::early(sent, pause, self.id));
             state.unconfirmed = None;
         });
     }
 
-    /// A renewal failed for a reason that may pass; it is tried again after a while.
-    pub(crate) fn not_renewed(&self, now: Instant, error: BackendError) {
+    /// A renewal failed for a reason that may pass. The next one is due after a pause.
+    pub(crate) fn on_renewal_failed(&self, now: Instant, error: BackendError) {
         let pause = self.ttl.get() / 24;
         self.renewal_over(now, |state| {
             state.next_renewal = Some(now + pause);
@@ -575,18 +554,18 @@ impl Lease {
         });
     }
 
-    /// The store has answered a renewal by saying that there is nothing to renew.
-    pub(crate) fn not_there(&self, now: Instant) {
+    /// The store answered a renewal with "not held".
+    pub(crate) fn on_not_held(&self, now: Instant) {
         self.renewal_over(now, |state| state.next_renewal = Some(now));
     }
 
-    /// Why the store has not confirmed the last renewal, if it has not.
+    /// Why the last renewal was not confirmed, if it was not.
     pub(crate) fn unconfirmed(&self) -> Option<BackendError> {
         self.state().unconfirmed.as_deref().cloned()
     }
 
-    /// No renewal is on its way any more. It may have been applied as late as `stored_from`, also if it
-    /// failed. `go_on` is for a lease that is still held.
+    /// The renewal in flight has ended. It may have been applied as late as `stored_from`, also if it failed. `go_on`
+    /// is for a lease that is still held.
     fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut State)) {
         let mut state = self.state();
         match state.phase {
@@ -595,22 +574,22 @@ impl Lease {
                 state.phase = Phase::Held;
             }
             Phase::LostRenewing => state.phase = Phase::Lost,
-            Phase::Leaving => {
+            Phase::ReleasePending => {
                 state.phase = Phase::Releasing;
                 self.renewed.notify_waiters();
             }
-            Phase::Held | Phase::Passed | Phase::Lost | Phase::Releasing => return,
+            Phase::Held | Phase::Transferred | Phase::Lost | Phase::Releasing => return,
         }
         self.store_until(stored_from);
     }
 
-    /// The holder lets go, and the listeners are told. True for the one caller that has to see to the release.
-    pub(crate) fn let_go(&self) -> bool {
+    /// Ends the hold and wakes the listeners. `true` for the one caller that has to send the release.
+    pub(crate) fn begin_release(&self) -> bool {
         let mut state = self.state();
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
-            Phase::Renewing | Phase::LostRenewing => Phase::Leaving,
-            Phase::Passed | Phase::Leaving | Phase::Releasing => return false,
+            Phase::Renewing | Phase::LostRenewing => Phase::ReleasePending,
+            Phase::Transferred | Phase::ReleasePending | Phase::Releasing => return false,
         };
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
@@ -619,56 +598,65 @@ impl Lease {
         true
     }
 
-    /// Waits until no renewal is on its way, so that the release is the last thing sent.
+    /// Waits until no renewal is in flight, so that the release is the last request.
     pub(crate) async fn settled(&self) {
         loop {
             let renewed = self.renewed.notified();
-            if self.state().phase != Phase::Leaving {
+            if self.state().phase != Phase::ReleasePending {
                 return;
             }
             renewed.await;
         }
     }
 
-    /// Whether no renewal is on its way.
+    /// Whether no renewal is in flight.
     pub(crate) fn is_settled(&self) -> bool {
-        self.state().phase != Phase::Leaving
+        self.state().phase != Phase::ReleasePending
     }
 
-    /// Whether those in line wait for this lease to go.
-    pub(crate) fn has_turns(&self) -> bool {
-        !self.state().turns.is_empty()
+    /// Whether waiters of this process depend on the release.
+    pub(crate) fn has_permits(&self) -> bool {
+        !self.state().permits.is_empty()
     }
 
-    /// The turns of its keys, for whoever lets them go.
-    pub(crate) fn take_turns(&self) -> Vec<Turn> {
-        std::mem::take(&mut self.state().turns)
+    /// The permits of its keys, for the task that releases them.
+    pub(crate) fn take_permits(&self) -> Vec<KeyPermit> {
+        std::mem::take(&mut self.state().permits)
     }
 
-    /// Has the next renewal due at `now`: something may have happened to the lease. False if it is not to
-    /// be renewed.
-    pub(crate) fn hurry(&self, now: Instant) -> bool {
+    /// Makes the next renewal due at `now`: the key may have changed. `false` if the lease is not to be renewed.
+    pub(crate) fn expedite(&self, now: Instant) -> bool {
         let mut state = self.state();
-        let hurries = state.phase == Phase::Held && state.next_renewal.is_some();
-        if hurries {
+        let renews = state.phase == Phase::Held && state.next_renewal.is_some();
+        if renews {
             state.next_renewal = Some(now);
         }
-        hurries
+        renews
+    }
+
+    /// The lease as the holder of its key.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder { lease: self.id, owner: self.owner, since: self.granted_at }
+    }
+
+    /// The lock and the pool, for events.
+    pub(crate) fn origin(&self) -> Origin<'_> {
+        Origin { spec: &self.spec, pool: &self.pool }
     }
 
     fn valid_until(&self) -> Instant {
         Instant::from_nanos(self.valid_until.load(Ordering::Acquire))
     }
 
-    fn believe_from(&self, sent: Instant) {
-        let until = sent + self.ttl.belief();
+    fn extend_validity(&self, sent: Instant) {
+        let until = sent + self.ttl.validity();
         let until = self.limit.map_or(until, |limit| limit.min(until));
         self.valid_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
         self.store_until(sent);
     }
 
     fn store_until(&self, sent: Instant) {
-        let until = (sent + self.ttl.get()).max(self.granted_at + self.ask.policy.min_hold);
+        let until = (sent + self.ttl.get()).max(self.granted_at + self.spec.policy.min_hold);
         self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
     }
 

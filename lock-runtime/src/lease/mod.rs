@@ -1,5 +1,6 @@
 //! What a grant is worth: its validity, its renewals, and what of it is still under way.
 
+pub(crate) mod held_lease;
 #[expect(clippy::module_inception, reason = "one noun per file")]
 pub(crate) mod lease;
 pub(crate) mod renewal;

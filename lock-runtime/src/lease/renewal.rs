@@ -1,153 +1,164 @@
-//! Keeps leases alive while they are held, and ends belief in those that could not be kept.
+//! Renews leases before they expire.
+//!
+//! Leases that are due within 2 ms of each other share one request. Leases that are close to expiry, and leases whose
+//! last renewal failed, are sent in batches of their own. So a silent server does not delay healthy leases.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{BackendError, DynBackend, FailureKind, LeaseStatus};
+use crate::backend::{DynBackend, LeaseStatus};
+use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
-use crate::exec::timer_queue::Deadlines;
-use crate::lease::lease::{Beat, Lease, Loss};
-use crate::lock::release::release;
+use crate::exec::timer_queue::TimerQueue;
+use crate::lease::lease::{Lease, Loss, RenewalAction};
 
-/// One schedule for all leases of a pool. Leases that are due together are renewed in one round trip.
+/// The leases of a pool, by the time of their next renewal.
 #[derive(Debug, Default)]
-pub(crate) struct Watchdog(Deadlines<Arc<Lease>>);
+pub(crate) struct RenewalScheduler(TimerQueue<Arc<Lease>>);
 
-/// What the watchdog works with.
-pub(crate) struct Tools {
-    pub(crate) store: Arc<dyn DynBackend>,
+/// What the scheduler works with.
+pub(crate) struct RenewalConfig {
+    pub(crate) backend: Arc<dyn DynBackend>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
     pub(crate) request_timeout: Duration,
+    /// Releases a lease that its caller has not picked up.
+    pub(crate) on_unclaimed: Box<dyn Fn(&Arc<Lease>) + Send + Sync>,
 }
 
-/// Leases due within this span of each other share a round trip.
+impl fmt::Debug for RenewalConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RenewalConfig").finish_non_exhaustive()
+    }
+}
+
+/// Leases due within this span of each other share a request.
 const TICK: Duration = Duration::from_millis(2);
 
-/// Where a lease is filed that is not.
-const NOWHERE: Instant = Instant::from_nanos(0);
+/// The position of a lease that is not scheduled.
+const UNSCHEDULED: Instant = Instant::from_nanos(0);
 
-/// What a store needs for one renewal of many, at the most.
+/// The longest time that a store needs for one renewal in a large batch.
 const EACH: Duration = Duration::from_micros(50);
 
-/// Leases to be renewed together.
-struct Batch {
+/// Leases that are renewed by one request.
+struct RenewalBatch {
     leases: Vec<Arc<Lease>>,
-    /// Half of what is left to the one that ends first: the rest is for a second try.
-    left: Duration,
+    /// Half of the remaining time of the lease that expires first. The other half is for a second try.
+    time_limit: Duration,
 }
 
-impl Default for Batch {
+impl Default for RenewalBatch {
     fn default() -> Self {
-        Self { leases: Vec::new(), left: Duration::MAX }
+        Self { leases: Vec::new(), time_limit: Duration::MAX }
     }
 }
 
-impl Batch {
-    fn add(&mut self, lease: Arc<Lease>, left: Duration) {
+impl RenewalBatch {
+    fn add(&mut self, lease: Arc<Lease>, time_limit: Duration) {
         self.leases.push(lease);
-        self.left = self.left.min(left);
+        self.time_limit = self.time_limit.min(time_limit);
     }
 }
 
-impl Watchdog {
-    /// Begins to look after `lease`.
-    pub(crate) fn watch(&self, lease: &Arc<Lease>) {
+impl RenewalScheduler {
+    /// Schedules the next renewal of `lease`, if it needs one.
+    pub(crate) fn schedule(&self, lease: &Arc<Lease>) {
         if let Some(due) = lease.due() {
-            self.file(lease, due);
+            self.insert(lease, due);
         }
     }
 
-    /// Stops looking after `lease`.
-    pub(crate) fn forget(&self, lease: &Lease) {
-        let filed_at = lease.filed_at();
-        if filed_at != NOWHERE {
-            self.0.remove(filed_at, lease.id);
+    /// Removes `lease`.
+    pub(crate) fn cancel(&self, lease: &Lease) {
+        let scheduled_at = lease.scheduled_at();
+        if scheduled_at != UNSCHEDULED {
+            self.0.remove(scheduled_at, lease.id);
         }
     }
 
-    /// Has `lease` renewed at once: something may have happened to it.
-    pub(crate) fn hurry(&self, lease: &Arc<Lease>, now: Instant) {
-        if lease.hurry(now) {
-            self.watch(lease);
+    /// Renews `lease` at once: its key may have been deleted or taken over.
+    pub(crate) fn expedite(&self, lease: &Arc<Lease>, now: Instant) {
+        if lease.expedite(now) {
+            self.schedule(lease);
         }
     }
 
-    fn file(&self, lease: &Arc<Lease>, due: Instant) {
-        // Should the lease be forgotten at this very moment, it is found to be over when it is due.
-        let filed_at = lease.file_at(due);
-        if filed_at != NOWHERE {
-            self.0.remove(filed_at, lease.id);
+    fn insert(&self, lease: &Arc<Lease>, due: Instant) {
+        // A lease that is cancelled at this moment is found to be over when it is due.
+        let scheduled_at = lease.schedule_at(due);
+        if scheduled_at != UNSCHEDULED {
+            self.0.remove(scheduled_at, lease.id);
         }
-        self.0.file(due, lease.id, lease.clone());
+        self.0.insert(due, lease.id, lease.clone());
     }
 
-    /// Renews what is due. Runs on the driver for the life of the pool.
-    pub(crate) async fn run(self: Arc<Self>, tools: Tools) {
-        let tools = Arc::new(tools);
+    /// Renews leases when they are due. Runs on the driver for the life of the pool.
+    pub(crate) async fn run(self: Arc<Self>, config: RenewalConfig) {
+        let config = Arc::new(config);
         loop {
-            self.0.due(tools.clock).await;
-            let now = tools.clock.now();
+            self.0.due(config.clock).await;
+            let now = config.clock.now();
             let mut due = self.0.take_until(now + TICK);
-            // Of a great many most are not in the processor's caches: it fetches best what lies together.
+            // Neighbours in memory share cache lines, which counts with very many leases.
             due.sort_unstable_by_key(Arc::as_ptr);
-            // A panic here would end all renewals of the pool. So it ends one beat, and each lease is looked at again.
-            if panic_boundary::call(|| self.beat(&tools, &due, now)).is_err() {
-                due.iter().for_each(|lease| self.watch(lease));
+            // A panic ends one tick and not the renewals of the pool. Each lease is scheduled again.
+            if panic_boundary::call(|| self.tick(&config, &due, now)).is_err() {
+                due.iter().for_each(|lease| self.schedule(lease));
             }
         }
     }
 
-    fn beat(self: &Arc<Self>, tools: &Arc<Tools>, due: &[Arc<Lease>], now: Instant) {
-        // A lease that is soon to end has less request_timeout with the store than the others have. And one that was
-        // not renewed last time may be so for a reason of its own, a server of a cluster that is silent.
-        let mut batches: [Batch; 4] = Default::default();
+    fn tick(self: &Arc<Self>, config: &Arc<RenewalConfig>, due: &[Arc<Lease>], now: Instant) {
+        // A lease close to expiry has less time for a request than others. A lease whose last renewal failed may be on a
+        // silent server of a cluster.
+        let mut batches: [RenewalBatch; 4] = Default::default();
         for lease in due {
-            lease.file_at(NOWHERE);
-            match lease.beat(now + TICK) {
-                // Until it is answered or given up, the batch is what looks after the lease.
-                Beat::Renew { last_call, in_doubt } => {
-                    let left = last_call.since(now) / 2;
-                    let in_haste = left < tools.request_timeout;
-                    batches[2 * usize::from(in_doubt) + usize::from(in_haste)]
-                        .add(lease.clone(), left);
+            lease.schedule_at(UNSCHEDULED);
+            match lease.poll_renewal(now + TICK) {
+                // The batch schedules the lease again when it is answered or given up.
+                RenewalAction::Renew { cancel_at, in_doubt } => {
+                    let time_limit = cancel_at.since(now) / 2;
+                    let is_urgent = time_limit < config.request_timeout;
+                    batches[2 * usize::from(in_doubt) + usize::from(is_urgent)]
+                        .add(lease.clone(), time_limit);
                 }
-                Beat::Wait(due) => self.file(lease, due),
-                Beat::Lost(loss) => events::lost(lease, loss),
-                // The caller is told as it polls again.
-                Beat::Unclaimed(engine) => drop(release(&engine, lease)),
-                Beat::Over => {}
+                RenewalAction::Wait(due) => self.insert(lease, due),
+                RenewalAction::Lost(loss) => events::lost(lease.origin(), lease.held_for(), loss),
+                // The caller gets an error at its next poll.
+                RenewalAction::Unclaimed => (config.on_unclaimed)(lease),
+                RenewalAction::Over => {}
             }
         }
-        // On their own, so that a store that does not answer stops nobody else's clock.
-        for Batch { leases, left } in batches {
+        // A task per batch: a silent store does not stop the clock of other batches.
+        for RenewalBatch { leases, time_limit } in batches {
             if !leases.is_empty() {
-                // A store needs time for each of a great many.
                 let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-                let request_timeout =
-                    tools.request_timeout.saturating_add(EACH.saturating_mul(count)).min(left);
-                tools.driver.spawn(self.clone().renew(tools.clone(), leases, request_timeout));
+                let for_all = config.request_timeout.saturating_add(EACH.saturating_mul(count));
+                let time_limit = for_all.min(time_limit);
+                config.driver.spawn(self.clone().renew(config.clone(), leases, time_limit));
             }
         }
     }
 
     async fn renew(
         self: Arc<Self>,
-        tools: Arc<Tools>,
+        config: Arc<RenewalConfig>,
         batch: Vec<Arc<Lease>>,
-        request_timeout: Duration,
+        time_limit: Duration,
     ) {
         let requests: Vec<_> = batch.iter().map(|lease| lease.to_store()).collect();
-        let mut open =
-            Unanswered { watchdog: &self, clock: tools.clock, leases: batch.into_iter() };
-        let sent = tools.clock.now();
-        let answer = timeout(request_timeout, tools.store.renew(&requests)).await;
-        let now = tools.clock.now();
+        let mut unanswered =
+            Unanswered { renewals: &self, clock: config.clock, leases: batch.into_iter() };
+        let sent = config.clock.now();
+        let answer = timeout(time_limit, config.backend.renew(&requests)).await;
+        let now = config.clock.now();
         let silence = || {
             Err(BackendError::new(
                 FailureKind::MaybeApplied,
@@ -156,34 +167,34 @@ impl Watchdog {
         };
         let mut outcomes = answer.unwrap_or_default().into_iter();
         // Not by value: a drop half-way reports the leases that are left.
-        for lease in open.leases.by_ref() {
+        for lease in unanswered.leases.by_ref() {
             match outcomes.next().unwrap_or_else(silence) {
                 Ok(LeaseStatus::Held) => {
-                    let every = lease.renew_every.unwrap_or(Duration::MAX);
-                    lease.renewed(sent, every);
-                    events::renewed(&lease);
+                    let interval = lease.renew_every.unwrap_or(Duration::MAX);
+                    lease.on_renewed(sent, interval);
+                    events::renewed(lease.origin(), lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
                     if lease.lose(Loss::Taken) {
-                        events::lost(&lease, Loss::Taken);
+                        events::lost(lease.origin(), lease.held_for(), Loss::Taken);
                     }
-                    // A holder that has let go meanwhile is waiting for this.
-                    lease.not_there(now);
+                    // A release of this lease may wait for the answer.
+                    lease.on_not_held(now);
                 }
                 Err(error) => {
-                    events::not_renewed(&lease, &error);
-                    lease.not_renewed(now, error);
+                    events::not_renewed(lease.origin(), lease.valid_for(), &error);
+                    lease.on_renewal_failed(now, error);
                 }
             }
-            self.watch(&lease);
+            self.schedule(&lease);
         }
     }
 }
 
-/// Leases whose renewal is on its way. Dropped before the answer, as the driver's runtime ends or by a panic, it has
-/// those that are left looked at again: none stays in the phase of a renewal that never ends.
+/// Leases with a renewal in flight. Dropped before the answer, by a panic or because the driver's runtime ends, it
+/// reports a failed renewal for those that are left. So no lease stays in the phase of a renewal that never ends.
 struct Unanswered<'a> {
-    watchdog: &'a Watchdog,
+    renewals: &'a RenewalScheduler,
     clock: Clock,
     leases: std::vec::IntoIter<Arc<Lease>>,
 }
@@ -192,8 +203,8 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         for lease in self.leases.by_ref() {
             let error = BackendError::new(FailureKind::MaybeApplied, "a renewal was cut off");
-            lease.not_renewed(self.clock.now(), error);
-            self.watchdog.watch(&lease);
+            lease.on_renewal_failed(self.clock.now(), error);
+            self.renewals.schedule(&lease);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a pool has under way: its leases, its acquires, and whether it still takes new ones.
+//! The leases and requests of a pool, and its phase.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,196 +10,196 @@ use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::lease::lease::Lease;
 
-/// Whether a pool takes new acquires.
+/// Whether a pool accepts new acquires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum PoolPhase {
     Open,
-    /// No new acquires; what is held may end.
+    /// No new acquires. Holders may finish.
     Draining,
     Closed,
 }
 
+/// Tracks live leases and work in flight, for a shutdown that waits for them.
 #[derive(Debug)]
-pub(crate) struct Registry {
-    roll: Mutex<Roll>,
+pub(crate) struct LeaseTracker {
+    tracked: Mutex<Tracked>,
     last_id: AtomicU64,
-    stage: watch::Sender<Stage>,
-    /// Counts up with every entry that leaves.
-    left: watch::Sender<u64>,
-    /// Of the pool.
+    phase: watch::Sender<PoolPhase>,
+    /// Counts up with every entry that is removed.
+    removed: watch::Sender<u64>,
+    /// The process of the pool.
     process: Process,
 }
 
 /// Numbers of leases at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tally {
+pub(crate) struct Counts {
     pub(crate) released: usize,
     pub(crate) abandoned: usize,
     pub(crate) held: usize,
 }
 
 #[derive(Debug, Default)]
-struct Roll {
+struct Tracked {
     leases: HashMap<u64, Arc<Lease>>,
-    /// Acquires and clean-ups that may still have a request at the store.
-    errands: usize,
-    /// Of the leases that ended: those that the store confirmed to be free, and the others.
+    /// Acquires and clean-ups that may have a request in flight.
+    in_flight: usize,
+    /// Ended leases whose release the store confirmed.
     released: usize,
+    /// Ended leases without that confirmation.
     abandoned: usize,
 }
 
-impl Registry {
+impl LeaseTracker {
     pub(crate) fn new() -> Self {
         Self {
-            roll: Mutex::default(),
+            tracked: Mutex::default(),
             last_id: AtomicU64::new(0),
-            stage: watch::Sender::new(Stage::Open),
-            left: watch::Sender::new(0),
+            phase: watch::Sender::new(PoolPhase::Open),
+            removed: watch::Sender::new(0),
             process: Process::current(),
         }
     }
 
-    /// Whether the pool belongs to a process that this one was forked from. Then none of its locks may be waited for:
-    /// a thread that is not here may have had them at the fork.
+    /// Whether the pool belongs to a process that this one was forked from. Its mutexes must not be locked then: a
+    /// thread that does not exist here may have held them at the fork.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        *self.stage.borrow() == Stage::Open
+        *self.phase.borrow() == PoolPhase::Open
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        *self.stage.borrow() == Stage::Closed
+        *self.phase.borrow() == PoolPhase::Closed
     }
 
-    /// Counts an acquire in, or `None` if the pool takes no more.
-    pub(crate) fn admit(self: &Arc<Self>) -> Option<Errand> {
-        let mut roll = self.roll();
+    /// Counts an acquire, or returns `None` if the pool accepts no more.
+    pub(crate) fn try_begin(self: &Arc<Self>) -> Option<InFlightToken> {
+        let mut tracked = self.tracked();
         if !self.is_open() {
             return None;
         }
-        roll.errands += 1;
-        Some(Errand(self.clone()))
+        tracked.in_flight += 1;
+        Some(InFlightToken(self.clone()))
     }
 
-    /// Counts in work that clears up after an acquire; the pool takes it at any stage.
-    pub(crate) fn clear_up(self: &Arc<Self>) -> Errand {
-        self.roll().errands += 1;
-        Errand(self.clone())
+    /// Counts work that cleans up after an acquire, in any phase.
+    pub(crate) fn begin_cleanup(self: &Arc<Self>) -> InFlightToken {
+        self.tracked().in_flight += 1;
+        InFlightToken(self.clone())
     }
 
+    /// The number of a new lease.
     pub(crate) fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn enroll(&self, lease: &Arc<Lease>) {
-        self.roll().leases.insert(lease.id, lease.clone());
+    pub(crate) fn insert(&self, lease: &Arc<Lease>) {
+        self.tracked().leases.insert(lease.id, lease.clone());
     }
 
-    /// `lease` has ended without a release: another one has taken its place.
-    pub(crate) fn forget(&self, lease: &Lease) {
-        self.roll().leases.remove(&lease.id);
+    /// Removes a lease whose grant another lease has taken over.
+    pub(crate) fn remove_transferred(&self, lease: &Lease) {
+        self.tracked().leases.remove(&lease.id);
     }
 
-    /// `lease` has ended; `confirmed` if the store said so.
-    pub(crate) fn strike(&self, lease: &Lease, confirmed: bool) {
-        let mut roll = self.roll();
-        if roll.leases.remove(&lease.id).is_none() {
+    /// Removes a lease that ended; `confirmed` if the store said so.
+    pub(crate) fn remove_ended(&self, lease: &Lease, confirmed: bool) {
+        let mut tracked = self.tracked();
+        if tracked.leases.remove(&lease.id).is_none() {
             return;
         }
         if confirmed {
-            roll.released += 1;
+            tracked.released += 1;
         } else {
-            roll.abandoned += 1;
+            tracked.abandoned += 1;
         }
-        drop(roll);
-        self.tell();
+        drop(tracked);
+        self.on_removed();
+    }
+
+    pub(crate) fn lease(&self, id: u64) -> Option<Arc<Lease>> {
+        self.tracked().leases.get(&id).cloned()
     }
 
     pub(crate) fn leases(&self) -> Vec<Arc<Lease>> {
-        self.roll().leases.values().cloned().collect()
+        self.tracked().leases.values().cloned().collect()
     }
 
-    /// What became of the leases so far.
-    pub(crate) fn tally(&self) -> Tally {
-        let roll = self.roll();
-        Tally { released: roll.released, abandoned: roll.abandoned, held: roll.leases.len() }
+    pub(crate) fn counts(&self) -> Counts {
+        let tracked = self.tracked();
+        let Tracked { released, abandoned, .. } = *tracked;
+        Counts { released, abandoned, held: tracked.leases.len() }
     }
 
-    /// Moves on to `stage`. False if that was reached before.
-    pub(crate) fn advance(&self, stage: Stage) -> bool {
-        // Under the lock of `admit`, so that nobody slips in behind.
-        let _roll = self.roll();
-        self.stage.send_if_modified(|now| {
-            let later = *now != stage && *now != Stage::Closed;
-            if later {
-                *now = stage;
+    /// Enters `phase`. `false` if the pool had reached it before.
+    pub(crate) fn advance(&self, phase: PoolPhase) -> bool {
+        // Under the lock of `try_begin`, so that no acquire begins after it.
+        let _tracked = self.tracked();
+        self.phase.send_if_modified(|now| {
+            let is_later = *now != phase && *now != PoolPhase::Closed;
+            if is_later {
+                *now = phase;
             }
-            later
+            is_later
         })
     }
 
-    /// Resolves when the pool takes no more acquires.
+    /// Resolves when the pool accepts no more acquires.
     pub(crate) async fn closing(&self) {
-        let _ = self.stage.subscribe().wait_for(|stage| *stage != Stage::Open).await;
+        let _ = self.phase.subscribe().wait_for(|phase| *phase != PoolPhase::Open).await;
     }
 
     /// Resolves when the pool has shut down.
     pub(crate) async fn closed(&self) {
-        let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Closed).await;
+        let _ = self.phase.subscribe().wait_for(|phase| *phase == PoolPhase::Closed).await;
     }
 
-    /// Resolves when nothing is under way.
+    /// Resolves when there is no lease, and no work in flight.
     pub(crate) async fn idle(&self) {
-        let mut left = self.left.subscribe();
-        loop {
-            left.mark_unchanged();
-            {
-                let roll = self.roll();
-                if roll.leases.is_empty() && roll.errands == 0 {
-                    return;
-                }
-            }
-            // The sender lives in `self`.
-            let _ = left.changed().await;
-        }
+        self.until(|tracked| tracked.leases.is_empty() && tracked.in_flight == 0).await;
     }
 
     /// Resolves when there are fewer leases than `held`.
     pub(crate) async fn fewer_than(&self, held: usize) {
-        let mut left = self.left.subscribe();
+        self.until(|tracked| tracked.leases.len() < held).await;
+    }
+
+    async fn until(&self, is_reached: impl Fn(&Tracked) -> bool) {
+        let mut removed = self.removed.subscribe();
         loop {
-            left.mark_unchanged();
-            if self.tally().held < held {
+            removed.mark_unchanged();
+            if is_reached(&self.tracked()) {
                 return;
             }
             // The sender lives in `self`.
-            let _ = left.changed().await;
+            let _ = removed.changed().await;
         }
     }
 
-    fn tell(&self) {
-        // Who begins to listen after this looks at the roll first, which has changed already.
-        if self.left.receiver_count() > 0 {
-            self.left.send_modify(|left| *left += 1);
+    fn on_removed(&self) {
+        // A receiver that subscribes later reads `tracked` first, which has changed already.
+        if self.removed.receiver_count() > 0 {
+            self.removed.send_modify(|removed| *removed += 1);
         }
     }
 
-    fn roll(&self) -> MutexGuard<'_, Roll> {
-        self.roll.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tracked(&self) -> MutexGuard<'_, Tracked> {
+        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Something under way that a shutdown waits for.
+/// Work in flight that a shutdown waits for. Dropping it ends the work.
 #[derive(Debug)]
-pub(crate) struct Errand(Arc<Registry>);
+pub(crate) struct InFlightToken(Arc<LeaseTracker>);
 
-impl Drop for Errand {
+impl Drop for InFlightToken {
     fn drop(&mut self) {
         if !self.0.is_inherited() {
-            self.0.roll().errands -= 1;
-            self.0.tell();
+            self.0.tracked().in_flight -= 1;
+            self.0.on_removed();
         }
     }
 }

@@ -1,7 +1,7 @@
-//! How many claims are at the store at once. The others wait here, first come, first served: a claim that has not
-//! been sent uses up neither the ttl nor the request_timeout of a request, and nothing has to be taken back of it. So what
-//! is at the store is answered before it is given up, and renewals and releases, which do not wait here, come before
-//! new claims.
+//! Bounds the acquires in flight at a paced store. Further ones wait here, in FIFO order.
+//!
+//! A request that is not sent uses up neither ttl nor timeout, and needs no undo. So the requests in flight are answered
+//! before their timeout. Renewals and releases do not wait here, and precede new acquires.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -11,33 +11,33 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::base::clock::{Clock, Instant};
 use crate::base::sync::{Mutex, MutexGuard};
 
-/// Room for claims at one store. The room grows while the store answers promptly and claims wait, and shrinks when
-/// answers take long.
+/// The number of acquires in flight at one store. It grows while the store answers promptly and acquires wait, and shrinks
+/// when answers take long.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// One for each claim that may be under way.
+    /// One permit for each acquire in flight.
     room: Arc<Semaphore>,
     size: Mutex<Size>,
     clock: Clock,
-    /// What an answer may take longer than twice the shortest.
+    /// How much longer than twice the shortest time an answer may take.
     slack: Duration,
 }
 
 #[derive(Debug)]
 struct Size {
-    /// How many claims may be under way.
-    claims: usize,
-    /// By how many more are under way than may be, after it shrank.
+    /// How many acquires may be in flight.
+    requests: usize,
+    /// How many more are in flight, after it shrank.
     debt: usize,
-    /// About the shortest time in which a call was answered.
+    /// About the shortest time of an answer.
     shortest: Option<Duration>,
-    /// A call that was sent before has seen the size before the last change.
+    /// A call that was sent earlier has seen the size before the last change.
     shrunk_at: Option<Instant>,
 }
 
-/// Room for the claims of one call. Dropped without an answer, the call counts as one that took long.
+/// Room for the acquires of one call. Dropped without an answer, the call counts as one that took long.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct AdmissionPermit {
     admission: Arc<Admission>,
     room: Option<OwnedSemaphorePermit>,
     sent: Instant,
@@ -45,14 +45,14 @@ pub(crate) struct Permit {
 }
 
 impl Admission {
-    /// As many as leave in one call, so that every call finds room.
+    /// The most acquires of one call, so that every call finds room.
     pub(crate) const LEAST: usize = 128;
     const FIRST: usize = 256;
     const MOST: usize = 4096;
 
-    /// `request_timeout` is how long a request may take.
+    /// `request_timeout` is the time limit of a request.
     pub(crate) fn new(clock: Clock, request_timeout: Duration) -> Arc<Self> {
-        let size = Size { claims: Self::FIRST, debt: 0, shortest: None, shrunk_at: None };
+        let size = Size { requests: Self::FIRST, debt: 0, shortest: None, shrunk_at: None };
         Arc::new(Self {
             room: Arc::new(Semaphore::new(Self::FIRST)),
             size: Mutex::new(size),
@@ -61,13 +61,18 @@ impl Admission {
         })
     }
 
-    /// Waits for room for `claims`, at most [`LEAST`](Self::LEAST). Dropped meanwhile it gives up its place.
-    pub(crate) async fn admit(self: &Arc<Self>, claims: usize) -> Option<Permit> {
-        let count = u32::try_from(claims.min(Self::LEAST)).unwrap_or(1);
-        // It is never closed.
+    /// Waits for room for `requests`, at most [`LEAST`](Self::LEAST). Dropping the future leaves the queue.
+    pub(crate) async fn admit(self: &Arc<Self>, requests: usize) -> Option<AdmissionPermit> {
+        let count = u32::try_from(requests.min(Self::LEAST)).unwrap_or(1);
+        // The semaphore is never closed.
         let room = self.room.clone().acquire_many_owned(count).await.ok()?;
         let sent = self.clock.now();
-        Some(Permit { admission: self.clone(), room: Some(room), sent, is_answered: false })
+        Some(AdmissionPermit {
+            admission: self.clone(),
+            room: Some(room),
+            sent,
+            is_answered: false,
+        })
     }
 
     fn learn(&self, room: OwnedSemaphorePermit, sent: Instant, is_answered: bool) {
@@ -78,7 +83,7 @@ impl Admission {
         let kept = size.pay(room);
         drop(size);
         self.room.add_permits(grown);
-        // Wakes the next.
+        // Wakes the next waiter.
         drop(kept);
     }
 
@@ -88,20 +93,20 @@ impl Admission {
 }
 
 impl Size {
-    /// By how much the size grows after a call of `claims`.
+    /// By how much the size grows after a call of `requests`.
     fn learn(
         &mut self,
         now: Instant,
         sent: Instant,
         is_answered: bool,
         some_wait: bool,
-        claims: usize,
+        requests: usize,
         slack: Duration,
     ) -> usize {
         let took = now.since(sent);
         if is_answered {
             self.shortest = Some(match self.shortest {
-                // Forgotten slowly: the way to the store may have become a longer one.
+                // It rises slowly: the route to the store may have become longer.
                 Some(shortest) => took.min(shortest + shortest / 4096),
                 None => took,
             });
@@ -111,21 +116,21 @@ impl Size {
             if !some_wait || self.debt > 0 {
                 return 0;
             }
-            let grown = claims.div_ceil(2).min(Admission::MOST - self.claims);
-            self.claims += grown;
+            let grown = requests.div_ceil(2).min(Admission::MOST - self.requests);
+            self.requests += grown;
             return grown;
         }
-        // Once for all that are under way.
+        // Once for all calls in flight.
         if self.shrunk_at.is_none_or(|shrunk_at| sent >= shrunk_at) {
-            let claims = (self.claims - self.claims / 4).max(Admission::LEAST);
-            self.debt += self.claims - claims;
-            self.claims = claims;
+            let requests = (self.requests - self.requests / 4).max(Admission::LEAST);
+            self.debt += self.requests - requests;
+            self.requests = requests;
             self.shrunk_at = Some(now);
         }
         0
     }
 
-    /// What is left of `room` after what is owed.
+    /// What is left of `room` after the excess.
     fn pay(&mut self, mut room: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
         let owed = self.debt.min(room.num_permits());
         self.debt -= owed;
@@ -136,14 +141,14 @@ impl Size {
     }
 }
 
-impl Permit {
+impl AdmissionPermit {
     /// The store has answered.
     pub(crate) fn answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl Drop for Permit {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
             self.admission.learn(room, self.sent, self.is_answered);
@@ -157,7 +162,7 @@ mod tests {
 
     fn under_way(admission: &Admission) -> (usize, usize) {
         let size = admission.size();
-        (size.claims, size.debt)
+        (size.requests, size.debt)
     }
 
     async fn pause(span: Duration) {
@@ -168,8 +173,8 @@ mod tests {
         Admission::new(Clock::runtime(), Duration::from_secs(1))
     }
 
-    /// All the room there is, in permits of one call each.
-    async fn fill(admission: &Arc<Admission>) -> Vec<Permit> {
+    /// All the room, in permits of one call each.
+    async fn fill(admission: &Arc<Admission>) -> Vec<AdmissionPermit> {
         let mut permits = Vec::new();
         while admission.room.available_permits() >= Admission::LEAST {
             permits.push(admission.admit(Admission::LEAST).await.unwrap());
@@ -185,10 +190,10 @@ mod tests {
             let rest = admission.room.available_permits();
             permits.push(admission.admit(rest).await.unwrap());
             pause(Duration::from_millis(5)).await;
-            permits.into_iter().for_each(Permit::answered);
+            permits.into_iter().for_each(AdmissionPermit::answered);
         }
         assert_eq!(under_way(&admission), (Admission::MOST, 0));
-        // With room to spare it stays.
+        // With spare room it stays.
         admission.admit(1).await.unwrap().answered();
         assert_eq!(under_way(&admission).0, Admission::MOST);
     }
@@ -202,13 +207,13 @@ mod tests {
             assert!(!permits.is_empty(), "a whole call always finds room");
             pause(Duration::from_millis(300)).await;
             let before = under_way(&admission).0;
-            permits.into_iter().for_each(Permit::answered);
+            permits.into_iter().for_each(AdmissionPermit::answered);
             let after = under_way(&admission).0;
             assert!(after >= before - before / 4, "once for all that are under way: {after}");
         }
         assert_eq!(under_way(&admission), (Admission::LEAST, 0));
         assert_eq!(admission.room.available_permits(), Admission::LEAST);
-        // Calls that are given up count as well, and give their room back.
+        // Calls that are given up count as well, and return their room.
         drop(fill(&admission).await);
         assert_eq!(admission.room.available_permits(), Admission::LEAST);
     }
@@ -231,7 +236,7 @@ mod tests {
             .collect();
         pause(Duration::from_millis(1)).await;
         assert!(order.lock().unwrap().is_empty());
-        held.into_iter().for_each(Permit::answered);
+        held.into_iter().for_each(AdmissionPermit::answered);
         for one in waiting {
             one.await.unwrap();
         }

@@ -1,117 +1,124 @@
-//! What a pool is made of, for everything that works on its behalf.
+//! What a pool consists of.
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
-use crate::backend::DynBackend;
-
-use crate::base::clock::Clock;
+use crate::backend::{AcquireOutcome, AcquireRequest, Capabilities, DynBackend};
+use crate::base::backend_error::BackendError;
+use crate::base::clock::{Clock, Instant};
+use crate::base::lock_spec::LockSpec;
 use crate::base::options::Defaults;
+use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
+use crate::exec::events::Origin;
 use crate::exec::round_trip::RoundTrip;
-use crate::lease::renewal::{Tools, Watchdog};
-use crate::lease::tracker::Registry;
-use crate::lock::acquire::first_request::Outbox;
-use crate::lock::admission::{Admission, Permit};
-use crate::lock::undo::Undo;
+use crate::lease::held_lease::LeaseOwner;
+use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
+use crate::lease::tracker::LeaseTracker;
+use crate::lock::acquire::attempt::TimeLimits;
+use crate::lock::admission::{Admission, AdmissionPermit};
+use crate::lock::outgoing::Outgoing;
+use crate::lock::undo_queue::UndoQueue;
+use crate::lock::waiter::LockWaiter;
 use crate::lock::wakeups;
-use crate::queue::wait_queue::Queue;
+use crate::queue::wait_queue::WaitQueues;
 
-pub(crate) struct Engine {
-    /// Given when the pool is installed.
+/// The wait queues of a pool.
+pub(crate) type Queues = WaitQueues<LockWaiter>;
+
+/// A pool: its store, its driver, and the state of its locks.
+///
+/// Dropping the last reference ends its background tasks. Leases and permits keep it alive.
+pub(crate) struct PoolCore {
+    /// Set when the pool is installed under a name.
     name: OnceCell<Arc<str>>,
+    pub(crate) config: PoolConfig,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) queue: Arc<Queues>,
+    pub(crate) renewals: Arc<RenewalScheduler>,
+    pub(crate) tracker: Arc<LeaseTracker>,
+    pub(crate) outgoing: Batcher<Outgoing>,
+    /// How long the store takes for an acquire.
+    pub(crate) round_trip: RoundTrip,
+    pub(crate) undo: UndoQueue,
+    /// Bounds the acquires in flight at a store that asks for it.
+    admission: Option<Arc<Admission>>,
+    tasks: [AbortHandle; 2],
+}
+
+/// The settings and resources of a pool.
+pub(crate) struct PoolConfig {
     pub(crate) key_prefix: Box<str>,
     pub(crate) defaults: Defaults,
     /// How long one request to the store may take.
     pub(crate) request_timeout: Duration,
-    pub(crate) store: Arc<dyn DynBackend>,
-    pub(crate) clock: Clock,
-    pub(crate) driver: Driver,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) watchdog: Arc<Watchdog>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) outbox: Outbox,
-    /// What one claim takes at the store.
-    pub(crate) round_trip: RoundTrip,
-    pub(crate) undo: Undo,
-    /// For claims to a store that is paced.
-    admission: Option<Arc<Admission>>,
-    /// How long the process keeps a lock among its own tasks while others may want it.
+    pub(crate) max_waiters: usize,
+    /// How long the process hands a lock off among its own tasks while other processes wait for it.
     pub(crate) local_handoff_limit: Duration,
     pub(crate) barging_window: Option<BargingWindow>,
-    tasks: [AbortHandle; 2],
+    pub(crate) backend: Arc<dyn DynBackend>,
+    pub(crate) clock: Clock,
+    pub(crate) driver: Driver,
 }
 
-/// When a lock that is handed on all the time is left free for a moment, for those who stand in no line.
+/// How often, and for how long, a contended lock is left free for clients that are in no queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BargingWindow {
-    pub(crate) every: Duration,
+    pub(crate) interval: Duration,
     pub(crate) length: Duration,
 }
 
-/// What differs between pools.
-pub(crate) struct Plan {
-    pub(crate) key_prefix: Box<str>,
-    pub(crate) defaults: Defaults,
-    pub(crate) request_timeout: Duration,
-    pub(crate) max_waiters: usize,
-    pub(crate) local_handoff_limit: Duration,
-    pub(crate) barging_window: Option<BargingWindow>,
-    pub(crate) store: Arc<dyn DynBackend>,
-    pub(crate) clock: Clock,
-    pub(crate) driver: Driver,
-}
-
-impl Engine {
-    pub(crate) fn start(plan: Plan) -> Arc<Self> {
-        let Plan {
-            key_prefix,
-            defaults,
-            request_timeout,
-            max_waiters,
-            local_handoff_limit,
-            barging_window,
-            store,
-            clock,
-            driver,
-        } = plan;
-        let queue = Arc::new(Queue::new(max_waiters, clock));
-        let watchdog = Arc::<Watchdog>::default();
-        store.subscribe(wakeups::notifier(&queue, &watchdog, clock));
-        let tools = Tools { store: store.clone(), clock, driver: driver.clone(), request_timeout };
-        let tasks =
-            [driver.keep(watchdog.clone().run(tools)), driver.keep(queue.clone().expire(clock))];
-        let registry = Arc::new(Registry::new());
-        let admission = store.capabilities().paced.then(|| Admission::new(clock, request_timeout));
-        Arc::new(Self {
-            name: OnceCell::new(),
-            key_prefix,
-            defaults,
-            request_timeout,
-            store,
-            clock,
-            driver,
-            queue,
-            watchdog,
-            registry,
-            outbox: Outbox::default(),
-            round_trip: RoundTrip::default(),
-            undo: Undo::default(),
-            admission,
-            local_handoff_limit,
-            barging_window,
-            tasks,
+impl PoolCore {
+    pub(crate) fn start(config: PoolConfig) -> Arc<Self> {
+        let PoolConfig { clock, request_timeout, max_waiters, .. } = config;
+        let capabilities = config.backend.capabilities();
+        let queue = Arc::new(Queues::new(max_waiters, clock));
+        let renewals = Arc::<RenewalScheduler>::default();
+        let tracker = Arc::new(LeaseTracker::new());
+        config.backend.subscribe(wakeups::notifier(&queue, &renewals, &tracker, clock));
+        Arc::new_cyclic(|core: &Weak<Self>| {
+            let core = core.clone();
+            let renewal_config = RenewalConfig {
+                backend: config.backend.clone(),
+                clock,
+                driver: config.driver.clone(),
+                request_timeout,
+                on_unclaimed: Box::new(move |lease| {
+                    if let Some(core) = core.upgrade() {
+                        drop(core.end_hold(lease));
+                    }
+                }),
+            };
+            let driver = &config.driver;
+            let tasks = [
+                driver.spawn_abortable(renewals.clone().run(renewal_config)),
+                driver.spawn_abortable(queue.clone().expire(clock)),
+            ];
+            Self {
+                name: OnceCell::new(),
+                capabilities,
+                queue,
+                renewals,
+                tracker,
+                outgoing: Batcher::default(),
+                round_trip: RoundTrip::default(),
+                undo: UndoQueue::default(),
+                admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),
+                tasks,
+                config,
+            }
         })
     }
 
     /// Whether the pool belongs to a process that this one was forked from.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.registry.is_inherited()
+        self.tracker.is_inherited()
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -119,52 +126,89 @@ impl Engine {
         self.name.get().unwrap_or(&UNNAMED)
     }
 
-    /// The first name stays.
-    pub(crate) fn christen(&self, name: &str) {
+    /// Names the pool, unless it has a name.
+    pub(crate) fn set_name(&self, name: &str) {
         let _ = self.name.set(Arc::from(name));
     }
 
-    /// The least time that one claim is given, however short the caller's wait is: what one takes by experience, and
-    /// all the request_timeout that there is while there is none.
-    pub(crate) fn least(&self) -> Duration {
+    pub(crate) fn backend(&self) -> &dyn DynBackend {
+        &*self.config.backend
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.config.clock
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.config.driver
+    }
+
+    /// The lock and this pool, for events.
+    pub(crate) fn origin<'a>(&'a self, spec: &'a Arc<LockSpec>) -> Origin<'a> {
+        Origin { spec, pool: self.name() }
+    }
+
+    /// How long one acquire request may take now.
+    pub(crate) fn time_limits(&self) -> TimeLimits {
         const LEAST: Duration = Duration::from_millis(250);
-        let limit = self.round_trip.limit().unwrap_or(self.request_timeout);
-        limit.max(LEAST).min(self.request_timeout)
+        let timeout = self.config.request_timeout;
+        let least = self.round_trip.limit().unwrap_or(timeout).max(LEAST).min(timeout);
+        TimeLimits { longest: self.request_timeout(), least }
     }
 
-    /// How long a claim or a release may take at the store. A paced store gives up by itself what is silent, and is not cut off
-    /// while it gets answers.
-    pub(crate) fn request_patience(&self) -> Duration {
+    /// How long an acquire or a release may take at the store. A paced store gives up silent parts by itself, and is not
+    /// cut off while it receives answers.
+    pub(crate) fn request_timeout(&self) -> Duration {
         let times = if self.admission.is_some() { 4 } else { 1 };
-        self.request_timeout.saturating_mul(times)
+        self.config.request_timeout.saturating_mul(times)
     }
 
-    /// Waits until the store has time for so many claims more; `None` at once for a store that has always.
-    /// Dropped meanwhile it gives up its place.
-    pub(crate) async fn admit(&self, claims: usize) -> Option<Permit> {
+    /// Waits until the store has room for `requests` more; `None` at once for a store that is not paced. Cancel safe.
+    pub(crate) async fn admit(&self, requests: usize) -> Option<AdmissionPermit> {
         match &self.admission {
-            Some(admission) => admission.admit(claims).await,
+            Some(admission) => admission.admit(requests).await,
             None => None,
         }
     }
 
-    /// Runs `work` to its end, whatever becomes of the caller: on the driver, or, where the store
-    /// answers at once, as far as it gets on this thread.
+    /// Sends `requests` at `sent`, and measures how long the store takes. Empty if it does not answer within `time_limit`.
+    pub(crate) async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+        sent: Instant,
+        time_limit: Duration,
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        match timeout(time_limit, self.backend().acquire(requests)).await {
+            Ok(answers) => {
+                if answers.iter().any(Result::is_ok) {
+                    self.round_trip.answered(self.clock().now().since(sent));
+                }
+                answers
+            }
+            Err(_) => {
+                self.round_trip.silent(time_limit);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Runs `work` to its end, also if the caller is dropped: on the driver, or for a local store as far as it gets on
+    /// this thread.
     pub(crate) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if self.store.capabilities().local {
-            self.driver.begin(work);
+        if self.capabilities.local {
+            self.driver().poll_then_spawn(work);
         } else {
-            self.driver.spawn(work);
+            self.driver().spawn(work);
         }
     }
 }
 
-impl Drop for Engine {
+impl Drop for PoolCore {
     fn drop(&mut self) {
         if self.is_inherited() {
-            // Its connections, and the tasks that this would wake, are the parent's.
-            let kept = (self.store.clone(), self.driver.clone(), self.registry.clone());
-            Box::leak(Box::new((kept, self.queue.clone(), self.watchdog.clone())));
+            // Its connections, and the tasks that a drop would wake, belong to the parent process.
+            let kept = (self.config.backend.clone(), self.driver().clone(), self.tracker.clone());
+            Box::leak(Box::new((kept, self.queue.clone(), self.renewals.clone())));
             return;
         }
         for task in &self.tasks {
@@ -173,12 +217,12 @@ impl Drop for Engine {
     }
 }
 
-impl fmt::Debug for Engine {
+impl fmt::Debug for PoolCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockPool")
             .field("name", self.name())
-            .field("key_prefix", &self.key_prefix)
-            .field("defaults", &self.defaults)
+            .field("key_prefix", &self.config.key_prefix)
+            .field("defaults", &self.config.defaults)
             .finish_non_exhaustive()
     }
 }

@@ -1,40 +1,68 @@
-//! Hands a lock from one task of this process to the next, without asking the store.
+//! The end of a hold: the next waiter of this process gets the lock, or the store does.
 //!
-//! What the process has at the store stays as it is; only its holder changes, with a fence of its own. It goes
-//! on for as long as nobody else wants the lock, and for the pool's slice if somebody may.
+//! A hand-off sends no request. The grant of the process stays as it is at the store; only its holder changes, with a
+//! fencing token of its own. Hand-offs go on as long as no other process waits, and for
+//! [`local_handoff_limit`](crate::PoolBuilder::local_handoff_limit) if one may.
 
 use std::sync::Arc;
 
-use crate::exec::events;
-use crate::lease::lease::Lease;
-use crate::lock::core::Engine;
-use crate::queue::wait_queue::Wish;
+use tokio::sync::oneshot;
 
-/// Gives the lock of `lease` to the next in line. False if it has to be released: nobody is in line, the
-/// slice is over, or what is left of the lease would not do for the next.
-pub(crate) fn hand_on(engine: &Arc<Engine>, lease: &Arc<Lease>) -> bool {
-    let [key] = &*lease.ask.wire else { return false };
-    let slice = engine.local_handoff_limit;
-    if slice.is_zero() || !engine.registry.is_open() {
+use crate::exec::batcher::Batcher;
+use crate::exec::events;
+use crate::lease::held_lease::{LeaseOwner, Releasing};
+use crate::lease::lease::Lease;
+use crate::lock::core::PoolCore;
+use crate::lock::grant;
+use crate::lock::outgoing::{Outgoing, PendingRelease};
+use crate::queue::key_queue::WaitFor;
+
+impl LeaseOwner for PoolCore {
+    fn end_hold(self: Arc<Self>, lease: &Arc<Lease>) -> Option<Releasing> {
+        // The lock is the parent process's, and so is the connection.
+        if self.is_inherited() {
+            return None;
+        }
+        if hand_off(&self, lease) {
+            return Some(Releasing::Done);
+        }
+        if !lease.begin_release() {
+            return None;
+        }
+        self.renewals.cancel(lease);
+        let (reply, answer) = oneshot::channel();
+        let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
+        Batcher::push(&self, release, self.capabilities.local);
+        Some(Releasing::InFlight(answer))
+    }
+}
+
+/// Gives the lock of `lease` to the next waiter. `false` if it has to be released: no task waits, the limit is reached,
+/// or the rest of the lease is not as good as a new grant.
+fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
+    let Some(key) = lease.spec.single_key() else { return false };
+    let limit = core.config.local_handoff_limit;
+    if limit.is_zero() || !core.tracker.is_open() {
         return false;
     }
-    let now = engine.clock.now();
-    if engine.barging_window.is_some_and(|window| engine.queue.is_stuffy(key, window.every, now)) {
+    let now = core.clock().now();
+    let window = core.config.barging_window;
+    if window.is_some_and(|window| core.queue.barging_due(key, window.interval, now)) {
         return false;
     }
-    let next = engine.queue.hand_on(key, |ask, wanted| {
-        let held_for = now.since(lease.tenure_since);
-        if wanted && held_for >= slice { None } else { lease.pass_on(ask) }
+    let next = core.queue.hand_off(key, |spec, contended| {
+        let held_for = now.since(lease.granted_to_process_at);
+        if contended && held_for >= limit { None } else { lease.transfer(spec) }
     });
-    let Some((waiter, (tenure, listeners))) = next else { return false };
-    engine.watchdog.forget(lease);
-    events::passed_on(lease);
-    // Dropped in this instant, the next in line releases in turn, or hands on.
-    if let Wish::Lease { ask, reply } = waiter.wish {
-        let guard = Lease::grant(engine, ask, tenure, waiter.since, None);
-        // Not before: a shutdown that looks in between must not find nothing held.
-        engine.registry.forget(lease);
-        guard.deliver(reply);
+    let Some((entry, (transferred, listeners))) = next else { return false };
+    core.renewals.cancel(lease);
+    events::handed_off(lease.origin(), lease.held_for());
+    if let WaitFor::Lock(waiter) = entry.wait_for {
+        // Dropped in this instant, the new lease is released or handed off in turn.
+        let next = grant::lease(core, waiter.spec, transferred, entry.since, None);
+        // After the new one is tracked: a shutdown in between would find nothing held.
+        core.tracker.remove_transferred(lease);
+        grant::deliver(core, next, waiter.reply);
     }
     listeners.wake();
     true

@@ -1,9 +1,15 @@
-//! The lock engine: connects queue, lease and store.
+//! The lock engine: connects queues, leases and the store.
 
 pub(crate) mod acquire;
-pub(crate) mod admission;
+mod admission;
 pub(crate) mod core;
-pub(crate) mod hold;
-pub(crate) mod release;
-pub(crate) mod undo;
+mod dispatch;
+mod grant;
+mod hold;
+mod outgoing;
+mod release;
+pub(crate) mod shutdown;
+mod undo;
+mod undo_queue;
+mod waiter;
 mod wakeups;

@@ -7,47 +7,66 @@ use crate::backend::Notifier;
 use crate::backend::notifier::NotifySink;
 use crate::base::clock::Clock;
 use crate::base::owner::Owner;
-use crate::lease::renewal::Watchdog;
-use crate::queue::wait_queue::Queue;
+use crate::lease::renewal::RenewalScheduler;
+use crate::lease::tracker::LeaseTracker;
+use crate::lock::waiter::LockWaiter;
+use crate::queue::wait_queue::WaitQueues;
 
-/// The notifier of a pool with these queues and renewals.
-pub(crate) fn notifier(queue: &Arc<Queue>, watchdog: &Arc<Watchdog>, clock: Clock) -> Notifier {
-    let (queue, watchdog) = (Arc::downgrade(queue), Arc::downgrade(watchdog));
-    Notifier::new(PoolWakeups { queue, watchdog, clock })
+/// The notifier of a pool with these queues, renewals and leases.
+pub(super) fn notifier(
+    queue: &Arc<WaitQueues<LockWaiter>>,
+    renewals: &Arc<RenewalScheduler>,
+    tracker: &Arc<LeaseTracker>,
+    clock: Clock,
+) -> Notifier {
+    let queue = Arc::downgrade(queue);
+    let (renewals, tracker) = (Arc::downgrade(renewals), Arc::downgrade(tracker));
+    Notifier::new(PoolWakeups { queue, renewals, tracker, clock })
 }
 
+/// A store may outlive the pool, so nothing here keeps it alive.
 struct PoolWakeups {
-    queue: Weak<Queue>,
-    watchdog: Weak<Watchdog>,
+    queue: Weak<WaitQueues<LockWaiter>>,
+    renewals: Weak<RenewalScheduler>,
+    tracker: Weak<LeaseTracker>,
     clock: Clock,
+}
+
+impl PoolWakeups {
+    /// Renews the leases with these numbers, as far as they exist.
+    fn expedite(&self, leases: impl IntoIterator<Item = u64>) {
+        let (Some(renewals), Some(tracker)) = (self.renewals.upgrade(), self.tracker.upgrade())
+        else {
+            return;
+        };
+        let now = self.clock.now();
+        for lease in leases.into_iter().filter_map(|id| tracker.lease(id)) {
+            renewals.expedite(&lease, now);
+        }
+    }
 }
 
 impl NotifySink for PoolWakeups {
     fn key_changed(&self, key: &str) {
-        let Some(queue) = self.queue.upgrade() else { return };
-        if let (Some(holder), Some(watchdog)) = (queue.stir(key), self.watchdog.upgrade()) {
-            watchdog.hurry(&holder, self.clock.now());
+        if let Some(queue) = self.queue.upgrade() {
+            self.expedite(queue.wake(key));
         }
     }
 
     fn resync(&self) {
-        let (Some(queue), Some(watchdog)) = (self.queue.upgrade(), self.watchdog.upgrade()) else {
-            return;
-        };
-        let now = self.clock.now();
-        for holder in queue.stir_all() {
-            watchdog.hurry(&holder, now);
+        if let Some(queue) = self.queue.upgrade() {
+            self.expedite(queue.wake_all());
         }
     }
 
     fn head_of_queue(&self, key: &str, owner: &Owner, available_in: Duration) -> bool {
         let by = self.clock.now() + available_in;
-        self.queue.upgrade().is_some_and(|queue| queue.call(key, owner, by))
+        self.queue.upgrade().is_some_and(|queue| queue.promote(key, owner, by))
     }
 
     fn contended(&self, key: &str) {
         if let Some(queue) = self.queue.upgrade() {
-            queue.want(key);
+            queue.mark_contended(key);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The protocol of the Redis store in a few lines: a lock, its line, and messages that come when they come.
+//! A model of the Redis protocol: a lock, its wait queue, and messages that arrive in any order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -18,106 +18,106 @@ use crate::base::sync::spawn;
 /// Longer than any test runs, since clocks stand still.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// One process's connection.
-pub(super) struct Client {
-    me: usize,
-    server: Arc<Server>,
+/// The connection of one process.
+pub(super) struct ModelConnection {
+    process: usize,
+    server: Arc<ModelServer>,
 }
 
 #[derive(Default)]
-pub(super) struct Server {
-    // Never locked across a point at which shuttle may switch.
-    keys: Mutex<Keys>,
-    calm: Notify,
+pub(super) struct ModelServer {
+    // Never locked across a point at which shuttle may switch threads.
+    keys: Mutex<ModelKeys>,
+    settled: Notify,
     notifiers: Mutex<Vec<Option<Notifier>>>,
 }
 
 #[derive(Default)]
-struct Keys {
-    by_name: HashMap<Key, Lock>,
+struct ModelKeys {
+    by_name: HashMap<Key, ModelLock>,
     last_fence: u64,
-    taken_away: HashSet<Owner>,
-    /// To whom, and what.
-    messages: Vec<(usize, Message)>,
-    /// Messages on their way, and what they lead to.
+    deleted: HashSet<Owner>,
+    /// Receiving process and message.
+    messages: Vec<(usize, ModelMessage)>,
+    /// Messages in transit or being handled.
     pending: usize,
     processes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Lock {
-    holder: Option<Token>,
-    is_marked: bool,
-    line: VecDeque<Token>,
-    /// Whom client tracking tells of the next change.
+struct ModelLock {
+    holder: Option<ModelToken>,
+    is_contended: bool,
+    queue: VecDeque<ModelToken>,
+    /// Processes that client tracking notifies of the next change.
     watchers: HashSet<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Token {
+struct ModelToken {
     owner: Owner,
     process: usize,
 }
 
-enum Message {
-    Changed(Key),
-    Called(Key, Owner, Duration),
-    Wanted(Key),
+enum ModelMessage {
+    KeyChanged(Key),
+    HeadOfQueue(Key, Owner, Duration),
+    Contended(Key),
 }
 
-impl Server {
-    pub(super) fn connect(self: &Arc<Self>) -> Client {
+impl ModelServer {
+    pub(super) fn connect(self: &Arc<Self>) -> ModelConnection {
         let mut notifiers = self.notifiers.lock().unwrap();
-        // Replaced when the pool attaches its own.
-        let me = notifiers.len();
+        // Replaced by `subscribe`.
+        let process = notifiers.len();
         notifiers.push(None);
         self.keys().processes += 1;
-        Client { me, server: self.clone() }
+        ModelConnection { process, server: self.clone() }
     }
 
-    /// Nobody holds anything, and nobody stands in line.
+    /// Whether no lock has a holder or a waiter.
     pub(super) fn is_empty(&self) -> bool {
-        self.keys().by_name.values().all(|lock| lock.holder.is_none() && lock.line.is_empty())
+        self.keys().by_name.values().all(|lock| lock.holder.is_none() && lock.queue.is_empty())
     }
 
-    /// Resolves when no message is on its way.
+    /// Resolves when no message is in transit.
     pub(super) async fn settled(&self) {
         loop {
-            let calm = self.calm.notified();
+            let settled = self.settled.notified();
             if self.keys().pending == 0 {
                 return;
             }
-            calm.await;
+            settled.await;
         }
     }
 
-    /// Somebody deletes the key. Everybody hears of it: those who do not watch would find it at their next
-    /// look, which does not come while clocks stand still.
+    /// Deletes the key and notifies all processes. A process that does not watch the key would detect it at its next
+    /// check, which does not come while clocks stand still.
     pub(super) fn delete(self: &Arc<Self>, key: &Key) {
         let mut keys = self.keys();
         if let Some(lock) = keys.by_name.get_mut(key)
             && let Some(holder) = lock.holder.take()
         {
-            lock.is_marked = false;
-            keys.taken_away.insert(holder.owner);
+            lock.is_contended = false;
+            keys.deleted.insert(holder.owner);
             for process in 0..keys.processes {
-                keys.messages.push((process, Message::Changed(key.clone())));
+                keys.messages.push((process, ModelMessage::KeyChanged(key.clone())));
             }
         }
         self.send(keys);
     }
 
-    /// Whether a key was deleted while it was `owner`'s.
-    pub(super) fn was_taken_away(&self, owner: &Owner) -> bool {
-        self.keys().taken_away.contains(owner)
+    /// Whether a key was deleted while `owner` held it.
+    pub(super) fn was_deleted(&self, owner: &Owner) -> bool {
+        self.keys().deleted.contains(owner)
     }
 
-    fn keys(&self) -> MutexGuard<'_, Keys> {
+    fn keys(&self) -> MutexGuard<'_, ModelKeys> {
         self.keys.lock().unwrap()
     }
 
-    /// Each message on its own way, in any order.
-    fn send(self: &Arc<Self>, mut keys: MutexGuard<'_, Keys>) {
+    /// Delivers each message in a task of its own, so in any order.
+    fn send(self: &Arc<Self>, mut keys: MutexGuard<'_, ModelKeys>) {
         let messages = std::mem::take(&mut keys.messages);
         keys.pending += messages.len();
         drop(keys);
@@ -129,19 +129,19 @@ impl Server {
                     server.deliver(process, &notifier, message);
                 }
                 server.keys().pending -= 1;
-                server.calm.notify_waiters();
+                server.settled.notify_waiters();
             });
         }
     }
 
-    fn deliver(self: &Arc<Self>, process: usize, notifier: &Notifier, message: Message) {
+    fn deliver(self: &Arc<Self>, process: usize, notifier: &Notifier, message: ModelMessage) {
         match message {
-            Message::Changed(key) => notifier.key_changed(key.as_str()),
-            Message::Wanted(key) => notifier.contended(key.as_str()),
-            Message::Called(key, owner, within) => {
+            ModelMessage::KeyChanged(key) => notifier.key_changed(key.as_str()),
+            ModelMessage::Contended(key) => notifier.contended(key.as_str()),
+            ModelMessage::HeadOfQueue(key, owner, within) => {
                 if !notifier.head_of_queue(key.as_str(), &owner, within) {
                     let mut keys = self.keys();
-                    keys.release(&key, Token { owner, process }, None);
+                    keys.release(&key, ModelToken { owner, process }, None);
                     self.send(keys);
                 }
             }
@@ -149,22 +149,27 @@ impl Server {
     }
 }
 
-impl Keys {
-    /// line.lua: claim
-    fn claim_in_line(&mut self, key: &Key, token: Token, claim: &AcquireRequest) -> AcquireOutcome {
+impl ModelKeys {
+    /// wait_queue.lua: acquire
+    fn acquire_queued(
+        &mut self,
+        key: &Key,
+        token: ModelToken,
+        claim: &AcquireRequest,
+    ) -> AcquireOutcome {
         let lock = self.by_name.entry(key.clone()).or_default();
         match lock.holder {
             Some(holder) if holder.owner != token.owner => {
-                if !lock.line.contains(&token) {
-                    lock.line.push_back(token);
+                if !lock.queue.contains(&token) {
+                    lock.queue.push_back(token);
                 }
-                let is_first = lock.line.front() == Some(&token);
+                let is_first = lock.queue.front() == Some(&token);
                 if is_first {
                     lock.watchers.insert(token.process);
                 }
-                if !std::mem::replace(&mut lock.is_marked, true) || is_first {
-                    let wanted = Message::Wanted(key.clone());
-                    self.messages.push((holder.process, wanted));
+                if !std::mem::replace(&mut lock.is_contended, true) || is_first {
+                    let contended = ModelMessage::Contended(key.clone());
+                    self.messages.push((holder.process, contended));
                 }
                 AcquireOutcome::Contended {
                     expires_in: None,
@@ -173,22 +178,23 @@ impl Keys {
             }
             holder => {
                 if holder.is_none() {
-                    lock.line.retain(|waiting| *waiting != token);
+                    lock.queue.retain(|waiting| *waiting != token);
                     lock.holder = Some(token);
-                    lock.is_marked = !lock.line.is_empty();
+                    lock.is_contended = !lock.queue.is_empty();
                 }
-                let wanted = Some(!lock.line.is_empty());
-                self.grant(claim, wanted)
+                let contended = Some(!lock.queue.is_empty());
+                self.grant(claim, contended)
             }
         }
     }
 
     /// acquire.lua, and `SET NX`
-    fn claim(&mut self, token: Token, claim: &AcquireRequest) -> AcquireOutcome {
-        let is_others = |lock: &Lock| lock.holder.is_some_and(|holder| holder.owner != token.owner);
-        if claim.keys.iter().any(|key| self.by_name.get(key).is_some_and(is_others)) {
-            let asks_on = claim.attempt == 0 && (claim.enqueue || claim.keys.len() > 1);
-            let retry_after = if asks_on { Duration::ZERO } else { NEVER };
+    fn acquire(&mut self, token: ModelToken, claim: &AcquireRequest) -> AcquireOutcome {
+        let is_held_by_other =
+            |lock: &ModelLock| lock.holder.is_some_and(|holder| holder.owner != token.owner);
+        if claim.keys.iter().any(|key| self.by_name.get(key).is_some_and(is_held_by_other)) {
+            let retries_at_once = claim.attempt == 0 && (claim.enqueue || claim.keys.len() > 1);
+            let retry_after = if retries_at_once { Duration::ZERO } else { NEVER };
             if claim.attempt > 0 {
                 for key in claim.keys.iter() {
                     self.by_name.entry(key.clone()).or_default().watchers.insert(token.process);
@@ -203,123 +209,130 @@ impl Keys {
             let lock = self.by_name.entry(key.clone()).or_default();
             if lock.holder.is_none() {
                 lock.holder = Some(token);
-                lock.is_marked = false;
+                lock.is_contended = false;
             }
         }
         self.grant(claim, Some(false))
     }
 
-    fn grant(&mut self, claim: &AcquireRequest, wanted: Option<bool>) -> AcquireOutcome {
+    fn grant(&mut self, claim: &AcquireRequest, contended: Option<bool>) -> AcquireOutcome {
         let extra_fences = if claim.fencing { claim.extra_fences } else { 0 };
         let fence = claim.fencing.then(|| Fence::new(self.last_fence + 1));
         if claim.fencing {
             self.last_fence += 1 + u64::from(extra_fences);
         }
-        AcquireOutcome::Acquired { fence, reserved_fences: extra_fences, contended: wanted }
+        AcquireOutcome::Acquired { fence, reserved_fences: extra_fences, contended }
     }
 
-    /// line.lua: release
-    fn release(&mut self, key: &Key, token: Token, heir: Option<Owner>) -> ReleaseOutcome {
-        let heir = heir.map(|owner| Token { owner, ..token });
+    /// wait_queue.lua: release
+    fn release(
+        &mut self,
+        key: &Key,
+        token: ModelToken,
+        successor: Option<Owner>,
+    ) -> ReleaseOutcome {
+        let successor = successor.map(|owner| ModelToken { owner, ..token });
         let lock = self.by_name.entry(key.clone()).or_default();
         if lock.holder.map(|holder| holder.owner) != Some(token.owner) {
-            lock.line.retain(|waiting| *waiting != token);
+            lock.queue.retain(|waiting| *waiting != token);
             return ReleaseOutcome::NotHeld;
         }
-        let changed = |process| (process, Message::Changed(key.clone()));
+        let changed = |process| (process, ModelMessage::KeyChanged(key.clone()));
         self.messages.extend(lock.watchers.drain().map(changed));
-        let next = if lock.is_marked { lock.line.pop_front() } else { None };
-        match (next, heir) {
+        let next = if lock.is_contended { lock.queue.pop_front() } else { None };
+        match (next, successor) {
             (Some(next), _) => {
                 lock.holder = Some(next);
-                lock.is_marked = !lock.line.is_empty() || heir.is_some();
-                let call = |token: Token, within| {
-                    let called = Message::Called(key.clone(), token.owner, within);
-                    (token.process, called)
+                lock.is_contended = !lock.queue.is_empty() || successor.is_some();
+                let head_of_queue = |token: ModelToken, within| {
+                    let message = ModelMessage::HeadOfQueue(key.clone(), token.owner, within);
+                    (token.process, message)
                 };
-                self.messages.push(call(next, Duration::ZERO));
-                self.messages.extend(lock.line.front().map(|second| call(*second, NEVER)));
-                lock.line.extend(heir);
-                if heir.is_some() {
+                self.messages.push(head_of_queue(next, Duration::ZERO));
+                self.messages
+                    .extend(lock.queue.front().map(|second| head_of_queue(*second, NEVER)));
+                lock.queue.extend(successor);
+                if successor.is_some() {
                     ReleaseOutcome::SuccessorQueued { retry_after: NEVER }
                 } else {
                     ReleaseOutcome::Freed
                 }
             }
-            (None, Some(heir)) => {
-                lock.holder = Some(heir);
-                lock.is_marked = false;
+            (None, Some(successor)) => {
+                lock.holder = Some(successor);
+                lock.is_contended = false;
                 ReleaseOutcome::SuccessorGranted
             }
             (None, None) => {
                 lock.holder = None;
-                lock.is_marked = false;
+                lock.is_contended = false;
                 ReleaseOutcome::Freed
             }
         }
     }
 
     fn has(&self, lease: &LeaseRef) -> bool {
-        let is_its = |key| {
-            let lock: Option<&Lock> = self.by_name.get(key);
+        let is_held = |key| {
+            let lock: Option<&ModelLock> = self.by_name.get(key);
             lock.and_then(|lock| lock.holder).is_some_and(|holder| holder.owner == lease.owner)
         };
-        lease.keys.iter().all(is_its)
+        lease.keys.iter().all(is_held)
     }
 }
 
-impl Client {
-    fn token(&self, owner: Owner) -> Token {
-        Token { owner, process: self.me }
+impl ModelConnection {
+    fn token(&self, owner: Owner) -> ModelToken {
+        ModelToken { owner, process: self.process }
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for ModelServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.keys().by_name.fmt(f)
     }
 }
 
-fn held(yes: bool) -> LeaseStatus {
-    if yes { LeaseStatus::Held } else { LeaseStatus::NotHeld }
+fn model_status(held: bool) -> LeaseStatus {
+    if held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
 }
 
-/// On its way there, or back.
-async fn travel() {
+/// A request or a reply in transit.
+async fn in_transit() {
     shuttle::future::yield_now().await;
 }
 
-impl Backend for Client {
+impl Backend for ModelConnection {
     fn subscribe(&self, notifier: Notifier) {
-        self.server.notifiers.lock().unwrap()[self.me] = Some(notifier);
+        self.server.notifiers.lock().unwrap()[self.process] = Some(notifier);
     }
 
     async fn acquire(
         &self,
         claims: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        travel().await;
+        in_transit().await;
         let answers = claims.iter().map(|claim| {
             let mut keys = self.server.keys();
             let token = self.token(claim.owner);
-            let answer = match &*claim.keys {
+            let outcome = match &*claim.keys {
                 [key] if claim.enqueue && claim.attempt > 0 => {
-                    keys.claim_in_line(key, token, claim)
+                    keys.acquire_queued(key, token, claim)
                 }
-                _ => keys.claim(token, claim),
+                _ => keys.acquire(token, claim),
             };
             self.server.send(keys);
-            Ok(answer)
+            Ok(outcome)
         });
         let answers = answers.collect();
-        travel().await;
+        in_transit().await;
         answers
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        travel().await;
-        let answers = leases.iter().map(|lease| Ok(held(self.server.keys().has(lease)))).collect();
-        travel().await;
+        in_transit().await;
+        let answers =
+            leases.iter().map(|lease| Ok(model_status(self.server.keys().has(lease)))).collect();
+        in_transit().await;
         answers
     }
 
@@ -327,14 +340,14 @@ impl Backend for Client {
         &self,
         releases: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        travel().await;
+        in_transit().await;
         let outcomes = releases.iter().map(|ReleaseRequest { lease, successor, .. }| {
-            let heir = successor.map(|successor| successor.owner);
+            let successor = successor.map(|successor| successor.owner);
             let token = self.token(lease.owner);
             let mut keys = self.server.keys();
             let mut outcome = ReleaseOutcome::Freed;
             for key in lease.keys.iter() {
-                match keys.release(key, token, heir) {
+                match keys.release(key, token, successor) {
                     ReleaseOutcome::Freed => {}
                     other => outcome = other,
                 }
@@ -343,12 +356,12 @@ impl Backend for Client {
             Ok(outcome)
         });
         let outcomes = outcomes.collect();
-        travel().await;
+        in_transit().await;
         outcomes
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        Ok(held(self.server.keys().has(lease)))
+        Ok(model_status(self.server.keys().has(lease)))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -1,51 +1,51 @@
-//! What is known about a lock that is waited for, and what to tell those who wait in vain.
+//! What the store last said about a lock, and the error for a wait that ends.
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, FailureKind};
+use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::options::Wait;
 
-/// What a line has last heard from the store. Those in it must not be told that somebody holds the lock
-/// when nobody could be asked.
+/// Last answer of the store for a key. A waiter that times out gets `Conflict` only if the store reported a holder;
+/// otherwise it gets `Backend`.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Word {
+pub(crate) enum LastAnswer {
     #[default]
-    NothingAsked,
-    /// Nothing yet to what was asked then.
-    Asked(Instant),
-    /// Somebody holds it.
-    Taken {
+    None,
+    /// A request was sent at this moment, and no answer has arrived.
+    Pending(Instant),
+    /// Another owner holds the lock.
+    Held {
         expires_in: Option<Duration>,
     },
     Failed(BackendError),
 }
 
-impl Word {
-    /// What to tell somebody whose wait ends now. `trouble` is the last failure of any key.
+impl LastAnswer {
+    /// The error for a waiter whose wait ends at `now`. `last_failure` is the last failure of any key.
     #[cold]
-    pub(crate) fn verdict(
+    pub(crate) fn wait_error(
         &self,
         wait: Wait,
         now: Instant,
-        trouble: Option<&BackendError>,
+        last_failure: Option<&BackendError>,
     ) -> LockError {
-        /// An answer may take as long as this without a doubt.
+        /// An answer that takes less is not a failure.
         const USUAL: Duration = Duration::from_millis(250);
         match self {
-            Self::Asked(since) if now.since(*since) >= USUAL => {
+            Self::Pending(since) if now.since(*since) >= USUAL => {
                 let message = format!("the store has not answered for {:?}", now.since(*since));
                 LockError::backend(
                     BackendError::new(FailureKind::MaybeApplied, message)
                         .remedy("check that the store is up and reachable"),
                 )
             }
-            Self::NothingAsked | Self::Asked(_) => match trouble {
-                Some(trouble) => LockError::backend(trouble.clone()),
+            Self::None | Self::Pending(_) => match last_failure {
+                Some(last_failure) => LockError::backend(last_failure.clone()),
                 None => conflict(wait, None),
             },
-            Self::Taken { expires_in } => conflict(wait, *expires_in),
+            Self::Held { expires_in } => conflict(wait, *expires_in),
             Self::Failed(error) => LockError::backend(error.clone()),
         }
     }
@@ -54,14 +54,13 @@ impl Word {
 #[cold]
 fn conflict(wait: Wait, expires_in: Option<Duration>) -> LockError {
     let waited = match wait {
-        Wait::For(Duration::ZERO) => "somebody else holds the lock".to_owned(),
+        Wait::For(Duration::ZERO) | Wait::Forever => "the lock is held by another owner".to_owned(),
         Wait::For(wait) => {
-            format!("somebody else holds the lock and did not let go within {wait:?}")
+            format!("the lock is held by another owner; not acquired within {wait:?}")
         }
-        Wait::Forever => "somebody else holds the lock".to_owned(),
     };
     let cause = match expires_in {
-        Some(expires_in) => format!("{waited}; unless renewed it is free in {expires_in:?}"),
+        Some(expires_in) => format!("{waited}; unless renewed it expires in {expires_in:?}"),
         None => waited,
     };
     LockError::new(ErrorKind::Conflict, cause)

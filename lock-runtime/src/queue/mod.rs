@@ -1,5 +1,7 @@
 //! Waiting inside one process: a FIFO queue per key, and the permit to act for a key.
 
+pub(crate) mod key_queue;
 pub(crate) mod last_answer;
 pub(crate) mod permit;
+pub(crate) mod permits_wait;
 pub(crate) mod wait_queue;

@@ -1,36 +1,38 @@
-//! The right to act for the lines of keys.
+//! The permit to act for a key.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::base::key::Key;
-use crate::exec::driver::Driver;
-use crate::exec::panic_boundary;
-use crate::lock::acquire::run;
-use crate::lock::core::Engine;
-use crate::queue::wait_queue::{Next, Queue};
 
-/// The right to ask the store for keys, usually one, to hold them and to let them go, on behalf of all that
-/// wait in their lines of this process. There is one for each line. Dropped, it goes to the next, that of several keys in
-/// one step: so a line is never stuck, whatever becomes of the one that acted for it.
-pub(crate) struct Turn {
-    engine: Arc<Engine>,
-    keys: Arc<[Key]>,
-    /// How the store's calls find a request for several keys.
-    stance: Option<Box<Stance>>,
+/// Receives permits that were dropped.
+pub(crate) trait PermitHandler: Send + Sync {
+    /// The permits of `keys` are free: passes them to the next waiters.
+    fn permits_dropped(self: Arc<Self>, keys: &[Key]);
 }
 
-impl Turn {
-    /// The turn of lines in which it is free.
-    pub(crate) fn new(engine: &Arc<Engine>, keys: Arc<[Key]>) -> Self {
-        Self { engine: engine.clone(), keys, stance: None }
+/// Exclusive right of one process-wide owner to send requests for keys, usually one, to hold them and to release
+/// them, on behalf of all waiters in their queues. There is at most one permit per key.
+///
+/// Dropping it passes each key to its next waiter, all keys in one step. So a queue cannot stall if the owner of its
+/// permit fails.
+pub(crate) struct KeyPermit {
+    handler: Arc<dyn PermitHandler>,
+    keys: Arc<[Key]>,
+    /// Dropped with the permit.
+    attached: Option<Box<dyn Attached>>,
+}
+
+/// A value that lives as long as a permit.
+pub(crate) trait Attached: fmt::Debug + Send + Sync {}
+
+impl KeyPermit {
+    /// The permit of keys whose queues have just given it out.
+    pub(crate) fn new(handler: Arc<dyn PermitHandler>, keys: Arc<[Key]>) -> Self {
+        Self { handler, keys, attached: None }
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
-    /// The key, of a turn of one.
+    /// The key, of a permit for one.
     pub(crate) fn key(&self) -> &Key {
         &self.keys[0]
     }
@@ -39,75 +41,38 @@ impl Turn {
         &self.keys
     }
 
-    /// Takes in the turn of `more`.
+    /// Merges the permits of `more`.
     pub(crate) fn add(&mut self, more: Vec<Key>) {
         if !more.is_empty() {
             self.keys = self.keys.iter().cloned().chain(more).collect();
         }
     }
 
-    /// Passes on the turns of the keys that are not to be kept.
-    pub(crate) fn keep(&mut self, is_kept: impl Fn(&Key) -> bool) {
+    /// Drops the permits of the keys that `is_kept` excludes.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&Key) -> bool) {
         if self.keys.iter().all(&is_kept) {
             return;
         }
-        let (kept, passed) = self.keys.iter().cloned().partition::<Vec<_>, _>(is_kept);
+        let (kept, dropped) = self.keys.iter().cloned().partition::<Vec<_>, _>(is_kept);
         self.keys = kept.into();
-        drop(Self::new(&self.engine, passed.into()));
+        drop(Self::new(self.handler.clone(), dropped.into()));
     }
 
-    /// Has `stance` end with the turn.
-    pub(crate) fn with(mut self, stance: Stance) -> Self {
-        self.stance = Some(Box::new(stance));
+    /// Drops `attached` together with the permit.
+    pub(crate) fn with(mut self, attached: impl Attached + 'static) -> Self {
+        self.attached = Some(Box::new(attached));
         self
     }
 }
 
-impl Drop for Turn {
+impl Drop for KeyPermit {
     fn drop(&mut self) {
-        let (engine, keys) = (&self.engine, &self.keys);
-        if engine.is_inherited() {
-            return;
-        }
-        let nexts = if engine.driver.is_gone() {
-            engine.queue.dissolve(keys, &Driver::gone())
-        } else {
-            engine.queue.pass(keys)
-        };
-        call(engine, nexts);
+        self.handler.clone().permits_dropped(&self.keys);
     }
 }
 
-/// Gives `nexts` their turns.
-pub(crate) fn call(engine: &Arc<Engine>, nexts: Vec<Next>) {
-    for next in nexts {
-        match next {
-            Next::Line(keys) => run::start(engine, Turn::new(engine, keys)),
-            // If it is not received, it comes back and calls the one behind.
-            Next::Several(keys, reply) => {
-                panic_boundary::answer(reply, Ok(Turn::new(engine, keys)))
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Turn {
+impl fmt::Debug for KeyPermit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Turn").field(&self.keys).finish()
-    }
-}
-
-/// The entries by which a request for several keys is known in the lines of all of them, while it asks the store
-/// and while it holds. Dropped, they are gone.
-#[derive(Debug)]
-pub(crate) struct Stance {
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) keys: Arc<[Key]>,
-    pub(crate) id: u64,
-}
-
-impl Drop for Stance {
-    fn drop(&mut self) {
-        self.queue.stand_down(&self.keys, self.id);
+        f.debug_tuple("KeyPermit").field(&self.keys).finish()
     }
 }

@@ -10,20 +10,20 @@ use crate::backend::{
     LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 
-/// What goes wrong with one request.
+/// The fault that one request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// The request never arrives, and no reply comes.
+    /// The request is lost: it is not served and not answered.
     LoseRequest,
-    /// The request is served, and its reply never comes.
+    /// The request is served, and its reply is lost.
     LoseReply,
     /// The request arrives late.
     DelayRequest(Duration),
-    /// The request is served at once, and its reply comes late.
+    /// The request is served at once, and its reply arrives late.
     DelayReply(Duration),
-    /// The request is not served; the caller is told so.
+    /// The request is not served and fails with this kind.
     Fail(FailureKind),
 }
 
@@ -38,12 +38,12 @@ pub enum Operation {
     Release,
 }
 
-/// Decides what goes wrong with the requests of a [`FaultyBackend`] backend, and counts them.
+/// Plans the faults of a [`FaultyBackend`] and counts its requests. Clones share one plan.
 #[derive(Clone, Debug, Default)]
-pub struct FaultPlan(Arc<Mutex<Plan>>);
+pub struct FaultPlan(Arc<Mutex<PlanState>>);
 
 #[derive(Debug, Default)]
-struct Plan {
+struct PlanState {
     planned: VecDeque<(Operation, Fault)>,
     always: Option<Fault>,
     acquires: usize,
@@ -52,17 +52,17 @@ struct Plan {
 }
 
 impl FaultPlan {
-    /// The next `operation` that has nothing planned for it yet meets `fault`.
+    /// Plans `fault` for the next `operation` without a planned fault.
     pub fn plan(&self, operation: Operation, fault: Fault) {
         self.lock().planned.push_back((operation, fault));
     }
 
-    /// Every request without a plan of its own meets `fault` from now on.
+    /// From now on, every request without a planned fault meets `fault`.
     pub fn always(&self, fault: Fault) {
         self.lock().always = Some(fault);
     }
 
-    /// How many requests of this kind were made so far.
+    /// The number of requests of this kind so far.
     #[must_use]
     pub fn count(&self, operation: Operation) -> usize {
         let plan = self.lock();
@@ -73,7 +73,7 @@ impl FaultPlan {
         }
     }
 
-    fn meet(&self, operation: Operation) -> Fault {
+    fn next(&self, operation: Operation) -> Fault {
         let mut plan = self.lock();
         match operation {
             Operation::Acquire => plan.acquires += 1,
@@ -85,7 +85,7 @@ impl FaultPlan {
         planned.or(plan.always).unwrap_or(Fault::None)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Plan> {
+    fn lock(&self) -> MutexGuard<'_, PlanState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -110,7 +110,7 @@ impl Fault {
     }
 }
 
-/// `B`, with faults.
+/// A backend with the faults of a [`FaultPlan`].
 #[derive(Debug)]
 pub struct FaultyBackend<B> {
     backend: Arc<B>,
@@ -118,7 +118,7 @@ pub struct FaultyBackend<B> {
 }
 
 impl<B: Backend> FaultyBackend<B> {
-    /// Wraps `backend`; nothing goes wrong before the returned [`FaultPlan`] say so.
+    /// Wraps `backend`. Without entries in the returned [`FaultPlan`] there are no faults.
     pub fn new(backend: B) -> (Self, FaultPlan) {
         let faults = FaultPlan::default();
         (Self { backend: Arc::new(backend), faults: faults.clone() }, faults)
@@ -134,17 +134,17 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         &self,
         claims: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let fault = self.faults.meet(Operation::Acquire);
+        let fault = self.faults.next(Operation::Acquire);
         if let Fault::DelayRequest(delay) = fault {
-            // Arrives also when its sender has given up meanwhile, as on a network.
+            // As on a network, the request arrives even if the future is dropped meanwhile.
             let (backend, late) = (self.backend.clone(), claims.to_vec());
             let late = tokio::spawn(async move {
                 tokio::time::sleep(delay).await;
                 backend.acquire(&late).await
             });
-            let gone =
+            let stopped =
                 || Err(BackendError::new(FailureKind::MaybeApplied, "the runtime has ended"));
-            return late.await.unwrap_or_else(|_| claims.iter().map(|_| gone()).collect());
+            return late.await.unwrap_or_else(|_| claims.iter().map(|_| stopped()).collect());
         }
         if let Err(error) = fault.before().await {
             return claims.iter().map(|_| Err(error.clone())).collect();
@@ -155,7 +155,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        let fault = self.faults.meet(Operation::Renew);
+        let fault = self.faults.next(Operation::Renew);
         if let Err(error) = fault.before().await {
             return leases.iter().map(|_| Err(error.clone())).collect();
         }
@@ -168,7 +168,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         &self,
         releases: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        let fault = self.faults.meet(Operation::Release);
+        let fault = self.faults.next(Operation::Release);
         if let Err(error) = fault.before().await {
             return releases.iter().map(|_| Err(error.clone())).collect();
         }
@@ -182,7 +182,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Local calls would be faulted on the caller's thread.
+        // A local call would meet its faults on the thread of the caller.
         let mut capabilities = self.backend.capabilities();
         capabilities.local = false;
         capabilities

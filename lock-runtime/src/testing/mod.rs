@@ -1,8 +1,7 @@
-//! For tests of stores and of programs that lock: feature `testing`.
+//! Tools for tests of stores and of programs that use locks: feature `testing`.
 //!
-//! * [`conformance`] is the suite that every [`Backend`](crate::backend::Backend) has to pass, ours and
-//!   yours.
-//! * [`FaultyBackend`] wraps a backend and loses requests or replies where it is told to.
+//! * [`conformance`] is the suite that every [`Backend`](crate::backend::Backend) has to pass.
+//! * [`FaultyBackend`] wraps a backend and loses, delays or fails requests as planned.
 //! * Virtual time needs no type of its own: build the pool with
 //!   [`on_current_runtime`](crate::PoolBuilder::on_current_runtime) under `#[tokio::test(start_paused = true)]`.
 

@@ -1,4 +1,4 @@
-//! A store of this crate by its URL, to be tested or wrapped.
+//! Opens a store of this crate by its URL, to test or wrap it.
 
 use std::time::Duration;
 

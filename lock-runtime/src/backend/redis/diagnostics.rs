@@ -1,4 +1,4 @@
-//! What about a server could make it lose locks, as far as it lets itself be asked.
+//! Settings and states of a server by which locks could be lost, as far as the user may read them.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -7,19 +7,19 @@ use redis::{Cmd, FromRedisValue, RedisError, Value};
 
 use crate::backend::Warning;
 
-/// The oldest version that has all that is used here.
+/// The oldest version with all commands that are used.
 const OLDEST: (u64, u64) = (6, 2);
 
-type Answer = Result<Value, RedisError>;
+type InfoAnswer = Result<Value, RedisError>;
 
-/// The one question of a new pool. It is allowed nearly everywhere, and says most.
-pub(crate) fn question() -> Cmd {
-    // Naming several sections at once is younger than 6.2.
+/// The command that a new pool sends. It is allowed nearly everywhere and has most of the information.
+pub(crate) fn info_command() -> Cmd {
+    // 6.2 does not accept several sections at once.
     redis::cmd("INFO")
 }
 
-/// What can be asked besides, with a little more right.
-pub(crate) fn more_questions() -> [Cmd; 2] {
+/// The commands for settings that `INFO` does not have. They need more rights.
+pub(crate) fn config_commands() -> [Cmd; 2] {
     ["appendfsync", "save"].map(|name| {
         let mut get = redis::cmd("CONFIG");
         get.arg("GET").arg(name);
@@ -27,42 +27,42 @@ pub(crate) fn more_questions() -> [Cmd; 2] {
     })
 }
 
-/// What the server at `server` has to be warned of, by its answers. Of what it did not tell nothing is said.
-/// `for_all` if it is asked for all keys.
+/// The warnings about the server at `server`. Information that is missing in its answers leads to no warning.
+/// `for_all`: it has to serve all keys.
 pub(crate) fn warnings(
     server: &str,
     for_all: bool,
-    info: &Answer,
-    more: &[Answer],
+    info: &InfoAnswer,
+    more: &[InfoAnswer],
 ) -> Vec<Warning> {
     let info = Info::of(info);
     let set: HashMap<_, _> =
-        more.iter().filter_map(told::<HashMap<String, String>>).flatten().collect();
+        more.iter().filter_map(parsed::<HashMap<String, String>>).flatten().collect();
     let facts = Facts { server, for_all, info, set };
     let all =
         [facts.part(), facts.replica(), facts.eviction(), facts.persistence(), facts.version()];
     all.into_iter().flatten().collect()
 }
 
-/// The answer to [`question`]; empty if there was none.
+/// The answer to [`info_command`]; empty if it is an error.
 pub(crate) struct Info(String);
 
 impl Info {
-    pub(crate) fn of(answer: &Answer) -> Self {
-        Self(told(answer).unwrap_or_default())
+    pub(crate) fn of(answer: &InfoAnswer) -> Self {
+        Self(parsed(answer).unwrap_or_default())
     }
 
-    /// Another one for every server and start.
+    /// Identifies the server until its restart.
     pub(crate) fn run_id(&self) -> Option<&str> {
         self.get("run_id")
     }
 
-    /// Whether the server has a part of a cluster's keys.
+    /// Whether the server is part of a cluster.
     pub(crate) fn is_part(&self) -> bool {
         self.get("cluster_enabled") == Some("1")
     }
 
-    /// Whether the server follows another one.
+    /// Whether the server is a replica.
     pub(crate) fn is_replica(&self) -> bool {
         self.get("role") == Some("slave")
     }
@@ -84,7 +84,7 @@ impl Facts<'_> {
         (self.for_all && self.info.is_part()).then(|| {
             Warning::new(
                 format!(
-                    "Redis at {} is a part of a cluster, and refuses the keys of all other parts",
+                    "Redis at {} is part of a cluster, and refuses the keys of all other servers",
                     self.server
                 ),
                 "connect to the cluster: `redis+cluster://` instead of `redis://`",
@@ -95,7 +95,7 @@ impl Facts<'_> {
     fn replica(&self) -> Option<Warning> {
         self.info.is_replica().then(|| {
             Warning::new(
-                format!("Redis at {} is a replica, which takes no locks", self.server),
+                format!("Redis at {} is a replica, which accepts no locks", self.server),
                 "point the URL at the master, or at the sentinels that know it: `redis+sentinel://host:26379/service`",
             )
         })
@@ -109,22 +109,22 @@ impl Facts<'_> {
         };
         Some(Warning::new(
             format!("Redis at {} {when}: its `maxmemory-policy` is `{policy}`", self.server),
-            "set `maxmemory-policy noeviction` there, or keep the locks in a server of their own",
+            "set `maxmemory-policy noeviction` there, or use a separate server for the locks",
         ))
     }
 
     fn persistence(&self) -> Option<Warning> {
-        const REMEDY: &str = "set `appendonly yes` and `appendfsync always` there, or let what the locks protect check their fences";
+        const REMEDY: &str = "set `appendonly yes` and `appendfsync always` there, or have the protected resource check fences";
         let server = self.server;
         let text = match (self.info("aof_enabled")?, self.set("save"), self.set("appendfsync")) {
             ("0", Some(""), _) => format!(
-                "Redis at {server} keeps nothing on disk: a restart forgets all locks, and others get them while their holders go on"
+                "Redis at {server} keeps nothing on disk: a restart loses all locks, and they are granted again while their holders continue"
             ),
             ("0", _, _) => format!(
-                "Redis at {server} has no append-only file: a crash forgets the locks since its last snapshot, if it makes any, and others get them while their holders go on"
+                "Redis at {server} has no append-only file: a crash loses the locks since its last snapshot, if it makes any, and they are granted again while their holders continue"
             ),
             (_, _, Some(how)) if how != "always" => format!(
-                "Redis at {server} has `appendfsync {how}`: a crash of its machine forgets the locks of the last moments, and others get them while their holders go on"
+                "Redis at {server} has `appendfsync {how}`: a crash of its machine loses the locks of the last moments, and they are granted again while their holders continue"
             ),
             _ => return None,
         };
@@ -137,7 +137,7 @@ impl Facts<'_> {
         let number = (numbers.next()?, numbers.next()?);
         (number < OLDEST).then(|| {
             Warning::new(
-                format!("Redis at {} is of version {version}", self.server),
+                format!("Redis at {} has version {version}", self.server),
                 "the locks are tested with 6.2 and newer: upgrade the server",
             )
         })
@@ -152,8 +152,8 @@ impl Facts<'_> {
     }
 }
 
-/// How far a node's clock is from `local`, by its answer to `TIME`. `None` if that is no time. For several
-/// nodes of one quorum: what they differ by in the times they give a lease is the difference of two of these.
+/// The distance of a server's clock from `local`, by its answer to `TIME`. `None` if the answer is not a time. The
+/// difference of two distances is by how much two nodes of a quorum disagree on the expiry of a lease.
 pub(crate) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDistance> {
     let Value::Array(parts) = time else { return None };
     let [seconds, micros] = parts.as_slice() else { return None };
@@ -167,7 +167,7 @@ pub(crate) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDis
     })
 }
 
-/// Where a node's clock is.
+/// The distance of a server's clock from the local clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClockDistance {
     Ahead(Duration),
@@ -175,14 +175,14 @@ pub(crate) enum ClockDistance {
 }
 
 impl ClockDistance {
-    /// From the local clock.
-    pub(crate) const fn to_us(self) -> Duration {
+    /// The distance without its direction.
+    pub(crate) const fn abs(self) -> Duration {
         match self {
             Self::Ahead(by) | Self::Behind(by) => by,
         }
     }
 
-    /// By how much two clocks differ.
+    /// The difference of two clocks.
     pub(crate) fn to(self, other: Self) -> Duration {
         match (self, other) {
             (Self::Ahead(one), Self::Ahead(two)) | (Self::Behind(one), Self::Behind(two)) => {
@@ -195,7 +195,7 @@ impl ClockDistance {
     }
 }
 
-fn told<T: FromRedisValue>(answer: &Answer) -> Option<T> {
+fn parsed<T: FromRedisValue>(answer: &InfoAnswer) -> Option<T> {
     T::from_redis_value_ref(answer.as_ref().ok()?).ok()
 }
 
@@ -203,7 +203,7 @@ fn told<T: FromRedisValue>(answer: &Answer) -> Option<T> {
 mod tests {
     use super::*;
 
-    fn said(info: &str, more: &[(&str, &str)]) -> Vec<String> {
+    fn texts(info: &str, more: &[(&str, &str)]) -> Vec<String> {
         let text = |text: &str| Value::BulkString(text.into());
         let more: Vec<_> = more
             .iter()
@@ -216,11 +216,11 @@ mod tests {
     const FINE: &str = "# Server\r\nredis_version:6.2.0\r\nrole:master\r\nmaxmemory:5\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n";
 
     #[test]
-    fn a_fit_server_and_a_silent_one_are_not_warned_of() {
-        assert!(said(FINE, &[]).is_empty());
-        assert!(said(FINE, &[("appendfsync", "always"), ("save", "")]).is_empty());
-        assert!(said("", &[]).is_empty());
-        assert!(said("redis_version:unknown\r\nfoo\r\n:\r\n", &[("save", "")]).is_empty());
+    fn a_safe_server_and_missing_answers_lead_to_no_warning() {
+        assert!(texts(FINE, &[]).is_empty());
+        assert!(texts(FINE, &[("appendfsync", "always"), ("save", "")]).is_empty());
+        assert!(texts("", &[]).is_empty());
+        assert!(texts("redis_version:unknown\r\nfoo\r\n:\r\n", &[("save", "")]).is_empty());
         let refused = || Err(RedisError::from((redis::ErrorKind::Client, "no")));
         assert!(warnings("h:1", true, &refused(), &[refused(), refused()]).is_empty());
         assert!(warnings("h:1", true, &Ok(Value::Int(7)), &[Ok(Value::Nil)]).is_empty());
@@ -229,9 +229,9 @@ mod tests {
     }
 
     #[test]
-    fn each_danger_is_told_by_itself() {
-        let with = |from: &str, to: &str| said(&FINE.replace(from, to), &[]);
-        for (all, says) in [
+    fn each_danger_has_its_warning() {
+        let with = |from: &str, to: &str| texts(&FINE.replace(from, to), &[]);
+        for (all, expected) in [
             (with("6.2.0", "6.0.16"), "version 6.0.16"),
             (with("master", "slave"), "is a replica"),
             (with("role:", "cluster_enabled:1\r\nrole:"), "`redis+cluster://`"),
@@ -240,25 +240,25 @@ mod tests {
             (with("5\r\nmaxmemory_policy:no", "0\r\nmaxmemory_policy:no"), ""),
             (with("aof_enabled:1", "aof_enabled:0"), "no append-only file"),
             (
-                said(&FINE.replace("aof_enabled:1", "aof_enabled:0"), &[("save", "")]),
+                texts(&FINE.replace("aof_enabled:1", "aof_enabled:0"), &[("save", "")]),
                 "nothing on disk",
             ),
             (
-                said(&FINE.replace("aof_enabled:1", "aof_enabled:0"), &[("save", "60 1")]),
+                texts(&FINE.replace("aof_enabled:1", "aof_enabled:0"), &[("save", "60 1")]),
                 "snapshot",
             ),
-            (said(FINE, &[("appendfsync", "everysec")]), "appendfsync everysec"),
+            (texts(FINE, &[("appendfsync", "everysec")]), "appendfsync everysec"),
         ] {
-            if says.is_empty() {
+            if expected.is_empty() {
                 assert!(all.is_empty(), "{all:?}");
             } else {
-                assert!(all.len() == 1 && all[0].contains(says), "{says}: {all:?}");
+                assert!(all.len() == 1 && all[0].contains(expected), "{expected}: {all:?}");
             }
         }
     }
 
     #[test]
-    fn clocks_are_compared() {
+    fn distances_of_clocks_are_compared() {
         let text = |number: u64| Value::BulkString(number.to_string().into_bytes());
         let at = |seconds, micros| Value::Array(vec![text(seconds), text(micros)]);
         let local = SystemTime::UNIX_EPOCH + Duration::from_millis(10_500);

@@ -1,52 +1,55 @@
-//! Redis and Valkey, 6.2 or newer, in the ways that people deploy them.
+//! The backend for Redis and Valkey, 6.2 or newer: one server, sentinels, a cluster, or a quorum of any of these.
 //!
-//! A lock is a plain string key that holds its owner's token and expires: `SET NX PX` to take it, a
-//! compare-and-delete to free it. This is the format of redsync, node-redlock, redis-py, rslock
-//! and Spring, so that a key can be shared with services in other languages. Our own processes hand a
-//! lock that is waited for to each other by its [`line`].
+//! A lock is a string key that contains its holder's token and expires. `SET NX PX` acquires it and a
+//! compare-and-delete releases it. This is the format of redsync, node-redlock, redis-py, rslock and Spring, so a key
+//! can be shared with services in other languages. Processes of this library hand a contended lock over in the order
+//! of its wait queue, see [`wait_queue`](self::protocol::wait_queue).
 //!
-//! From the URL to the wire:
+//! Each folder uses only those below it:
 //!
 //! ```text
-//! redis://                      server    the locks of one server
-//! redis+sentinel:// service ─────┤  ├─ resolver, sentinel: which server that is
-//! redis+cluster://  cluster ─────┘  ├─ replicas    whether they have what was granted
-//!                    └─ slots       └─ node    one connection, kept up ── stream, tls: its bytes
-//! redlock://        quorum               ├─ login   its greeting
-//!                    └─ node, cluster    └─ ears    what the server says without being asked ── shard
-//! without scripts   plain     the same locks by plain commands
-//!                    └─ desk    read, compare, write on a connection of its own ── spare
+//! quorum     redlock://: majorities of independent nodes
+//! cluster    redis+cluster://: sends each request to the server of its slot
+//! protocol   how a lock is kept: scripts with a wait queue, or plain commands
+//! conn       a connection that is re-established, a dedicated one for WATCH, and pushes
+//! discovery  the address of the server: fixed, or from sentinels
+//! net        byte streams, TLS, the I/O task, and the handshake
 //! ```
 //!
-//! `names` has the keys, `script` the Lua files, `reply` the servers' errors, `check` what could make a server
-//! lose locks.
+//! At the bottom are values: `url` (endpoints), `keyspace` (names of keys), `hash_slot` and `slot_map`, `channel`
+//! (messages), `server_error` (what an error answer means), and `diagnostics` (settings by which a server could lose
+//! locks).
 
+mod channel;
+mod cluster;
 mod conn;
 mod diagnostics;
 mod discovery;
+mod hash_slot;
 mod keyspace;
 mod net;
 mod protocol;
 mod quorum;
-mod routing;
 mod server_error;
+mod slot_map;
 mod url;
 
 use std::sync::Arc;
 
+use self::cluster::Cluster;
 use self::discovery::sentinel::Sentinels;
 use self::discovery::sentinel_url::Service;
-use self::keyspace::Names;
+use self::keyspace::Keyspace;
 use self::net::transport::Dialer;
-use self::protocol::scripted::{Server, Unfit};
-use self::protocol::scriptless::{Cause, Plain};
+use self::protocol::scripted::Scripted;
+use self::protocol::scripted_server::ConnectError;
+use self::protocol::scriptless::{Reason, Scriptless};
 use self::quorum::Quorum;
-use self::routing::cluster::Cluster;
-use self::url::{Endpoint, Scripts};
+use self::url::{Endpoint, ScriptMode};
 use crate::backend::{BackendConfig, DynBackend};
 use crate::base::error::LockError;
 
-/// Opens the store at `url`, whose scheme is one of this folder's.
+/// Opens the store at `url`, which has one of the Redis schemes.
 pub(crate) async fn open(
     url: &str,
     config: BackendConfig<'_>,
@@ -58,26 +61,28 @@ pub(crate) async fn open(
     if scheme.ends_with("+cluster") {
         return Ok(Arc::new(Cluster::connect(url, config).await?));
     }
-    let names = Names::of_server(config.key_prefix);
+    let names = Keyspace::of_server(config.key_prefix);
     if Service::is_named_by(url) {
         let service = Service::parse(url)?;
         let config = config.with_connect_timeout(service.master.connect_timeout);
         let sentinels = Sentinels::new(service, config).await?;
-        let server = Server::connect(sentinels, names, config).await?;
-        return Ok(Arc::new(server.map_err(|unfit| LockError::backend(unfit.into_error()))?));
+        let opened = Scripted::connect(sentinels, names, config).await?;
+        return Ok(Arc::new(opened.map_err(|error| LockError::backend(error.into_error()))?));
     }
     let dialer = Dialer::new(Endpoint::parse(url)?.of_pool(config)?).await?;
     let config = config.with_connect_timeout(dialer.endpoint().connect_timeout);
     let scripts = dialer.endpoint().scripts;
-    let cause = if scripts == Scripts::Off {
-        Cause::Wish
+    let reason = if scripts == ScriptMode::Off {
+        Reason::Disabled
     } else {
-        match Server::connect(dialer.clone(), names.clone(), config).await? {
-            Ok(server) => return Ok(Arc::new(server)),
-            Err(Unfit::NoScripts(refusal)) if scripts != Scripts::On => Cause::Refusal(refusal),
-            Err(unfit) => return Err(LockError::backend(unfit.into_error())),
+        match Scripted::connect(dialer.clone(), names.clone(), config).await? {
+            Ok(scripted) => return Ok(Arc::new(scripted)),
+            Err(ConnectError::NoScripts(refusal)) if scripts != ScriptMode::On => {
+                Reason::Refused(refusal)
+            }
+            Err(error) => return Err(LockError::backend(error.into_error())),
         }
     };
-    dialer.endpoint().wants_no_replicas("Redis without scripts")?;
-    Ok(Arc::new(Plain::connect(dialer, &names, config, cause).await?))
+    dialer.endpoint().reject_replicas("Redis without scripts")?;
+    Ok(Arc::new(Scriptless::connect(dialer, &names, config, reason).await?))
 }

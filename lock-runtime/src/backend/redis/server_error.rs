@@ -1,24 +1,24 @@
-//! What a server says instead of what it was asked, sorted by what a caller can do about it.
+//! Error answers of a server, classified by what a caller can do about them.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::backend::{BackendError, FailureKind};
 
-/// The server's answer that it does not have the script of this hash.
+/// Whether the server does not know the script of this hash.
 pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
-/// Where a key is that the server does not have.
+/// Where the server redirects a command for a key of another server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Redirect<'a> {
-    /// Its slot is at this address now.
+    /// The slot is at this address.
     Moved(&'a str),
-    /// Its slot is on the way to this address, and this key was moved or is new.
+    /// The slot is being moved to this address, and this key has been moved or does not exist yet.
     Ask(&'a str),
 }
 
-/// Where the server says that it has to be asked.
+/// The redirection in `error`, if there is one.
 pub(crate) fn redirect(error: &BackendError) -> Option<Redirect<'_>> {
     let error = error.cause::<RedisError>()?;
     let (to, _) = error.redirect_node()?;
@@ -29,24 +29,24 @@ pub(crate) fn redirect(error: &BackendError) -> Option<Redirect<'_>> {
     }
 }
 
-/// Whether the keys of one command are at two servers for the moment.
-pub(crate) fn is_divided(error: &BackendError) -> bool {
+/// Whether the keys of one command are at two servers while their slot is being moved.
+pub(crate) fn is_try_again(error: &BackendError) -> bool {
     error.cause::<RedisError>().is_some_and(|error| error.code() == Some("TRYAGAIN"))
 }
 
-/// Whether a server of a cluster says that the keys are not here, or not now.
+/// Whether a server of a cluster does not have the keys, or cannot serve them now.
 pub(crate) fn is_about_slots(error: &RedisError) -> bool {
     matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "CROSSSLOT"))
 }
 
-/// Whether the keys of one command are in several slots, of which the server allows one.
+/// Whether the server refuses a command because its keys are in several slots.
 pub(crate) fn crosses_slots(error: &RedisError) -> bool {
-    // Proxies that keep slots say it in words of their own.
-    let in_words = || error.detail().is_some_and(|detail| detail.contains("same slot"));
-    error.code() == Some("CROSSSLOT") || (error.code() == Some("ERR") && in_words())
+    // Proxies that check slots have messages of their own.
+    let is_by_proxy = || error.detail().is_some_and(|detail| detail.contains("same slot"));
+    error.code() == Some("CROSSSLOT") || (error.code() == Some("ERR") && is_by_proxy())
 }
 
-/// The same of what became of a request.
+/// As [`crosses_slots`], for the error of a request.
 pub(crate) fn is_across_slots(error: &BackendError) -> bool {
     error.cause::<RedisError>().is_some_and(crosses_slots)
 }
@@ -62,7 +62,7 @@ pub(crate) fn is_hang_up(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Io
 }
 
-/// Whether the command itself is not known here or not allowed to this user, so that it has done nothing.
+/// Whether the server does not know the command or does not allow it to this user, so that it had no effect.
 pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
     let says = |texts: &[&str]| texts.iter().any(|text| detail.contains(text));
@@ -76,18 +76,18 @@ pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
     }
 }
 
-/// Whether the command is allowed, but not this key of ours.
-pub(crate) fn is_beyond_this_user(error: &RedisError) -> bool {
+/// Whether the user may run the command, but not with this key.
+pub(crate) fn is_forbidden_key(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") && !is_unknown_command(error)
 }
 
-/// Whether the key holds something that is no lock of this kind.
+/// Whether the key has a value of another type than a lock.
 pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE")
 }
 
-/// Whether the server refuses for a reason that has nothing to do with what this user may do.
-pub(crate) fn passes(error: &RedisError) -> bool {
+/// Whether the error is temporary and independent of the user's rights.
+pub(crate) fn is_transient(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(
         code,
@@ -107,53 +107,53 @@ pub(crate) fn passes(error: &RedisError) -> bool {
     )
 }
 
-/// Whether the server has as many connections as it may have.
+/// Whether the server has reached its limit of connections.
 pub(crate) fn is_full(error: &RedisError) -> bool {
     let detail = error.detail().unwrap_or_default();
     error.code() == Some("ERR") && detail.starts_with("max number of clients")
 }
 
-/// Whether only a replica says so: the server is not the master any more.
+/// Whether only a replica answers so: the server is no longer the master.
 pub(crate) fn is_of_a_replica(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     matches!(code, Some("READONLY" | "MASTERDOWN" | "UNBLOCKED"))
 }
 
-/// Whether the server is not there yet with all its data. One that has served before takes over the data of another.
+/// Whether the server is loading its data. A server that has served before does so when it becomes a replica.
 pub(crate) fn is_loading(error: &RedisError) -> bool {
     let code = error.code().map(|code| unscripted(code, error.detail().unwrap_or_default()).0);
     code == Some("LOADING")
 }
 
-/// The same of the text of an error that a script has answered as a value.
-pub(crate) fn tells_of_a_replica(text: &str) -> bool {
+/// As [`is_of_a_replica`], for the text of an error that a script has returned as a value.
+pub(crate) fn is_text_of_a_replica(text: &str) -> bool {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     matches!(unscripted(code, detail).0, "READONLY" | "MASTERDOWN" | "UNBLOCKED")
 }
 
-/// Sorts `error`, which came from the server at `server` after a request was sent.
+/// The failure for `error`, the answer of the server at `server` to a request.
 pub(crate) fn failure(server: &str, error: RedisError) -> BackendError {
     let (failure, what, remedy) = match error.code() {
         Some(code) => {
             let (code, detail) = unscripted(code, error.detail().unwrap_or_default());
             refusal(code, detail)
         }
-        None => breakdown(&error),
+        None => connection_error(&error),
     };
     BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy).because(error)
 }
 
-/// Sorts the text of an error that a script has answered as a value, `CODE detail`.
-pub(crate) fn told(server: &str, text: &str) -> BackendError {
+/// The failure for the text of an error that a script has returned as a value, `CODE detail`.
+pub(crate) fn script_failure(server: &str, text: &str) -> BackendError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
     let (code, detail) = unscripted(code, detail);
     let (failure, what, remedy) = refusal(code, detail);
     BackendError::new(failure, format!("Redis at {server} {what}")).remedy(remedy)
 }
 
-/// The refusal of a command inside a script as it would be outside. Up to 6.2 a server answers `ERR
-/// Error running script (call to f_<hash>): @user_script:9: CODE detail`, later ones `CODE detail
-/// script: <hash>, on @user_script:9.`
+/// The code and detail of an error inside a script, as a command outside would have them. Up to 6.2 a server answers
+/// `ERR Error running script (call to f_<hash>): @user_script:9: CODE detail`, later ones `CODE detail script:
+/// <hash>, on @user_script:9.`
 fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
     let inner = detail
         .strip_prefix("Error running script")
@@ -169,20 +169,20 @@ fn unscripted<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
     coded(code, detail.rsplit_once(" script: ").map_or(detail, |(outside, _)| outside))
 }
 
-/// Up to 7.0 a user's lack of rights has no code of its own inside a script.
+/// Up to 7.0 a missing right has no code of its own inside a script.
 fn coded<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
     let forbidden = code == "ERR" && detail.starts_with("The user executing the script can't");
     (if forbidden { "NOPERM" } else { code }, detail)
 }
 
-/// What to do about locks that are taken together and are in different slots.
+/// The remedy for locks of one request in different slots.
 pub(crate) const SHARE_A_SLOT: &str = "locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`";
 
-/// The same at an endpoint that may also be a node of a quorum.
+/// The same for an endpoint that may also be a node of a quorum.
 const SHARE_A_SLOT_HERE: &str = "locks that are taken together have to share a slot: put what their keys have in common into braces, for example `order:{<id>}` and `stock:{<id>}`; a node of a quorum that checks slots is written as a cluster, `redis+cluster://host`";
 
 fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
-    let said = format!("answered {code} {detail}");
+    let answer = format!("answered {code} {detail}");
     match code {
         "NOAUTH" => (
             FailureKind::Rejected,
@@ -196,71 +196,71 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         ),
         "NOPERM" => (
             FailureKind::Rejected,
-            said,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their lines `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`",
+            answer,
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`",
         ),
         "WRONGTYPE" => (
             FailureKind::Rejected,
-            said,
-            "the lock's key, its `<key>:lock_runtime:line` or `lock_runtime:fence` holds something that is not ours: rename one of the two. A hash under the lock's key is probably a lock of Redisson, which uses another format",
+            answer,
+            "the lock's key, its `<key>:lock_runtime:line` or `lock_runtime:fence` has a value of another kind: rename one of the two. A hash under the lock's key is probably a lock of Redisson, which uses another format",
         ),
         "OOM" => (
             FailureKind::Rejected,
-            said,
+            answer,
             "raise `maxmemory` or free memory; keep `maxmemory-policy noeviction`, other policies drop locks",
         ),
         "MISCONF" => (
             FailureKind::Rejected,
-            said,
+            answer,
             "the server cannot write its snapshot and refuses writes; look at its log and its disk",
         ),
         "NOREPLICAS" => (
             FailureKind::Rejected,
-            said,
-            "`min-replicas-to-write` is not met; look after the replicas",
+            answer,
+            "`min-replicas-to-write` is not met; check the replicas",
         ),
         "READONLY" => (
             FailureKind::NotApplied,
-            said,
+            answer,
             "the server is a replica, or was one a moment ago; point the URL at the master",
         ),
         "LOADING" | "MASTERDOWN" | "UNBLOCKED" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => (
             FailureKind::NotApplied,
-            said,
-            "the server cannot serve yet; it was asked again until the wait was over",
+            answer,
+            "the server cannot serve yet; the request was repeated until the wait was over",
         ),
         "MOVED" | "ASK" => (
             FailureKind::Rejected,
-            said,
+            answer,
             "the server is part of a Redis Cluster: write `redis+cluster://` instead of `redis://`",
         ),
-        "CROSSSLOT" => (FailureKind::Rejected, said, SHARE_A_SLOT_HERE),
-        "ERR" if detail.contains("same slot") => (FailureKind::Rejected, said, SHARE_A_SLOT_HERE),
+        "CROSSSLOT" => (FailureKind::Rejected, answer, SHARE_A_SLOT_HERE),
+        "ERR" if detail.contains("same slot") => (FailureKind::Rejected, answer, SHARE_A_SLOT_HERE),
         "ERR" if detail.contains("cluster support disabled") => (
             FailureKind::Rejected,
-            said,
+            answer,
             "the server is part of no Redis Cluster: write `redis://` instead of `redis+cluster://`",
         ),
-        // Its slot is on the way to another server, and the script has removed a key that it then wanted to read.
+        // The slot is being moved to another server, and the script reads a key that it has removed before.
         "ERR" if detail.contains("attempted to access a non local key") => (
             FailureKind::MaybeApplied,
-            said,
-            "the slot is being moved to another server of the cluster; it was asked again until the wait was over",
+            answer,
+            "the slot is being moved to another server of the cluster; the request was repeated until the wait was over",
         ),
         "ERR" if detail.starts_with("max number of clients") => (
             FailureKind::NotApplied,
-            said,
+            answer,
             "raise `maxclients` on the server, or close unused connections",
         ),
         _ => (
             FailureKind::Rejected,
-            said,
-            "the server refuses what a lock needs; it has to be Redis or Valkey 6.2 or newer",
+            answer,
+            "the server refuses a command that locks need; it has to be Redis or Valkey 6.2 or newer",
         ),
     }
 }
 
-fn breakdown(error: &RedisError) -> (FailureKind, String, &'static str) {
+fn connection_error(error: &RedisError) -> (FailureKind, String, &'static str) {
     const CHECK: &str =
         "check that the server is up and reachable, and the host and port in the URL";
     const HANGS_UP: &str = "check that the server is up, and the host and port in the URL; it also hangs up at `maxclients` connections, on clients without TLS (`rediss://`) and on those without a certificate (`?cert=/path.pem&key=/path.key`)";
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_inside_a_script_is_told_as_one_outside() {
+    fn an_error_inside_a_script_is_reported_as_outside() {
         let plain = ("READONLY", "You can't write against a read only replica.");
         for (code, detail) in [
             plain,

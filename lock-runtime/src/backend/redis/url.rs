@@ -1,4 +1,4 @@
-//! What a `redis://` URL says.
+//! `redis://` URLs.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,7 +24,7 @@ const DATABASE: &str = "db";
 
 const INSECURE: &str = "insecure";
 
-/// What a name of a URL means by the names that others give it: Valkey's own schemes are those of Redis.
+/// The Redis scheme for `scheme`, which may be a scheme of Valkey, or `unix`.
 pub(crate) fn scheme_of_redis(scheme: &str) -> Cow<'_, str> {
     match scheme.strip_prefix("valkey") {
         Some(rest) => ["redis", rest].concat().into(),
@@ -33,7 +33,7 @@ pub(crate) fn scheme_of_redis(scheme: &str) -> Cow<'_, str> {
     }
 }
 
-/// One server, and how to log in. Displays without user and password.
+/// One server, and the log-in there. `Display` shows neither user nor password.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) host: String,
@@ -42,28 +42,28 @@ pub(crate) struct Endpoint {
     pub(crate) socket: Option<PathBuf>,
     pub(crate) tls: Option<TlsFiles>,
     pub(crate) login: RedisConnectionInfo,
-    /// Asked for user and password at each log-in.
+    /// Provides user and password at each log-in.
     pub(crate) credentials: Option<Provider>,
-    pub(crate) scripts: Scripts,
-    /// How many replicas have to have a lock before it is believed in.
+    pub(crate) scripts: ScriptMode,
+    /// How many replicas have to confirm a grant before it counts.
     pub(crate) replicas: u16,
-    /// How long a connection may take to be made, if not as the pool's builder says.
+    /// The time limit for connecting; `None` for that of the pool.
     pub(crate) connect_timeout: Option<Duration>,
 }
 
 /// Whether locks are kept by Lua scripts: `?scripts=`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Scripts {
-    /// If the server runs them.
+pub(crate) enum ScriptMode {
+    /// If the server runs scripts.
     #[default]
     Auto,
-    /// A server that does not is an error.
+    /// A server that runs no scripts is an error.
     On,
-    /// By plain commands, and no script is ever sent.
+    /// No script is sent; locks are kept by plain commands.
     Off,
 }
 
-/// PEM files for a TLS connection; without `ca` the system's root certificates hold.
+/// PEM files for a TLS connection. Without `ca` the system's root certificates apply.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TlsFiles {
     pub(crate) trust: Trust,
@@ -72,13 +72,13 @@ pub(crate) struct TlsFiles {
     pub(crate) key: Option<String>,
 }
 
-/// Which certificates of a server are accepted.
+/// Which server certificates are accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Those that an authority vouches for.
+    /// Certificates signed by a trusted authority.
     #[default]
     Verified,
-    /// All of them: `?insecure`.
+    /// All certificates: `?insecure`.
     Any,
 }
 
@@ -93,7 +93,8 @@ impl Endpoint {
         }
     }
 
-    /// `[user:password@]/path[?db=..]`, as redis-rs, redis-py and go-redis write it, those two with the login behind the `?` too.
+    /// `[user:password@]/path[?db=..]`, the form of redis-rs, redis-py and go-redis. The latter two also accept the
+    /// login as query parameters.
     fn of_socket(rest: &str) -> Result<Self, LockError> {
         const FORM: &str = "write `redis+unix:///run/redis.sock?db=0`, with `user:password@` in front of the path where the server wants them";
         if rest.contains('#') {
@@ -115,7 +116,7 @@ impl Endpoint {
         let (mut user, mut password, mut others) = (None, None, Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
-                // A `+` is itself here, as in the other places of a password.
+                // A `+` stands for itself, as in the other places of a password.
                 Some(("user" | "username", name)) => user = Some(decoded(name)?),
                 Some(("pass" | "password", secret)) => password = Some(decoded(secret)?),
                 _ => others.push(pair),
@@ -195,7 +196,7 @@ impl Endpoint {
         Ok(Self { host, port, socket, tls, login, credentials, scripts, replicas, connect_timeout })
     }
 
-    /// With the provider of the pool's credentials, if it has one.
+    /// With the pool's provider of credentials, if there is one.
     pub(crate) fn of_pool(self, config: BackendConfig<'_>) -> Result<Self, LockError> {
         self.with_credentials(config.credentials)
     }
@@ -204,20 +205,18 @@ impl Endpoint {
     pub(crate) fn with_credentials(self, provider: Option<&Provider>) -> Result<Self, LockError> {
         if provider.is_some() && self.login.password().is_some() {
             return Err(wrong("the URL has a password, and the pool a provider of credentials")
-                .remedy(
-                    "leave the password out of the URL; the provider's is the one that counts",
-                ));
+                .remedy("leave the password out of the URL; the provider's password is used"));
         }
         Ok(Self { credentials: provider.cloned(), ..self })
     }
 
-    /// What is wrong with a connection to it that works.
+    /// A weakness of connections to it that work.
     pub(crate) fn warning(&self) -> Option<Warning> {
         let files = self.tls.as_ref().filter(|files| files.trust == Trust::Any);
         files.map(|_| {
             Warning::new(
                 format!(
-                    "the certificate of Redis at {self} is not verified (`?insecure`): a host in between can read the password and answer in its name"
+                    "the certificate of Redis at {self} is not verified (`?insecure`): a host in between can read the password and impersonate the server"
                 ),
                 "name the certificate or its authority by `?ca=/path.pem`, and leave `?insecure` out of the URL",
             )
@@ -226,8 +225,8 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// An error if the URL asks for replicas where nobody would wait for them.
-    pub(crate) fn wants_no_replicas(&self, kind: &str) -> Result<(), LockError> {
+    /// An error if the URL has `?replicas=`, for a `kind` of store that does not wait for replicas.
+    pub(crate) fn reject_replicas(&self, kind: &str) -> Result<(), LockError> {
         if self.replicas == 0 {
             return Ok(());
         }
@@ -241,7 +240,7 @@ fn replicas(url: &Url) -> Result<u16, LockError> {
     wanted.map_or(Ok(0), |(_, count)| {
         count.parse().map_err(|_| {
             wrong("`?replicas=` in the URL is not a number").remedy(
-                "write for example `?replicas=1`: a lock is granted when one replica has it",
+                "write for example `?replicas=1`: a lock is granted when one replica has confirmed it",
             )
         })
     })
@@ -271,10 +270,10 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// What else stands behind the `?`.
-fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
+/// The TLS and script parameters of the query.
+fn query(url: &Url) -> Result<(Option<TlsFiles>, ScriptMode), LockError> {
     let encrypted = url.scheme() == "rediss";
-    let (mut files, mut scripts) = (TlsFiles::default(), Scripts::default());
+    let (mut files, mut scripts) = (TlsFiles::default(), ScriptMode::default());
     let mut trust = Trust::Verified;
     if url.query().is_some_and(|query| query.contains('@')) {
         return Err(broken_password("?", "%3F"));
@@ -286,9 +285,9 @@ fn query(url: &Url) -> Result<(Option<TlsFiles>, Scripts), LockError> {
             "key" => &mut files.key,
             "scripts" => {
                 scripts = match &*value {
-                    "auto" => Scripts::Auto,
-                    "on" => Scripts::On,
-                    "off" => Scripts::Off,
+                    "auto" => ScriptMode::Auto,
+                    "on" => ScriptMode::On,
+                    "off" => ScriptMode::Off,
                     _ => {
                         return Err(wrong("`?scripts=` in the URL has no such value")
                             .remedy("write `?scripts=auto`, `?scripts=on` or `?scripts=off`"));
@@ -343,7 +342,7 @@ pub(crate) fn decoded(part: &str) -> Result<String, LockError> {
         .map_err(|_| wrong("user or password in the URL is not percent-encoded UTF-8"))
 }
 
-/// What follows is perhaps the rest of a password, and not to be shown.
+/// The text after `character` is not shown: it may be the rest of a password.
 #[cold]
 pub(crate) fn broken_password(character: &str, encoded: &str) -> LockError {
     wrong(format!("there is an `@` behind the first `{character}` of the URL"))
@@ -375,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_taken_apart() {
+    fn the_parts_of_a_url_are_parsed() {
         let endpoint = Endpoint::parse("redis://worker:p%40ss@[::1]:7000/3").unwrap();
         assert_eq!((endpoint.host.as_str(), endpoint.port), ("::1", 7000));
         assert_eq!(endpoint.login.username(), Some("worker"));
@@ -391,16 +390,18 @@ mod tests {
             let limit = Endpoint::parse(&url).unwrap().connect_timeout;
             assert_eq!(limit, Some(Duration::from_millis(millis)));
         }
-        for (query, scripts) in
-            [("", Scripts::Auto), ("?scripts=on", Scripts::On), ("?scripts=off", Scripts::Off)]
-        {
+        for (query, scripts) in [
+            ("", ScriptMode::Auto),
+            ("?scripts=on", ScriptMode::On),
+            ("?scripts=off", ScriptMode::Off),
+        ] {
             let endpoint = Endpoint::parse(&format!("redis://host{query}")).unwrap();
             assert_eq!(endpoint.scripts, scripts);
         }
     }
 
     #[test]
-    fn a_server_may_be_named_in_several_ways() {
+    fn a_server_has_several_forms_of_url() {
         let parse = |url: &str| Endpoint::parse(url).unwrap();
         for (url, database) in [
             ("redis://host?db=3", 3),

@@ -1,4 +1,4 @@
-//! Where shuttle decides who runs next: mutexes that are its own, and tasks that are its threads.
+//! Mutexes and tasks for model tests: shuttle decides their order.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,34 +14,34 @@ thread_local! {
     static IS_SET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is on stage.
+/// Whether shuttle schedules this thread.
 pub(crate) fn is_set() -> bool {
     IS_SET.get()
 }
 
-/// Decides what a clock decides elsewhere, on the stage and nowhere else.
+/// A random decision in place of one by a clock. Always false outside of model tests.
 pub(crate) fn by_chance() -> bool {
     is_set() && shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
 }
 
-/// Runs `scene` under `runner` on this thread, on a stage whose clock stands still.
+/// Runs `run` on this thread with a clock that stands still.
 ///
-/// So no timer ever comes to the rescue: somebody whom nobody wakes is stuck for good, and shuttle says so.
+/// No timer fires: a task that is not woken hangs forever, and shuttle reports that.
 pub(crate) fn set(run: impl FnOnce()) {
-    struct Clears;
-    impl Drop for Clears {
+    struct ResetOnDrop;
+    impl Drop for ResetOnDrop {
         fn drop(&mut self) {
             IS_SET.set(false);
         }
     }
-    // Never driven: it lends its clock and takes timers in.
+    // Never polled: it only provides the clock and accepts timers.
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    // After a panic its timers know wakers that nobody may wake any more.
+    // Leaked after a panic: its timers contain wakers that must not be woken any more.
     let mut runtime = ManuallyDrop::new(Some(runtime));
     {
         let _context = runtime.as_ref().map(tokio::runtime::Runtime::enter);
         IS_SET.set(true);
-        let _clears = Clears;
+        let _reset = ResetOnDrop;
         run();
     }
     drop(runtime.take());
@@ -128,7 +128,7 @@ pub(crate) fn spawn_on(
     runtime.spawn(pending::<()>()).abort_handle()
 }
 
-/// Whoever is on stage is in the context of its runtime already.
+/// In a model test the context of the runtime is already entered.
 pub(crate) type Context<'a> = Option<EnterGuard<'a>>;
 
 pub(crate) fn enter(runtime: &Handle) -> Context<'_> {

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicUsize;
 use std::task::Wake;
 
 use super::*;
-use crate::base::call_site::Subject;
+use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::options::{Defaults, LockOptions, Policy};
 
@@ -36,21 +36,17 @@ impl Task {
     }
 }
 
-fn ask() -> Ask {
+fn spec() -> LockSpec {
     let keys: Arc<[Key]> = [Key::from_static("k")].into();
-    Ask {
-        subject: Subject::Key(keys[0].clone()),
-        wire: keys.clone(),
-        keys,
-        policy: Policy::new(&LockOptions::new(), &Defaults::default()).unwrap(),
-    }
+    let label = LockLabel::Key(keys[0].clone());
+    LockSpec::new(label, keys, Policy::new(&LockOptions::new(), &Defaults::default()).unwrap(), "")
 }
 
 fn lease() -> Arc<Lease> {
-    let (ask, clock) = (Arc::new(ask()), Clock::Boot);
-    let place = Place::new(Owner::random().unwrap(), clock.now());
-    let tenure = Tenure::new(&place, &ask.policy, clock.now(), None, Vec::new());
-    Arc::new(Lease::new(1, "pool".into(), ask, tenure, clock.now(), clock))
+    let (spec, clock) = (Arc::new(spec()), Clock::Boot);
+    let owner = Owner::random().unwrap();
+    let grant = Grant::new(owner, None, &spec.policy, clock.now(), None, Vec::new());
+    Arc::new(Lease::new(1, "pool".into(), spec, grant, clock.now(), clock))
 }
 
 const LOST: Poll<Ending> = Poll::Ready(Ending::Lost(Loss::Taken));
@@ -103,7 +99,7 @@ fn a_listener_that_is_dropped_is_forgotten_and_no_other_is() {
 #[test]
 fn a_listener_of_an_ended_lease_is_told_at_once_and_leaves_nothing() {
     for (end, told) in [
-        (Lease::let_go as fn(&Lease) -> bool, RELEASED),
+        (Lease::begin_release as fn(&Lease) -> bool, RELEASED),
         (|lease: &Lease| lease.lose(Loss::Taken), LOST),
     ] {
         let (lease, task) = (lease(), Task::new());
@@ -121,8 +117,8 @@ fn a_release_ends_all_listeners() {
     for (task, listener) in tasks.iter().zip(&mut listeners) {
         assert!(task.poll(listener).is_pending());
     }
-    assert!(lease.let_go());
-    assert!(!lease.let_go(), "once");
+    assert!(lease.begin_release());
+    assert!(!lease.begin_release(), "once");
     for (task, listener) in tasks.iter().zip(&mut listeners) {
         assert_eq!((task.woken(), task.is_kept(), task.poll(listener)), (1, false, RELEASED));
     }
@@ -134,10 +130,10 @@ fn a_release_behind_a_renewal_that_is_on_its_way_ends_them_too() {
     let mut listener = Listener::new(&lease);
     assert!(task.poll(&mut listener).is_pending());
     let due = lease.due().unwrap();
-    assert!(matches!(lease.beat(due), Beat::Renew { .. }));
-    assert!(lease.let_go());
+    assert!(matches!(lease.poll_renewal(due), RenewalAction::Renew { .. }));
+    assert!(lease.begin_release());
     assert_eq!((task.woken(), task.poll(&mut listener)), (1, RELEASED));
-    lease.renewed(due, Duration::from_secs(1));
+    lease.on_renewed(due, Duration::from_secs(1));
     assert_eq!(task.poll(&mut listener), RELEASED);
 }
 
@@ -147,11 +143,11 @@ fn a_loss_stays_one_when_the_holder_lets_go() {
     let mut listener = Listener::new(&lease);
     assert!(task.poll(&mut listener).is_pending());
     assert!(lease.lose(Loss::Taken));
-    assert!(lease.let_go());
+    assert!(lease.begin_release());
     assert_eq!((task.woken(), task.poll(&mut listener)), (1, LOST));
     // And what is let go cannot be lost.
     let lease = self::lease();
-    assert!(lease.let_go() && !lease.lose(Loss::Taken));
+    assert!(lease.begin_release() && !lease.lose(Loss::Taken));
     assert_eq!(task.poll(&mut Listener::new(&lease)), RELEASED);
 }
 
@@ -160,7 +156,7 @@ fn a_lease_that_is_handed_on_ends_its_listeners() {
     let (lease, task) = (lease(), Task::new());
     let mut listener = Listener::new(&lease);
     assert!(task.poll(&mut listener).is_pending());
-    let (_, listeners) = lease.pass_on(&ask()).expect("the next asks for the same");
+    let (_, listeners) = lease.transfer(&spec()).expect("the next requests for the same");
     assert_eq!(task.woken(), 0, "not yet: the queue is locked");
     listeners.wake();
     assert_eq!((task.woken(), task.is_kept(), task.poll(&mut listener)), (1, false, RELEASED));

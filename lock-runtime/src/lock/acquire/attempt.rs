@@ -1,72 +1,139 @@
-//! The name under which a line asks the store, and what that may have left there.
+//! The state machine of one acquire: the meaning of each answer, and when to send the next request.
+//!
+//! It does no I/O. `first_request`, `run` and `multi_key` send its requests and report the answers.
 
 use std::time::Duration;
 
-use crate::backend::{BackendError, FailureKind, Owner, WaitMode};
+use crate::backend::{AcquireOutcome, AcquireRequest, WaitMode};
+use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
+use crate::base::fence::Fences;
 use crate::base::jitter;
-use crate::base::options::Policy;
+use crate::base::lock_spec::LockSpec;
+use crate::base::options::{Policy, Wait};
+use crate::base::owner::Owner;
 
-/// An owner token from its first request to its grant, or until it is given up. It stays with the line:
-/// when the one that was first gives up waiting, the next asks on under the same name and keeps the place
-/// in the store's line.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) owner: Owner,
-    pub(crate) since: Instant,
-    /// Counts requests.
-    pub(crate) attempt: u32,
-    /// Whether the owner may stand in the store's line, or have one of several keys.
-    pub(crate) in_line: bool,
-    /// Requests without an answer: each may have been applied, or may yet be.
-    pub(crate) unanswered: usize,
-    pub(crate) haunted_until: Instant,
+/// How long one acquire request may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimeLimits {
+    pub(crate) longest: Duration,
+    /// Also for a wait that is shorter: what a request takes by experience.
+    pub(crate) least: Duration,
 }
 
-impl Place {
+/// The requests of one owner token, from the first to the grant or the undo.
+///
+/// The token belongs to the queue and not to a task. If the head waiter gives up, the next waiter continues with the same
+/// token, and keeps its position in the store's queue.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    pub(crate) owner: Owner,
+    pub(crate) since: Instant,
+    /// Answered or failed requests.
+    pub(crate) count: u32,
+    /// Whether the owner may be in the store's wait queue, or may hold one of several keys.
+    pub(crate) is_queued: bool,
+    /// Requests without an answer: each may have been applied, or may be applied later.
+    pub(crate) unanswered: usize,
+    /// When the store has forgotten the unanswered requests.
+    pub(crate) ambiguous_until: Instant,
+}
+
+/// The meaning of one answer.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The lock is the owner's, and validity has not ended yet. `contended` is what the store says about other waiters.
+    Granted { fences: Option<Fences>, contended: Option<bool> },
+    /// Another owner holds it. The next request is due after `retry_after`, or at a notification.
+    Contended { expires_in: Option<Duration>, wait_mode: WaitMode, retry_after: Duration },
+    /// The request failed, or may have been applied without a timely answer.
+    Failed { error: BackendError, retry_after: Duration },
+}
+
+impl Attempts {
     pub(crate) fn new(owner: Owner, since: Instant) -> Self {
         Self {
             owner,
             since,
-            attempt: 0,
-            in_line: false,
+            count: 0,
+            is_queued: false,
             unanswered: 0,
-            haunted_until: Instant::from_nanos(0),
+            ambiguous_until: Instant::from_nanos(0),
         }
     }
 
-    /// The place of a successor that a release has put in line, or may have.
-    pub(crate) fn inherited(owner: Owner, since: Instant) -> Self {
-        Self { attempt: 1, in_line: true, ..Self::new(owner, since) }
+    /// The requests of a successor that a release has put into the store's queue, or may have.
+    pub(crate) fn for_successor(owner: Owner, since: Instant) -> Self {
+        Self { count: 1, is_queued: true, ..Self::new(owner, since) }
     }
 
-    /// As [`inherited`](Self::inherited), by a release that was not answered.
-    pub(crate) fn unsure(owner: Owner, since: Instant, until: Instant) -> Self {
-        Self { unanswered: 1, haunted_until: until, ..Self::inherited(owner, since) }
+    /// As [`for_successor`](Self::for_successor), by a release without an answer.
+    pub(crate) fn for_unconfirmed_successor(owner: Owner, since: Instant, until: Instant) -> Self {
+        Self { unanswered: 1, ambiguous_until: until, ..Self::for_successor(owner, since) }
     }
 
-    /// The place of the same claim under another name.
-    pub(crate) fn anew(&self, owner: Owner) -> Self {
-        Self { attempt: self.attempt, ..Self::new(owner, self.since) }
+    /// The requests of the same wait under a new owner token.
+    pub(crate) fn with_new_owner(&self, owner: Owner) -> Self {
+        Self { count: self.count, ..Self::new(owner, self.since) }
     }
 
-    /// Nothing of it can be in the store.
-    pub(crate) fn is_clean(&self) -> bool {
-        !self.in_line && self.unanswered == 0
+    /// Whether the store can have nothing of this owner.
+    pub(crate) fn has_no_side_effects(&self) -> bool {
+        !self.is_queued && self.unanswered == 0
     }
 
-    /// The store says that somebody holds the lock. When to ask again if nothing else happens.
-    pub(crate) fn busy(
+    /// When the store has forgotten the unanswered requests, if there are any.
+    pub(crate) fn ambiguity(&self) -> Option<Instant> {
+        (self.unanswered > 0).then_some(self.ambiguous_until)
+    }
+
+    /// The next request.
+    pub(crate) fn request(&self, spec: &LockSpec) -> AcquireRequest {
+        AcquireRequest { attempt: self.count, ..AcquireRequest::for_owner(spec, self.owner) }
+    }
+
+    /// The answer to a request that was sent at `sent`, or none within `time_limit`.
+    pub(crate) fn on_answer(
+        &mut self,
+        policy: &Policy,
+        sent: Instant,
+        now: Instant,
+        time_limit: Duration,
+        answer: Option<Result<AcquireOutcome, BackendError>>,
+    ) -> Answer {
+        let error = match answer.unwrap_or_else(|| Err(silence(time_limit))) {
+            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended }) => {
+                if now < sent + policy.ttl.validity() {
+                    return Answer::Granted {
+                        fences: Fences::new(fence, reserved_fences),
+                        contended,
+                    };
+                }
+                // Granted by the store, and no longer valid here.
+                silence(now.since(sent))
+            }
+            Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
+                let retry_after = self.on_contended(policy, expires_in, wait_mode);
+                return Answer::Contended { expires_in, wait_mode, retry_after };
+            }
+            Err(error) => error,
+        };
+        let retry_after = self.on_failure(&error, sent + policy.kept_for());
+        Answer::Failed { error, retry_after }
+    }
+
+    /// The pause before the next request to a lock that another owner holds.
+    fn on_contended(
         &mut self,
         policy: &Policy,
         expires_in: Option<Duration>,
         wait_mode: WaitMode,
     ) -> Duration {
-        self.attempt += 1;
-        self.in_line |= matches!(wait_mode, WaitMode::Queued { .. });
-        let poll = policy.retry_delay.map_or_else(|| self.poll(), jitter::below);
+        self.count += 1;
+        self.is_queued |= matches!(wait_mode, WaitMode::Queued { .. });
+        let poll = policy.retry_delay.map_or_else(|| self.poll_interval(), jitter::below);
         match wait_mode {
-            // Who counts its attempts makes them, also where the store would wake it.
+            // `retry_count` counts requests, so they are sent also where the store would notify.
             WaitMode::Queued { retry_after } | WaitMode::Watch { retry_after }
                 if policy.retry_count.is_some() =>
             {
@@ -85,24 +152,84 @@ impl Place {
         }
     }
 
-    /// The store did not do what it was asked; what it may have done is forgotten there at `until`. When
-    /// to ask again.
-    pub(crate) fn failed(&mut self, error: &BackendError, until: Instant) -> Duration {
-        self.attempt += 1;
+    /// The pause before the next request after a failure. The store has forgotten what it may have applied at `until`.
+    fn on_failure(&mut self, error: &BackendError, until: Instant) -> Duration {
+        self.count += 1;
         if error.kind() == FailureKind::MaybeApplied {
             self.unanswered += 1;
-            self.haunted_until = self.haunted_until.max(until);
+            self.ambiguous_until = self.ambiguous_until.max(until);
         }
-        // Below the limit too they are not to go in step.
+        // The limit is below the jitter, so that waiters stay out of step also there.
         jitter::below(self.doubling().min(Duration::from_millis(160)))
     }
 
-    /// Doubles with every attempt, from 20 ms to 640 ms.
-    fn doubling(&self) -> Duration {
-        Duration::from_millis(20 << self.attempt.saturating_sub(1).min(5))
+    /// A grant was received, and no waiter took it: it is to be released like that of an unanswered request.
+    pub(crate) fn on_unused_grant(&mut self, sent: Instant) {
+        self.unanswered += 1;
+        self.ambiguous_until = sent;
     }
 
-    fn poll(&self) -> Duration {
+    /// Doubles with each request, from 20 ms to 640 ms.
+    fn doubling(&self) -> Duration {
+        Duration::from_millis(20 << self.count.saturating_sub(1).min(5))
+    }
+
+    fn poll_interval(&self) -> Duration {
         jitter::below(self.doubling())
     }
 }
+
+/// How long a request may take that is sent at `now`. The end of the wait is the limit, except for the least time that a
+/// request needs: the wait bounds when another request may begin. A single try has the whole request timeout.
+pub(crate) fn time_limit(
+    limits: TimeLimits,
+    policy: &Policy,
+    deadline: Option<Instant>,
+    now: Instant,
+) -> Duration {
+    let longest = match deadline {
+        Some(deadline) if policy.wait != Wait::For(Duration::ZERO) => {
+            limits.longest.min(deadline.since(now).max(limits.least))
+        }
+        _ => limits.longest,
+    };
+    longest.min(policy.ttl.validity())
+}
+
+/// As [`time_limit`], at the beginning of the wait. Equal for equal policies.
+pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration {
+    let waits = match policy.wait {
+        Wait::For(Duration::ZERO) | Wait::Forever => Duration::MAX,
+        Wait::For(wait) => wait.max(limits.least),
+    };
+    limits.longest.min(waits).min(policy.ttl.validity())
+}
+
+/// Whether `attempts` requests are all that `retry_count` allows.
+pub(crate) fn is_out_of_attempts(policy: &Policy, attempts: u32) -> bool {
+    policy.retry_count.is_some_and(|count| attempts > count)
+}
+
+/// Whether an outage ends a wait without a deadline: one of ten request timeouts, within the wait.
+pub(crate) fn is_cut_off(
+    deadline: Option<Instant>,
+    since: Instant,
+    failing_since: Option<Instant>,
+    now: Instant,
+    request_timeout: Duration,
+) -> bool {
+    let longest = request_timeout.saturating_mul(10);
+    deadline.is_none()
+        && failing_since.is_some_and(|failing| now.since(failing.max(since)) > longest)
+}
+
+fn silence(waited: Duration) -> BackendError {
+    BackendError::new(
+        FailureKind::MaybeApplied,
+        format!("the store did not answer within {waited:?}"),
+    )
+    .remedy("check that the store is up and reachable; a grant that may have been made is released")
+}
+
+#[cfg(test)]
+mod tests;

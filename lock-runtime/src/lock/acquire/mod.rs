@@ -1,4 +1,4 @@
-//! One acquire, from the caller's side: a place in line, and the wait for a guard.
+//! Acquires one or several keys.
 
 pub(crate) mod attempt;
 pub(crate) mod first_request;
@@ -10,116 +10,73 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::api::guard::LockGuard;
-use crate::backend::{AcquireRequest, Owner};
-use crate::base::call_site::Subject;
+use crate::backend::AcquireRequest;
 use crate::base::error::LockError;
-use crate::base::key::Key;
-use crate::base::options::Policy;
+use crate::base::lock_spec::LockSpec;
+use crate::base::owner::Owner;
+use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
-use crate::lease::tracker::Errand;
-use crate::lock::acquire::first_request::FirstAsk;
-use crate::lock::core::Engine;
-use crate::queue::permit::Turn;
-use crate::queue::wait_queue::{Entered, Newcomer, Waiting, Wish};
+use crate::lease::held_lease::HeldLease;
+use crate::lease::tracker::InFlightToken;
+use crate::lock::core::PoolCore;
+use crate::lock::outgoing::{FirstRequest, Outgoing};
+use crate::lock::waiter::LockWaiter;
+use crate::queue::permit::KeyPermit;
+use crate::queue::wait_queue::{Enqueued, WaitParams, Waiting};
 
-/// What one acquire is asked for.
-#[derive(Debug)]
-pub(crate) struct Ask {
-    pub(crate) subject: Subject,
-    /// The keys as the caller named them, sorted and distinct.
-    pub(crate) keys: Arc<[Key]>,
-    /// The keys as the store knows them.
-    pub(crate) wire: Arc<[Key]>,
-    pub(crate) policy: Policy,
-}
-
-impl Ask {
-    pub(crate) fn new(engine: &Engine, subject: Subject, keys: Arc<[Key]>, policy: Policy) -> Self {
-        let wire = if engine.key_prefix.is_empty() {
-            keys.clone()
-        } else {
-            keys.iter().map(|key| key.prefixed(&engine.key_prefix)).collect()
-        };
-        Self { subject, keys, wire, policy }
-    }
-
-    /// What the store is asked on behalf of `owner`.
-    pub(crate) fn claim(&self, owner: Owner) -> AcquireRequest {
-        AcquireRequest {
-            keys: self.wire.clone(),
-            owner,
-            ttl: self.policy.ttl.get(),
-            min_hold: self.policy.min_hold,
-            fencing: self.policy.fencing,
-            extra_fences: 0,
-            attempt: 0,
-            enqueue: self.wire.len() == 1 && self.policy.waits(),
-        }
-    }
-}
-
-/// Acquires all keys of `ask`.
+/// Acquires all keys of `spec`.
 ///
-/// Dropping the future at any await leaves nothing behind: a place in line is given up, a request that
-/// is on its way is awaited by the driver, and what it may have been granted is released.
-pub(crate) async fn acquire(engine: Arc<Engine>, ask: Arc<Ask>) -> Result<LockGuard, LockError> {
-    let errand = engine.registry.admit().ok_or_else(LockError::shutdown)?;
-    let newcomer = Newcomer::new(engine.clock.now(), ask.policy.wait);
-    let guard = match &*ask.wire {
-        [_] => {
-            let (waiting, _errand) = one_key(&engine, ask, newcomer, errand)?;
-            waiting.await?
-        }
-        // Rare, and not to make every future longer.
-        _ => Box::pin(several_keys(&engine, ask, newcomer, errand)).await?,
-    };
-    // The grant may have run out on its way here, while this thread was blocked or the machine slept.
-    guard.picked_up()
+/// Dropping the future at any await leaves nothing behind. It leaves the queue. The driver awaits the answer to a request
+/// in flight, and releases what that may have been granted.
+pub(crate) async fn acquire(
+    core: &Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+) -> Result<HeldLease, LockError> {
+    let token = core.tracker.try_begin().ok_or_else(LockError::pool_closed)?;
+    let params = WaitParams::new(core.clock().now(), spec.policy.wait);
+    if spec.single_key().is_some() {
+        let (waiting, _token) = acquire_one(core, spec, params, token)?;
+        waiting.await
+    } else {
+        // Boxed: it is rare, and would make every future larger.
+        Box::pin(acquire_many(core, spec, params, token)).await
+    }
 }
 
-/// Joins the line of the key; who is alone asks the store at once, and takes the errand along.
-fn one_key(
-    engine: &Arc<Engine>,
-    ask: Arc<Ask>,
-    newcomer: Newcomer,
-    errand: Errand,
-) -> Result<(Waiting<LockGuard>, Option<Errand>), LockError> {
-    let wire = ask.wire.clone();
-    let key = &wire[0];
+/// Enqueues the waiter. If the queue was empty, sends the first request, which takes the token.
+fn acquire_one(
+    core: &Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+    params: WaitParams,
+    token: InFlightToken,
+) -> Result<(Waiting<LockWaiter, HeldLease>, Option<InFlightToken>), LockError> {
+    let keys = spec.store_keys.clone();
+    let key = &keys[0];
     let (reply, answer) = oneshot::channel();
-    let wish = |(ask, reply)| Wish::Lease { ask, reply };
-    let (id, entered) = engine.queue.enter(key, &newcomer, (ask, reply), wish)?;
-    let waiting = waiting(engine, key, id, answer);
-    let Entered::First((ask, reply)) = entered else {
-        return Ok((waiting, Some(errand)));
-    };
-    let turn = Turn::new(engine, wire.clone());
-    let claim = ask.claim(Owner::random()?);
-    let Newcomer { now: since, deadline, .. } = newcomer;
-    let first = FirstAsk { id, turn, ask, claim, since, deadline, errand, reply };
-    engine.outbox.ask(engine, first);
+    let (id, enqueued) = core.queue.enqueue(key, &params, LockWaiter { spec, reply })?;
+    let stopped = Driver::stopped_error;
+    let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
+    let Enqueued::Head(waiter) = enqueued else { return Ok((waiting, Some(token))) };
+    let permit = KeyPermit::new(core.clone(), keys.clone());
+    let request = AcquireRequest::for_owner(&waiter.spec, Owner::random()?);
+    let WaitParams { now: since, deadline, .. } = params;
+    let first = FirstRequest { id, permit, waiter, request, since, deadline, token };
+    if core.driver().is_gone() {
+        // No renewal would keep a grant alive.
+        Batcher::push_later(core, Outgoing::Acquire(first));
+    } else {
+        Batcher::push(core, Outgoing::Acquire(first), core.capabilities.local);
+    }
     Ok((waiting, None))
 }
 
-/// Has the driver take the turns of all keys, and ask the store.
-async fn several_keys(
-    engine: &Arc<Engine>,
-    ask: Arc<Ask>,
-    newcomer: Newcomer,
-    errand: Errand,
-) -> Result<LockGuard, LockError> {
+async fn acquire_many(
+    core: &Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+    params: WaitParams,
+    token: InFlightToken,
+) -> Result<HeldLease, LockError> {
     let (reply, answer) = oneshot::channel();
-    multi_key::start(engine, ask, newcomer, errand, reply)?;
-    answer.await.unwrap_or_else(|_| Err(Driver::gone()))
-}
-
-fn waiting<T>(
-    engine: &Engine,
-    key: &Key,
-    id: u64,
-    answer: oneshot::Receiver<Result<T, LockError>>,
-) -> Waiting<T> {
-    let (queue, key) = (engine.queue.clone(), key.clone());
-    Waiting { queue, key, id, call: Some(answer), gone: Driver::gone }
+    multi_key::spawn_multi_key(core, spec, params, token, reply)?;
+    answer.await.unwrap_or_else(|_| Err(Driver::stopped_error()))
 }

@@ -1,13 +1,13 @@
-//! Acquires several keys for one task, all or none. Lives on the driver, so that it ends in order whatever becomes
-//! of the task.
+//! Acquires several keys for one task, all or none. Runs on the driver, so that the undo completes also if the task is
+//! cancelled.
 //!
-//! 1. **All turns, then the store.** All keys at once are asked for with the turns of all of them, which `queue` gives
-//!    in one step. An answer that does not grant gives the turns back.
-//! 2. **At the store like another process.** A request that has to wait there keeps the turns of the keys that it has
-//!    there and of the one in whose line it stands (`climb`), if no task of this process uses them. All other tasks
-//!    of this process ask the store as those of other processes do, and get the same answers.
-//! 3. **The wait is kept.** The task is told at its deadline, also while an answer is awaited; only the first request
-//!    gets the time that a request takes at least. What has to be undone goes on here.
+//! 1. **All permits, then the store.** All keys are requested with the permits of all of them, which the queues give in
+//!    one step. An answer that is no grant returns the permits.
+//! 2. **At the store like another process.** A request that waits there keeps the permits of the keys that it holds, and of
+//!    the key that it is queued for ([`stepwise`](super::stepwise)), if no task of this process uses them. All other
+//!    tasks send requests to the store as those of other processes do, and get the same answers.
+//! 3. **The wait is bounded.** The task gets its result at its deadline, also while an answer is awaited. Only the first
+//!    request has the least time that a request needs. The undo goes on here.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,163 +17,170 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
-use crate::api::guard::LockGuard;
-use crate::backend::{AcquireOutcome, FailureKind, LeaseRef, Owner, ReleaseRequest, WaitMode};
+use crate::backend::{LeaseRef, LeaseStatus, ReleaseRequest};
+use crate::base::backend_error::FailureKind;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::fence::Fences;
 use crate::base::key::Key;
+use crate::base::lock_spec::LockSpec;
+use crate::base::owner::Owner;
+use crate::base::sync::spawn;
 use crate::exec::events;
 use crate::exec::panic_boundary;
-use crate::lease::lease::{Lease, Tenure};
-use crate::lease::tracker::Errand;
-use crate::lock::acquire::Ask;
-use crate::lock::acquire::attempt::Place;
-use crate::lock::acquire::first_request::{ask_store, silence};
-use crate::lock::acquire::run::time_limit;
-use crate::lock::acquire::stepwise::{Climb, Fall, Next};
-use crate::lock::core::Engine;
-use crate::lock::release::give_back;
-use crate::queue::last_answer::Word;
-use crate::queue::permit::{self, Stance, Turn};
-use crate::queue::wait_queue::{Entered, Newcomer};
+use crate::lease::lease::Grant;
+use crate::lease::tracker::InFlightToken;
+use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, is_out_of_attempts, time_limit};
+use crate::lock::acquire::run::pass_on;
+use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
+use crate::lock::core::PoolCore;
+use crate::lock::grant;
+use crate::lock::undo::undo_attempts;
+use crate::lock::waiter::LeaseReply;
+use crate::queue::last_answer::LastAnswer;
+use crate::queue::permit::KeyPermit;
+use crate::queue::permits_wait::Registration;
+use crate::queue::wait_queue::{Enqueued, WaitParams};
 
-/// How long what has to be given back may take before the task is told.
+/// How long an undo may delay the result of the task.
 const AT_ONCE: Duration = Duration::from_millis(250);
 
-/// One request for several keys, until it is granted or given up.
-struct Several {
-    engine: Arc<Engine>,
-    ask: Arc<Ask>,
-    newcomer: Newcomer,
+/// One acquire of several keys, until it is granted or given up.
+struct MultiKeyTask {
+    core: Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+    params: WaitParams,
     caller: Caller,
-    /// The rank in the lines of this process.
+    /// The rank in the queues of this process.
     id: u64,
-    place: Place,
-    climb: Climb,
-    turn: Option<Turn>,
-    stance: Option<Stance>,
+    attempts: Attempts,
+    stepwise: Stepwise,
+    permit: Option<KeyPermit>,
+    registration: Option<Registration<crate::lock::waiter::LockWaiter>>,
     wake: Arc<Notify>,
-    word: Word,
-    /// How long the last answer of the store took.
+    last_answer: LastAnswer,
+    /// How long the last answer took.
     round_trip: Duration,
     failing_since: Option<Instant>,
-    /// Whether it has been told that the lock is contended.
+    /// Whether the store has reported another holder.
     was_contended: bool,
-    /// Whether the last answer has ended the wait.
-    over: bool,
-    _errand: Errand,
+    /// Whether the last answer ends the wait.
+    is_over: bool,
+    _token: InFlightToken,
 }
 
-/// The task that waits for the guard, until it is told.
-struct Caller(Option<oneshot::Sender<Result<LockGuard, LockError>>>);
+/// The task that waits for the lease, until it gets its result.
+struct Caller(Option<LeaseReply>);
 
 impl Caller {
     fn is_gone(&self) -> bool {
         self.0.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    /// Resolves when the task does not wait any more.
+    /// Resolves when the task stops waiting.
     async fn gone(&mut self) {
         if let Some(reply) = &mut self.0 {
             reply.closed().await;
         }
     }
 
-    fn refuse(&mut self, error: LockError) {
+    fn reject(&mut self, error: LockError) {
         if let Some(reply) = self.0.take() {
             panic_boundary::answer(reply, Err(error));
         }
     }
 }
 
-/// Where the turns come from.
-enum Turns {
-    Here(Turn),
-    Awaited(oneshot::Receiver<Result<Turn, LockError>>),
+/// The permits of all keys.
+enum Permits {
+    Here(KeyPermit),
+    Awaited(oneshot::Receiver<Result<KeyPermit, LockError>>),
 }
 
-/// A wait for the turns of all keys. Dropping it leaves the line; turns that arrive in that instant pass on.
-struct Queued {
-    engine: Arc<Engine>,
+/// A wait for the permits of all keys. Dropping it leaves the queue. Permits that arrive in that instant pass on.
+struct AwaitedPermits {
+    core: Arc<PoolCore>,
     id: u64,
-    answer: Option<oneshot::Receiver<Result<Turn, LockError>>>,
+    answer: Option<oneshot::Receiver<Result<KeyPermit, LockError>>>,
 }
 
-impl Drop for Queued {
+impl Drop for AwaitedPermits {
     fn drop(&mut self) {
-        // Closed first, as with `Waiting`.
+        // Closed first, as in `Waiting`.
         if let Some(answer) = self.answer.take() {
             drop(answer);
-            if self.engine.is_inherited() {
-                return;
+            if !self.core.is_inherited() {
+                pass_on(&self.core, self.core.queue.cancel_permits_wait(self.id));
             }
-            permit::call(&self.engine, self.engine.queue.leave_several(self.id));
         }
     }
 }
 
-/// What comes behind an answer of the store.
-enum Outcome {
+/// What one request led to.
+enum StepOutcome {
     Granted {
         sent: Instant,
         fences: Option<Fences>,
         contended: Option<bool>,
     },
-    /// Asks again after this time, or when something happens.
+    /// The next request is due after this time, or at a notification.
     Again(Duration),
 }
 
-/// Acquires the keys of `ask` for the task that waits for `reply`.
-pub(crate) fn start(
-    engine: &Arc<Engine>,
-    ask: Arc<Ask>,
-    newcomer: Newcomer,
-    errand: Errand,
-    reply: oneshot::Sender<Result<LockGuard, LockError>>,
+/// Acquires the keys of `spec` for the task that waits for `reply`.
+///
+/// # Errors
+/// As [`enqueue`](crate::queue::wait_queue::WaitQueues::enqueue); `reply` is dropped then.
+pub(crate) fn spawn_multi_key(
+    core: &Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+    params: WaitParams,
+    token: InFlightToken,
+    reply: LeaseReply,
 ) -> Result<(), LockError> {
-    let several = Several {
-        engine: engine.clone(),
-        newcomer,
+    let task = MultiKeyTask {
+        core: core.clone(),
+        params,
         caller: Caller(Some(reply)),
-        id: engine.queue.rank(),
-        place: Place::new(Owner::random()?, newcomer.now),
-        climb: Climb::new(engine, &ask),
-        turn: None,
-        stance: None,
+        id: core.queue.rank(),
+        attempts: Attempts::new(Owner::random()?, params.now),
+        stepwise: Stepwise::new(&spec, core.backend().capabilities().wait_queue),
+        permit: None,
+        registration: None,
         wake: Arc::default(),
-        word: Word::default(),
+        last_answer: LastAnswer::default(),
         round_trip: Duration::ZERO,
         failing_since: None,
         was_contended: false,
-        over: false,
-        _errand: errand,
-        ask,
+        is_over: false,
+        _token: token,
+        spec,
     };
-    let turns = several.ask_for_turns(false)?;
-    engine.run(several.run(turns));
+    let permits = task.request_permits(false)?;
+    core.run(task.run(permits));
     Ok(())
 }
 
-impl Several {
-    async fn run(mut self, turns: Turns) {
-        let mut turns = Some(turns);
+impl MultiKeyTask {
+    async fn run(mut self, permits: Permits) {
+        let mut permits = Some(permits);
         loop {
-            if self.climb.is_below() && self.turn.is_none() && !self.take_turns(&mut turns).await {
+            let needs_permits = self.stepwise.is_optimistic() && self.permit.is_none();
+            if needs_permits && !self.take_permits(&mut permits).await {
                 break;
             }
-            self.take_along();
-            match self.attempt().await {
-                Outcome::Granted { sent, fences, contended } => {
+            self.take_permit_of_step();
+            match self.request().await {
+                StepOutcome::Granted { sent, fences, contended } => {
                     return self.deliver(sent, fences, contended);
                 }
-                Outcome::Again(pause) => {
+                StepOutcome::Again(pause) => {
                     if !self.wait(pause).await {
                         break;
                     }
                 }
             }
-            self.hold_on().await;
+            self.keep_hold().await;
             if self.is_over() {
                 break;
             }
@@ -181,115 +188,110 @@ impl Several {
         self.give_up().await;
     }
 
-    /// Joins the queue of this process for the turns of all keys.
-    fn ask_for_turns(&self, comes_again: bool) -> Result<Turns, LockError> {
+    /// Requests the permits of all keys from the queues of this process.
+    fn request_permits(&self, again: bool) -> Result<Permits, LockError> {
         let (reply, answer) = oneshot::channel();
-        let (engine, keys) = (&self.engine, &self.ask.wire);
-        let entered = engine.queue.enter_several(
-            self.id,
-            keys,
-            &self.newcomer,
-            &self.wake,
-            reply,
-            comes_again,
-        )?;
-        Ok(match entered {
-            Entered::First(_) => Turns::Here(Turn::new(engine, keys.clone())),
-            Entered::Behind => Turns::Awaited(answer),
+        let (core, keys) = (&self.core, &self.spec.store_keys);
+        let (id, params, wake) = (self.id, &self.params, &self.wake);
+        let enqueued = core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)?;
+        Ok(match enqueued {
+            Enqueued::Head(_) => Permits::Here(KeyPermit::new(core.clone(), keys.clone())),
+            Enqueued::Queued => Permits::Awaited(answer),
         })
     }
 
-    /// Waits for the turns of all keys. False if it is all over.
-    async fn take_turns(&mut self, turns: &mut Option<Turns>) -> bool {
-        let turns = match turns.take() {
-            Some(turns) => Ok(turns),
-            None => self.ask_for_turns(true),
+    /// Waits for the permits of all keys. `false` if the wait has ended.
+    async fn take_permits(&mut self, permits: &mut Option<Permits>) -> bool {
+        let permits = match permits.take() {
+            Some(permits) => Ok(permits),
+            None => self.request_permits(true),
         };
-        let answer = match turns {
-            Ok(Turns::Here(turn)) => {
-                self.turn = Some(turn);
+        let answer = match permits {
+            Ok(Permits::Here(permit)) => {
+                self.permit = Some(permit);
                 return true;
             }
-            Ok(Turns::Awaited(answer)) => answer,
+            Ok(Permits::Awaited(answer)) => answer,
             Err(error) => {
-                self.caller.refuse(error);
+                self.caller.reject(error);
                 return false;
             }
         };
-        let (engine, id) = (self.engine.clone(), self.id);
-        let mut queued = Queued { engine: engine.clone(), id, answer: Some(answer) };
-        let Newcomer { deadline, wait, .. } = self.newcomer;
+        let (core, id) = (self.core.clone(), self.id);
+        let mut awaited = AwaitedPermits { core: core.clone(), id, answer: Some(answer) };
+        let WaitParams { deadline, wait, .. } = self.params;
         loop {
-            let gives_way_at = engine.queue.gives_way_at(id);
-            let until = [gives_way_at, deadline].into_iter().flatten().min();
-            let Some(answer) = &mut queued.answer else { return false };
+            let reservation_ends_at = core.queue.reservation_ends_at(id);
+            let until = [reservation_ends_at, deadline].into_iter().flatten().min();
+            let Some(answer) = &mut awaited.answer else { return false };
             tokio::select! {
                 biased;
-                () = engine.registry.closing() => return false,
-                turn = answer => {
-                    queued.answer = None;
-                    match turn {
-                        Ok(Ok(turn)) => {
-                            self.turn = Some(turn);
+                () = core.tracker.closing() => return false,
+                permit = answer => {
+                    awaited.answer = None;
+                    match permit {
+                        Ok(Ok(permit)) => {
+                            self.permit = Some(permit);
                             return true;
                         }
-                        Ok(Err(error)) => self.caller.refuse(error),
-                        // Dropped without an answer, as the driver ends.
+                        Ok(Err(error)) => self.caller.reject(error),
+                        // The driver's runtime ends.
                         Err(_) => {}
                     }
                     return false;
                 }
                 () = self.caller.gone() => return false,
                 () = self.wake.notified() => {}
-                () = sleep_until(&engine, until) => {
-                    let now = engine.clock.now();
+                () = sleep_until(&core, until) => {
+                    let now = core.clock().now();
                     if deadline.is_some_and(|deadline| deadline <= now) {
-                        self.caller.refuse(engine.queue.verdict_of(id, wait, now));
+                        self.caller.reject(core.queue.permits_wait_error(id, wait, now));
                         return false;
                     }
-                    if gives_way_at.is_some_and(|at| at <= now) {
-                        permit::call(&engine, engine.queue.give_way(id));
+                    if reservation_ends_at.is_some_and(|at| at <= now) {
+                        pass_on(&core, core.queue.end_reservation(id));
                     }
                 }
             }
         }
     }
 
-    /// Takes the turn of the key that is asked for next, if no task of this process uses it.
-    fn take_along(&mut self) {
-        if let Some(at) = self.climb.step()
-            && let Some(key) = self.ask.wire.get(at)
-            && !self.turn.as_ref().is_some_and(|turn| turn.keys().contains(key))
+    /// Takes the permit of the key that is requested next, if no task of this process uses it.
+    fn take_permit_of_step(&mut self) {
+        if let Some(at) = self.stepwise.step()
+            && let Some(key) = self.spec.store_keys.get(at)
+            && !self.permit.as_ref().is_some_and(|permit| permit.keys().contains(key))
         {
-            let taken = self.engine.queue.take_free(std::slice::from_ref(key));
-            self.add_turns(taken);
+            let taken = self.core.queue.take_free(std::slice::from_ref(key));
+            self.add_permits(taken);
         }
     }
 
-    fn add_turns(&mut self, taken: Vec<Key>) {
-        let engine = &self.engine;
-        self.turn.get_or_insert_with(|| Turn::new(engine, Arc::from([]))).add(taken);
+    fn add_permits(&mut self, taken: Vec<Key>) {
+        let core = &self.core;
+        let empty = || KeyPermit::new(core.clone(), Arc::from([]));
+        self.permit.get_or_insert_with(empty).add(taken);
     }
 
-    /// Passes on the turns of all keys that it neither has at the store nor stands in line for.
-    fn let_turns_go(&mut self) {
-        let Some(mut turn) = self.turn.take() else { return };
-        let (wire, climb) = (&self.ask.wire, &self.climb);
-        turn.keep(|key| {
-            wire.iter().position(|one| one == key).is_some_and(|at| climb.is_concerned_with(at))
+    /// Drops the permits of all keys that are neither held at the store nor queued for.
+    fn drop_unused_permits(&mut self) {
+        let Some(mut permit) = self.permit.take() else { return };
+        let (keys, stepwise) = (&self.spec.store_keys, &self.stepwise);
+        permit.retain(|key| {
+            keys.iter().position(|one| one == key).is_some_and(|at| stepwise.involves(at))
         });
-        if !turn.keys().is_empty() {
-            self.turn = Some(turn);
+        if !permit.keys().is_empty() {
+            self.permit = Some(permit);
         }
     }
 
     fn is_over(&self) -> bool {
-        let Newcomer { deadline, .. } = self.newcomer;
-        let now = self.engine.clock.now();
-        self.over || self.caller.is_gone() || deadline.is_some_and(|deadline| now >= deadline)
+        let now = self.core.clock().now();
+        let is_late = self.params.deadline.is_some_and(|deadline| now >= deadline);
+        self.is_over || self.caller.is_gone() || is_late
     }
 
-    /// Waits for `pause`, or until something happens. False if it is all over.
+    /// Waits for `pause`, or for a notification. `false` if the wait has ended.
     async fn wait(&mut self, pause: Duration) -> bool {
         if self.is_over() {
             return false;
@@ -297,273 +299,260 @@ impl Several {
         if pause.is_zero() {
             return true;
         }
-        self.let_turns_go();
-        let engine = self.engine.clone();
-        let asks_at = engine.clock.now() + pause;
-        let mut until = self.newcomer.deadline.map_or(asks_at, |deadline| asks_at.min(deadline));
+        self.drop_unused_permits();
+        let core = self.core.clone();
+        let due = core.clock().now() + pause;
+        let mut until = self.params.deadline.map_or(due, |deadline| due.min(deadline));
         loop {
-            self.note_wishes();
-            let until_due = self.climb.due().map_or(until, |due| until.min(due));
+            self.note_contention();
+            let until_due = self.stepwise.due().map_or(until, |due| until.min(due));
             tokio::select! {
                 biased;
-                () = engine.registry.closing() => return false,
+                () = core.tracker.closing() => return false,
                 () = self.caller.gone() => return false,
                 () = self.wake.notified() => {
-                    let look_at = engine.queue.take_looks(&self.ask.wire, self.id);
-                    until = look_at.map_or(until, |look_at| until.min(look_at));
+                    let wake_at = core.queue.take_wake_times(&self.spec.store_keys, self.id);
+                    until = wake_at.map_or(until, |wake_at| until.min(wake_at));
                 }
-                () = engine.clock.sleep_until(until_due) => return true,
+                () = core.clock().sleep_until(until_due) => return true,
             }
         }
     }
 
-    /// Notes whether others want what it has at the store.
-    fn note_wishes(&mut self) {
-        let (wire, queue) = (&self.ask.wire, &self.engine.queue);
-        let had = self.climb.had().iter().filter_map(|&at| wire.get(at));
-        if self.climb.has_any() && queue.is_wanted(had, self.id) {
-            self.climb.wanted(self.engine.clock.now(), self.round_trip);
+    /// Notes whether other owners wait for keys of the partial hold.
+    fn note_contention(&mut self) {
+        let held = self.stepwise.held_keys(&self.spec);
+        if self.stepwise.holds_any() && self.core.queue.is_contended(held, self.id) {
+            self.stepwise.on_wanted(self.core.clock().now(), self.round_trip);
         }
     }
 
-    /// Looks after the keys that it has at the store.
-    async fn hold_on(&mut self) {
-        let (engine, ask, owner) = (self.engine.clone(), self.ask.clone(), self.place.owner);
-        if !self.climb.is_due(engine.clock.now()) {
-            return;
-        }
-        let held = self.climb.hold_on(&engine, &ask, owner);
-        let word = &self.word;
-        let (caller, newcomer) = (&mut self.caller, &self.newcomer);
-        let fall = in_time(&engine, caller, newcomer, newcomer.deadline, word, held).await;
-        // Two requests that give way to each other are parted by their clocks. On the stage, where clocks stand still,
-        // chance parts them.
+    /// Renews the partial hold, or releases it, as it needs.
+    async fn keep_hold(&mut self) {
+        let core = self.core.clone();
+        let (timeout_of_request, ttl) = (core.config.request_timeout, self.spec.policy.ttl);
+        let sent = core.clock().now();
+        let owner = self.attempts.owner;
+        let back_off = match self.stepwise.upkeep(&self.spec, owner, sent, timeout_of_request) {
+            Upkeep::None => None,
+            Upkeep::BackOff(reason) => Some(reason),
+            Upkeep::Renew { lease, time_limit } => {
+                let lease = [lease];
+                let renewing = timeout(time_limit, core.backend().renew(&lease));
+                let answers = self.in_time(self.params.deadline, renewing).await;
+                let is_held = match answers.unwrap_or_default().pop() {
+                    Some(Ok(status)) => Some(status == LeaseStatus::Held),
+                    Some(Err(_)) | None => None,
+                };
+                self.stepwise.on_renewed(ttl, sent, core.clock().now(), is_held)
+            }
+        };
+        // Jitter separates two requests that wait for each other. Under the test scheduler clocks stand still, and chance
+        // does.
         #[cfg(test)]
-        if fall == Some(Fall::TooLong) && crate::base::sync::scheduler::by_chance() {
+        if back_off == Some(BackOff::HeldTooLong) && crate::base::sync::scheduler::by_chance() {
             return;
         }
-        match fall {
-            Some(Fall::TooLong) if self.place.unanswered == 0 && self.climb.is_standing() => {
-                self.let_go().await;
+        match back_off {
+            Some(BackOff::HeldTooLong)
+                if self.attempts.unanswered == 0 && self.stepwise.is_queued() =>
+            {
+                self.release_hold().await;
             }
-            Some(fall) => self.come_down(fall),
+            Some(reason) => self.back_off(reason),
             None => {}
         }
     }
 
-    /// Gives back the keys that it has, and goes on wait_mode in the line of the next one.
-    async fn let_go(&mut self) {
-        let (engine, ask) = (self.engine.clone(), self.ask.clone());
-        let had = self.climb.had().iter().filter_map(|&at| ask.wire.get(at));
-        let keys: Arc<[_]> = had.cloned().collect();
-        let lease = LeaseRef {
-            keys: keys.clone(),
-            owner: self.place.owner,
-            ttl: ask.policy.ttl.get(),
-            // No body has run under them.
-            min_hold: Duration::ZERO,
-        };
-        let release = [ReleaseRequest {
-            lease,
-            free_after: Duration::ZERO,
-            successor: None,
-            barging_window: Duration::ZERO,
-        }];
-        let releasing = timeout(engine.request_timeout, engine.store.release(&release));
-        let (caller, newcomer, word) = (&mut self.caller, &self.newcomer, &self.word);
-        let answers = in_time(&engine, caller, newcomer, newcomer.deadline, word, releasing).await;
-        match answers.unwrap_or_default().into_iter().next() {
+    /// Releases the partial hold, and stays in the queue of the next key.
+    async fn release_hold(&mut self) {
+        let core = self.core.clone();
+        let keys: Arc<[_]> = self.stepwise.held_keys(&self.spec).cloned().collect();
+        let ttl = self.spec.policy.ttl.get();
+        let lease = LeaseRef::new(keys.clone(), self.attempts.owner, ttl);
+        let request = [ReleaseRequest::new(lease)];
+        let releasing = timeout(core.config.request_timeout, core.backend().release(&request));
+        let answers = self.in_time(self.params.deadline, releasing).await;
+        match answers.unwrap_or_default().pop() {
             Some(Ok(_)) => {
-                self.climb.let_go();
-                engine.queue.want_no_more(keys.iter(), self.id);
-                self.let_turns_go();
+                self.stepwise.on_hold_released();
+                core.queue.clear_contended(keys.iter(), self.id);
+                self.drop_unused_permits();
             }
-            // It may have been applied, or may be yet.
-            Some(Err(_)) | None => self.come_down(Fall::TooLong),
+            // It may have been applied, or may be applied later.
+            Some(Err(_)) | None => self.back_off(BackOff::HeldTooLong),
         }
     }
 
-    fn come_down(&mut self, fall: Fall) {
-        let down = self.climb.come_down(&self.engine, &self.ask, &mut self.place, fall);
-        match down {
-            Ok(()) => self.stand(),
-            // Without a new name the old one is given back at the end of it all.
-            Err(_) => self.over = true,
+    /// Undoes all requests of the present owner token, and continues under a new one.
+    fn back_off(&mut self, reason: BackOff) {
+        match Owner::random() {
+            Ok(owner) => {
+                self.stepwise.back_off(self.core.clock().now(), reason);
+                let anew = self.attempts.with_new_owner(owner);
+                let old = std::mem::replace(&mut self.attempts, anew);
+                let (core, token) = (self.core.clone(), self.core.tracker.begin_cleanup());
+                let (keys, ttl) = (self.spec.store_keys.clone(), self.spec.policy.ttl.get());
+                spawn(async move {
+                    undo_attempts(&core, old, keys, ttl).await;
+                    drop(token);
+                });
+                self.register();
+            }
+            // Without a new token the old one is undone at the end.
+            Err(_) => self.is_over = true,
         }
-        self.turn = None;
+        self.permit = None;
     }
 
-    /// Is known by its name in the lines of all keys from now on.
-    fn stand(&mut self) {
-        let (queue, keys, id) = (&self.engine.queue, &self.ask.wire, self.id);
-        queue.stand_in_all(keys, id, self.place.owner, &self.wake);
-        self.stance.get_or_insert_with(|| Stance { queue: queue.clone(), keys: keys.clone(), id });
+    /// Makes the owner token known in the queues of all keys.
+    fn register(&mut self) {
+        let (queues, keys, id) = (&self.core.queue, &self.spec.store_keys, self.id);
+        queues.register(keys, id, self.attempts.owner, &self.wake);
+        let registration = || Registration { queues: queues.clone(), keys: keys.clone(), id };
+        self.registration.get_or_insert_with(registration);
     }
 
-    /// One request to the store.
-    async fn attempt(&mut self) -> Outcome {
-        let (engine, ask) = (self.engine.clone(), self.ask.clone());
-        if self.stance.is_none() {
-            // Before the store is asked, so that nothing that happens behind its answer is missed.
-            self.stand();
+    /// Sends one request.
+    async fn request(&mut self) -> StepOutcome {
+        let (core, spec) = (self.core.clone(), self.spec.clone());
+        if self.registration.is_none() {
+            // Before the request is sent, so that no later notification is missed.
+            self.register();
         }
-        let sent = engine.clock.now();
-        let is_step = self.climb.step().is_some();
-        let mut claim = self.climb.claim(&ask, self.place.owner);
+        let sent = core.clock().now();
+        let is_step = self.stepwise.step().is_some();
+        let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
         // One of several keys may be the owner's from now on.
-        self.place.in_line |= is_step;
-        claim.attempt = self.place.attempt;
-        let Newcomer { deadline, .. } = self.newcomer;
-        let believable = ask.policy.ttl.belief();
-        let request_timeout = time_limit(&engine, &ask.policy, deadline, sent);
-        self.hear(Word::Asked(sent));
-        let claims = [claim];
-        let asking = ask_store(&engine, &claims, sent, request_timeout);
-        // The first request gets what a request takes.
-        let told_at = deadline.map(|deadline| {
-            if self.place.attempt == 0 { deadline.max(sent + request_timeout) } else { deadline }
-        });
-        let (caller, word) = (&mut self.caller, &self.word);
-        let answers = in_time(&engine, caller, &self.newcomer, told_at, word, asking).await;
-        let answer = answers.into_iter().next();
-        let now = engine.clock.now();
+        self.attempts.is_queued |= is_step;
+        let deadline = self.params.deadline;
+        let limit = time_limit(core.time_limits(), &spec.policy, deadline, sent);
+        self.record(LastAnswer::Pending(sent));
+        let is_first = self.attempts.count == 0;
+        let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
+        let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
+        let now = core.clock().now();
         self.round_trip = now.since(sent);
-        let error = match answer.unwrap_or_else(|| Err(silence(request_timeout))) {
-            Ok(AcquireOutcome::Acquired { contended, .. })
-                if is_step && now < sent + believable =>
-            {
+        match self.attempts.on_answer(&spec.policy, sent, now, limit, answers.pop()) {
+            Answer::Granted { contended, .. } if is_step => {
                 self.failing_since = None;
-                self.climb.step_up(sent, &ask);
+                self.stepwise.on_step_acquired(sent, &spec);
                 if contended == Some(true) {
-                    self.climb.wanted(now, self.round_trip);
+                    self.stepwise.on_wanted(now, self.round_trip);
                 }
-                self.place.attempt += 1;
-                self.hear(Word::Taken { expires_in: None });
-                return Outcome::Again(Duration::ZERO);
+                self.attempts.count += 1;
+                self.record(LastAnswer::Held { expires_in: None });
+                StepOutcome::Again(Duration::ZERO)
             }
-            Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended })
-                if now < sent + believable =>
-            {
-                let fences = Fences::new(fence, reserved_fences);
-                return Outcome::Granted { sent, fences, contended };
+            Answer::Granted { fences, contended } => {
+                StepOutcome::Granted { sent, fences, contended }
             }
-            // Granted at the store, but so late that it cannot be believed any more.
-            Ok(AcquireOutcome::Acquired { .. }) => silence(request_timeout),
-            Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
+            Answer::Contended { expires_in, wait_mode, retry_after } => {
                 self.failing_since = None;
                 if !std::mem::replace(&mut self.was_contended, true) {
-                    events::contended(&engine, &ask, expires_in);
+                    events::contended(core.origin(&spec), expires_in);
                 }
-                let pause = self.place.busy(&ask.policy, expires_in, wait_mode);
-                self.hear(Word::Taken { expires_in });
-                self.give_up_on(now, false);
-                return Outcome::Again(self.refused_step(wait_mode, now).unwrap_or(pause));
+                self.record(LastAnswer::Held { expires_in });
+                self.end_wait_if_due(now, false);
+                StepOutcome::Again(match self.stepwise.on_contended(wait_mode, now, &spec) {
+                    NextStep::Wait => retry_after,
+                    NextStep::Request => Duration::ZERO,
+                    NextStep::BackOff(reason) => {
+                        self.back_off(reason);
+                        retry_after
+                    }
+                })
             }
-            Err(error) => error,
-        };
-        let pause = self.place.failed(&error, sent + ask.policy.kept_for());
-        let refused = error.kind() == FailureKind::Rejected;
-        self.failing_since.get_or_insert(sent);
-        self.hear(Word::Failed(error));
-        self.give_up_on(now, refused);
-        Outcome::Again(pause)
-    }
-
-    fn hear(&mut self, word: Word) {
-        self.engine.queue.spread(&self.ask.wire, &word);
-        self.word = word;
-    }
-
-    /// What it does about a busy key; when it asks again, if not as the store says.
-    fn refused_step(&mut self, wait_mode: WaitMode, now: Instant) -> Option<Duration> {
-        match self.climb.busy(wait_mode, now, &self.ask) {
-            Next::Wait => None,
-            Next::Ask => Some(Duration::ZERO),
-            Next::Fall(fall) => {
-                self.come_down(fall);
-                None
+            Answer::Failed { error, retry_after } => {
+                let is_rejected = error.kind() == FailureKind::Rejected;
+                self.failing_since.get_or_insert(sent);
+                self.record(LastAnswer::Failed(error));
+                self.end_wait_if_due(now, is_rejected);
+                StepOutcome::Again(retry_after)
             }
         }
+    }
+
+    fn record(&mut self, answer: LastAnswer) {
+        self.core.queue.record_answer(&self.spec.store_keys, &answer);
+        self.last_answer = answer;
     }
 
     /// Ends the wait if the last answer does.
-    fn give_up_on(&mut self, now: Instant, refused: bool) {
-        let Newcomer { now: since, deadline, .. } = self.newcomer;
-        // Without a deadline an outage still has to end the wait.
-        let outage = self.engine.request_timeout.saturating_mul(10);
-        let is_cut_off = deadline.is_none()
-            && self.failing_since.is_some_and(|failing| now.since(failing.max(since)) > outage);
-        let attempts = self.place.attempt;
-        let is_out_of_tries = self.ask.policy.retry_count.is_some_and(|count| attempts > count);
-        self.over |= refused || is_out_of_tries || is_cut_off;
+    fn end_wait_if_due(&mut self, now: Instant, is_rejected: bool) {
+        let WaitParams { now: since, deadline, .. } = self.params;
+        let request_timeout = self.core.config.request_timeout;
+        self.is_over |= is_rejected
+            || is_out_of_attempts(&self.spec.policy, self.attempts.count)
+            || is_cut_off(deadline, since, self.failing_since, now, request_timeout);
     }
 
     fn deliver(mut self, sent: Instant, fences: Option<Fences>, contended: Option<bool>) {
-        let engine = self.engine.clone();
-        // Tasks that come from now on wait in this process.
-        let taken = engine.queue.take_free(&self.ask.wire);
-        self.add_turns(taken);
-        let (Some(turn), Some(stance)) = (self.turn.take(), self.stance.take()) else { return };
-        let policy = &self.ask.policy;
-        let tenure = Tenure::new(&self.place, policy, sent, fences, vec![turn.with(stance)]);
-        let contended = Some(contended.unwrap_or(true));
-        let guard = Lease::grant(&engine, self.ask.clone(), tenure, self.newcomer.now, contended);
-        // Without a task to take it, it releases as it drops.
-        if let Some(reply) = self.caller.0.take() {
-            guard.deliver(reply);
-        }
-    }
-
-    /// The task does not wait any more, or may not. Takes back what the store may have granted, and the places in
-    /// its lines.
-    async fn give_up(self) {
-        let (engine, ask) = (self.engine.clone(), self.ask.clone());
-        let had_any = self.climb.has_any();
-        let Self { mut caller, place, turn, stance, newcomer, word, _errand, .. } = self;
-        let giving_back = give_back(&engine, place, ask.wire.clone(), ask.policy.ttl.get());
-        let mut giving_back = pin!(giving_back);
-        // All or nothing: a task that is told that it has not got all has none, if the store can be asked.
-        let is_back = had_any && timeout(AT_ONCE, &mut giving_back).await.is_ok();
-        // The turns first: the task may ask for the same keys again at once.
-        drop((turn, stance));
-        let verdict = if engine.registry.is_open() {
-            word.verdict(newcomer.wait, engine.clock.now(), engine.queue.trouble().as_ref())
-        } else {
-            LockError::shutdown()
+        let core = self.core.clone();
+        // Tasks that arrive from now on wait in this process.
+        let taken = core.queue.take_free(&self.spec.store_keys);
+        self.add_permits(taken);
+        let (Some(permit), Some(registration)) = (self.permit.take(), self.registration.take())
+        else {
+            return;
         };
-        caller.refuse(verdict);
-        if !is_back {
-            giving_back.await;
+        let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
+        let permits = vec![permit.with(registration)];
+        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permits);
+        let contended = Some(contended.unwrap_or(true));
+        let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contended);
+        // Without a task to take it, the lease is released as it drops.
+        if let Some(reply) = self.caller.0.take() {
+            grant::deliver(&core, lease, reply);
         }
+    }
+
+    /// The wait has ended: undoes what the store may have applied.
+    async fn give_up(self) {
+        let (core, spec) = (self.core.clone(), self.spec.clone());
+        let held_any = self.stepwise.holds_any();
+        let Self {
+            mut caller, attempts, permit, registration, params, last_answer, _token, ..
+        } = self;
+        let keys = spec.store_keys.clone();
+        let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.get()));
+        // All or nothing: partial holds are released before the error is returned, if the store is reachable.
+        let is_undone = held_any && timeout(AT_ONCE, &mut undoing).await.is_ok();
+        // The permits first: the task may request the same keys again at once.
+        drop((permit, registration));
+        let error = if core.tracker.is_open() {
+            let last_failure = core.queue.last_failure();
+            last_answer.wait_error(params.wait, core.clock().now(), last_failure.as_ref())
+        } else {
+            LockError::pool_closed()
+        };
+        caller.reject(error);
+        if !is_undone {
+            undoing.await;
+        }
+    }
+
+    /// Awaits `work`. If it takes longer than `answer_by`, the task gets its error then.
+    async fn in_time<T>(&mut self, answer_by: Option<Instant>, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = sleep_until(&self.core, answer_by) => {
+                let last_failure = self.core.queue.last_failure();
+                let now = self.core.clock().now();
+                let wait = self.params.wait;
+                self.caller.reject(self.last_answer.wait_error(wait, now, last_failure.as_ref()));
+            }
+        }
+        work.await
     }
 }
 
-/// Awaits `work`, and tells the task at `told_at` if that comes first.
-async fn in_time<T>(
-    engine: &Engine,
-    caller: &mut Caller,
-    newcomer: &Newcomer,
-    told_at: Option<Instant>,
-    word: &Word,
-    work: impl Future<Output = T>,
-) -> T {
-    let mut work = pin!(work);
-    tokio::select! {
-        biased;
-        done = &mut work => return done,
-        () = sleep_until(engine, told_at) => {
-            let now = engine.clock.now();
-            let trouble = engine.queue.trouble();
-            caller.refuse(word.verdict(newcomer.wait, now, trouble.as_ref()));
-        }
-    }
-    work.await
-}
-
-/// Sleeps until `moment`, for ever if there is none.
-async fn sleep_until(engine: &Engine, moment: Option<Instant>) {
+/// Sleeps until `moment`; without one, never wakes up.
+async fn sleep_until(core: &PoolCore, moment: Option<Instant>) {
     match moment {
-        Some(moment) => engine.clock.sleep_until(moment).await,
+        Some(moment) => core.clock().sleep_until(moment).await,
         None => std::future::pending().await,
     }
 }

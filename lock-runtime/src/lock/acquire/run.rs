@@ -1,85 +1,124 @@
-//! Asks the store for a lock until it grants, as long as somebody in line wants it. Lives on the driver, so
-//! that it ends in order whatever becomes of those who wait.
+//! Acquires a lock for the queue of a key: sends requests until the store grants it or no waiter is left.
+//!
+//! The task runs on the driver, so that the undo completes also if all callers are cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::{AcquireOutcome, FailureKind, Owner};
+use crate::base::backend_error::FailureKind;
 use crate::base::clock::Instant;
 use crate::base::fence::Fences;
-use crate::base::options::{Policy, Wait};
+use crate::base::key::Key;
+use crate::base::lock_spec::LockSpec;
+use crate::base::owner::Owner;
+use crate::exec::driver::Driver;
 use crate::exec::events;
-use crate::lease::lease::{Lease, Tenure};
-use crate::lease::tracker::Errand;
-use crate::lock::acquire::Ask;
-use crate::lock::acquire::attempt::Place;
-use crate::lock::acquire::first_request::{ask_store, silence};
-use crate::lock::core::Engine;
-use crate::lock::release::give_back;
-use crate::queue::last_answer::Word;
-use crate::queue::permit::{self, Turn};
-use crate::queue::wait_queue::Wish;
+use crate::exec::panic_boundary;
+use crate::lease::lease::Grant;
+use crate::lease::tracker::InFlightToken;
+use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, is_out_of_attempts, time_limit};
+use crate::lock::core::PoolCore;
+use crate::lock::grant;
+use crate::lock::undo::undo_attempts;
+use crate::queue::key_queue::{WaitFor, Waiter};
+use crate::queue::last_answer::LastAnswer;
+use crate::queue::permit::{KeyPermit, PermitHandler};
+use crate::queue::wait_queue::{AfterPass, HeadInfo};
 
-/// More fences than this are not set aside for those in line: numbers that nobody uses make the counter
-/// run ahead of the clock that carries it over a loss of the store's data.
-const MOST_SPARE_FENCES: usize = 1000;
+/// The most fencing tokens that one request reserves. Unused numbers make the counter run ahead of the clock, which
+/// seeds it after a loss of the store's data.
+const MOST_EXTRA_FENCES: usize = 1000;
 
-struct Pursuit {
-    engine: Arc<Engine>,
-    turn: Turn,
-    place: Place,
+/// One acquire for the queue of a key, by the owner of its permit.
+struct AcquireTask {
+    core: Arc<PoolCore>,
+    permit: KeyPermit,
+    attempts: Attempts,
+    /// Notified when a request is due early.
     wake: Arc<Notify>,
     failing_since: Option<Instant>,
-    /// Whether it has been told that somebody holds the lock.
+    /// Whether the store has reported another holder.
     was_contended: bool,
-    _errand: Errand,
+    _token: InFlightToken,
 }
 
-/// Pursues the lock for the line of `turn`, under a new name.
-pub(crate) fn start(engine: &Arc<Engine>, turn: Turn) {
-    match Owner::random() {
-        Ok(owner) => {
-            let place = Place::new(owner, engine.clock.now());
-            run(engine, turn, place, None);
+impl PermitHandler for PoolCore {
+    fn permits_dropped(self: Arc<Self>, keys: &[Key]) {
+        if self.is_inherited() {
+            return;
         }
-        Err(error) => permit::call(engine, engine.queue.dissolve(turn.keys(), &error)),
+        let after = if self.driver().is_gone() {
+            self.queue.reject_all(keys, &Driver::stopped_error())
+        } else {
+            self.queue.pass(keys)
+        };
+        pass_on(&self, after);
     }
 }
 
-/// Goes on under the name of `place`, after `pause` if nothing happens before.
-pub(crate) fn resume(engine: &Arc<Engine>, turn: Turn, place: Place, pause: Duration) {
-    // Otherwise the turn passes on as it drops.
-    if !place.is_clean() || engine.queue.heir(turn.key()).is_some() {
-        run(engine, turn, place, Some(pause));
+/// Gives permits to the waiters that `after` names.
+pub(crate) fn pass_on(core: &Arc<PoolCore>, after: Vec<AfterPass>) {
+    for after in after {
+        match after {
+            AfterPass::Queue(keys) => start(core, KeyPermit::new(core.clone(), keys)),
+            // If the receiver is gone, the permit is dropped, and passes on.
+            AfterPass::Permits(keys, reply) => {
+                panic_boundary::answer(reply, Ok(KeyPermit::new(core.clone(), keys)));
+            }
+        }
     }
 }
 
-fn run(engine: &Arc<Engine>, turn: Turn, place: Place, pause: Option<Duration>) {
-    // In the line before the store is asked, so that nothing that happens behind its answer is missed.
-    let wake = engine.queue.stand(turn.key(), place.owner);
-    let pursuit = Pursuit {
-        engine: engine.clone(),
-        turn,
-        place,
+/// Acquires the lock for the queue of `permit`, under a new owner token.
+fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
+    match Owner::random() {
+        Ok(owner) => spawn(core, permit, Attempts::new(owner, core.clock().now()), None),
+        Err(error) => pass_on(core, core.queue.reject_all(permit.keys(), &error)),
+    }
+}
+
+/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification.
+pub(crate) fn resume(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Duration) {
+    // Otherwise the permit passes on as it drops.
+    if !attempts.has_no_side_effects() || core.queue.peek_head(permit.key()).is_some() {
+        spawn(core, permit, attempts, Some(pause));
+    }
+}
+
+fn spawn(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Option<Duration>) {
+    // Known to the queue before the request is sent, so that no later notification is missed.
+    let wake = core.queue.set_owner(permit.key(), attempts.owner);
+    let task = AcquireTask {
+        core: core.clone(),
+        permit,
+        attempts,
         wake,
         failing_since: None,
         was_contended: false,
-        _errand: engine.registry.clear_up(),
+        _token: core.tracker.begin_cleanup(),
     };
-    engine.run(pursuit.run(pause));
+    core.run(task.run(pause));
 }
 
-/// The one that is asked for now.
-struct Applicant {
-    id: u64,
-    ask: Arc<Ask>,
-    behind: usize,
-    deadline: Option<Instant>,
+/// What one request led to.
+enum Requested {
+    Granted {
+        fences: Option<Fences>,
+        contended: Option<bool>,
+    },
+    /// The next request is due after this time.
+    Again(Duration),
 }
 
-impl Pursuit {
+enum Delivery {
+    Done,
+    /// No waiter took the grant.
+    NoWaiter(Box<AcquireTask>),
+}
+
+impl AcquireTask {
     async fn run(mut self, mut pause: Option<Duration>) {
         loop {
             if let Some(pause) = pause.take()
@@ -87,186 +126,128 @@ impl Pursuit {
             {
                 break;
             }
-            let permit = self.engine.admit(1).await;
-            let Some(applicant) = self.applicant() else { break };
-            let sent = self.engine.clock.now();
-            let outcome = self.attempt(&applicant, sent).await;
+            let permit = self.core.admit(1).await;
+            let Some(head) = self.core.queue.head(self.permit.key()) else { break };
+            let sent = self.core.clock().now();
+            let requested = self.request(&head, sent).await;
             if let Some(permit) = permit {
                 permit.answered();
             }
-            match outcome {
-                Ok((fences, contended)) => {
-                    match self.deliver(&applicant, sent, fences, contended) {
-                        Delivered::Yes => return,
-                        // Somebody else is first by now, or nobody. The store knows the owner and grants again.
-                        Delivered::No(back) => self = *back,
+            match requested {
+                Requested::Granted { fences, contended } => {
+                    match self.deliver(&head, sent, fences, contended) {
+                        Delivery::Done => return,
+                        // The head has changed. The store knows the owner, and grants again.
+                        Delivery::NoWaiter(task) => self = *task,
                     }
                 }
-                Err(until_next) => pause = Some(until_next),
+                Requested::Again(after) => pause = Some(after),
             }
         }
         self.give_up().await;
     }
 
-    /// Waits for `pause`, or until something happens. False if it is all over.
+    /// Waits for `pause`, or for a notification. `false` if the pool closes.
     async fn wait(&self, pause: Duration) -> bool {
-        let engine = &self.engine;
-        let mut until = engine.clock.now() + pause;
+        let core = &self.core;
+        let mut until = core.clock().now() + pause;
         loop {
             tokio::select! {
                 biased;
-                () = engine.registry.closing() => return false,
+                () = core.tracker.closing() => return false,
                 () = self.wake.notified() => {
-                    let look_at = engine.queue.take_look(self.turn.key()).unwrap_or(until);
-                    until = until.min(look_at);
+                    let wake_at = core.queue.take_wake_time(self.permit.key()).unwrap_or(until);
+                    until = until.min(wake_at);
                 }
-                () = engine.clock.sleep_until(until) => return true,
+                () = core.clock().sleep_until(until) => return true,
             }
         }
     }
 
-    /// Who wants the lock now, if anybody does.
-    fn applicant(&self) -> Option<Applicant> {
-        let front = self.engine.queue.front(self.turn.key())?;
-        Some(Applicant {
-            id: front.id,
-            ask: front.ask,
-            behind: front.behind,
-            deadline: front.deadline,
-        })
-    }
-
-    /// One request to the store, and what is known after it: a grant, or when to ask again.
-    async fn attempt(
-        &mut self,
-        applicant: &Applicant,
-        sent: Instant,
-    ) -> Result<(Option<Fences>, Option<bool>), Duration> {
-        let engine = self.engine.clone();
-        let ask = &applicant.ask;
-        let mut claim = ask.claim(self.place.owner);
-        claim.attempt = self.place.attempt;
-        let hands_on = !engine.local_handoff_limit.is_zero()
-            && ask.policy.renew_every.is_some()
-            && ask.policy.max_hold.is_none();
-        if claim.fencing && hands_on {
-            let spare = applicant.behind.min(MOST_SPARE_FENCES);
-            claim.extra_fences = u32::try_from(spare).unwrap_or(0);
+    /// Sends one request for `head`.
+    async fn request(&mut self, head: &HeadInfo, sent: Instant) -> Requested {
+        let core = self.core.clone();
+        let (spec, policy) = (&head.spec, &head.spec.policy);
+        let mut request = self.attempts.request(spec);
+        let hands_off = !core.config.local_handoff_limit.is_zero()
+            && policy.renew_every.is_some()
+            && policy.max_hold.is_none();
+        if request.fencing && hands_off {
+            request.extra_fences = u32::try_from(head.behind.min(MOST_EXTRA_FENCES)).unwrap_or(0);
         }
-        let believable = ask.policy.ttl.belief();
-        let request_timeout = time_limit(&engine, &ask.policy, applicant.deadline, sent);
-        engine.queue.spread(&ask.wire, &Word::Asked(sent));
-        let answers = ask_store(&engine, &[claim], sent, request_timeout).await;
-        let now = engine.clock.now();
-        let error =
-            match answers.into_iter().next().unwrap_or_else(|| Err(silence(request_timeout))) {
-                Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended })
-                    if now < sent + believable =>
-                {
-                    return Ok((Fences::new(fence, reserved_fences), contended));
+        let limit = time_limit(core.time_limits(), policy, head.deadline, sent);
+        core.queue.record_answer(&spec.store_keys, &LastAnswer::Pending(sent));
+        let mut answers = core.acquire(&[request], sent, limit).await;
+        let now = core.clock().now();
+        match self.attempts.on_answer(policy, sent, now, limit, answers.pop()) {
+            Answer::Granted { fences, contended } => Requested::Granted { fences, contended },
+            Answer::Contended { expires_in, retry_after, .. } => {
+                self.failing_since = None;
+                if !std::mem::replace(&mut self.was_contended, true) {
+                    events::contended(core.origin(spec), expires_in);
                 }
-                // Granted at the store, but so late that it cannot be believed any more.
-                Ok(AcquireOutcome::Acquired { .. }) => silence(request_timeout),
-                Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
-                    self.failing_since = None;
-                    if !std::mem::replace(&mut self.was_contended, true) {
-                        events::contended(&engine, ask, expires_in);
-                    }
-                    let pause = self.place.busy(&ask.policy, expires_in, wait_mode);
-                    engine.queue.spread(&ask.wire, &Word::Taken { expires_in });
-                    self.refuse(now, false);
-                    return Err(pause);
-                }
-                Err(error) => error,
-            };
-        let pause = self.place.failed(&error, sent + ask.policy.kept_for());
-        let refused = error.kind() == FailureKind::Rejected;
-        self.failing_since.get_or_insert(sent);
-        engine.queue.spread(&ask.wire, &Word::Failed(error));
-        self.refuse(now, refused);
-        Err(pause)
+                core.queue.record_answer(&spec.store_keys, &LastAnswer::Held { expires_in });
+                self.reject_expired(now, false);
+                Requested::Again(retry_after)
+            }
+            Answer::Failed { error, retry_after } => {
+                let is_rejected = error.kind() == FailureKind::Rejected;
+                self.failing_since.get_or_insert(sent);
+                core.queue.record_answer(&spec.store_keys, &LastAnswer::Failed(error));
+                self.reject_expired(now, is_rejected);
+                Requested::Again(retry_after)
+            }
+        }
     }
 
-    /// Sends away whom the last answer ends the wait of.
-    fn refuse(&mut self, now: Instant, refused: bool) {
-        // Without a deadline an outage still has to end the wait.
-        let outage = self.engine.request_timeout.saturating_mul(10);
-        let failing_since = self.failing_since;
-        let is_cut_off = |deadline: Option<Instant>, since: Instant| {
-            deadline.is_none()
-                && failing_since.is_some_and(|failing| now.since(failing.max(since)) > outage)
-        };
-        let is_out_of_tries =
-            |ask: &Ask, attempts| ask.policy.retry_count.is_some_and(|count| attempts > count);
-        let nexts = self.engine.queue.refuse(self.turn.key(), now, |in_front, waiter| {
-            let out_of_tries = match &waiter.wish {
-                Wish::Lease { ask, .. } => is_out_of_tries(ask, waiter.attempts),
-                Wish::Several(_) => false,
+    /// Rejects the waiters whose wait ends with the last answer.
+    fn reject_expired(&mut self, now: Instant, is_rejected: bool) {
+        let (failing_since, timeout) = (self.failing_since, self.core.config.request_timeout);
+        let after = self.core.queue.reject_expired(self.permit.key(), now, |in_front, entry| {
+            let is_first_out = match &entry.wait_for {
+                WaitFor::Lock(waiter) if in_front == 0 => {
+                    is_rejected || is_out_of_attempts(&waiter.spec().policy, entry.attempts)
+                }
+                WaitFor::Lock(_) | WaitFor::Permits(_) => false,
             };
-            let is_first = in_front == 0 && matches!(waiter.wish, Wish::Lease { .. });
-            is_cut_off(waiter.deadline, waiter.since) || (is_first && (refused || out_of_tries))
+            is_first_out || is_cut_off(entry.deadline, entry.since, failing_since, now, timeout)
         });
-        permit::call(&self.engine, nexts);
+        pass_on(&self.core, after);
     }
 
-    /// Gives the grant to the one that was asked for, or to whom it fits as well.
+    /// Gives the grant to `head`, or to the next waiter that it fits as well.
     fn deliver(
         mut self,
-        applicant: &Applicant,
+        head: &HeadInfo,
         sent: Instant,
         fences: Option<Fences>,
         contended: Option<bool>,
-    ) -> Delivered {
-        let policy = &applicant.ask.policy;
-        let contended = Some(contended.unwrap_or(true));
-        let fits = |ask: &Ask| {
-            ask.policy.ttl == policy.ttl
-                && ask.policy.min_hold == policy.min_hold
-                && ask.policy.fencing == policy.fencing
+    ) -> Delivery {
+        let policy = &head.spec.policy;
+        let fits = |spec: &LockSpec| {
+            spec.policy.ttl == policy.ttl
+                && spec.policy.min_hold == policy.min_hold
+                && spec.policy.fencing == policy.fencing
         };
-        let waiter = self.engine.queue.take_front(self.turn.key(), applicant.id, fits);
-        let Some(waiter) = waiter else {
-            // A grant that no waiter has taken is to be given back like one of an unanswered request.
-            self.place.unanswered += 1;
-            self.place.haunted_until = sent;
-            return Delivered::No(Box::new(self));
+        let Some(entry) = self.core.queue.take_head(self.permit.key(), head.id, fits) else {
+            self.attempts.on_unused_grant(sent);
+            return Delivery::NoWaiter(Box::new(self));
         };
-        let tenure = Tenure::new(&self.place, policy, sent, fences, vec![self.turn]);
-        if let Wish::Lease { ask, reply } = waiter.wish {
-            Lease::grant(&self.engine, ask, tenure, waiter.since, contended).deliver(reply);
+        let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
+        let granted = Grant::new(owner, ambiguity, policy, sent, fences, vec![self.permit]);
+        if let WaitFor::Lock(waiter) = entry.wait_for {
+            let contended = Some(contended.unwrap_or(true));
+            let lease = grant::lease(&self.core, waiter.spec, granted, entry.since, contended);
+            grant::deliver(&self.core, lease, waiter.reply);
         }
-        Delivered::Yes
+        Delivery::Done
     }
 
-    /// Nobody wants the lock any more, or nobody may. Takes back what the store may have granted, and the
-    /// place in its line.
+    /// No waiter is left, or the pool closes: undoes what the store may have applied.
     async fn give_up(self) {
-        let Self { engine, turn, place, _errand, .. } = self;
-        let keys = Arc::from([turn.key().clone()]);
-        drop(turn);
-        give_back(&engine, place, keys, engine.defaults.ttl).await;
+        let Self { core, permit, attempts, _token, .. } = self;
+        let keys = Arc::from([permit.key().clone()]);
+        drop(permit);
+        undo_attempts(&core, attempts, keys, core.config.defaults.ttl).await;
     }
-}
-
-enum Delivered {
-    Yes,
-    No(Box<Pursuit>),
-}
-
-/// How long an attempt may take that is made at `now`: the end of the wait is the limit, but for what a request
-/// takes at least. A single try gets all the request_timeout that there is for one request.
-pub(crate) fn time_limit(
-    engine: &Engine,
-    policy: &Policy,
-    deadline: Option<Instant>,
-    now: Instant,
-) -> Duration {
-    let waits = policy.wait != Wait::For(Duration::ZERO);
-    let request_timeout = match deadline {
-        Some(deadline) if waits => {
-            engine.request_patience().min(deadline.since(now).max(engine.least()))
-        }
-        _ => engine.request_patience(),
-    };
-    request_timeout.min(policy.ttl.belief())
 }

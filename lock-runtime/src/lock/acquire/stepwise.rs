@@ -1,356 +1,362 @@
-//! How a task comes by several keys where each is handed from one process to the next and is never free:
-//! one by one, as somebody who stands in the line of each.
+//! The state machine of an acquire of several keys that are never free at once: one key at a time, by the wait queue of
+//! each. It does no I/O; [`multi_key`](super::multi_key) sends its requests.
 //!
 //! ```text
-//! below ── busy ──> wait_mode in the line of the next key ── granted ──> it has one more
-//!   ^  all at once      ^                                                 │ it waited, or that was the last
-//!   │                   └────────── busy ────────── reaching for all <────┘
-//!   └── come down: lost, or the store keeps no line                        └── granted: the lease
+//! optimistic ── contended ──> stepwise: queued for the next key ── granted ──> one more key
+//!   ^  all keys at once           ^                                              │ it waited, or all are granted
+//!   │                             └────────── contended ──── final: all keys <───┘
+//!   └── back off: lost, or the store has no queue                 └── granted: the lease
 //! ```
 //!
-//! 1. **The claim for all keys decides.** It alone makes the lease and mints the fence, and the store grants it only
-//!    if each key is free or the owner's. What was climbed before is a means to get there: nobody works under
-//!    it, so to lose it costs time only.
-//! 2. **One order.** Each climb begins in the order of the keys, so that two do not wait for each other. After a fall
-//!    two may, but not for long (4).
-//! 3. **Only where the store keeps lines.** Elsewhere a key in the hand keeps others out and brings the next one no
-//!    nearer. So nobody climbs in a store that does not say that it has lines, and who is not put in line
-//!    after all, as its user may not use channels any more, comes down and does not climb again.
-//! 4. **Not for long.** A key in the hand that is not used keeps others out, and the holder of the next key may
-//!    wait for this one. So [`KEEP_WANTED`] after others want one of them, or after a second, the keys in the hand go
-//!    back. The owner stays in the line of the next key, with nothing in the hand, and then has that one first.
-//!    The time doubles with each such fall, so that a slow line is served in the end.
-//! 5. **In no line with the lease.** All are asked for at once only from where the owner stands in no line:
-//!    below, or behind a grant of the key it stood for. Otherwise its release would call its own name.
-//! 6. **A new name after each fall.** What was asked under the old one is given back like what any acquire leaves
-//!    behind (`release::give_back`), also if it reaches the store later.
+//! 1. **The request for all keys decides.** It alone makes the lease and mints the fence, and the store grants it only if
+//!    each key is free or the owner's. No body runs under the partial hold, so to lose it costs time only.
+//! 2. **One order.** Each pass begins in the order of the keys, so that two requests do not wait for each other. After a
+//!    back-off two may, but only for a limited time (4).
+//! 3. **Only in stores with wait queues.** Elsewhere a partial hold blocks other owners, and brings the next key no nearer.
+//!    An owner that is not queued after all, because its user may not use channels, backs off and stays optimistic.
+//! 4. **For a limited time.** An unused partial hold blocks other owners, and the holder of the next key may wait for it.
+//!    So the keys are released [`KEEP_CONTENDED`] after another owner waits for one of them, and after one second at the
+//!    latest. The owner stays in the queue of the next key with an empty hold, and is granted that one first. The time
+//!    doubles with each release, so that a slow queue is served in the end.
+//! 5. **In no queue with the lease.** All keys are requested only while the owner is in no queue: in the optimistic state,
+//!    or after a grant of the key that it was queued for. Otherwise its release would notify its own owner token.
+//! 6. **A new owner token after each back-off.** Requests under the old one are undone like those of any acquire, also if
+//!    they reach the store later.
 //!
-//! What may come in between:
+//! Interleavings:
 //!
-//! - The reply of a step is lost: it is asked again under the same name; the store knows who has or awaits a key.
-//! - A reply comes too late to be believed: as if it were lost.
-//! - A request comes after the task gave up, or came down: its name is released until it has been met.
-//! - The caller is gone, the wait is over, the pool shuts down, at any step: all keys are released under the name,
-//!   each for itself, and with them its place in each line (`line.lua`).
-//! - A climbed key expires, or is deleted or taken: the next renewal says so, or belief ends, or the claim for all
-//!   is refused when there is nothing left to climb.
-//! - The process is killed or frozen: its places are skipped, and what it had ends with the ttl, as that of a holder.
-//! - A call comes for a key of which the task has the turn: it looks. For a name given up: it is passed on by
-//!   `redis::ears`, as the lines of this process do not know the name any more.
+//! - The reply of a step is lost: the request is repeated under the same token; the store knows the holder or the queued
+//!   owner of each key.
+//! - A reply is late and no longer valid: as if it were lost.
+//! - A request arrives after the task gave up or backed off: its token is released until it has been undone.
+//! - The caller is dropped, the wait ends, the pool shuts down, in any state: all keys are released under the token, each
+//!   for itself, and the owner leaves each queue.
+//! - A key of the partial hold expires, or is deleted or taken: the next renewal reports it, or validity ends, or the
+//!   request for all keys is refused when no step is left.
+//! - The process is killed or frozen: its queue positions are skipped, and the partial hold ends with its ttl.
+//! - A notification arrives for a key whose permit the task owns: the task sends its request. For a token that was given
+//!   up: the Redis push handler passes the lock on, because the queues of this process do not know the token.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
-
-use crate::backend::{AcquireRequest, LeaseRef, LeaseStatus, Owner, WaitMode};
+use crate::backend::{AcquireRequest, LeaseRef, WaitMode};
 use crate::base::clock::Instant;
-use crate::base::error::LockError;
 use crate::base::jitter;
+use crate::base::key::Key;
+use crate::base::lock_spec::LockSpec;
 use crate::base::options::Ttl;
-use crate::base::sync::spawn;
-use crate::lock::acquire::Ask;
-use crate::lock::acquire::attempt::Place;
-use crate::lock::core::Engine;
-use crate::lock::release::give_back;
+use crate::base::owner::Owner;
 
-/// How far a task has come with its keys.
+/// The progress of one acquire of several keys.
 #[derive(Debug)]
-pub(crate) struct Climb {
-    stage: Stage,
-    falls: u32,
+pub(crate) struct Stepwise {
+    state: StepState,
+    /// Releases of a partial hold that did not lead to the lease.
+    releases: u32,
 }
 
 #[derive(Debug)]
-enum Stage {
-    /// It has nothing and asks for all keys at once. Behind this moment it climbs; `None` is never.
-    Below(Option<Instant>),
-    /// It asks for the key `at` alone. `waited` once that was busy.
-    Standing { at: usize, grip: Option<Grip>, waited: bool },
-    /// It asks for all keys at once, and has some.
-    Reaching(Grip),
+enum StepState {
+    /// Nothing is held, and all keys are requested at once. Stepwise from this moment on; `None` is never.
+    Optimistic(Option<Instant>),
+    /// The key `at` is requested alone. `has_waited` once it was contended.
+    Stepwise { at: usize, hold: Option<PartialHold>, has_waited: bool },
+    /// All keys are requested at once, and some are held.
+    Final(PartialHold),
 }
 
-/// The keys that a task has on its way up.
+/// The keys that are held so far.
 #[derive(Clone, Debug)]
-struct Grip {
-    /// Which of the keys, in the order in which they were had.
-    had: Vec<usize>,
+struct PartialHold {
+    /// Positions in the key list, in the order of their grants.
+    keys: Vec<usize>,
     /// When the first was granted.
     since: Instant,
-    /// Till when all can be believed in.
+    /// Until when all are valid.
     valid_until: Instant,
     renew_at: Instant,
-    /// When they go back, as others want them.
-    go_back_at: Option<Instant>,
+    /// When they are released because other owners wait.
+    release_at: Option<Instant>,
 }
 
-/// How long keys in the hand are kept from others that want them: 100 ms, and up to 1.6 s after falls.
-const KEEP_WANTED: Duration = Duration::from_millis(100);
+/// How long a partial hold lasts while other owners wait for it. Doubles with each release, up to 1.6 s.
+const KEEP_CONTENDED: Duration = Duration::from_millis(100);
 
 const LONGEST_KEEP: Duration = Duration::from_millis(1_600);
 
-fn keep_wanted(falls: u32) -> Duration {
-    // Clocks stand still there.
+fn keep_contended(releases: u32) -> Duration {
+    // Clocks stand still under the test scheduler.
     #[cfg(test)]
     if crate::base::sync::scheduler::is_set() {
         return Duration::ZERO;
     }
-    KEEP_WANTED * (1 << falls.min(4))
+    KEEP_CONTENDED * (1 << releases.min(4))
 }
 
-/// What a busy answer means.
+/// What follows a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// Wait for the store.
     Wait,
-    /// Ask at once for what is next.
-    Ask,
-    /// Let go of everything.
-    Fall(Fall),
+    /// Send the next request at once.
+    Request,
+    BackOff(BackOff),
 }
 
-/// Why a task comes down.
+/// Why everything is released and requested anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fall {
-    /// A key is not its own any more.
+pub(crate) enum BackOff {
+    /// A key of the partial hold is lost.
     Lost,
-    /// It has kept others out for long enough.
-    TooLong,
-    /// The store keeps no line for it.
-    NoLine,
+    /// The partial hold has blocked other owners for its time.
+    HeldTooLong,
+    /// The store has no queue for the owner.
+    NoQueue,
 }
 
-impl Climb {
-    pub(crate) fn new(engine: &Engine, ask: &Ask) -> Self {
-        // Who counts its tries makes them for all keys.
-        let climbs = ask.policy.waits()
-            && ask.policy.retry_count.is_none()
-            && engine.store.capabilities().wait_queue;
-        Self { stage: Stage::Below(climbs.then(|| Instant::from_nanos(0))), falls: 0 }
+/// What a partial hold needs now.
+#[derive(Debug)]
+pub(crate) enum Upkeep {
+    None,
+    /// A renewal of this lease, within the time limit. Its answer goes to [`Stepwise::on_renewed`].
+    Renew {
+        lease: LeaseRef,
+        time_limit: Duration,
+    },
+    BackOff(BackOff),
+}
+
+impl Stepwise {
+    /// With `has_queues` the store has wait queues.
+    pub(crate) fn new(spec: &LockSpec, has_queues: bool) -> Self {
+        let policy = &spec.policy;
+        // `retry_count` counts requests for all keys.
+        let is_allowed = policy.waits() && policy.retry_count.is_none() && has_queues;
+        let state = StepState::Optimistic(is_allowed.then(|| Instant::from_nanos(0)));
+        Self { state, releases: 0 }
     }
 
-    /// What the store is asked next on behalf of `owner`.
-    pub(crate) fn claim(&self, ask: &Ask, owner: Owner) -> AcquireRequest {
-        let claim = ask.claim(owner);
-        match &self.stage {
-            Stage::Standing { at, .. } => {
-                let keys = ask.wire.iter().skip(*at).take(1).cloned().collect();
+    /// `request` for all keys, or as it is for the next key alone.
+    pub(crate) fn next_request(&self, spec: &LockSpec, request: AcquireRequest) -> AcquireRequest {
+        match self.step() {
+            Some(at) => AcquireRequest {
+                keys: spec.store_keys.iter().skip(at).take(1).cloned().collect(),
                 // No body runs under a single key, so none has to outlive it.
-                let min_hold = Duration::ZERO;
-                AcquireRequest { keys, min_hold, fencing: false, enqueue: true, ..claim }
-            }
-            Stage::Below(_) | Stage::Reaching(_) => claim,
+                min_hold: Duration::ZERO,
+                fencing: false,
+                enqueue: true,
+                ..request
+            },
+            None => request,
         }
     }
 
-    /// Which key the next claim is for, if for one alone.
+    /// The key that the next request is for, if it is for one alone.
     pub(crate) fn step(&self) -> Option<usize> {
-        match self.stage {
-            Stage::Standing { at, .. } => Some(at),
-            Stage::Below(_) | Stage::Reaching(_) => None,
+        match self.state {
+            StepState::Stepwise { at, .. } => Some(at),
+            StepState::Optimistic(_) | StepState::Final(_) => None,
         }
     }
 
-    /// Whether it has nothing and asks for all keys at once.
-    pub(crate) fn is_below(&self) -> bool {
-        matches!(self.stage, Stage::Below(_))
+    pub(crate) fn is_optimistic(&self) -> bool {
+        matches!(self.state, StepState::Optimistic(_))
     }
 
-    /// Whether it stands in the line of a key.
-    pub(crate) fn is_standing(&self) -> bool {
-        matches!(self.stage, Stage::Standing { waited: true, .. })
+    /// Whether the owner is in the store's queue of a key.
+    pub(crate) fn is_queued(&self) -> bool {
+        matches!(self.state, StepState::Stepwise { has_waited: true, .. })
     }
 
-    /// Whether it has the key `at`, or asks for it alone.
-    pub(crate) fn is_concerned_with(&self, at: usize) -> bool {
-        self.step() == Some(at) || self.had().contains(&at)
+    /// Whether the key `at` is held, or requested alone.
+    pub(crate) fn involves(&self, at: usize) -> bool {
+        self.step() == Some(at) || self.held().contains(&at)
     }
 
-    /// The next key is the owner's, by a request sent at `sent`.
-    pub(crate) fn step_up(&mut self, sent: Instant, ask: &Ask) {
-        let below = Stage::Below(None);
-        let Stage::Standing { at, grip, waited } = std::mem::replace(&mut self.stage, below) else {
+    /// The store granted the next key, by a request sent at `sent`.
+    pub(crate) fn on_step_acquired(&mut self, sent: Instant, spec: &LockSpec) {
+        let optimistic = StepState::Optimistic(None);
+        let StepState::Stepwise { at, hold, has_waited } =
+            std::mem::replace(&mut self.state, optimistic)
+        else {
             return;
         };
-        let ttl = ask.policy.ttl;
-        let mut grip = grip.unwrap_or_else(|| Grip {
-            had: Vec::new(),
+        let ttl = spec.policy.ttl;
+        let mut hold = hold.unwrap_or_else(|| PartialHold {
+            keys: Vec::new(),
             since: sent,
-            valid_until: sent + ttl.belief(),
+            valid_until: sent + ttl.validity(),
             renew_at: renew_at(sent, ttl),
-            go_back_at: None,
+            release_at: None,
         });
-        grip.had.push(at);
-        // The one that was waited for may have been the only busy one.
-        self.stage = match grip.missing(ask) {
-            Some(next) if !waited => Stage::Standing { at: next, grip: Some(grip), waited: false },
-            _ => Stage::Reaching(grip),
+        hold.keys.push(at);
+        // The key that was waited for may have been the only contended one.
+        self.state = match hold.missing(spec) {
+            Some(next) if !has_waited => {
+                StepState::Stepwise { at: next, hold: Some(hold), has_waited: false }
+            }
+            _ => StepState::Final(hold),
         };
     }
 
-    /// Somebody else has what was asked for.
-    pub(crate) fn busy(&mut self, wait_mode: WaitMode, now: Instant, ask: &Ask) -> Next {
-        match &mut self.stage {
-            Stage::Below(Some(climb_at)) if *climb_at <= now => {
-                self.stage = Stage::Standing { at: 0, grip: None, waited: false };
-                Next::Ask
+    /// Another owner holds what was requested.
+    pub(crate) fn on_contended(
+        &mut self,
+        wait_mode: WaitMode,
+        now: Instant,
+        spec: &LockSpec,
+    ) -> NextStep {
+        match &mut self.state {
+            StepState::Optimistic(Some(from)) if *from <= now => {
+                self.state = StepState::Stepwise { at: 0, hold: None, has_waited: false };
+                NextStep::Request
             }
-            Stage::Below(_) => Next::Wait,
-            Stage::Standing { waited, .. } if matches!(wait_mode, WaitMode::Queued { .. }) => {
-                *waited = true;
-                Next::Wait
+            StepState::Optimistic(_) => NextStep::Wait,
+            StepState::Stepwise { has_waited, .. }
+                if matches!(wait_mode, WaitMode::Queued { .. }) =>
+            {
+                *has_waited = true;
+                NextStep::Wait
             }
-            Stage::Standing { .. } => Next::Fall(Fall::NoLine),
-            Stage::Reaching(grip) => match grip.missing(ask) {
+            StepState::Stepwise { .. } => NextStep::BackOff(BackOff::NoQueue),
+            StepState::Final(hold) => match hold.missing(spec) {
                 Some(at) => {
-                    let grip = Some(grip.clone());
-                    self.stage = Stage::Standing { at, grip, waited: false };
-                    Next::Ask
+                    let hold = Some(hold.clone());
+                    self.state = StepState::Stepwise { at, hold, has_waited: false };
+                    NextStep::Request
                 }
-                None => Next::Fall(Fall::Lost),
+                None => NextStep::BackOff(BackOff::Lost),
             },
         }
     }
 
-    /// Whether it has one of the keys.
-    pub(crate) fn has_any(&self) -> bool {
-        self.grip().is_some()
+    pub(crate) fn holds_any(&self) -> bool {
+        self.hold().is_some()
     }
 
-    /// Which of the keys it has.
-    pub(crate) fn had(&self) -> &[usize] {
-        self.grip().map_or(&[], |grip| &grip.had)
+    /// The positions of the keys that are held.
+    pub(crate) fn held(&self) -> &[usize] {
+        self.hold().map_or(&[], |hold| &hold.keys)
     }
 
-    /// Others want a key that it has. `round_trip` is how long the last answer took: a few of them are needed to
-    /// come by the next key.
-    pub(crate) fn wanted(&mut self, now: Instant, round_trip: Duration) {
-        let keep = keep_wanted(self.falls).max(round_trip.saturating_mul(8)).min(LONGEST_KEEP);
-        // Of two that want what the other one has, one gives way first.
-        let keep = jitter::below(keep);
-        if let Some(grip) = self.grip_mut() {
-            grip.go_back_at.get_or_insert(now + keep);
+    /// The keys that are held.
+    pub(crate) fn held_keys<'a>(&'a self, spec: &'a LockSpec) -> impl Iterator<Item = &'a Key> {
+        self.held().iter().filter_map(|&at| spec.store_keys.get(at))
+    }
+
+    /// Other owners wait for a key that is held. The next key takes some `round_trip`s.
+    pub(crate) fn on_wanted(&mut self, now: Instant, round_trip: Duration) {
+        let keep = keep_contended(self.releases).max(round_trip.saturating_mul(8));
+        // Of two requests that wait for each other, jitter makes one release first.
+        let keep = jitter::below(keep.min(LONGEST_KEEP));
+        if let Some(hold) = self.hold_mut() {
+            hold.release_at.get_or_insert(now + keep);
         }
     }
 
-    /// What it has goes back, and it stands in the line of the next key with nothing.
-    pub(crate) fn let_go(&mut self) {
-        if let Stage::Standing { grip, .. } = &mut self.stage {
-            *grip = None;
-            self.falls += 1;
+    /// The partial hold is released. The owner stays in the queue of the next key.
+    pub(crate) fn on_hold_released(&mut self) {
+        if let StepState::Stepwise { hold, .. } = &mut self.state {
+            *hold = None;
+            self.releases += 1;
         }
     }
 
-    /// When to look after what it has, if it has anything.
+    /// When to call [`upkeep`](Self::upkeep), if anything is held.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.grip().map(|grip| grip.renew_at.min(grip.valid_until).min(self.end(grip)))
+        self.hold().map(|hold| hold.renew_at.min(hold.valid_until).min(self.release_at(hold)))
     }
 
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        self.due().is_some_and(|due| due <= now)
-    }
-
-    /// Keeps what it has, if it is time for that. Why it has to come down, if so.
-    pub(crate) async fn hold_on(
-        &mut self,
-        engine: &Engine,
-        ask: &Ask,
+    /// What the partial hold needs at `now`.
+    pub(crate) fn upkeep(
+        &self,
+        spec: &LockSpec,
         owner: Owner,
-    ) -> Option<Fall> {
-        let ttl = ask.policy.ttl;
-        let grip = self.grip()?.clone();
-        let sent = engine.clock.now();
-        if sent >= self.end(&grip) {
-            return Some(Fall::TooLong);
+        now: Instant,
+        request_timeout: Duration,
+    ) -> Upkeep {
+        let Some(hold) = self.hold() else { return Upkeep::None };
+        if now >= self.release_at(hold) {
+            return Upkeep::BackOff(BackOff::HeldTooLong);
         }
-        if sent >= grip.valid_until {
-            return Some(Fall::Lost);
+        if now >= hold.valid_until {
+            return Upkeep::BackOff(BackOff::Lost);
         }
-        if sent < grip.renew_at {
-            return None;
+        if now < hold.renew_at {
+            return Upkeep::None;
         }
-        let keys = grip.had.iter().filter_map(|&at| ask.wire.get(at)).cloned().collect();
-        let lease = [LeaseRef { keys, owner, ttl: ttl.get(), min_hold: Duration::ZERO }];
-        let request_timeout = engine.request_timeout.min(grip.valid_until.since(sent));
-        let answers =
-            timeout(request_timeout, engine.store.renew(&lease)).await.unwrap_or_default();
-        let now = engine.clock.now();
-        let grip = match answers.into_iter().next() {
-            Some(Ok(LeaseStatus::NotHeld)) => return Some(Fall::Lost),
-            Some(Ok(LeaseStatus::Held)) => {
-                Grip { valid_until: sent + ttl.belief(), renew_at: renew_at(sent, ttl), ..grip }
-            }
-            // Again before belief ends. Nothing is known meanwhile, and nobody relies on it.
-            Some(Err(_)) | None => Grip { renew_at: now + ttl.get() / 10, ..grip },
-        };
-        if now >= grip.valid_until {
-            return Some(Fall::Lost);
-        }
-        if let Some(known) = self.grip_mut() {
-            *known = grip;
-        }
-        None
+        let keys: Arc<[_]> = self.held_keys(spec).cloned().collect();
+        let lease = LeaseRef::new(keys, owner, spec.policy.ttl.get());
+        let time_limit = request_timeout.min(hold.valid_until.since(now));
+        Upkeep::Renew { lease, time_limit }
     }
 
-    /// Gives back all that was asked for under the name of `place`, which is a new one from now on.
-    pub(crate) fn come_down(
+    /// The answer at `now` to a renewal that was sent at `sent`: whether the keys are held; `None` for no answer.
+    pub(crate) fn on_renewed(
         &mut self,
-        engine: &Arc<Engine>,
-        ask: &Ask,
-        place: &mut Place,
-        fall: Fall,
-    ) -> Result<(), LockError> {
-        let now = engine.clock.now();
-        let held = self.grip().map_or(Duration::ZERO, |grip| now.since(grip.since));
-        let anew = place.anew(Owner::random()?);
-        let old = std::mem::replace(place, anew);
-        self.stage = Stage::Below(match fall {
-            Fall::Lost => Some(now),
-            Fall::TooLong => Some(now + held),
-            Fall::NoLine => None,
-        });
-        self.falls += 1;
-        let (engine, keys, ttl) = (engine.clone(), ask.wire.clone(), ask.policy.ttl.get());
-        let errand = engine.registry.clear_up();
-        spawn(async move {
-            give_back(&engine, old, keys, ttl).await;
-            drop(errand);
-        });
-        Ok(())
+        ttl: Ttl,
+        sent: Instant,
+        now: Instant,
+        is_held: Option<bool>,
+    ) -> Option<BackOff> {
+        let hold = self.hold_mut()?;
+        match is_held {
+            Some(false) => return Some(BackOff::Lost),
+            Some(true) => {
+                hold.valid_until = sent + ttl.validity();
+                hold.renew_at = renew_at(sent, ttl);
+            }
+            // Once more before validity ends. No body relies on it meanwhile.
+            None => hold.renew_at = now + ttl.get() / 10,
+        }
+        (now >= hold.valid_until).then_some(BackOff::Lost)
     }
 
-    fn grip(&self) -> Option<&Grip> {
-        match &self.stage {
-            Stage::Below(_) => None,
-            Stage::Standing { grip, .. } => grip.as_ref(),
-            Stage::Reaching(grip) => Some(grip),
+    /// All keys are released under the present owner token, and requested at once under a new one.
+    pub(crate) fn back_off(&mut self, now: Instant, reason: BackOff) {
+        let held_for = self.hold().map_or(Duration::ZERO, |hold| now.since(hold.since));
+        self.state = StepState::Optimistic(match reason {
+            BackOff::Lost => Some(now),
+            BackOff::HeldTooLong => Some(now + held_for),
+            BackOff::NoQueue => None,
+        });
+        self.releases += 1;
+    }
+
+    fn hold(&self) -> Option<&PartialHold> {
+        match &self.state {
+            StepState::Optimistic(_) => None,
+            StepState::Stepwise { hold, .. } => hold.as_ref(),
+            StepState::Final(hold) => Some(hold),
         }
     }
 
-    fn grip_mut(&mut self) -> Option<&mut Grip> {
-        match &mut self.stage {
-            Stage::Below(_) => None,
-            Stage::Standing { grip, .. } => grip.as_mut(),
-            Stage::Reaching(grip) => Some(grip),
+    fn hold_mut(&mut self) -> Option<&mut PartialHold> {
+        match &mut self.state {
+            StepState::Optimistic(_) => None,
+            StepState::Stepwise { hold, .. } => hold.as_mut(),
+            StepState::Final(hold) => Some(hold),
         }
     }
 
-    /// When it has kept others out for long enough: soon after it was told of any, and in any case after a second,
-    /// and up to 16 of them.
-    fn end(&self, grip: &Grip) -> Instant {
-        let end = grip.since + Duration::from_secs(1 << self.falls.min(4));
-        grip.go_back_at.map_or(end, |go_back_at| go_back_at.min(end))
+    /// When the hold is released: soon after another owner waits for it, and after 1 s, up to 16 s, in any case.
+    fn release_at(&self, hold: &PartialHold) -> Instant {
+        let longest = hold.since + Duration::from_secs(1 << self.releases.min(4));
+        hold.release_at.map_or(longest, |release_at| release_at.min(longest))
     }
 }
 
-impl Grip {
-    /// The first key that it has not.
-    fn missing(&self, ask: &Ask) -> Option<usize> {
-        (0..ask.wire.len()).find(|at| !self.had.contains(at))
+impl PartialHold {
+    /// The first key that is not held.
+    fn missing(&self, spec: &LockSpec) -> Option<usize> {
+        (0..spec.store_keys.len()).find(|at| !self.keys.contains(at))
     }
 }
 
 fn renew_at(sent: Instant, ttl: Ttl) -> Instant {
     sent + ttl.get() / 3
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Calls that end before they are answered.
+//! Calls that are dropped before they are answered.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -6,35 +6,35 @@ use std::task::Poll;
 
 use super::*;
 
-/// After how many steps a call is dropped, at the most.
+/// The maximum number of polls before a call is dropped.
 const STEPS: usize = 4;
 
 impl<B: Backend> Suite<B> {
-    /// What was dropped may be done, or may yet be. What is asked next is answered as ever.
+    /// A dropped call may have been applied, or may be applied later. It does not change later answers.
     pub(super) async fn a_dropped_call_disturbs_no_other(&self) {
         let theirs = claim(["dropped:theirs"], LONG);
         granted(&self.other, &theirs).await;
         for steps in 1..=STEPS {
             let mine = claim([format!("dropped:{steps}")], LONG);
             drop_after(steps, self.one.acquire(std::slice::from_ref(&mine))).await;
-            self.all_is_as_ever(&theirs, "acquire").await;
+            self.answers_are_unchanged(&theirs, "acquire").await;
             drop_after(steps, self.one.renew(&[lease(&mine)])).await;
-            self.all_is_as_ever(&theirs, "renewal").await;
+            self.answers_are_unchanged(&theirs, "renewal").await;
             drop_after(steps, self.one.is_held(&lease(&mine))).await;
-            self.all_is_as_ever(&theirs, "question").await;
-            drop_after(steps, self.one.release(&[end(&mine)])).await;
-            self.all_is_as_ever(&theirs, "release").await;
+            self.answers_are_unchanged(&theirs, "query").await;
+            drop_after(steps, self.one.release(&[release_of(&mine)])).await;
+            self.answers_are_unchanged(&theirs, "release").await;
             self.can_be_taken_back(&mine).await;
         }
         release(&self.other, &theirs).await;
     }
 
-    async fn all_is_as_ever(&self, theirs: &AcquireRequest, dropped: &str) {
+    async fn answers_are_unchanged(&self, theirs: &AcquireRequest, dropped: &str) {
         let rival = claim(theirs.keys.iter().cloned(), LONG);
         let free = claim(["dropped:free"], LONG);
         let answers = (
-            takes_at_last(&self.one, &rival).await,
-            takes_at_last(&self.one, &free).await,
+            is_granted_at_last(&self.one, &rival).await,
+            is_granted_at_last(&self.one, &free).await,
             renew(&self.one, theirs).await,
             renew(&self.one, &rival).await,
             release(&self.one, &rival).await,
@@ -50,11 +50,11 @@ impl<B: Backend> Suite<B> {
                 ReleaseOutcome::NotHeld,
                 ReleaseOutcome::Freed
             ),
-            "an {dropped} that is dropped half-way changes no answer to what is asked next"
+            "a dropped call ({dropped}) changes no later answer"
         );
     }
 
-    /// A request that was dropped may arrive late; so its owner's release is repeated.
+    /// A dropped request may arrive late, so the release of its owner is repeated.
     async fn can_be_taken_back(&self, mine: &AcquireRequest) {
         let next = claim(mine.keys.iter().cloned(), LONG);
         let taken_back = async {
@@ -67,17 +67,17 @@ impl<B: Backend> Suite<B> {
         let taken_back = timeout(SHORT * 20, taken_back).await;
         assert!(
             taken_back.is_ok(),
-            "what a dropped acquire has taken is freed by its owner's name"
+            "a release by the same owner frees what a dropped acquire has taken"
         );
         release(&self.other, &next).await;
     }
 }
 
-async fn takes_at_last<B: Backend>(backend: &B, claim: &AcquireRequest) -> bool {
+async fn is_granted_at_last<B: Backend>(backend: &B, claim: &AcquireRequest) -> bool {
     matches!(attempt(backend, claim).await, AcquireOutcome::Acquired { .. })
 }
 
-/// Drops `call` when it has been polled for so many times, if it has not ended by then.
+/// Drops `call` after this number of polls, if it has not completed.
 async fn drop_after(steps: usize, call: impl Future) {
     let mut call = pin!(call);
     let mut left = steps;

@@ -1,4 +1,4 @@
-//! Numbers that grow with every grant of a key.
+//! Fencing tokens: numbers that grow with every grant of a key.
 
 use std::collections::HashMap;
 
@@ -6,20 +6,20 @@ use super::*;
 
 /// The greatest fence of each key so far.
 #[derive(Default)]
-struct Last(HashMap<Key, u64>);
+struct GreatestFences(HashMap<Key, u64>);
 
-impl Last {
+impl GreatestFences {
     /// # Panics
     /// Unless `fence` is greater than all before it of any key of `claim`.
-    fn grows(&mut self, claim: &AcquireRequest, fence: Option<Fence>, spare: u32, after: &str) {
-        let Some(fence) = fence else { panic!("a fence that is asked for is given") };
+    fn grows(&mut self, claim: &AcquireRequest, fence: Option<Fence>, reserved: u32, after: &str) {
+        let Some(fence) = fence else { panic!("a requested fence is assigned") };
         for key in claim.keys.iter() {
             let last = self.0.get(key).copied();
             assert!(
                 last.is_none_or(|last| fence.get() > last),
                 "a fence grows after {after}: {key} has {fence:?} after {last:?}"
             );
-            self.0.insert(key.clone(), fence.get().saturating_add(u64::from(spare)));
+            self.0.insert(key.clone(), fence.get().saturating_add(u64::from(reserved)));
         }
     }
 }
@@ -28,13 +28,13 @@ impl<B: Backend> Suite<B> {
     pub(super) async fn all_of_fences(&self) {
         self.fences_grow().await;
         self.fences_of_several_keys_grow().await;
-        self.spare_fences_are_not_given_again().await;
+        self.reserved_fences_are_not_assigned_again().await;
         self.fences_grow_past_ends_of_all_kinds().await;
-        self.a_fence_is_given_only_when_asked_for().await;
+        self.a_fence_is_assigned_only_on_request().await;
     }
 
     async fn fences_grow(&self) {
-        let mut last = Last::default();
+        let mut last = GreatestFences::default();
         for n in 0..200 {
             let backend = if n % 2 == 0 { &self.one } else { &self.other };
             let claim = fenced([format!("fence:{}", n % 3)], LONG);
@@ -44,7 +44,7 @@ impl<B: Backend> Suite<B> {
     }
 
     async fn fences_of_several_keys_grow(&self) {
-        let mut last = Last::default();
+        let mut last = GreatestFences::default();
         let [a, b] = ["{fences}:a", "{fences}:b"];
         for keys in [&[a][..], &[b], &[b], &[b], &[a, b], &[a], &[a], &[a], &[a, b], &[b], &[a]] {
             let claim = fenced(keys.iter().copied(), LONG);
@@ -53,11 +53,11 @@ impl<B: Backend> Suite<B> {
         }
     }
 
-    async fn spare_fences_are_not_given_again(&self) {
-        let mut last = Last::default();
+    async fn reserved_fences_are_not_assigned_again(&self) {
+        let mut last = GreatestFences::default();
         for n in 0..4 {
             let backend = if n % 2 == 0 { &self.one } else { &self.other };
-            let claim = AcquireRequest { extra_fences: 5, ..fenced(["fence:spare"], LONG) };
+            let claim = AcquireRequest { extra_fences: 5, ..fenced(["fence:reserved"], LONG) };
             let AcquireOutcome::Acquired { fence, reserved_fences, .. } =
                 attempt(backend, &claim).await
             else {
@@ -65,51 +65,51 @@ impl<B: Backend> Suite<B> {
             };
             assert!(
                 reserved_fences <= 5,
-                "no more fences are set aside than asked for: {reserved_fences}"
+                "no more fences are reserved than requested: {reserved_fences}"
             );
-            last.grows(&claim, fence, reserved_fences, "fences that are set aside");
+            last.grows(&claim, fence, reserved_fences, "reserved fences");
             release(backend, &claim).await;
         }
     }
 
     async fn fences_grow_past_ends_of_all_kinds(&self) {
-        let mut last = Last::default();
+        let mut last = GreatestFences::default();
         let key = "fence:end";
         let lost = fenced([key], SHORT);
         last.grows(&lost, granted(&self.one, &lost).await, 0, "nothing");
         let lost = AcquireRequest { attempt: 1, ..lost };
-        // The same holder: its first number may be told again.
+        // The same holder: its first number may be returned again.
         let again = granted(&self.one, &lost).await.map(Fence::get);
         assert!(again >= last.0.get(&lost.keys[0]).copied(), "a fence of a retry is no lower");
         last.0.extend(again.map(|again| (lost.keys[0].clone(), again)));
         let kept = fenced([key], LONG);
         let fence = self.granted_within(&self.other, &kept, SHORT * 20).await;
         last.grows(&kept, fence, 0, "an end of the ttl");
-        released(&self.other, &[ReleaseRequest { free_after: SHORT, ..end(&kept) }]).await;
+        released(&self.other, &[ReleaseRequest { free_after: SHORT, ..release_of(&kept) }]).await;
         let next = fenced([key], LONG);
         let fence = self.granted_within(&self.one, &next, SHORT * 20).await;
         last.grows(&next, fence, 0, "a release that keeps");
         release(&self.one, &next).await;
     }
 
-    async fn a_fence_is_given_only_when_asked_for(&self) {
+    async fn a_fence_is_assigned_only_on_request(&self) {
         let unfenced = claim(["fence:0"], LONG);
         let fence = granted(&self.one, &unfenced).await;
-        assert_eq!(fence, None, "a fence is given only when asked for");
+        assert_eq!(fence, None, "a fence is assigned only on request");
         release(&self.one, &unfenced).await;
     }
 
-    pub(super) async fn fences_are_refused(&self) {
+    pub(super) async fn fences_are_rejected(&self) {
         let fenced = fenced(["fence"], LONG);
         let mut answers = self.one.acquire(std::slice::from_ref(&fenced)).await;
         let answer = answers.pop();
-        let is_refused =
+        let is_rejected =
             matches!(&answer, Some(Err(error)) if error.kind() == FailureKind::Rejected);
-        assert!(is_refused, "a fence that cannot be given is refused: {answer:?}");
+        assert!(is_rejected, "a request for an unsupported fence is rejected: {answer:?}");
         assert_eq!(
             holds(&self.other, &fenced).await,
             LeaseStatus::NotHeld,
-            "what is refused takes nothing"
+            "a rejected request takes nothing"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that meet at the store.
+//! Concurrent requests.
 
 use std::sync::Barrier;
 
@@ -7,18 +7,18 @@ use tokio::task::spawn_blocking;
 
 use super::*;
 
-/// How often two requests are to meet. Over a network each order of their steps comes up within fewer.
+/// How often a race is repeated. Over a network each order of the steps occurs in fewer rounds.
 const ROUNDS: usize = 10;
 
 impl<B: Backend> Suite<B> {
-    pub(super) async fn one_of_those_that_ask_at_once_has_a_free_key(&self) {
+    pub(super) async fn one_of_concurrent_requests_has_a_free_key(&self) {
         for n in 0..ROUNDS {
             let rivals = [(); 3].map(|()| claim([format!("race:{n}")], LONG));
             self.at_most_one_of(&rivals, "a free key").await;
         }
     }
 
-    pub(super) async fn one_of_those_that_ask_at_once_has_an_expired_key(&self) {
+    pub(super) async fn one_of_concurrent_requests_has_an_expired_key(&self) {
         let keys: Vec<_> = (0..ROUNDS).map(|n| Key::from(format!("over:{n}"))).collect();
         for key in &keys {
             granted(&self.one, &claim([key.clone()], SHORT)).await;
@@ -30,10 +30,10 @@ impl<B: Backend> Suite<B> {
         }
     }
 
-    pub(super) async fn one_of_those_that_ask_at_once_has_several_keys(&self) {
+    pub(super) async fn one_of_concurrent_requests_has_several_keys(&self) {
         for n in 0..ROUNDS {
             let [a, b, c] = ["a", "b", "c"].map(|key| format!("{{race:{n}}}:{key}"));
-            // Each two of them have a key in common.
+            // Any two of them share a key.
             let rivals =
                 [[&a, &b], [&b, &c], [&a, &c]].map(|pair| claim(pair.map(|k| k.as_str()), LONG));
             self.at_most_one_of(&rivals, "one of several keys").await;
@@ -43,20 +43,20 @@ impl<B: Backend> Suite<B> {
         }
     }
 
-    /// None of them is fine, too: a store of several servers may be of two minds.
+    /// No grant is correct too: servers of one store may disagree.
     async fn at_most_one_of(&self, rivals: &[AcquireRequest; 3], what: &str) {
         let [a, b, c] = rivals;
         let is_granted =
             tokio::join!(takes(&self.one, a), takes(&self.other, b), takes(&self.one, c));
         let count =
             [is_granted.0, is_granted.1, is_granted.2].into_iter().filter(|yes| *yes).count();
-        assert!(count <= 1, "{what} was granted to {count} owners that asked at the same time");
+        assert!(count <= 1, "{what} was granted to {count} concurrent owners");
         free_all(&self.other, rivals).await;
     }
 
-    /// As callers do: the first steps of an acquire are theirs.
+    /// As in a pool, where the first poll of an acquire runs on the thread of the caller.
     pub(super) async fn one_of_two_threads_has_a_free_key(self: &Arc<Self>) {
-        // Where nothing is waited for it takes many to meet.
+        // Without I/O it takes many rounds until two requests overlap.
         let rounds = if self.one.capabilities().local { 1_000 } else { 2 * ROUNDS };
         let start = Arc::new(Barrier::new(2));
         let run = |is_first: bool| {
@@ -78,7 +78,7 @@ impl<B: Backend> Suite<B> {
         let twice = first.iter().zip(&second).filter(|(first, second)| **first && **second).count();
         assert_eq!(
             twice, 0,
-            "of {rounds} keys that two threads asked for, {twice} were granted to both"
+            "of {rounds} keys that two threads requested, {twice} were granted to both"
         );
         for claims in [claims, others] {
             for claims in claims.chunks(100) {
@@ -91,7 +91,7 @@ impl<B: Backend> Suite<B> {
         for n in 0..ROUNDS {
             let [mine, theirs] = [(); 2].map(|()| claim([format!("renewing:{n}")], LONG));
             granted(&self.one, &mine).await;
-            let _ = tokio::join!(renew(&self.one, &mine), self.pass_on(&mine, &theirs));
+            let _ = tokio::join!(renew(&self.one, &mine), self.hand_over(&mine, &theirs));
             assert_eq!(
                 holds(&self.one, &theirs).await,
                 LeaseStatus::Held,
@@ -110,17 +110,17 @@ impl<B: Backend> Suite<B> {
         for n in 0..ROUNDS {
             let [mine, theirs] = [(); 2].map(|()| claim([format!("releasing:{n}")], LONG));
             granted(&self.one, &mine).await;
-            let _ = tokio::join!(release(&self.one, &mine), self.pass_on(&mine, &theirs));
+            let _ = tokio::join!(release(&self.one, &mine), self.hand_over(&mine, &theirs));
             assert_eq!(
                 holds(&self.one, &theirs).await,
                 LeaseStatus::Held,
-                "a release that is repeated frees nothing of the next owner's"
+                "a repeated release frees nothing of the next owner"
             );
             release(&self.one, &theirs).await;
         }
     }
 
-    async fn pass_on(&self, mine: &AcquireRequest, theirs: &AcquireRequest) {
+    async fn hand_over(&self, mine: &AcquireRequest, theirs: &AcquireRequest) {
         release(&self.other, mine).await;
         self.granted_within(&self.other, theirs, SHORT * 20).await;
     }

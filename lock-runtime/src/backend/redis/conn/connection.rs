@@ -1,8 +1,7 @@
-//! One connection to one server, kept up.
+//! A connection to one server that is re-established when it ends.
 //!
-//! Requests fail at once while it is down: whoever waits for a lock knows better how long to. A request
-//! that is given up stays on the connection and may still be served; a connection on which nothing is
-//! answered any more is replaced.
+//! While it is down, requests fail at once; the waiter of a lock decides how long to retry. A request that is given up
+//! stays on the connection and may still be served. A connection on which no answers arrive is replaced.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,68 +14,69 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::Limits;
-use crate::backend::redis::conn::backoff::Backoff;
-use crate::backend::redis::conn::dedicated::Spare;
-use crate::backend::redis::discovery::target::Resolver;
+use crate::backend::redis::conn::dedicated::DedicatedConnection;
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::net::backoff::Backoff;
 use crate::backend::redis::net::handshake::{
-    Dialect, Greeted, HangUp, Hearing, Hears, Meant, Progress, log_in, log_in_plainly,
+    Dialect, Handshake, HangUp, OpenConnection, PushConfig, PushSupport, log_in_minimal,
 };
-use crate::backend::redis::net::io_task::{Bytes, Mover};
+use crate::backend::redis::net::io_task::{IoTask, SharedIo};
+use crate::backend::redis::net::progress::ConnectProgress;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::protocol::script::By;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
 
-/// More requests than this are not left behind unanswered on one connection.
+/// The maximum of unanswered requests that were given up on one connection.
 const MAX_UNANSWERED: usize = 10_000;
 
-pub(crate) struct Node {
-    shared: Arc<Shared>,
-    keeper: AbortHandle,
+/// Keeps one connection to `target` open. Dropping it closes the connection and ends the re-connecting.
+pub(crate) struct Connection {
+    state: Arc<ConnectionState>,
+    supervisor: AbortHandle,
 }
 
-struct Shared {
-    resolver: Resolver,
-    past: Mutex<Past>,
+struct ConnectionState {
+    target: Target,
+    history: Mutex<ConnectHistory>,
     clock: Clock,
     limits: Limits,
-    /// Not there on a connection that is told nothing.
-    hearing: Option<Hearing>,
-    line: Mutex<Line>,
-    /// When the request was sent that was answered last, in the clock's nanoseconds.
+    /// `None` for a connection without pushes.
+    pushes: Option<PushConfig>,
+    link: Mutex<LinkState>,
+    /// The send time of the last answered request, in the clock's nanoseconds.
     answered: AtomicU64,
 }
 
 /// What earlier connections have shown.
 #[derive(Default)]
-struct Past {
-    dialled: Option<Dialer>,
-    /// What the last server has answered that was a replica; until there is a master.
+struct ConnectHistory {
+    dialer: Option<Dialer>,
+    /// The error by which the last server has shown that it is a replica, until a master is found.
     replica: Option<BackendError>,
-    /// That of the last connection that came up.
+    /// The dialect of the last connection.
     dialect: Option<Dialect>,
-    /// How long the last one took to come up.
+    /// How long the last successful attempt took.
     took: Option<Duration>,
-    /// Attempts since a connection was up.
+    /// Attempts since the last successful one.
     failures: u32,
 }
 
-impl Past {
-    /// A server that has understood the greeting is not looked at as a proxy each time that it hangs up, but now and
-    /// then: another one may be at the address.
+impl ConnectHistory {
+    /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
+    /// be at the address by then.
     fn hang_up(&self) -> HangUp {
-        const NOW_AND_THEN: u32 = 8;
+        const EVERY: u32 = 8;
         match self.dialect {
-            Some(Dialect::Full | Dialect::Plain) if self.failures % NOW_AND_THEN != 7 => {
-                HangUp::IsAFailure
+            Some(Dialect::Full | Dialect::Plain) if self.failures % EVERY != EVERY - 1 => {
+                HangUp::Fail
             }
-            _ => HangUp::MayBeAProxy,
+            _ => HangUp::TryMinimal,
         }
     }
 
-    /// How long the next attempt may take. Several times what one took before, as what hangs is better dialled anew;
-    /// twice as long after each that failed, as the link may have become slower.
+    /// The time limit of the next attempt: four times the duration of the last successful one, as an attempt that
+    /// hangs is better repeated. It doubles with each failure, as the link may have become slower.
     fn limit(&self, limits: Limits) -> Duration {
         let Some(took) = self.took else { return limits.connect };
         let usual = took.saturating_mul(4).max(limits.request);
@@ -84,115 +84,123 @@ impl Past {
     }
 }
 
-enum Line {
-    Up(Connection),
+enum LinkState {
+    Up(Link),
     Down(BackendError),
 }
 
-struct Connection {
+/// An open connection, as requests use it.
+struct Link {
     requests: MultiplexedConnection,
-    bytes: Arc<Bytes>,
+    io: Arc<SharedIo>,
     up_since: Instant,
-    silence: Silence,
-    hears: Hears,
+    unanswered: UnansweredTracker,
+    pushes: PushSupport,
     dialect: Dialect,
 }
 
-impl Connection {
-    fn new(greeted: Greeted, up_since: Instant) -> (Self, Mover) {
-        let Greeted { requests, mover, hears, dialect } = greeted;
-        let (bytes, silence) = (mover.bytes(), Silence::default());
-        (Self { requests, bytes, up_since, silence, hears, dialect }, mover)
-    }
+/// An open connection, as its supervisor owns it.
+struct SupervisedLink {
+    io: IoTask,
+    dialer: Dialer,
+    up_since: Instant,
 }
 
-/// What goes to the server in front of each command. It forgets one for the other.
+/// The command in front of each command of a batch. `CLIENT CACHING YES` and `ASKING` cancel each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ahead {
-    Nothing,
-    /// Arms a push for the keys that the command reads.
+pub(crate) enum Prelude {
+    None,
+    /// `CLIENT CACHING YES`: the server pushes changes of the keys that the command reads.
     Caching,
-    /// Has it served by the server that the keys' slot is on the way to.
+    /// `ASKING`: the server to which the slot is being moved serves the command.
     Asking,
 }
 
 /// Requests that were given up since the connection last answered one.
 #[derive(Default)]
-struct Silence {
+struct UnansweredTracker {
     since: Option<Instant>,
-    unanswered: usize,
-    /// When the last answer came, to whichever request. A connection on which answers come is slow, not silent.
+    count: usize,
+    /// When the last answer to any request arrived. A connection with late answers is slow, not silent.
     answered_at: Option<Instant>,
 }
 
-impl Node {
-    /// Connects. A connection that comes up is kept up from then on.
+impl UnansweredTracker {
+    fn is_silent(&self, now: Instant, request_timeout: Duration) -> bool {
+        let is_silent = |since: Instant| {
+            now.since(self.answered_at.map_or(since, |answered| answered.max(since)))
+                >= request_timeout
+        };
+        self.count > MAX_UNANSWERED || self.since.is_some_and(is_silent)
+    }
+}
+
+impl Connection {
+    /// Connects. From the first success on, the connection is re-established when it ends.
     pub(crate) async fn connect(
-        resolver: impl Into<Resolver>,
+        target: impl Into<Target>,
         clock: Clock,
         limits: Limits,
-        hearing: Hearing,
+        pushes: PushConfig,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(resolver, clock, limits, Some(hearing)).await;
-        opened.map(|()| node)
+        let (connection, opened) = Self::start(target, clock, limits, Some(pushes)).await;
+        opened.map(|()| connection)
     }
 
-    /// A connection for requests alone.
-    pub(crate) async fn connect_deaf(
-        resolver: impl Into<Resolver>,
+    /// Like [`connect`](Self::connect), without pushes.
+    pub(crate) async fn connect_without_pushes(
+        target: impl Into<Target>,
         clock: Clock,
         limits: Limits,
     ) -> Result<Self, BackendError> {
-        let (node, opened) = Self::begin(resolver, clock, limits, None).await;
-        opened.map(|()| node)
+        let (connection, opened) = Self::start(target, clock, limits, None).await;
+        opened.map(|()| connection)
     }
 
-    /// Connects, and goes on trying if that fails. The second is how the first try went.
-    pub(crate) async fn begin(
-        resolver: impl Into<Resolver>,
+    /// Connects, and continues in the background if that fails. The second value is the result of the first attempt.
+    pub(crate) async fn start(
+        target: impl Into<Target>,
         clock: Clock,
         limits: Limits,
-        hearing: Option<Hearing>,
+        pushes: Option<PushConfig>,
     ) -> (Self, Result<(), BackendError>) {
-        let resolver = resolver.into();
-        let (past, answered) = (Mutex::default(), AtomicU64::new(0));
-        let nothing_yet = BackendError::new(FailureKind::NotApplied, "not connected yet");
-        let line = Mutex::new(Line::Down(nothing_yet));
-        let shared = Arc::new(Shared { resolver, past, clock, limits, hearing, line, answered });
-        let (link, opened) = match shared.open().await {
-            Ok(opened) => (Some(shared.put_up(opened)), Ok(())),
+        let target = target.into();
+        let (history, answered) = (Mutex::default(), AtomicU64::new(0));
+        let link = Mutex::new(LinkState::Down(not_connected()));
+        let state = ConnectionState { target, history, clock, limits, pushes, link, answered };
+        let state = Arc::new(state);
+        let (link, opened) = match state.open().await {
+            Ok(opened) => (Some(state.install(opened)), Ok(())),
             Err(error) => {
-                shared.note_failure(error.clone());
+                state.note_failure(error.clone());
                 (None, Err(error))
             }
         };
-        let keeper = tokio::spawn(shared.clone().keep(link)).abort_handle();
-        (Self { shared, keeper }, opened)
+        let supervisor = tokio::spawn(state.clone().supervise(link)).abort_handle();
+        (Self { state, supervisor }, opened)
     }
 
-    pub(crate) fn hears(&self) -> Hears {
-        match &*self.shared.line() {
-            Line::Up(connection) => connection.hears,
-            Line::Down(_) => Hears::default(),
+    pub(crate) fn push_support(&self) -> PushSupport {
+        match &*self.state.link() {
+            LinkState::Up(link) => link.pushes,
+            LinkState::Down(_) => PushSupport::default(),
         }
     }
 
-    /// Whether this is a proxy that hangs up on what it does not know.
-    pub(crate) fn is_touchy(&self) -> bool {
-        matches!(&*self.shared.line(), Line::Up(connection) if connection.dialect == Dialect::Touchy)
+    /// Whether the server is a proxy that hangs up on unknown commands.
+    pub(crate) fn is_minimal(&self) -> bool {
+        matches!(&*self.state.link(), LinkState::Up(link) if link.dialect == Dialect::Minimal)
     }
 
-    /// Another connection to the same server, for what cannot share one.
-    pub(crate) async fn another(&self) -> Result<Spare, BackendError> {
-        let shared = &self.shared;
-        let Some(dialer) = shared.dialled() else {
-            return Err(BackendError::new(FailureKind::NotApplied, "not connected yet"));
-        };
-        let (progress, limit) = (Progress::default(), shared.limits.connect);
-        let opened = timeout(limit, log_in_plainly(&dialer, &progress)).await;
-        let (requests, mover) =
-            opened.unwrap_or_else(|_| Err(progress.too_slow(&shared.server(), limit)))?;
-        Ok(Spare::new(requests, mover))
+    /// Opens another connection to the same server, for commands that cannot share one.
+    pub(crate) async fn open_dedicated(&self) -> Result<DedicatedConnection, BackendError> {
+        let state = &self.state;
+        let Some(dialer) = state.dialer() else { return Err(not_connected()) };
+        let (progress, limit) = (ConnectProgress::default(), state.limits.connect);
+        let opened = timeout(limit, log_in_minimal(&dialer, &progress)).await;
+        let (requests, io) =
+            opened.unwrap_or_else(|_| Err(progress.too_slow(&state.server(), limit)))?;
+        Ok(DedicatedConnection::new(requests, io))
     }
 
     /// Sends one command.
@@ -200,13 +208,12 @@ impl Node {
         self.try_send(command).await?.map_err(|error| self.failure(error))
     }
 
-    /// Sends one command whose refusal the caller looks at.
+    /// Sends one command. The inner error is the server's error answer.
     pub(crate) async fn try_send(
         &self,
         command: &Cmd,
     ) -> Result<Result<Value, RedisError>, BackendError> {
-        let answer =
-            self.ask(async |connection| connection.req_packed_command(command).await).await?;
+        let answer = self.request(async |link| link.req_packed_command(command).await).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -216,265 +223,236 @@ impl Node {
         commands: &Pipeline,
     ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
         let count = commands.len();
-        let answer = self
-            .ask(async |connection| connection.req_packed_commands(commands, 0, count).await)
-            .await?;
+        let answer =
+            self.request(async |link| link.req_packed_commands(commands, 0, count).await).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
     }
 
-    /// Sends `count` commands in one write: scripts by their hash, and once more by their text those that the
-    /// server does not know.
-    pub(crate) async fn run(
+    /// Sends several commands in one write, each after `prelude`. One answer per command, in order.
+    pub(crate) async fn send_after(
         &self,
-        count: usize,
-        ahead: Ahead,
-        command: impl Fn(usize, By) -> Cmd + Send + Sync,
-    ) -> Vec<Result<Value, BackendError>> {
-        let every = 1 + usize::from(ahead != Ahead::Nothing);
-        let build = |by: By, places: &[usize]| {
-            let mut all = Pipeline::with_capacity(places.len() * every);
-            for &at in places {
-                match ahead {
-                    Ahead::Nothing => {}
-                    Ahead::Caching => {
-                        let mut caching = redis::cmd("CLIENT");
-                        caching.arg("CACHING").arg("YES");
-                        all.add_command(caching);
-                    }
-                    Ahead::Asking => {
-                        all.add_command(redis::cmd("ASKING"));
-                    }
+        prelude: Prelude,
+        commands: impl ExactSizeIterator<Item = Cmd>,
+    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+        let every = 1 + usize::from(prelude != Prelude::None);
+        let mut all = Pipeline::with_capacity(commands.len() * every);
+        for command in commands {
+            match prelude {
+                Prelude::None => {}
+                Prelude::Caching => {
+                    let mut caching = redis::cmd("CLIENT");
+                    caching.arg("CACHING").arg("YES");
+                    all.add_command(caching);
                 }
-                all.add_command(command(at, by));
-            }
-            all
-        };
-        let places: Vec<_> = (0..count).collect();
-        let sent = self.send_all(&build(By::Hash, &places)).await;
-        let mut answers: Vec<_> = match sent {
-            Ok(answers) => answers.into_iter().skip(every - 1).step_by(every).collect(),
-            Err(error) => return (0..count).map(|_| Err(error.clone())).collect(),
-        };
-        let is_unknown = |answer: &Result<Value, RedisError>| matches!(answer, Err(error) if server_error::is_unknown_script(error));
-        let unknown: Vec<_> = (0..answers.len()).filter(|&at| is_unknown(&answers[at])).collect();
-        if !unknown.is_empty() {
-            match self.send_all(&build(By::Text, &unknown)).await {
-                Ok(texts) => {
-                    let texts = texts.into_iter().skip(every - 1).step_by(every);
-                    for (at, answer) in unknown.into_iter().zip(texts) {
-                        answers[at] = answer;
-                    }
-                }
-                Err(error) => {
-                    let failure = |answer: Result<Value, RedisError>| {
-                        if is_unknown(&answer) {
-                            return Err(error.clone());
-                        }
-                        answer.map_err(|error| self.failure(error))
-                    };
-                    return answers.into_iter().map(failure).collect();
+                Prelude::Asking => {
+                    all.add_command(redis::cmd("ASKING"));
                 }
             }
+            all.add_command(command);
         }
-        answers.into_iter().map(|answer| answer.map_err(|error| self.failure(error))).collect()
+        let answers = self.send_all(&all).await?;
+        Ok(answers.into_iter().skip(every - 1).step_by(every).collect())
     }
 
+    /// The failure of a request that the server answered with `error`. The connection to a replica is given up.
     pub(crate) fn failure(&self, error: RedisError) -> BackendError {
         let (is_replica, is_loading) =
             (server_error::is_of_a_replica(&error), server_error::is_loading(&error));
-        let failure = server_error::failure(&self.shared.server(), error);
-        if is_replica || (is_loading && self.shared.has_served()) {
-            self.shared.give_up_a_replica(&failure);
+        let failure = server_error::failure(&self.state.server(), error);
+        if is_replica || (is_loading && self.state.has_served()) {
+            self.state.give_up_replica(&failure);
         }
         failure
     }
 
-    /// Where it is connected to, or was, for messages.
+    /// As [`failure`](Self::failure), for an error that a script has returned as a value.
+    pub(crate) fn script_failure(&self, text: &str) -> BackendError {
+        let failure = server_error::script_failure(&self.state.server(), text);
+        if server_error::is_text_of_a_replica(text) {
+            self.state.give_up_replica(&failure);
+        }
+        failure
+    }
+
+    /// The current or last server, for messages.
     pub(crate) fn server(&self) -> String {
-        self.shared.server()
+        self.state.server()
     }
 
-    /// What is wrong with its connection although it works.
+    /// A weakness of a connection that works.
     pub(crate) fn warning(&self) -> Option<Warning> {
-        self.shared.resolver.warning()
+        self.state.target.warning()
     }
 
-    /// The failure that a script tells of as a value.
-    pub(crate) fn refusal(&self, text: &str) -> BackendError {
-        let failure = server_error::told(&self.shared.server(), text);
-        if server_error::tells_of_a_replica(text) {
-            self.shared.give_up_a_replica(&failure);
-        }
-        failure
-    }
-
-    /// Whether it is asked where the master is before it is connected to.
-    pub(crate) fn finds_masters(&self) -> bool {
-        matches!(self.shared.resolver, Resolver::Sentinels(_))
+    /// Whether sentinels are queried for the master before each connection.
+    pub(crate) fn has_sentinels(&self) -> bool {
+        matches!(self.state.target, Target::Sentinels(_))
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        matches!(&*self.shared.line(), Line::Up(_))
+        matches!(&*self.state.link(), LinkState::Up(_))
     }
 
-    async fn ask<T>(
+    async fn request<T>(
         &self,
         request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<Result<T, RedisError>, BackendError> {
-        let (mut connection, bytes) = self.shared.connection()?;
-        let mut pending =
-            Pending { shared: &self.shared, sent: self.shared.clock.now(), answered: false };
-        let answer = bytes.carry(request(&mut connection)).await;
-        pending.answered = true;
+        let (mut connection, io) = self.state.connection()?;
+        let mut sent =
+            SentRequest { state: &self.state, at: self.state.clock.now(), answered: false };
+        let answer = io.run_inline(request(&mut connection)).await;
+        sent.answered = true;
         if !answer.as_ref().is_err_and(server_error::is_hang_up) {
-            self.shared.answered.store(pending.sent.as_nanos(), Ordering::Relaxed);
+            self.state.answered.store(sent.at.as_nanos(), Ordering::Relaxed);
         }
         Ok(answer)
     }
 
     pub(crate) fn close(&self) {
-        self.keeper.abort();
-        self.shared.resolver.close();
-        let message = format!("the connection to Redis at {} is closed", self.shared.server());
-        *self.shared.line() = Line::Down(BackendError::new(FailureKind::Rejected, message));
+        self.supervisor.abort();
+        self.state.target.close();
+        let message = format!("the connection to Redis at {} is closed", self.state.server());
+        *self.state.link() = LinkState::Down(BackendError::new(FailureKind::Rejected, message));
     }
 }
 
-impl Drop for Node {
+impl Drop for Connection {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.supervisor.abort();
     }
 }
 
-/// A request on its way. Dropped without an answer it was given up.
-struct Pending<'a> {
-    shared: &'a Shared,
-    sent: Instant,
+/// A request that has been sent. Dropping it before the answer records it as unanswered.
+struct SentRequest<'a> {
+    state: &'a ConnectionState,
+    at: Instant,
     answered: bool,
 }
 
-impl Drop for Pending<'_> {
+impl Drop for SentRequest<'_> {
     fn drop(&mut self) {
         if self.answered {
-            self.shared.note_answer(self.sent);
+            self.state.note_answer(self.at);
         } else {
-            self.shared.note_silence(self.sent);
+            self.state.note_unanswered(self.at);
         }
     }
 }
 
-impl Shared {
-    fn connection(&self) -> Result<(MultiplexedConnection, Arc<Bytes>), BackendError> {
-        match &*self.give_up_if_silent(self.line()) {
-            Line::Up(connection) => Ok((connection.requests.clone(), connection.bytes.clone())),
-            Line::Down(error) => Err(error.clone()),
+impl ConnectionState {
+    fn connection(&self) -> Result<(MultiplexedConnection, Arc<SharedIo>), BackendError> {
+        match &*self.give_up_if_silent(self.link()) {
+            LinkState::Up(link) => Ok((link.requests.clone(), link.io.clone())),
+            LinkState::Down(error) => Err(error.clone()),
         }
     }
 
-    /// Answers come in the order of the requests: one for a request sent at `sent` vouches for all
-    /// that were sent before.
+    /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones
+    /// were served.
     fn note_answer(&self, sent: Instant) {
-        if let Line::Up(Connection { silence, .. }) = &mut *self.line() {
-            if silence.since.is_some_and(|since| since <= sent) {
-                *silence = Silence::default();
+        if let LinkState::Up(Link { unanswered, .. }) = &mut *self.link() {
+            if unanswered.since.is_some_and(|since| since <= sent) {
+                *unanswered = UnansweredTracker::default();
             }
-            silence.answered_at = Some(self.clock.now());
+            unanswered.answered_at = Some(self.clock.now());
         }
     }
 
-    fn note_silence(&self, sent: Instant) {
-        let mut line = self.line();
-        if let Line::Up(Connection { silence, .. }) = &mut *line {
-            silence.since.get_or_insert(sent);
-            silence.unanswered += 1;
+    fn note_unanswered(&self, sent: Instant) {
+        let mut link = self.link();
+        if let LinkState::Up(Link { unanswered, .. }) = &mut *link {
+            unanswered.since.get_or_insert(sent);
+            unanswered.count += 1;
         }
-        drop(self.give_up_if_silent(line));
+        drop(self.give_up_if_silent(link));
     }
 
-    /// Ends a connection that answers nothing any more, with all that is left on it; the keeper then
-    /// makes another.
-    fn give_up_if_silent<'a>(&'a self, line: MutexGuard<'a, Line>) -> MutexGuard<'a, Line> {
-        match &*line {
-            Line::Up(Connection { silence, .. })
-                if silence.is_too_long(self.clock.now(), self.limits.request) =>
+    /// Ends a silent connection and fails its pending requests. The supervisor then opens another one.
+    fn give_up_if_silent<'a>(
+        &'a self,
+        link: MutexGuard<'a, LinkState>,
+    ) -> MutexGuard<'a, LinkState> {
+        match &*link {
+            LinkState::Up(Link { unanswered, .. })
+                if unanswered.is_silent(self.clock.now(), self.limits.request) =>
             {
-                self.give_up(line, self.silent())
+                self.give_up(link, self.silent())
             }
-            _ => line,
+            _ => link,
         }
     }
 
-    /// What was waited for on the connection is told of its end when the line is free again: it may look at it.
+    /// Ends the connection. Its pending requests fail after the mutex is released, as their wakers may lock it.
     fn give_up<'a>(
         &'a self,
-        mut line: MutexGuard<'a, Line>,
-        why: BackendError,
-    ) -> MutexGuard<'a, Line> {
-        let old = mem::replace(&mut *line, Line::Down(why));
-        drop(line);
-        if let Line::Up(Connection { bytes, .. }) = old {
-            bytes.stop();
+        mut link: MutexGuard<'a, LinkState>,
+        reason: BackendError,
+    ) -> MutexGuard<'a, LinkState> {
+        let old = mem::replace(&mut *link, LinkState::Down(reason));
+        drop(link);
+        if let LinkState::Up(Link { io, .. }) = old {
+            io.stop();
         }
-        self.line()
+        self.link()
     }
 
-    /// Ends the connection to a server that is not the master any more. The sentinels name the one that is, or
-    /// the name or the address of the URL leads to it.
-    fn give_up_a_replica(&self, failure: &BackendError) {
-        let line = self.line();
-        if let Line::Up(_) = &*line {
-            self.past().replica = Some(failure.clone());
-            drop(self.give_up(line, failure.clone()));
+    /// Ends the connection to a server that is no longer the master. The sentinels name the new one, or the name or
+    /// address in the URL leads to it.
+    fn give_up_replica(&self, failure: &BackendError) {
+        let link = self.link();
+        if let LinkState::Up(_) = &*link {
+            self.history().replica = Some(failure.clone());
+            drop(self.give_up(link, failure.clone()));
         }
     }
 
     /// Whether the connection has answered requests for a while.
     fn has_served(&self) -> bool {
-        match &*self.line() {
-            Line::Up(connection) => Backoff::is_steady(self.answered_for(connection.up_since)),
-            Line::Down(_) => false,
+        match &*self.link() {
+            LinkState::Up(link) => Backoff::is_steady(self.answered_for(link.up_since)),
+            LinkState::Down(_) => false,
         }
     }
 
-    /// How long after it came up a connection gave its last answer.
+    /// The time from `up_since` to the last answered request.
     fn answered_for(&self, up_since: Instant) -> Duration {
         Instant::from_nanos(self.answered.load(Ordering::Relaxed)).since(up_since)
     }
 
-    /// Keeps the connection up for the life of the node, beginning with `link`.
-    async fn keep(self: Arc<Self>, mut link: Option<Link>) {
+    /// Re-establishes the connection, starting with `link`, until the task is aborted.
+    async fn supervise(self: Arc<Self>, mut link: Option<SupervisedLink>) {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         loop {
             if let Some(mut link) = link.take() {
-                let why = tokio::select! {
+                let reason = tokio::select! {
                     biased;
-                    // A master that has been put down in good order goes on saying OK for seconds.
-                    () = self.resolver.moved(link.dialer.endpoint()) => self.moved(),
-                    () = link.mover.ended() => self.lost(),
+                    // A master that was demoted in a planned failover answers OK for seconds.
+                    () = self.target.moved(link.dialer.endpoint()) => self.moved(),
+                    () = link.io.ended() => self.lost(),
                 };
                 backoff.ended(self.answered_for(link.up_since));
                 drop(link);
-                let mut line = self.line();
-                if let Line::Up(_) = &*line {
-                    *line = Line::Down(why);
+                let mut link = self.link();
+                if let LinkState::Up(_) = &*link {
+                    *link = LinkState::Down(reason);
                 }
             }
             link = Some(self.reconnect(&mut backoff).await);
         }
     }
 
-    async fn reconnect(&self, backoff: &mut Backoff) -> Link {
+    async fn reconnect(&self, backoff: &mut Backoff) -> SupervisedLink {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(backoff.next()) => {}
-                () = self.moved_on() => {}
+                () = self.target_moved() => {}
             }
             match self.open().await {
                 Ok(opened) => {
-                    let link = self.put_up(opened);
-                    if let Some(Hearing { ears, .. }) = &self.hearing {
-                        ears.has_missed_something();
+                    let link = self.install(opened);
+                    if let Some(PushConfig { sink, .. }) = &self.pushes {
+                        sink.resync();
                     }
                     return link;
                 }
@@ -483,51 +461,60 @@ impl Shared {
         }
     }
 
-    /// Returns when it is of no use any more to dial the same server again.
-    async fn moved_on(&self) {
-        match self.dialled() {
-            Some(dialer) => self.resolver.moved(dialer.endpoint()).await,
+    /// Returns when the last server is no longer the one to connect to.
+    async fn target_moved(&self) {
+        match self.dialer() {
+            Some(dialer) => self.target.moved(dialer.endpoint()).await,
             None => std::future::pending().await,
         }
     }
 
     fn note_failure(&self, error: BackendError) {
-        let mut past = self.past();
-        past.failures = past.failures.wrapping_add(1);
-        drop(past);
-        *self.line() = Line::Down(error);
+        let mut history = self.history();
+        history.failures = history.failures.wrapping_add(1);
+        drop(history);
+        *self.link() = LinkState::Down(error);
     }
 
-    fn put_up(&self, (connection, link): (Connection, Link)) -> Link {
-        let mut past = self.past();
-        past.failures = 0;
-        past.replica = None;
-        past.dialect = Some(connection.dialect);
-        drop(past);
-        *self.line() = Line::Up(connection);
-        link
+    /// Makes an opened connection the one that requests use.
+    fn install(&self, (link, supervised): (Link, SupervisedLink)) -> SupervisedLink {
+        let mut history = self.history();
+        history.failures = 0;
+        history.replica = None;
+        history.dialect = Some(link.dialect);
+        drop(history);
+        *self.link() = LinkState::Up(link);
+        supervised
     }
 
-    async fn open(&self) -> Result<(Connection, Link), BackendError> {
-        let progress = Progress::default();
-        let (began, limit) = (self.clock.now(), self.past().limit(self.limits));
+    async fn open(&self) -> Result<(Link, SupervisedLink), BackendError> {
+        let progress = ConnectProgress::default();
+        let (began, limit) = (self.clock.now(), self.history().limit(self.limits));
         let opened = async {
-            let last = self.dialled();
-            let dialer = self.resolver.resolve(last.as_ref().map(Dialer::endpoint)).await?;
+            let last = self.dialer();
+            let dialer = self.target.resolve(last.as_ref().map(Dialer::endpoint)).await?;
             let (replica, hang_up) = {
-                let mut past = self.past();
-                past.dialled = Some(dialer.clone());
-                (past.replica.clone(), past.hang_up())
+                let mut history = self.history();
+                history.dialer = Some(dialer.clone());
+                (history.replica.clone(), history.hang_up())
             };
-            let meant = Meant { resolver: &self.resolver, replica: replica.as_ref(), hang_up };
-            let greeted = tokio::select! {
-                greeted = log_in(&dialer, meant, self.hearing.as_ref(), &progress) => greeted?,
-                () = self.resolver.moved(dialer.endpoint()) => return Err(self.moved()),
+            let handshake = Handshake {
+                dialer: &dialer,
+                role: self.target.role_check(replica),
+                hang_up,
+                pushes: self.pushes.as_ref(),
+                progress: &progress,
+            };
+            let opened = tokio::select! {
+                opened = handshake.run() => opened?,
+                () = self.target.moved(dialer.endpoint()) => return Err(self.moved()),
             };
             let up_since = self.clock.now();
-            self.past().took = Some(up_since.since(began));
-            let (connection, mover) = Connection::new(greeted, up_since);
-            Ok((connection, Link { mover, dialer, up_since }))
+            self.history().took = Some(up_since.since(began));
+            let OpenConnection { requests, io: task, pushes, dialect } = opened;
+            let (io, unanswered) = (task.io(), UnansweredTracker::default());
+            let link = Link { requests, io, up_since, unanswered, pushes, dialect };
+            Ok((link, SupervisedLink { io: task, dialer, up_since }))
         };
         let opened = timeout(limit, opened).await;
         opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))
@@ -535,58 +522,45 @@ impl Shared {
 
     fn lost(&self) -> BackendError {
         let message = format!("the connection to Redis at {} is lost", self.server());
-        BackendError::new(FailureKind::NotApplied, message).remedy(
-            "check that the server is up and reachable; the connection comes back by itself",
-        )
+        BackendError::new(FailureKind::NotApplied, message)
+            .remedy("check that the server is up and reachable; the pool reconnects by itself")
     }
 
     fn silent(&self) -> BackendError {
-        let message = format!("Redis at {} does not answer any more", self.server());
+        let message = format!("Redis at {} no longer answers", self.server());
         BackendError::new(FailureKind::NotApplied, message).remedy(
-            "check that the server is up and reachable; the connection is replaced by itself",
+            "check that the server is up and reachable; the pool replaces the connection by itself",
         )
     }
 
     fn moved(&self) -> BackendError {
-        let message = format!("Redis at {} is not the master any more", self.server());
+        let message = format!("Redis at {} is no longer the master", self.server());
         BackendError::new(FailureKind::NotApplied, message)
-            .remedy("nothing has to be done: the connection goes to the new master by itself")
+            .remedy("no action is needed: the pool connects to the new master by itself")
     }
 
-    /// What is or was dialled, for messages.
+    /// The current or last server, for messages.
     fn server(&self) -> String {
-        match self.dialled() {
+        match self.dialer() {
             Some(dialer) => dialer.endpoint().to_string(),
-            None => self.resolver.to_string(),
+            None => self.target.to_string(),
         }
     }
 
-    fn dialled(&self) -> Option<Dialer> {
-        self.past().dialled.clone()
+    fn dialer(&self) -> Option<Dialer> {
+        self.history().dialer.clone()
     }
 
-    fn past(&self) -> MutexGuard<'_, Past> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    fn history(&self) -> MutexGuard<'_, ConnectHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Silence {
-    fn is_too_long(&self, now: Instant, request_timeout: Duration) -> bool {
-        let is_silent = |since: Instant| {
-            now.since(self.answered_at.map_or(since, |answered| answered.max(since)))
-                >= request_timeout
-        };
-        self.unanswered > MAX_UNANSWERED || self.since.is_some_and(is_silent)
+    fn link(&self) -> MutexGuard<'_, LinkState> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The bytes of one connection, and where they go.
-struct Link {
-    mover: Mover,
-    dialer: Dialer,
-    up_since: Instant,
+#[cold]
+fn not_connected() -> BackendError {
+    BackendError::new(FailureKind::NotApplied, "not connected yet")
 }

@@ -1,19 +1,19 @@
-//! A connection beside the one that all requests share. It is told nothing, and nobody keeps it up.
+//! A connection that one task uses alone, for `WATCH`.
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use crate::backend::redis::net::io_task::Mover;
+use crate::backend::redis::net::io_task::IoTask;
 
-/// Closed when dropped, and with it what it watches.
-pub(crate) struct Spare {
+/// A connection without pushes, which is not re-established. Dropping it closes it and ends its `WATCH`es.
+pub(crate) struct DedicatedConnection {
     requests: MultiplexedConnection,
-    _mover: Mover,
+    _io: IoTask,
 }
 
-impl Spare {
-    pub(crate) fn new(requests: MultiplexedConnection, mover: Mover) -> Self {
-        Self { requests, _mover: mover }
+impl DedicatedConnection {
+    pub(crate) fn new(requests: MultiplexedConnection, io: IoTask) -> Self {
+        Self { requests, _io: io }
     }
 
     pub(crate) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {

@@ -1,7 +1,5 @@
-//! Connections that are kept up, and what the server pushes on them.
+//! Connections that are re-established, dedicated connections, and the pushes of a server.
 
-pub(crate) mod backoff;
 pub(crate) mod connection;
 pub(crate) mod dedicated;
 pub(crate) mod push;
-pub(crate) mod shard_channel;

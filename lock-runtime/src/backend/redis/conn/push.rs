@@ -1,105 +1,100 @@
-//! What a server says without being asked.
+//! Pushes of a server: invalidations of tracked keys, and messages on the pool's channels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
-use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::redis::conn::shard_channel::Shard;
-use crate::backend::redis::protocol::wait_queue::{Channel, Hot, Message, What};
-use crate::backend::redis::routing::slots::{Address, Slots, slot};
+use crate::backend::redis::channel::{ChannelEvent, ChannelMessage};
+use crate::backend::redis::net::handshake::PushSink;
+use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::{Notifier, Owner};
-use crate::base::clock::Clock;
 
-/// A grant for an owner that this pool has given up.
-pub(crate) struct Stray {
+/// A grant for an owner token that this pool has given up.
+pub(crate) struct UnclaimedGrant {
     pub(crate) key: String,
     pub(crate) owner: Owner,
 }
 
-/// Which messages that come on one connection are meant.
-#[derive(Clone, Debug)]
-pub(crate) enum Home {
-    /// All: the server has all keys.
-    Server,
-    /// Those about the slots that the node has. The nodes of a cluster pass each message on to each other, and the
-    /// connections to the others bring copies: some so late that the lock has been let go meanwhile.
-    Node { slots: Arc<Slots>, address: Address, shard: Shard },
-}
-
-impl Home {
-    fn keeps(&self, key: &str) -> bool {
-        match self {
-            Self::Server => true,
-            Self::Node { slots, address, .. } => slots.is_owner(slot(key), address),
-        }
-    }
-
-    /// The channel that tokens name here.
-    pub(crate) fn channel(&self, channel: Channel) -> Channel {
-        match self {
-            Self::Server => channel,
-            Self::Node { shard, .. } => shard.of(channel),
-        }
-    }
-
-    /// Has messages of this server told on `connection` alone, where the server has shard channels.
-    pub(crate) async fn listen(&self, connection: &mut MultiplexedConnection, channel: Channel) {
-        match self {
-            Self::Server => {}
-            Self::Node { slots, address, shard } => {
-                let is_here = |slot| slots.is_owner(slot, address);
-                shard.listen(connection, channel, is_here).await;
-            }
-        }
-    }
-
-    /// Any slot of it.
-    pub(crate) fn some_slot(&self) -> u16 {
-        match self {
-            Self::Server => 0,
-            Self::Node { slots, address, .. } => slots.some_slot(address).unwrap_or(0),
-        }
-    }
-}
-
-/// Takes pushes from the connections' own tasks, so it never blocks.
-pub(crate) struct Ears {
+/// Passes the pushes of all connections of a pool to its [`Notifier`]. Methods run on the connections' tasks and
+/// never block.
+///
+/// Pushes that arrive before [`subscribe`](Self::subscribe) are dropped.
+pub(crate) struct PushHandler {
     notifier: OnceCell<Notifier>,
-    newcomers: Mutex<HashMap<Owner, bool>>,
-    strays: UnboundedSender<Stray>,
-    hot: Arc<Hot>,
-    clock: Clock,
+    /// Owners with an unanswered first claim, and whether the owner has become the head of the queue meanwhile.
+    pending_claims: Mutex<HashMap<Owner, bool>>,
+    unclaimed: UnboundedSender<UnclaimedGrant>,
+    on_contended: Box<dyn Fn(&str) + Send + Sync>,
 }
 
-impl Ears {
-    pub(crate) fn new(strays: UnboundedSender<Stray>, hot: Arc<Hot>, clock: Clock) -> Self {
-        Self { notifier: OnceCell::new(), newcomers: Mutex::default(), strays, hot, clock }
+impl PushHandler {
+    /// Sends grants for unknown owners to `unclaimed`. `on_contended` receives each key for which a waiter has been
+    /// seen.
+    pub(crate) fn new(
+        unclaimed: UnboundedSender<UnclaimedGrant>,
+        on_contended: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let (notifier, pending_claims) = (OnceCell::new(), Mutex::default());
+        Arc::new(Self { notifier, pending_claims, unclaimed, on_contended: Box::new(on_contended) })
     }
 
     pub(crate) fn subscribe(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }
 
-    /// The connection is a new one: what happened meanwhile has been said to nobody.
-    pub(crate) fn has_missed_something(&self) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.resync();
-        }
-    }
-
-    /// A renewal has seen that others wait.
+    /// A waiter has been seen in the queue of `key`, whose lock this pool holds.
     pub(crate) fn contended(&self, key: &str) {
-        self.hot.note(key, self.clock.now());
+        (self.on_contended)(key);
         if let Some(notifier) = self.notifier.get() {
             notifier.contended(key);
         }
     }
 
-    pub(crate) fn hear(&self, push: &PushInfo, home: &Home) {
+    /// Registers `owners` whose first claim enters the queue, until the returned value is dropped. The pool knows a
+    /// token only after the answer to its claim. The message that grants the lock may arrive before the answer is
+    /// handled.
+    pub(crate) fn expect(&self, owners: Vec<Owner>) -> PendingClaims<'_> {
+        if !owners.is_empty() {
+            self.pending_claims().extend(owners.iter().map(|owner| (*owner, false)));
+        }
+        PendingClaims { handler: self, owners }
+    }
+
+    fn pending_claims(&self) -> MutexGuard<'_, HashMap<Owner, bool>> {
+        self.pending_claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn on_message(&self, notifier: &Notifier, payload: &[u8], scope: &MessageScope) {
+        let Some(ChannelMessage { event, owner, key }) = ChannelMessage::parse(payload) else {
+            return;
+        };
+        if !scope.contains(key) {
+            return;
+        }
+        match event {
+            ChannelEvent::HeadOfQueue(available_in) => {
+                let is_known = notifier.head_of_queue(key, &owner, available_in);
+                if !is_known && available_in.is_zero() {
+                    match self.pending_claims().get_mut(&owner) {
+                        Some(is_head) => *is_head = true,
+                        None => {
+                            let grant = UnclaimedGrant { key: key.to_owned(), owner };
+                            let _ = self.unclaimed.send(grant);
+                        }
+                    }
+                }
+            }
+            ChannelEvent::Contended => self.contended(key),
+            ChannelEvent::Probe => {}
+        }
+    }
+}
+
+impl PushSink for PushHandler {
+    fn on_push(&self, push: &PushInfo, scope: &MessageScope) {
         let Some(notifier) = self.notifier.get() else { return };
         match (&push.kind, push.data.as_slice()) {
             (PushKind::Invalidate, [Value::Array(keys)]) => {
@@ -110,64 +105,38 @@ impl Ears {
             // All keys: FLUSHALL, FLUSHDB.
             (PushKind::Invalidate, _) => notifier.resync(),
             (PushKind::Message | PushKind::SMessage, [_, Value::BulkString(payload)]) => {
-                self.told(notifier, payload, home);
+                self.on_message(notifier, payload, scope);
             }
             _ => {}
         }
     }
 
-    /// Notes `owners` whose first claim goes to the line. The pool knows their names from the answer on, and
-    /// they may be called before it has looked at that.
-    pub(crate) fn expect(&self, owners: Vec<Owner>) -> Newcomers<'_> {
-        if !owners.is_empty() {
-            self.newcomers().extend(owners.iter().map(|owner| (*owner, false)));
-        }
-        Newcomers { ears: self, owners }
-    }
-
-    fn newcomers(&self) -> MutexGuard<'_, HashMap<Owner, bool>> {
-        self.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn told(&self, notifier: &Notifier, payload: &[u8], home: &Home) {
-        let Some(Message { what, owner, key }) = Message::parse(payload) else { return };
-        if !home.keeps(key) {
-            return;
-        }
-        match what {
-            What::Called(within) => {
-                if !notifier.head_of_queue(key, &owner, within) && within.is_zero() {
-                    match self.newcomers().get_mut(&owner) {
-                        Some(called) => *called = true,
-                        None => drop(self.strays.send(Stray { key: key.to_owned(), owner })),
-                    }
-                }
-            }
-            What::Wanted => self.contended(key),
-            What::Probe => {}
+    fn resync(&self) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.resync();
         }
     }
 }
 
-/// Owners whose first claim is on its way.
-pub(crate) struct Newcomers<'a> {
-    ears: &'a Ears,
+/// The registration of owners whose first claim is unanswered. Dropping it ends the registration.
+pub(crate) struct PendingClaims<'a> {
+    handler: &'a PushHandler,
     owners: Vec<Owner>,
 }
 
-impl Newcomers<'_> {
-    /// Whether `owner` has been called meanwhile.
-    pub(crate) fn was_called(&self, owner: &Owner) -> bool {
-        !self.owners.is_empty() && self.ears.newcomers().get(owner) == Some(&true)
+impl PendingClaims<'_> {
+    /// Whether `owner` has become the head of the queue meanwhile.
+    pub(crate) fn reached_head(&self, owner: &Owner) -> bool {
+        !self.owners.is_empty() && self.handler.pending_claims().get(owner) == Some(&true)
     }
 }
 
-impl Drop for Newcomers<'_> {
+impl Drop for PendingClaims<'_> {
     fn drop(&mut self) {
         if !self.owners.is_empty() {
-            let mut newcomers = self.ears.newcomers();
+            let mut pending = self.handler.pending_claims();
             for owner in &self.owners {
-                newcomers.remove(owner);
+                pending.remove(owner);
             }
         }
     }

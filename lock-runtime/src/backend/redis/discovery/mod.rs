@@ -1,4 +1,4 @@
-//! Which server is the master.
+//! Finding the master: at a fixed address, or by sentinels.
 
 pub(crate) mod sentinel;
 pub(crate) mod sentinel_url;

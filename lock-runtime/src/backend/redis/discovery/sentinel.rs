@@ -1,9 +1,9 @@
-//! Who the master is, asked of its sentinels.
+//! The current master of a service, according to its sentinels.
 //!
-//! One connection to each sentinel, kept up: it is asked about each second, at once when it says that the
-//! master has changed, and at once whenever a connection to the master has to be made. The master is what the
-//! sentinel with the latest configuration says: the others learn of a failover up to seconds later, and
-//! go on naming the old master, which may still answer.
+//! One connection to each sentinel is kept open. Each sentinel is queried every second, when it publishes that the
+//! master has changed, and whenever a connection to the master is made. The answer with the latest configuration
+//! epoch counts: other sentinels learn of a failover up to seconds later and still name the old master, which may
+//! still answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::BackendConfig;
-use crate::backend::redis::conn::backoff::Backoff;
 use crate::backend::redis::discovery::sentinel_url::Service;
-use crate::backend::redis::net::handshake::{Progress, knows_no_hello, speak};
-use crate::backend::redis::net::io_task::Mover;
+use crate::backend::redis::net::backoff::Backoff;
+use crate::backend::redis::net::handshake::{lacks_hello, open};
+use crate::backend::redis::net::io_task::IoTask;
+use crate::backend::redis::net::progress::ConnectProgress;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::redis::url::Endpoint;
@@ -28,57 +29,56 @@ use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::jitter;
 
-/// A message about a new master may get lost.
-const LOOK: Duration = Duration::from_secs(1);
+/// The interval of queries, as the message about a new master may be lost.
+const QUERY_EVERY: Duration = Duration::from_secs(1);
 
-/// How long sentinels that answer may be waited for when one has. One that is gone must not cost more.
+/// The wait for the other sentinels after the first answer. A sentinel that is down must not delay a connection longer.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// How long the word of a sentinel counts that cannot be asked any more. The others know what it knew
-/// within about two seconds.
+/// How long the last answer of an unreachable sentinel counts. The others learn what it knew within about two seconds.
 const STALE: Duration = Duration::from_secs(10);
 
-/// The sentinels of one service.
+/// The sentinels of one service. Dropping this ends the connections to them.
 pub(crate) struct Sentinels {
-    board: Arc<Board>,
+    watch: Arc<MasterWatch>,
     master: Dialer,
     watchers: Vec<AbortHandle>,
 }
 
-/// What all sentinels have said.
-struct Board {
+/// The last answers of all sentinels. A task per sentinel updates its own entry.
+struct MasterWatch {
     service: String,
     clock: Clock,
-    /// How long one sentinel may take to be connected to.
+    /// The time limit for connecting to one sentinel.
     connect_limit: Duration,
-    /// How long it may take to answer.
+    /// The time limit for one answer.
     limit: Duration,
-    /// Counted up to have all asked at once.
+    /// Incremented to query all sentinels at once.
     round: watch::Sender<u64>,
-    words: watch::Sender<Vec<Word>>,
+    replies: watch::Sender<Vec<SentinelReply>>,
 }
 
-/// What one sentinel has said last.
+/// The last answer of one sentinel.
 #[derive(Clone, Debug, Default)]
-struct Word {
-    /// The round in which it was asked.
+struct SentinelReply {
+    /// The round of the last query.
     round: u64,
-    master: Option<(Master, Instant)>,
-    /// Why there is no answer of this round.
+    master: Option<(MasterAddress, Instant)>,
+    /// Why the last query has failed.
     error: Option<BackendError>,
 }
 
-/// A master as a sentinel names it.
+/// A master as named by a sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Master {
-    /// Counts the failovers; zero from a sentinel that does not tell.
+struct MasterAddress {
+    /// Counts the failovers; zero if the sentinel does not report it.
     epoch: u64,
     host: String,
     port: u16,
 }
 
 impl Sentinels {
-    /// Reads certificates, once, and begins to watch.
+    /// Reads the certificate files and starts one task per sentinel.
     pub(crate) async fn new(
         service: Service,
         config: BackendConfig<'_>,
@@ -88,42 +88,43 @@ impl Sentinels {
         for sentinel in service.sentinels {
             dialers.push(master.to(sentinel.with_credentials(config.sentinel_credentials)?)?);
         }
-        let board = Arc::new(Board {
+        let watch = Arc::new(MasterWatch {
             service: service.name,
             clock: config.clock,
-            // What is left is for the master.
+            // The other half is left for the connection to the master.
             connect_limit: config.connect_timeout / 2,
             limit: config.request_timeout,
             round: watch::Sender::default(),
-            words: watch::Sender::new(vec![Word::default(); dialers.len()]),
+            replies: watch::Sender::new(vec![SentinelReply::default(); dialers.len()]),
         });
-        let watch = |(at, dialer)| tokio::spawn(board.clone().watch(at, dialer)).abort_handle();
-        let watchers = dialers.into_iter().enumerate().map(watch).collect();
-        Ok(Self { board, master, watchers })
+        let run = |(at, dialer)| tokio::spawn(watch.clone().run(at, dialer)).abort_handle();
+        let watchers = dialers.into_iter().enumerate().map(run).collect();
+        Ok(Self { watch, master, watchers })
     }
 
-    /// Asks all, and returns the way to the master.
+    /// Queries all sentinels and returns a dialer to the master.
     pub(crate) async fn master(&self, last: Option<&Endpoint>) -> Result<Dialer, BackendError> {
-        self.board.ask_all().await;
-        let words = self.board.words.borrow().clone();
-        let Some(Master { host, port, .. }) = best(&words, self.board.clock.now(), last).cloned()
+        self.watch.query_all().await;
+        let replies = self.watch.replies.borrow().clone();
+        let Some(MasterAddress { host, port, .. }) =
+            best(&replies, self.watch.clock.now(), last).cloned()
         else {
-            return Err(self.board.nobody(&words));
+            return Err(self.watch.no_master(&replies));
         };
         let endpoint = Endpoint { host, port, ..self.master.endpoint().clone() };
         let message = |error| BackendError::new(FailureKind::NotApplied, format!("{error}"));
         self.master.to(endpoint).map_err(message)
     }
 
-    /// Returns when the master is another one than `from`.
+    /// Returns when the master is not at `from`.
     pub(crate) async fn moved(&self, from: &Endpoint) {
-        let mut words = self.board.words.subscribe();
-        let elsewhere = |words: &Vec<Word>| {
-            let best = best(words, self.board.clock.now(), Some(from));
+        let mut replies = self.watch.replies.subscribe();
+        let elsewhere = |replies: &Vec<SentinelReply>| {
+            let best = best(replies, self.watch.clock.now(), Some(from));
             best.is_some_and(|best| !best.is_at(from))
         };
-        if words.wait_for(elsewhere).await.is_err() {
-            // Nobody watches any more.
+        if replies.wait_for(elsewhere).await.is_err() {
+            // Closed: no more answers arrive.
             std::future::pending::<()>().await;
         }
     }
@@ -149,88 +150,87 @@ impl Drop for Sentinels {
 
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the master of `{}`", self.board.service)
+        write!(f, "the master of `{}`", self.watch.service)
     }
 }
 
-impl Master {
+impl MasterAddress {
     fn is_at(&self, endpoint: &Endpoint) -> bool {
         self.host == endpoint.host && self.port == endpoint.port
     }
-
-    fn is_same_place(&self, other: &Self) -> bool {
-        self.host == other.host && self.port == other.port
-    }
 }
 
-/// The latest configuration counts; among words of the same one what most say, then where we are.
-fn best<'a>(words: &'a [Word], now: Instant, last: Option<&Endpoint>) -> Option<&'a Master> {
-    let valid = |word: &'a Word| match &word.master {
-        Some((master, said)) if now.since(*said) < STALE => Some(master),
+/// The master with the latest epoch; among answers of the same epoch the one that most sentinels name, then `last`.
+fn best<'a>(
+    replies: &'a [SentinelReply],
+    now: Instant,
+    last: Option<&Endpoint>,
+) -> Option<&'a MasterAddress> {
+    let valid = |reply: &'a SentinelReply| match &reply.master {
+        Some((master, answered_at)) if now.since(*answered_at) < STALE => Some(master),
         _ => None,
     };
-    let all: Vec<_> = words.iter().filter_map(valid).collect();
-    let rank = |master: &&Master| {
-        let alike = |other: &&&Master| other.epoch == master.epoch && other.is_same_place(master);
-        let votes = all.iter().filter(alike).count();
+    let all: Vec<_> = replies.iter().filter_map(valid).collect();
+    let rank = |master: &&MasterAddress| {
+        let votes = all.iter().filter(|other| *other == master).count();
         (master.epoch, votes, last.is_some_and(|last| master.is_at(last)))
     };
     // The first of equals: `max_by_key` would take the last.
     all.iter().rev().copied().max_by_key(rank)
 }
 
-impl Board {
-    /// Returns when all have answered, or one has and the others do not hurry.
-    async fn ask_all(&self) {
-        let mut words = self.words.subscribe();
+impl MasterWatch {
+    /// Returns when all sentinels have answered or failed, or [`GRACE`] after the first answer.
+    async fn query_all(&self) {
+        let mut replies = self.replies.subscribe();
         let mut round = 0;
         self.round.send_modify(|last| {
             *last += 1;
             round = *last;
         });
-        let answered = |word: &Word| word.round >= round;
-        let all = |words: &Vec<Word>| words.iter().all(answered);
-        let one = |words: &Vec<Word>| {
-            all(words) || words.iter().any(|word| answered(word) && word.error.is_none())
+        let answered = |reply: &SentinelReply| reply.round >= round;
+        let all = |replies: &Vec<SentinelReply>| replies.iter().all(answered);
+        let one = |replies: &Vec<SentinelReply>| {
+            all(replies) || replies.iter().any(|reply| answered(reply) && reply.error.is_none())
         };
-        if timeout(self.connect_limit, words.wait_for(one)).await.is_ok() {
-            let _ = timeout(GRACE, words.wait_for(all)).await;
+        if timeout(self.connect_limit, replies.wait_for(one)).await.is_ok() {
+            let _ = timeout(GRACE, replies.wait_for(all)).await;
         }
     }
 
-    fn post(&self, at: usize, round: u64, answer: Result<Master, BackendError>) {
+    fn record(&self, at: usize, round: u64, answer: Result<MasterAddress, BackendError>) {
         let now = self.clock.now();
-        self.words.send_modify(|words| {
-            if let Some(word) = words.get_mut(at) {
-                word.round = round;
+        self.replies.send_modify(|replies| {
+            if let Some(reply) = replies.get_mut(at) {
+                reply.round = round;
                 match answer {
                     Ok(master) => {
-                        word.master = Some((master, now));
-                        word.error = None;
+                        reply.master = Some((master, now));
+                        reply.error = None;
                     }
-                    Err(error) => word.error = Some(error),
+                    Err(error) => reply.error = Some(error),
                 }
             }
         });
     }
 
-    /// Asks one sentinel, again and again.
-    async fn watch(self: Arc<Self>, at: usize, dialer: Dialer) {
+    /// Keeps a connection to one sentinel open and queries it until the task is aborted.
+    async fn run(self: Arc<Self>, at: usize, dialer: Dialer) {
         let mut rounds = self.round.subscribe();
-        let mut backoff = Backoff::new(Duration::from_millis(50), LOOK);
+        let mut backoff = Backoff::new(Duration::from_millis(50), QUERY_EVERY);
         loop {
             let round = *rounds.borrow_and_update();
-            let connected = timeout(self.connect_limit, Sentinel::connect(&dialer)).await;
+            let connected = timeout(self.connect_limit, SentinelConnection::connect(&dialer)).await;
             match connected.unwrap_or_else(|_| Err(silent(&dialer))) {
                 Ok(sentinel) => {
-                    let Followed { answered_for, ended } =
-                        self.follow(at, &dialer, sentinel, &mut rounds).await;
+                    let EndedConnection { answered_for, failure } =
+                        self.query_while_up(at, &dialer, sentinel, &mut rounds).await;
                     backoff.ended(answered_for);
-                    if let Err((round, error)) = ended {
-                        self.post(at, round, Err(error));
+                    if let Some((round, error)) = failure {
+                        self.record(at, round, Err(error));
                     }
                 }
-                Err(error) => self.post(at, round, Err(error)),
+                Err(error) => self.record(at, round, Err(error)),
             }
             tokio::select! {
                 () = tokio::time::sleep(backoff.next()) => {}
@@ -239,38 +239,38 @@ impl Board {
         }
     }
 
-    /// Asks over one connection as long as it answers.
-    async fn follow(
+    /// Queries over one connection as long as it answers.
+    async fn query_while_up(
         &self,
         at: usize,
         dialer: &Dialer,
-        mut sentinel: Sentinel,
+        mut sentinel: SentinelConnection,
         rounds: &mut watch::Receiver<u64>,
-    ) -> Followed {
+    ) -> EndedConnection {
         let up_since = self.clock.now();
         let mut answered = None;
-        let ended = loop {
+        let failure = loop {
             let round = *rounds.borrow_and_update();
-            match timeout(self.limit, sentinel.ask(&self.service)).await {
-                Ok(Ok(Some(master))) => self.post(at, round, Ok(master)),
-                Ok(Ok(None)) => self.post(at, round, Err(self.unknown(dialer))),
+            match timeout(self.limit, sentinel.query(&self.service)).await {
+                Ok(Ok(Some(master))) => self.record(at, round, Ok(master)),
+                Ok(Ok(None)) => self.record(at, round, Err(self.unknown(dialer))),
                 Ok(Err(error)) if error.code().is_some() => {
-                    self.post(at, round, Err(refused(dialer, error)));
+                    self.record(at, round, Err(refused(dialer, error)));
                 }
-                Ok(Err(_)) if answered.is_some() => break Ok(()),
-                Ok(Err(error)) => break Err((round, refused(dialer, error))),
-                Err(_) => break Err((round, silent(dialer))),
+                Ok(Err(_)) if answered.is_some() => break None,
+                Ok(Err(error)) => break Some((round, refused(dialer, error))),
+                Err(_) => break Some((round, silent(dialer))),
             }
             answered = Some(self.clock.now());
             tokio::select! {
-                () = tokio::time::sleep(jitter::below(LOOK)) => {}
-                () = sentinel.news.notified() => {}
+                () = tokio::time::sleep(jitter::below(QUERY_EVERY)) => {}
+                () = sentinel.switched.notified() => {}
                 Ok(()) = rounds.changed() => {}
-                () = sentinel.mover.ended() => break Ok(()),
+                () = sentinel.io.ended() => break None,
             }
         };
         let answered_for = answered.map_or(Duration::ZERO, |answered| answered.since(up_since));
-        Followed { answered_for, ended }
+        EndedConnection { answered_for, failure }
     }
 
     fn unknown(&self, dialer: &Dialer) -> BackendError {
@@ -281,11 +281,11 @@ impl Board {
         )
     }
 
-    /// Why there is no master: what somebody has to see to comes before what may pass.
-    fn nobody(&self, words: &[Word]) -> BackendError {
-        let errors = || words.iter().filter_map(|word| word.error.as_ref());
-        let refused = errors().find(|error| error.kind() == FailureKind::Rejected);
-        if let Some(error) = refused {
+    /// Why no master is known. An error that needs a change of the configuration comes before one that may pass.
+    fn no_master(&self, replies: &[SentinelReply]) -> BackendError {
+        let errors = || replies.iter().filter_map(|reply| reply.error.as_ref());
+        let rejected = errors().find(|error| error.kind() == FailureKind::Rejected);
+        if let Some(error) = rejected {
             return error.clone();
         }
         let service = &self.service;
@@ -300,69 +300,70 @@ impl Board {
 }
 
 /// How a connection to a sentinel has ended.
-struct Followed {
-    /// How long after the log-in the last answer came.
+struct EndedConnection {
+    /// How long after the log-in the last answer arrived.
     answered_for: Duration,
-    /// Why there is no answer of this round, if it never gave one or does not hang up.
-    ended: Result<(), (u64, BackendError)>,
+    /// The round and error of the last query, if the connection never answered or has become silent.
+    failure: Option<(u64, BackendError)>,
 }
 
 /// A connection to one sentinel.
-struct Sentinel {
+struct SentinelConnection {
     requests: MultiplexedConnection,
-    mover: Mover,
-    news: Arc<Notify>,
+    io: IoTask,
+    /// Notified when the sentinel publishes a new master.
+    switched: Arc<Notify>,
 }
 
-impl Sentinel {
+impl SentinelConnection {
     async fn connect(dialer: &Dialer) -> Result<Self, BackendError> {
-        let news = Arc::<Notify>::default();
-        let told = news.clone();
-        let hear = move |push: PushInfo| {
+        let switched = Arc::<Notify>::default();
+        let notify = switched.clone();
+        let on_push = move |push: PushInfo| {
             if push.kind == PushKind::Message {
-                told.notify_one();
+                notify.notify_one();
             }
         };
-        // A sentinel that is too slow is just left out.
-        let progress = Progress::default();
+        // Never reported: a sentinel that is too slow is left out.
+        let progress = ConnectProgress::default();
         let login = dialer.login(&progress).await?;
-        let (mut requests, mover) = match speak(dialer, &login, Some(hear), &progress).await? {
-            Ok(connected) => connected,
-            Err(error) if knows_no_hello(&error) => {
+        let (mut requests, io) = match open(dialer, &login, Some(on_push), &progress).await? {
+            Ok(opened) => opened,
+            Err(error) if lacks_hello(&error) => {
                 let login = login.set_protocol(ProtocolVersion::RESP2);
-                let (requests, mover) = speak(dialer, &login, None::<fn(PushInfo)>, &progress)
+                let (requests, io) = open(dialer, &login, None::<fn(PushInfo)>, &progress)
                     .await?
                     .map_err(|error| refused(dialer, error))?;
-                return Ok(Self { requests, mover, news });
+                return Ok(Self { requests, io, switched });
             }
             Err(error) => return Err(refused(dialer, error)),
         };
-        // Who may not is asked each second all the same.
+        // Without the right to subscribe, the regular queries find a new master.
         let _ = requests.subscribe("+switch-master").await;
-        Ok(Self { requests, mover, news })
+        Ok(Self { requests, io, switched })
     }
 
-    /// `None` if it does not know the service.
-    async fn ask(&mut self, service: &str) -> Result<Option<Master>, RedisError> {
-        let ask = |about: &str| {
-            let mut ask = redis::cmd("SENTINEL");
-            ask.arg(about).arg(service);
-            ask
+    /// `None` if the sentinel does not know the service.
+    async fn query(&mut self, service: &str) -> Result<Option<MasterAddress>, RedisError> {
+        let command = |name: &str| {
+            let mut command = redis::cmd("SENTINEL");
+            command.arg(name).arg(service);
+            command
         };
-        // The epoch first: if there is a failover between the two, the new master goes under the old epoch,
-        // which is put right by the next look, and never the old one under the new.
-        let (about, whereabouts) = (ask("MASTER"), ask("GET-MASTER-ADDR-BY-NAME"));
+        // The epoch is read first. After a failover between the two commands the new master is recorded with the old
+        // epoch, which the next query corrects. The old master is never recorded with the new epoch.
+        let (details, address) = (command("MASTER"), command("GET-MASTER-ADDR-BY-NAME"));
         let mut second = self.requests.clone();
-        let (about, address) = tokio::join!(biased;
-            about.query_async::<Value>(&mut self.requests),
-            whereabouts.query_async::<Option<(String, u16)>>(&mut second)
+        let (details, address) = tokio::join!(biased;
+            details.query_async::<Value>(&mut self.requests),
+            address.query_async::<Option<(String, u16)>>(&mut second)
         );
-        let epoch = epoch(&about);
-        Ok(address?.map(|(host, port)| Master { epoch, host, port }))
+        let epoch = epoch(&details);
+        Ok(address?.map(|(host, port)| MasterAddress { epoch, host, port }))
     }
 }
 
-/// Of a sentinel that does not tell it to this user, or does not know the service: zero.
+/// The `config-epoch` of a `SENTINEL MASTER` answer. Zero if the user has no right to it or the service is unknown.
 fn epoch(answer: &Result<Value, RedisError>) -> u64 {
     let text = |value: &Value| match value {
         Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
@@ -401,7 +402,7 @@ fn refused(dialer: &Dialer, error: RedisError) -> BackendError {
             "does not let this user ask for the master",
             "allow its ACL user `+hello +sentinel|get-master-addr-by-name +sentinel|master +subscribe &+switch-master`",
         ),
-        // A server that is no sentinel.
+        // The server is not a sentinel.
         Some("ERR") if error.detail().is_some_and(|detail| detail.contains("unknown command")) => {
             wrong(
                 "is not a sentinel",
@@ -425,29 +426,30 @@ fn silent(dialer: &Dialer) -> BackendError {
 mod tests {
     use super::*;
 
-    fn word(epoch: u64, port: u16, said: u64) -> Word {
-        let master = Master { epoch, host: "h".to_owned(), port };
-        Word {
-            master: Some((master, Instant::from_nanos(said * 1_000_000_000))),
-            ..Word::default()
+    fn reply(epoch: u64, port: u16, answered_at: u64) -> SentinelReply {
+        let master = MasterAddress { epoch, host: "h".to_owned(), port };
+        SentinelReply {
+            master: Some((master, Instant::from_nanos(answered_at * 1_000_000_000))),
+            ..SentinelReply::default()
         }
     }
 
     #[test]
-    fn the_latest_configuration_counts_then_most_voices_then_where_we_are() {
+    fn the_latest_epoch_counts_then_most_votes_then_the_last_master() {
         let now = Instant::from_nanos(20_000_000_000);
-        let here = Endpoint::parse("redis://h:2").unwrap();
-        let best = |words: &[Word]| best(words, now, Some(&here)).map(|master| master.port);
+        let last = Endpoint::parse("redis://h:2").unwrap();
+        let best =
+            |replies: &[SentinelReply]| best(replies, now, Some(&last)).map(|master| master.port);
         assert_eq!(best(&[]), None);
-        assert_eq!(best(&[Word::default(), word(0, 1, 20)]), Some(1));
-        // One that has not learnt of the failover yet, and one that has.
-        assert_eq!(best(&[word(3, 2, 20), word(3, 2, 20), word(4, 1, 20)]), Some(1));
-        assert_eq!(best(&[word(3, 2, 20), word(3, 1, 20), word(3, 1, 20)]), Some(1));
-        assert_eq!(best(&[word(3, 1, 20), word(3, 2, 20)]), Some(2));
-        assert_eq!(best(&[word(3, 1, 20), word(3, 3, 20)]), Some(1));
-        // One that cannot be asked any more, for a while and for long.
-        assert_eq!(best(&[word(3, 2, 20), word(4, 1, 11)]), Some(1));
-        assert_eq!(best(&[word(3, 2, 20), word(4, 1, 10)]), Some(2));
+        assert_eq!(best(&[SentinelReply::default(), reply(0, 1, 20)]), Some(1));
+        // One sentinel has learnt of the failover, two have not.
+        assert_eq!(best(&[reply(3, 2, 20), reply(3, 2, 20), reply(4, 1, 20)]), Some(1));
+        assert_eq!(best(&[reply(3, 2, 20), reply(3, 1, 20), reply(3, 1, 20)]), Some(1));
+        assert_eq!(best(&[reply(3, 1, 20), reply(3, 2, 20)]), Some(2));
+        assert_eq!(best(&[reply(3, 1, 20), reply(3, 3, 20)]), Some(1));
+        // The answer of an unreachable sentinel counts for a while.
+        assert_eq!(best(&[reply(3, 2, 20), reply(4, 1, 11)]), Some(1));
+        assert_eq!(best(&[reply(3, 2, 20), reply(4, 1, 10)]), Some(2));
     }
 
     #[test]

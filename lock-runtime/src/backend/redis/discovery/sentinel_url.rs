@@ -1,4 +1,4 @@
-//! What a `redis+sentinel://` URL says.
+//! `redis+sentinel://` URLs.
 
 use crate::backend::redis::url::{self, Endpoint, decoded, wrong};
 use crate::base::error::LockError;
@@ -7,13 +7,13 @@ const SENTINEL_PORT: u16 = 26_379;
 
 const FORM: &str = "write `redis+sentinel://user:password@host1:26379,host2,host3/service/0`; user, password, ports and database may be left out, and the service is the name behind `sentinel monitor`";
 
-/// A master by the name that its sentinels know it by.
+/// A master, identified by the name of its service at the sentinels.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) name: String,
-    /// Each with the login of sentinels.
+    /// Each with the login for sentinels.
     pub(crate) sentinels: Vec<Endpoint>,
-    /// How to log in at the master. Its host and port are anybody's.
+    /// The login and TLS settings of the master. Its host and port are those of a sentinel and have no meaning.
     pub(crate) master: Endpoint,
 }
 
@@ -47,12 +47,12 @@ impl Service {
         if name.is_empty() {
             return Err(wrong("the URL names no service").remedy(FORM));
         }
-        let Query { user: sentinel_user, password: sentinel_password, rest: query } =
-            Query::parse(query)?;
+        let SentinelQuery { user: sentinel_user, password: sentinel_password, rest: query } =
+            SentinelQuery::parse(query)?;
 
         let mut all = Vec::new();
         for host in hosts.split(',') {
-            // Behind the `]` of an IPv6 address.
+            // A port follows the `]` of an IPv6 address.
             let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
             let port = if has_port { String::new() } else { format!(":{SENTINEL_PORT}") };
             let plain = format!("{scheme}://{user}{host}{port}/{database}{query}");
@@ -76,7 +76,7 @@ impl Service {
     }
 }
 
-/// The scheme of the connections to the servers, and what follows.
+/// The scheme for connections to the servers, and the rest of the URL.
 fn scheme(url: &str) -> Option<(&'static str, &str)> {
     let (scheme, rest) = url.split_once("://")?;
     match &*url::scheme_of_redis(scheme) {
@@ -86,20 +86,20 @@ fn scheme(url: &str) -> Option<(&'static str, &str)> {
     }
 }
 
-/// What is for the sentinels, and the rest with its `?`.
+/// The login for sentinels, and the other parameters with the leading `?`.
 #[derive(Default)]
-struct Query {
+struct SentinelQuery {
     user: Option<String>,
     password: Option<String>,
     rest: String,
 }
 
-impl Query {
+impl SentinelQuery {
     fn parse(query: &str) -> Result<Self, LockError> {
         let mut parsed = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
-                // A `+` is itself here: who writes a password does not think of forms.
+                // A `+` stands for itself, not for a space: passwords are rarely form-encoded.
                 Some(("sentinel_user", user)) => parsed.user = Some(decoded(user)?),
                 Some(("sentinel_password", password)) => parsed.password = Some(decoded(password)?),
                 _ => {
@@ -122,7 +122,7 @@ mod tests {
     use crate::base::error::ErrorKind;
 
     #[test]
-    fn every_part_of_the_url_is_read() {
+    fn the_parts_of_the_url_are_parsed() {
         let service = Service::parse(
             "redis+sentinel://worker:p%40,ss@a,b:7000,[::1],[::1]:7001/my%20master/3?sentinel_user=watch&sentinel_password=s+%26x",
         )

@@ -1,5 +1,7 @@
-//! What moves the bytes of one connection: a task on the driver, and now and then the thread that asks. Who asks from
-//! another thread writes by itself, and so does not wait until the driver wakes up. The answer comes by the driver.
+//! The I/O of one connection: a task on the driver, which a requesting thread may run instead.
+//!
+//! A request from another thread is written by that thread and does not wait until the driver wakes up. The answer is
+//! read by the driver's task.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -12,104 +14,106 @@ use tokio::task::JoinHandle;
 
 use crate::base::sync::{Mutex, MutexGuard};
 
-/// The task. Its end, and this being dropped, is the end of the connection: every request fails at once.
-pub(crate) struct Mover {
+/// Owns the I/O task of a connection. When the task ends or this is dropped, the connection ends: every request fails
+/// at once.
+pub(crate) struct IoTask {
     task: JoinHandle<()>,
-    bytes: Arc<Bytes>,
+    io: Arc<SharedIo>,
 }
 
-impl Mover {
-    /// Moves by `moving`, which the client library has made for it, on the present runtime.
-    pub(crate) fn start(moving: impl Future<Output = ()> + Send + 'static) -> Self {
-        let bytes = Bytes::new(moving);
-        Self { task: tokio::spawn(bytes.clone().run()), bytes }
+impl IoTask {
+    /// Spawns a task for `io`, the client library's I/O future, on the current runtime.
+    pub(crate) fn spawn(io: impl Future<Output = ()> + Send + 'static) -> Self {
+        let io = SharedIo::new(io);
+        Self { task: tokio::spawn(io.clone().run()), io }
     }
 
-    pub(crate) fn bytes(&self) -> Arc<Bytes> {
-        self.bytes.clone()
+    pub(crate) fn io(&self) -> Arc<SharedIo> {
+        self.io.clone()
     }
 
-    /// Returns when the connection is over.
+    /// Returns when the connection has ended.
     pub(crate) async fn ended(&mut self) {
         let _ = (&mut self.task).await;
     }
 }
 
-impl Drop for Mover {
+impl Drop for IoTask {
     fn drop(&mut self) {
-        self.bytes.stop();
+        self.io.stop();
     }
 }
 
-/// What is moved, by one thread at a time.
-pub(crate) struct Bytes(Mutex<State>);
+/// The I/O future of a connection. At most one thread polls it at a time.
+pub(crate) struct SharedIo(Mutex<IoSlot>);
 
-struct State {
-    place: Place,
+struct IoSlot {
+    state: IoState,
     /// Wakes the task.
     task: Option<Waker>,
-    /// Where the task last ran.
-    home: Option<ThreadId>,
+    /// The thread on which the task last ran.
+    task_thread: Option<ThreadId>,
 }
 
-type Moving = Pin<Box<dyn Future<Output = ()> + Send>>;
+type IoFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-enum Place {
-    Resting(Moving),
-    /// Some thread has it in its hands; `again` if there was a reason meanwhile to look once more.
-    InHand {
-        again: bool,
+enum IoState {
+    Idle(IoFuture),
+    /// An [`IoGuard`] has the future. `woken`: it has to be polled once more.
+    Polled {
+        woken: bool,
     },
-    Over,
+    Ended,
 }
 
-impl Bytes {
-    fn new(moving: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
-        let place = Place::Resting(Box::pin(moving));
-        Arc::new(Self(Mutex::new(State { place, task: None, home: None })))
+impl SharedIo {
+    fn new(io: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
+        let state = IoState::Idle(Box::pin(io));
+        Arc::new(Self(Mutex::new(IoSlot { state, task: None, task_thread: None })))
     }
 
-    /// The task.
+    /// The body of the task.
     async fn run(self: Arc<Self>) {
-        struct Stops(Arc<Bytes>);
-        impl Drop for Stops {
+        struct StopOnDrop(Arc<SharedIo>);
+        impl Drop for StopOnDrop {
             fn drop(&mut self) {
                 self.0.stop();
             }
         }
-        // Also if the runtime ends.
-        let _stops = Stops(self.clone());
+        // Ends the connection also when the runtime shuts down.
+        let _stop = StopOnDrop(self.clone());
         poll_fn(|cx| {
             {
-                let mut state = self.state();
-                state.task.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
-                state.home = Some(thread::current().id());
+                let mut slot = self.slot();
+                slot.task.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
+                slot.task_thread = Some(thread::current().id());
             }
-            if let Some(hand) = self.take() {
-                hand.move_on();
+            if let Some(guard) = self.take() {
+                guard.poll();
             }
-            if self.is_over() { Poll::Ready(()) } else { Poll::Pending }
+            if self.has_ended() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    /// Sends `request` and waits for its answer.
-    pub(crate) async fn carry<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
-        if self.is_home() { request.await } else { self.carry_from_here(request).await }
+    /// Awaits `request`, and runs the I/O on this thread after the request's first poll if the task runs on another
+    /// one. On the task's thread the task writes many requests at once.
+    pub(crate) async fn run_inline<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
+        if self.is_task_thread() { request.await } else { self.write_inline(request).await }
     }
 
-    async fn carry_from_here<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
+    async fn write_inline<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
         let mut request = pin!(request);
         let mut is_new = true;
         poll_fn(|cx| {
             if !mem::take(&mut is_new) {
                 return request.as_mut().poll(cx);
             }
-            // In hand before there is something to move, so that the task need not be woken for it.
-            let hand = self.take();
+            // Taken before the request is queued, so that queueing it does not wake the task.
+            let guard = self.take();
             let poll = request.as_mut().poll(cx);
-            if let Some(hand) = hand {
-                hand.move_on();
+            if let Some(guard) = guard {
+                guard.poll();
             }
             poll
         })
@@ -118,97 +122,96 @@ impl Bytes {
 
     /// Ends the connection.
     pub(crate) fn stop(&self) {
-        let mut state = self.state();
-        let place = mem::replace(&mut state.place, Place::Over);
-        let task = state.task.take();
+        let mut slot = self.slot();
+        let state = mem::replace(&mut slot.state, IoState::Ended);
+        let task = slot.task.take();
+        drop(slot);
+        // Dropping the future fails the pending requests, whose wakers must not run under the lock.
         drop(state);
-        // Those who wait for answers are told so.
-        drop(place);
         if let Some(task) = task {
             task.wake();
         }
     }
 
-    /// Whether this is the thread on which the task runs: there it is best to write once for many requests.
-    fn is_home(&self) -> bool {
-        self.state().home == Some(thread::current().id())
+    fn is_task_thread(&self) -> bool {
+        self.slot().task_thread == Some(thread::current().id())
     }
 
-    fn is_over(&self) -> bool {
-        matches!(self.state().place, Place::Over)
+    fn has_ended(&self) -> bool {
+        matches!(self.slot().state, IoState::Ended)
     }
 
-    fn take(self: &Arc<Self>) -> Option<Hand> {
-        let mut state = self.state();
-        match mem::replace(&mut state.place, Place::InHand { again: true }) {
-            Place::Resting(moving) => Some(Hand { bytes: self.clone(), moving: Some(moving) }),
-            Place::InHand { .. } => None,
-            Place::Over => {
-                state.place = Place::Over;
+    fn take(self: &Arc<Self>) -> Option<IoGuard> {
+        let mut slot = self.slot();
+        match mem::replace(&mut slot.state, IoState::Polled { woken: true }) {
+            IoState::Idle(future) => Some(IoGuard { io: self.clone(), future: Some(future) }),
+            IoState::Polled { .. } => None,
+            IoState::Ended => {
+                slot.state = IoState::Ended;
                 None
             }
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn slot(&self) -> MutexGuard<'_, IoSlot> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// There is something to move: for whoever has it in hand, or for the task.
-impl Wake for Bytes {
+/// The future can make progress: the current guard polls it again, or the task does.
+impl Wake for SharedIo {
     fn wake(self: Arc<Self>) {
-        let mut state = self.state();
-        if let Place::InHand { again } = &mut state.place {
-            *again = true;
+        let mut slot = self.slot();
+        if let IoState::Polled { woken } = &mut slot.state {
+            *woken = true;
             return;
         }
-        let task = state.task.clone();
-        drop(state);
+        let task = slot.task.clone();
+        drop(slot);
         if let Some(task) = task {
             task.wake();
         }
     }
 }
 
-/// What is moved, in the hands of one thread. Dropped in them it is the end of the connection.
-struct Hand {
-    bytes: Arc<Bytes>,
-    moving: Option<Moving>,
+/// The I/O future, taken by one thread. Dropping the guard before the future is put back ends the connection.
+struct IoGuard {
+    io: Arc<SharedIo>,
+    future: Option<IoFuture>,
 }
 
-impl Hand {
-    /// Moves what can be moved now.
-    fn move_on(mut self) {
-        // What has come so far is looked at now.
-        if let Place::InHand { again } = &mut self.bytes.state().place {
-            *again = false;
+impl IoGuard {
+    /// Polls the future once and puts it back.
+    fn poll(mut self) {
+        // This poll covers all wake-ups so far.
+        if let IoState::Polled { woken } = &mut self.io.slot().state {
+            *woken = false;
         }
-        let waker = Waker::from(self.bytes.clone());
-        let Some(moving) = &mut self.moving else { return };
-        if moving.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        let waker = Waker::from(self.io.clone());
+        let Some(future) = &mut self.future else { return };
+        if future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             self.put_back();
         }
     }
 
     fn put_back(&mut self) {
-        let mut state = self.bytes.state();
-        let Place::InHand { again } = state.place else { return };
-        if let Some(moving) = self.moving.take() {
-            state.place = Place::Resting(moving);
+        let mut slot = self.io.slot();
+        let IoState::Polled { woken } = slot.state else { return };
+        if let Some(future) = self.future.take() {
+            slot.state = IoState::Idle(future);
         }
-        let task = if again { state.task.clone() } else { None };
-        drop(state);
+        let task = if woken { slot.task.clone() } else { None };
+        drop(slot);
         if let Some(task) = task {
             task.wake();
         }
     }
 }
 
-impl Drop for Hand {
+impl Drop for IoGuard {
     fn drop(&mut self) {
-        if self.moving.is_some() {
-            self.bytes.stop();
+        if self.future.is_some() {
+            self.io.stop();
         }
     }
 }
@@ -224,66 +227,64 @@ mod tests {
     use crate::base::sync::scheduler;
     use crate::model_tests::in_order_of;
 
-    type Request = oneshot::Sender<()>;
+    type Reply = oneshot::Sender<()>;
 
-    /// A connection whose server answers what it is sent.
-    fn connection() -> (mpsc::UnboundedSender<Request>, Arc<Bytes>) {
-        let (requests, mut sent) = mpsc::unbounded_channel::<Request>();
-        let bytes = Bytes::new(async move {
+    /// A connection whose server answers every request.
+    fn connection() -> (mpsc::UnboundedSender<Reply>, Arc<SharedIo>) {
+        let (requests, mut sent) = mpsc::unbounded_channel::<Reply>();
+        let io = SharedIo::new(async move {
             while let Some(request) = sent.recv().await {
                 let _ = request.send(());
             }
         });
-        (requests, bytes)
+        (requests, io)
     }
 
-    /// Some ask from threads of their own and some from the task's. False if the connection is over.
-    fn ask(requests: &mpsc::UnboundedSender<Request>, bytes: &Arc<Bytes>, from_here: bool) -> bool {
+    /// Sends a request, which `inline` runs on this thread. False if the connection has ended.
+    fn send(requests: &mpsc::UnboundedSender<Reply>, io: &Arc<SharedIo>, inline: bool) -> bool {
         let request = async {
             let (request, answer) = oneshot::channel();
             requests.send(request).is_ok() && answer.await.is_ok()
         };
-        if from_here { block_on(bytes.carry_from_here(request)) } else { block_on(request) }
+        if inline { block_on(io.write_inline(request)) } else { block_on(request) }
     }
 
-    /// Nothing but what is written here wakes anybody, so a request that nobody moves is stuck for good.
+    /// The model has no other wake-ups, so a request that no thread writes blocks for good.
     fn explore(is_stopped: bool) {
         const SCHEDULES: usize = 2_000;
-        let play = move || {
-            let (requests, bytes) = connection();
-            let task = spawn(bytes.clone().run());
-            let askers: Vec<_> = (0..3)
+        let scenario = move || {
+            let (requests, io) = connection();
+            let task = spawn(io.clone().run());
+            let senders: Vec<_> = (0..3)
                 .map(|n| {
-                    let (requests, bytes) = (requests.clone(), bytes.clone());
-                    thread::spawn(move || {
-                        (0..2).all(|_| ask(&requests, &bytes, n > 0)) || is_stopped
-                    })
+                    let (requests, io) = (requests.clone(), io.clone());
+                    thread::spawn(move || (0..2).all(|_| send(&requests, &io, n > 0)) || is_stopped)
                 })
                 .collect();
             if is_stopped {
-                bytes.stop();
+                io.stop();
             }
-            for asker in askers {
-                assert!(asker.join().unwrap(), "a request was refused by a connection that is up");
+            for sender in senders {
+                assert!(sender.join().unwrap(), "a request fails on a connection that is up");
             }
-            // The library's future is over when nobody can ask any more.
+            // The library's future ends when the last sender is dropped.
             drop(requests);
             block_on(task).unwrap();
-            assert!(bytes.is_over());
+            assert!(io.has_ended());
         };
         scheduler::set(|| {
-            in_order_of(RandomScheduler::new_from_seed(1, SCHEDULES), play);
-            in_order_of(PctScheduler::new_from_seed(2, 3, SCHEDULES), play);
+            in_order_of(RandomScheduler::new_from_seed(1, SCHEDULES), scenario);
+            in_order_of(PctScheduler::new_from_seed(2, 3, SCHEDULES), scenario);
         });
     }
 
     #[test]
-    fn every_request_is_moved_whoever_has_the_connection_in_hand() {
+    fn every_request_is_written_whichever_thread_runs_the_io() {
         explore(false);
     }
 
     #[test]
-    fn a_connection_that_is_stopped_leaves_nobody_waiting() {
+    fn a_stopped_connection_fails_all_requests() {
         explore(true);
     }
 }

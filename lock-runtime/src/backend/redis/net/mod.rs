@@ -1,7 +1,12 @@
-//! Bytes and the greeting: sockets, TLS, log-in, and the task that moves bytes.
+//! Byte streams to servers, and the handshake of a new connection.
 
+pub(crate) mod backoff;
 pub(crate) mod handshake;
 pub(crate) mod io_task;
+pub(crate) mod progress;
+pub(crate) mod role;
+pub(crate) mod shard_channel;
+pub(crate) mod shard_stream;
 #[cfg(feature = "rediss")]
 pub(crate) mod tls;
 pub(crate) mod transport;

@@ -1,4 +1,5 @@
-//! TLS by rustls: certificates are read once, and verified unless the URL says otherwise.
+//! TLS connections by rustls. Certificate files are read once; server certificates are verified unless the URL says
+//! `?insecure`.
 
 use std::io;
 use std::sync::Arc;
@@ -15,23 +16,24 @@ use tokio_rustls::client::TlsStream;
 use crate::backend::redis::url::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 
+/// The TLS configuration for one server.
 #[derive(Clone)]
-pub(crate) struct Connector {
+pub(crate) struct TlsSettings {
     connector: TlsConnector,
     name: ServerName<'static>,
 }
 
-impl Connector {
+impl TlsSettings {
     pub(crate) async fn new(host: &str, files: TlsFiles) -> Result<Self, LockError> {
         let name = name(host)?;
-        // Reading the system's roots takes milliseconds, which the driver has not.
+        // Reading the system's root certificates takes milliseconds, which would block the driver.
         let config = tokio::task::spawn_blocking(move || config(&files))
             .await
             .map_err(|_| wrong("certificates could not be read"))??;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
     }
 
-    /// The same for another server.
+    /// The same configuration for another server.
     pub(crate) fn to(&self, host: &str) -> Result<Self, LockError> {
         Ok(Self { connector: self.connector.clone(), name: name(host)? })
     }
@@ -69,7 +71,7 @@ fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
         .map_err(|error| wrong(format!("the client certificate {cert} cannot be used: {error}")))
 }
 
-/// Accepts every certificate: `?insecure`. The server still has to own the key of the one that it shows.
+/// Accepts every certificate: `?insecure`. The server must still prove that it has the key of its certificate.
 #[derive(Debug)]
 struct Unverified(WebPkiSupportedAlgorithms);
 

@@ -1,4 +1,4 @@
-//! A byte stream to a server: TCP without delay, and TLS over it where the URL says so.
+//! Byte streams to a server: TCP without Nagle's algorithm or a Unix socket, with TLS for `rediss://`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,20 +13,21 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::backend::redis::conn::shard_channel::UntilTakenAway;
-use crate::backend::redis::net::handshake::{Progress, Reached};
+use crate::backend::redis::net::progress::{ConnectProgress, ConnectStage};
+use crate::backend::redis::net::shard_stream::ShardStream;
+#[cfg(feature = "rediss")]
+use crate::backend::redis::net::tls::TlsSettings;
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::error::LockError;
 
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// How long one address of a name may be silent before the next one is tried beside it: the Connection
-/// AcquireOutcome Delay of RFC 8305.
+/// The wait for one address before the next one is tried in parallel: the Connection Attempt Delay of RFC 8305.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// How long all of them may be silent before they are tried once more beside that. The first packets may have gone to
-/// a host that another one has replaced since.
+/// The wait for all addresses before each is tried once more in parallel. The first packets may have gone to a host
+/// that another one has replaced since.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -37,24 +38,22 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 #[derive(Clone)]
 pub(crate) struct Dialer {
     endpoint: Endpoint,
-    /// Whether streams end where a shard channel is taken away.
-    is_of_a_shard: bool,
+    /// Whether streams end where the server takes a shard channel away.
+    has_shard_channel: bool,
     #[cfg(feature = "rediss")]
-    tls: Option<crate::backend::redis::net::tls::Connector>,
+    tls: Option<TlsSettings>,
 }
 
 impl Dialer {
-    /// Reads certificates, once.
+    /// Reads the certificate files. Later connections reuse them.
     pub(crate) async fn new(endpoint: Endpoint) -> Result<Self, LockError> {
         #[cfg(feature = "rediss")]
         {
             let tls = match endpoint.tls.clone() {
-                Some(files) => Some(
-                    crate::backend::redis::net::tls::Connector::new(&endpoint.host, files).await?,
-                ),
+                Some(files) => Some(TlsSettings::new(&endpoint.host, files).await?),
                 None => None,
             };
-            Ok(Self { endpoint, is_of_a_shard: false, tls })
+            Ok(Self { endpoint, has_shard_channel: false, tls })
         }
         #[cfg(not(feature = "rediss"))]
         {
@@ -65,66 +64,69 @@ impl Dialer {
                 )
                 .remedy("enable the feature `rediss` of lock-runtime"));
             }
-            Ok(Self { endpoint, is_of_a_shard: false })
+            Ok(Self { endpoint, has_shard_channel: false })
         }
     }
 
-    /// The same for another server, with what was read once.
+    /// A dialer to `endpoint` with the same certificates.
     pub(crate) fn to(&self, endpoint: Endpoint) -> Result<Self, LockError> {
         Ok(Self {
             #[cfg(feature = "rediss")]
             tls: self.tls.as_ref().map(|tls| tls.to(&endpoint.host)).transpose()?,
-            is_of_a_shard: self.is_of_a_shard,
+            has_shard_channel: self.has_shard_channel,
             endpoint,
         })
     }
 
-    /// For connections on which a shard channel may be heard.
-    pub(crate) fn of_a_shard(self) -> Self {
-        Self { is_of_a_shard: true, ..self }
+    /// For connections that may subscribe to a shard channel.
+    pub(crate) fn with_shard_channel(self) -> Self {
+        Self { has_shard_channel: true, ..self }
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    pub(crate) async fn dial(&self, progress: &Progress) -> Result<Box<dyn Stream>, BackendError> {
+    pub(crate) async fn dial(
+        &self,
+        progress: &ConnectProgress,
+    ) -> Result<Box<dyn Stream>, BackendError> {
         let stream = self.open(progress).await?;
-        Ok(if self.is_of_a_shard { Box::new(UntilTakenAway::new(stream)) } else { stream })
+        Ok(if self.has_shard_channel { Box::new(ShardStream::new(stream)) } else { stream })
     }
 
-    /// How to log in now.
+    /// The user and password of the next log-in, from the provider of credentials if there is one.
     pub(crate) async fn login(
         &self,
-        progress: &Progress,
+        progress: &ConnectProgress,
     ) -> Result<RedisConnectionInfo, BackendError> {
         let Endpoint { login, credentials, .. } = &self.endpoint;
         let Some(provider) = credentials else { return Ok(login.clone()) };
-        progress.note(Reached::Provider);
+        progress.note(ConnectStage::Credentials);
         let login = provider.log_in(login).await?;
-        progress.note(Reached::Nothing);
+        progress.note(ConnectStage::Started);
         Ok(login)
     }
 
-    async fn open(&self, progress: &Progress) -> Result<Box<dyn Stream>, BackendError> {
+    async fn open(&self, progress: &ConnectProgress) -> Result<Box<dyn Stream>, BackendError> {
         #[cfg(unix)]
         if let Some(path) = &self.endpoint.socket {
-            progress.note(Reached::Address);
+            progress.note(ConnectStage::Address);
             let stream =
                 UnixStream::connect(path).await.map_err(|error| self.unreachable(error))?;
-            progress.note(Reached::Socket);
+            progress.note(ConnectStage::Socket);
             return Ok(Box::new(stream));
         }
         let Endpoint { host, port, .. } = &self.endpoint;
-        // Asked anew each time: after a failover the name may lead elsewhere.
+        // Resolved for each connection: after a failover the name may have another address.
         let addresses = lookup_host((host.as_str(), *port)).await;
         let addresses = addresses.map_err(|error| self.unreachable(error))?.collect();
-        progress.note(Reached::Address);
+        progress.note(ConnectStage::Address);
         let tcp = race(addresses).await.map_err(|error| self.unreachable(error))?;
-        progress.note(Reached::Socket);
+        progress.note(ConnectStage::Socket);
         // Nagle's algorithm holds a second small request back behind an unanswered first.
         tcp.set_nodelay(true).map_err(|error| self.unreachable(error))?;
-        // Notices a peer that is gone without a word, also while nothing is sent.
+        // Detects a peer that has disappeared without closing the connection, also while nothing is sent.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&tcp)
             .set_tcp_keepalive(&keepalive)
@@ -132,7 +134,7 @@ impl Dialer {
         #[cfg(feature = "rediss")]
         if let Some(tls) = &self.tls {
             let stream = tls.connect(tcp).await.map_err(|error| self.untrusted(error))?;
-            progress.note(Reached::Tls);
+            progress.note(ConnectStage::Tls);
             return Ok(Box::new(stream));
         }
         Ok(Box::new(tcp))
@@ -154,8 +156,8 @@ impl Dialer {
     }
 }
 
-/// Connects to whichever of `addresses` answers first (Happy Eyeballs, RFC 8305): each gets a moment before the
-/// next is tried beside it, and one that refuses gives way to the next at once. Dropped, it ends all attempts.
+/// Connects to the first of `addresses` that answers (Happy Eyeballs, RFC 8305). The next address is tried after
+/// [`STAGGER`], or at once if an attempt is refused. Dropping the future ends all attempts.
 async fn race(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     let addresses = interleaved(addresses);
     let mut waiting = addresses.iter();
@@ -177,7 +179,7 @@ async fn race(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
         };
         match ended {
             Some(Ok(Ok(stream))) => return Ok(stream),
-            // The first address is the one that the system prefers, so its failure says most.
+            // The system lists the preferred address first, so its error is the most relevant one.
             Some(Ok(Err(error))) => {
                 failure.get_or_insert(error);
             }
@@ -190,7 +192,7 @@ async fn race(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     }
 }
 
-/// The families of addresses in turns, that of the first one first; in each the order of the system stays.
+/// Alternates between IPv4 and IPv6, starting with the family of the first address. The order within a family is kept.
 fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let Some(first) = addresses.first().map(SocketAddr::is_ipv4) else { return addresses };
     let count = addresses.len();
@@ -211,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// An address that swallows packets: the kernel drops what comes while its backlog is full.
+    /// An address without answers: the kernel drops packets while the backlog of the listener is full.
     async fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
         use socket2::{Domain, Socket, Type};
         let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -244,19 +246,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_that_swallow_packets_do_not_keep_the_one_that_answers_away() {
+    async fn silent_addresses_do_not_delay_the_one_that_answers_for_long() {
         let ((one, _one), (other, _other)) = (silent().await, silent().await);
         let (open, _listener) = listening();
         assert_eq!(reached(vec![one, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, other, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, refusing(), other, open]).await.unwrap(), open);
-        // They are tried as long as there is time.
+        // Silent addresses are tried until the caller gives up.
         let alone = tokio::time::timeout(2 * STAGGER, reached(vec![one, other])).await;
         assert!(alone.is_err(), "{alone:?}");
     }
 
     #[tokio::test]
-    async fn the_first_that_answers_is_taken_and_refusals_are_told() {
+    async fn the_first_address_that_answers_is_used_and_a_refusal_is_returned() {
         let (first, _first) = listening();
         let (second, _second) = listening();
         assert_eq!(reached(vec![first, second]).await.unwrap(), first);
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns() {
+    fn address_families_alternate() {
         let v4 = |port| SocketAddr::from((IpAddr::V4(Ipv4Addr::LOCALHOST), port));
         let v6 = |port| SocketAddr::from((IpAddr::V6(Ipv6Addr::LOCALHOST), port));
         assert_eq!(

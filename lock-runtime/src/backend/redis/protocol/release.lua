@@ -1,8 +1,8 @@
--- Frees a lock that nobody waits for.
+-- Frees an uncontended lock.
 -- KEYS[1] the lock; ARGV[1] token
--- Reply 1 if it was the token's; otherwise 0, and line.lua has to look: it is marked, or not ours
+-- Reply 1 if the token held the lock; otherwise 0, and wait_queue.lua has to decide: the lock is contended or not held
 local holder = redis.pcall('GET', KEYS[1])
 -- The last four digits name a channel of the server that stored the token, and the slot may have moved since.
-local is_its = type(holder) == 'string' and #holder == #ARGV[1]
+local is_held = type(holder) == 'string' and #holder == #ARGV[1]
   and string.sub(holder, 1, 45) == string.sub(ARGV[1], 1, 45)
-return is_its and redis.call('DEL', KEYS[1]) or 0
+return is_held and redis.call('DEL', KEYS[1]) or 0

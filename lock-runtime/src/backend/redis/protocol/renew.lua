@@ -1,7 +1,7 @@
--- Extends leases, each all of its locks or none; never touches anybody else's.
+-- Extends leases, each with all of its locks or none; never changes a lock of another owner.
 -- KEYS the locks of all leases; ARGV ttl in ms, number of locks of each lease, then the owner of each
--- Reply a string of a digit for each lease: 1 if its locks were the owner's, 2 if so and others wait, 0 if at least
--- one was not. If there are errors a list of the same, in which the text of an error stands for some
+-- Reply a string of one digit per lease: 1 if held, 2 if held and contended, 0 if at least one lock was not held.
+-- If there are errors, a list of the same, in which the text of an error stands for some leases
 local outcomes, has_errors = {}, false
 local ttl, locks = ARGV[1], ARGV[2]
 local first = 1
@@ -11,12 +11,12 @@ for lease = 1, #ARGV - 2 do
   for i = first, first + locks - 1 do
     local holder = redis.pcall('GET', KEYS[i])
     if type(holder) == 'table' then
-      -- a key of another type is somebody else's; any other error says nothing about whose it is
+      -- A key of another type is not held by this owner. Any other error leaves the holder unknown.
       outcome = string.find(holder.err, 'WRONGTYPE') and 0 or holder.err
       has_errors = has_errors or outcome ~= 0
       break
     end
-    -- by the owner alone: others may have come to stand in line and left their mark
+    -- Compare the owner alone: a claim of another owner may have added the contended mark.
     if not holder or string.sub(holder, 1, 32) ~= owner then
       outcome = 0
       break
@@ -26,12 +26,12 @@ for lease = 1, #ARGV - 2 do
   if outcome == 1 or outcome == 2 then
     for i = first, first + locks - 1 do
       redis.call('PEXPIRE', KEYS[i], ttl)
-      -- Whoever writes a key is told of its changes no more; who reads it is.
+      -- A write ends the tracking of a key for its connection, and a read starts it again.
       redis.call('GET', KEYS[i])
     end
   end
   outcomes[lease] = outcome
   first = first + locks
 end
--- Of hundreds of leases, one string is read in far less time than a list.
+-- For hundreds of leases, a client reads one string much faster than a list.
 return has_errors and outcomes or table.concat(outcomes)

@@ -1,17 +1,18 @@
-//! Makes sure that a grant is in replicas before anybody believes in it: `?replicas=n`.
+//! Acknowledgement of a grant by replicas, before the grant is reported: `?replicas=n`.
 //!
-//! `WAIT` answers for the writes of its own connection, and blocks everything behind it. So it is sent over a
-//! second connection, behind a script that writes the locks there once more. That is better than any other
-//! write, though one stream of changes leads to the replicas and a later change in it would speak for the
-//! earlier ones: the script also shows that it is the same server which has granted the lock, and not one that
-//! became the master meanwhile and knows nothing of it. It takes no lock, so it does no harm whenever it
-//! arrives: late, twice, or for a caller who has given up.
+//! `WAIT` covers the writes of its own connection, and blocks every command behind it. So it has a connection of its
+//! own, on which a script writes the locks once more in front of it.
 //!
-//! `WAIT` has one gap: a master that never had a replica counts no writes, and says of one that is just loading
-//! its first copy that it has them. The lock is in that copy.
+//! All changes reach the replicas in one stream, so `WAIT` behind any other write there would cover the grant too. But
+//! the script also shows that this server has granted the lock. Another server may have become the master
+//! meanwhile, and may not know the lock. The script takes no lock, so it does no harm whenever it arrives: late, twice,
+//! or for a caller that has given up.
 //!
-//! All grants that come while one `WAIT` is on its way share the next one. A grant that too few replicas have is
-//! like one whose reply got lost: the pool asks again as long as the caller waits, and then frees the lock.
+//! `WAIT` has one gap: a master that never had a replica counts no writes, and counts a replica that is just loading
+//! its first copy. The lock is in that copy.
+//!
+//! All grants that arrive during one `WAIT` share the next one. If too few replicas have a grant, the grant is ambiguous,
+//! as if its reply were lost. The pool repeats the request as long as the caller waits, and then releases the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,97 +23,103 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::BackendConfig;
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::discovery::target::Resolver;
-use crate::backend::redis::net::handshake::Opening;
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::protocol::script::{By, CONFIRM};
-use crate::backend::redis::protocol::scripted::millis;
+use crate::backend::redis::protocol::value::millis;
 use crate::backend::redis::server_error;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, Owner};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::key::Key;
 
+/// Owns a second connection to the server, and the task that confirms grants over it. Drop ends the task.
 pub(crate) struct Replicas {
     request_timeout: Duration,
-    grants: mpsc::UnboundedSender<Grant>,
+    grants: mpsc::UnboundedSender<UnconfirmedGrant>,
     worker: AbortHandle,
-    node: Arc<Node>,
+    connection: Arc<Connection>,
 }
 
-/// A grant that is to be in the replicas.
-struct Grant {
+/// A grant that waits for its acknowledgement.
+struct UnconfirmedGrant {
     keys: Arc<[Key]>,
     owner: Owner,
     ttl: Duration,
-    /// When the caller gives up.
+    /// When the caller stops waiting.
     until: Instant,
     reply: oneshot::Sender<Result<(), BackendError>>,
 }
 
 impl Replicas {
-    /// `None` if none are wanted.
+    /// `None` if the URL requires no replicas.
     pub(crate) async fn connect(
-        resolver: Resolver,
+        target: Target,
         config: BackendConfig<'_>,
     ) -> Result<Option<Self>, LockError> {
         let BackendConfig { clock, request_timeout, .. } = config;
         let limits = config.limits();
-        let wanted = resolver.replicas();
-        if wanted == 0 {
+        let required = target.replicas();
+        if required == 0 {
             return Ok(None);
         }
-        let opening = Opening::begin(clock, limits.connect);
-        let node = Node::connect_deaf(resolver, clock, limits).await.map_err(LockError::backend)?;
-        // With no keys and no replicas both answer at once. Who may not wait should learn it here; and the
-        // server knows the script from now on.
+        let deadline = OpenDeadline::start(clock, limits.connect);
+        let connection = Connection::connect_without_pushes(target, clock, limits)
+            .await
+            .map_err(LockError::backend)?;
+        // With no keys and no replicas, both commands return at once. The probe fails without the right to `WAIT`, and
+        // leaves the script in the server's cache.
         let mut probe = Pipeline::with_capacity(2);
         probe.add_command(confirmation(By::Text, &[], b"", Duration::ZERO));
         probe.cmd("WAIT").arg(0).arg(1);
-        let answers = opening.ask(&node.server(), "`WAIT`", node.send_all(&probe)).await;
+        let answers =
+            deadline.run(&connection.server(), "`WAIT`", connection.send_all(&probe)).await;
         let answers = answers.map_err(LockError::backend)?;
         if let Some(Err(error)) = answers.into_iter().nth(1)
             && error.code() == Some("NOPERM")
         {
-            return Err(LockError::backend(node.failure(error))
+            return Err(LockError::backend(connection.failure(error))
                 .remedy("`?replicas=` needs the command `WAIT`: allow the ACL user `+wait`"));
         }
-        let node = Arc::new(node);
+        let connection = Arc::new(connection);
         let (grants, inbox) = mpsc::unbounded_channel();
-        let worker = Worker { node: node.clone(), clock, request_timeout, wanted };
+        let worker =
+            ReplicaWorker { connection: connection.clone(), clock, request_timeout, required };
         let worker = tokio::spawn(worker.run(inbox)).abort_handle();
-        Ok(Some(Self { request_timeout, grants, worker, node }))
+        Ok(Some(Self { request_timeout, grants, worker, connection }))
     }
 
-    /// Turns those grants into errors that too few replicas have. The claims were sent at `sent`.
+    /// Replaces each grant that too few replicas acknowledge by an error. The requests were sent at `sent`.
     pub(crate) async fn confirm(
         &self,
-        claims: &[AcquireRequest],
-        attempts: &mut [Result<AcquireOutcome, BackendError>],
+        requests: &[AcquireRequest],
+        outcomes: &mut [Result<AcquireOutcome, BackendError>],
         sent: Instant,
     ) {
-        let mut asked = Vec::new();
-        for (claim, attempt) in claims.iter().zip(attempts) {
-            if let Ok(AcquireOutcome::Acquired { .. }) = attempt {
+        let mut unconfirmed = Vec::new();
+        for (request, outcome) in requests.iter().zip(outcomes) {
+            if let Ok(AcquireOutcome::Acquired { .. }) = outcome {
                 let (reply, answer) = oneshot::channel();
-                let AcquireRequest { keys, owner, ttl, .. } = claim;
+                let AcquireRequest { keys, owner, ttl, .. } = request;
                 let until = sent + self.request_timeout.min(*ttl);
-                let grant = Grant { keys: keys.clone(), owner: *owner, ttl: *ttl, until, reply };
-                // If it fails, so does the answer.
+                let (keys, owner, ttl) = (keys.clone(), *owner, *ttl);
+                let grant = UnconfirmedGrant { keys, owner, ttl, until, reply };
+                // After the end of the task this drops the sender of the reply.
                 drop(self.grants.send(grant));
-                asked.push((attempt, answer));
+                unconfirmed.push((outcome, answer));
             }
         }
-        for (attempt, answer) in asked {
+        for (outcome, answer) in unconfirmed {
             if let Err(error) = answer.await.unwrap_or_else(|_| Err(closed())) {
-                *attempt = Err(error);
+                *outcome = Err(error);
             }
         }
     }
 
     pub(crate) fn close(&self) {
         self.worker.abort();
-        self.node.close();
+        self.connection.close();
     }
 }
 
@@ -122,24 +129,26 @@ impl Drop for Replicas {
     }
 }
 
-struct Worker {
-    node: Arc<Node>,
+/// The task that confirms grants.
+struct ReplicaWorker {
+    connection: Arc<Connection>,
     clock: Clock,
     request_timeout: Duration,
-    wanted: u16,
+    /// How many replicas have to acknowledge a grant.
+    required: u16,
 }
 
-/// The answer to each grant's script, and how many replicas have them all.
-type Round = (Vec<Result<Value, RedisError>>, Result<u64, RedisError>);
+/// The reply to the script of each grant, and how many replicas have acknowledged all of them.
+type Confirmation = (Vec<Result<Value, RedisError>>, Result<u64, RedisError>);
 
-impl Worker {
-    async fn run(self, mut inbox: mpsc::UnboundedReceiver<Grant>) {
+impl ReplicaWorker {
+    async fn run(self, mut inbox: mpsc::UnboundedReceiver<UnconfirmedGrant>) {
         while let Some(first) = inbox.recv().await {
             let mut grants = vec![first];
             while let Ok(more) = inbox.try_recv() {
                 grants.push(more);
             }
-            // Dropped by callers that have given up.
+            // A caller that has given up has dropped the receiver.
             grants.retain(|grant| !grant.reply.is_closed());
             if grants.is_empty() {
                 continue;
@@ -159,7 +168,7 @@ impl Worker {
         }
     }
 
-    async fn round(&self, grants: &[Grant]) -> Result<Round, BackendError> {
+    async fn round(&self, grants: &[UnconfirmedGrant]) -> Result<Confirmation, BackendError> {
         let mut round = self.send(grants, By::Hash).await?;
         let is_unknown = |answer: &Result<Value, _>| matches!(answer, Err(error) if server_error::is_unknown_script(error));
         if round.0.iter().any(is_unknown) {
@@ -168,14 +177,18 @@ impl Worker {
         Ok(round)
     }
 
-    async fn send(&self, grants: &[Grant], by: By) -> Result<Round, BackendError> {
+    async fn send(
+        &self,
+        grants: &[UnconfirmedGrant],
+        by: By,
+    ) -> Result<Confirmation, BackendError> {
         let mut all = Pipeline::with_capacity(grants.len() + 1);
-        for Grant { keys, owner, ttl, .. } in grants {
+        for UnconfirmedGrant { keys, owner, ttl, .. } in grants {
             all.add_command(confirmation(by, keys, owner.as_bytes(), *ttl));
         }
-        all.cmd("WAIT").arg(self.wanted).arg(millis(self.limit(grants)));
-        let sent = timeout(self.request_timeout, self.node.send_all(&all)).await;
-        let mut answers = sent.unwrap_or_else(|_| Err(silent(&self.node.server())))?;
+        all.cmd("WAIT").arg(self.required).arg(millis(self.limit(grants)));
+        let sent = timeout(self.request_timeout, self.connection.send_all(&all)).await;
+        let mut answers = sent.unwrap_or_else(|_| Err(silent(&self.connection.server())))?;
         let acknowledged = match answers.pop() {
             Some(Ok(Value::Int(count))) => Ok(u64::try_from(count).unwrap_or_default()),
             Some(Err(error)) => Err(error),
@@ -184,13 +197,14 @@ impl Worker {
         Ok((answers, acknowledged))
     }
 
-    /// How long replicas may take. Half of what is left, so that the callers can be told of it; and no more
-    /// than a tenth of the request_timeout, as those whose wait is nearly over have a quarter of a second at least,
-    /// and servers see up to 0.1 s late that a `WAIT` is over. Whoever has more time asks again.
-    fn limit(&self, grants: &[Grant]) -> Duration {
+    /// The limit of one `WAIT`. Half of the remaining time, so that the result still reaches the callers.
+    ///
+    /// No more than a tenth of the request timeout. A request near the end of its wait has at least a quarter of a second,
+    /// and a server notices the end of a `WAIT` up to 0.1 s late. A request with more time is repeated.
+    fn limit(&self, grants: &[UnconfirmedGrant]) -> Duration {
         let now = self.clock.now();
         let left = grants.iter().map(|grant| grant.until.since(now)).min().unwrap_or_default();
-        // Zero would wait for ever.
+        // Zero means no limit.
         (left / 2).min(self.request_timeout / 10).max(Duration::from_millis(1))
     }
 
@@ -199,25 +213,25 @@ impl Worker {
         answer: Result<Value, RedisError>,
         acknowledged: &Result<u64, RedisError>,
     ) -> Result<(), BackendError> {
-        let wanted = self.wanted;
-        let failure = |error| self.node.failure(error).after_a_grant();
+        let required = self.required;
+        let failure = |error| self.connection.failure(error).after_a_grant();
         match (answer, acknowledged) {
-            (Ok(Value::Int(1)), Ok(count)) if *count >= u64::from(wanted) => Ok(()),
+            (Ok(Value::Int(1)), Ok(count)) if *count >= u64::from(required) => Ok(()),
             (Ok(Value::Int(1)), Ok(count)) => {
-                let server = self.node.server();
+                let server = self.connection.server();
                 let message = format!(
-                    "{count} of the {wanted} replicas that `?replicas=` asks for have acknowledged the lock to Redis at {server}"
+                    "{count} of the {required} replicas that `?replicas=` requires have acknowledged the lock to Redis at {server}"
                 );
                 Err(BackendError::new(FailureKind::MaybeApplied, message)
-                    .remedy("look after the replicas (`INFO replication`), or ask for fewer"))
+                    .remedy("check the replicas (`INFO replication`), or require fewer"))
             }
             (Ok(Value::Int(1)), Err(error)) => Err(failure(error.clone())),
             (Ok(_), _) => {
-                let server = self.node.server();
+                let server = self.connection.server();
                 let message =
                     format!("the lock was gone from Redis at {server} before replicas had it");
                 Err(BackendError::new(FailureKind::MaybeApplied, message).remedy(
-                    "a failover passes by itself; if there was none, see who deletes locks",
+                    "a failover ends by itself; without one, find the client that deletes locks",
                 ))
             }
             (Err(error), _) => Err(failure(error)),
@@ -238,12 +252,12 @@ fn confirmation(by: By, keys: &[Key], owner: &[u8], ttl: Duration) -> Cmd {
 fn silent(server: &str) -> BackendError {
     BackendError::new(
         FailureKind::MaybeApplied,
-        format!("Redis at {server} did not say which replicas have the lock"),
+        format!("Redis at {server} did not answer how many replicas have the lock"),
     )
     .remedy("check that the server is up and reachable")
 }
 
 #[cold]
 fn closed() -> BackendError {
-    BackendError::new(FailureKind::MaybeApplied, "the connection that asks for replicas is closed")
+    BackendError::new(FailureKind::MaybeApplied, "the connection that confirms replicas is closed")
 }

@@ -1,16 +1,16 @@
-//! The Lua scripts, by hash and by text.
+//! The Lua scripts, each callable by its hash and by its text.
 
 use std::borrow::Cow;
 
 use once_cell::sync::Lazy;
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use crate::backend::BackendError;
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::keyspace::Names;
+use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::server_error;
 
-/// A script that the server may or may not know yet.
+/// The text of a script, and the hash by which a server knows it after the first call by text.
 #[derive(Debug)]
 pub(crate) struct Script {
     sha: String,
@@ -19,24 +19,20 @@ pub(crate) struct Script {
 
 const FENCE: &str = include_str!("fence.lua");
 
-/// Takes locks, all or none, with a fence if one is wanted.
+/// Takes locks, all or none, with a fence if one is required.
 pub(crate) static ACQUIRE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("acquire.lua")].concat()));
 /// Extends leases.
 pub(crate) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
-/// Frees a lock that nobody waits for.
+/// Frees an uncontended lock.
 pub(crate) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
-/// Writes locks that somebody has once more.
+/// Writes held locks once more.
 pub(crate) static CONFIRM: Lazy<Script> = Lazy::new(|| Script::new(include_str!("confirm.lua")));
-/// Claims a lock or a place in its line, and releases both.
-pub(crate) static LINE: Lazy<Script> =
+/// Claims a lock or a position in its wait queue, and releases both.
+pub(crate) static WAIT_QUEUE: Lazy<Script> =
     Lazy::new(|| Script::new([FENCE, include_str!("wait_queue.lua")].concat()));
 
-/// A node's part in a quorum.
-pub(crate) static BALLOT: Lazy<Script> =
-    Lazy::new(|| Script::new(include_str!("../quorum/ballot.lua")));
-
-/// How a script is named in a command.
+/// How a command names a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum By {
     Hash,
@@ -44,12 +40,12 @@ pub(crate) enum By {
 }
 
 impl Script {
-    fn new(text: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn new(text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         Self { sha: redis::Script::new(&text).get_hash().to_owned(), text }
     }
 
-    /// The beginning of a call with `keys` keys and about `args` arguments, to which both are added.
+    /// The start of a call with `keys` keys and about `args` arguments; the caller appends both.
     pub(crate) fn call(&self, by: By, keys: usize, args: usize) -> Cmd {
         const USUAL_SIZE: usize = 48;
         let (command, script) = match by {
@@ -62,39 +58,72 @@ impl Script {
     }
 }
 
-/// Why the server runs no scripts for this user, if it does not. Asks with a lock that no process takes and its line, and
-/// has `names` tagged if the server refuses those two together. Without any key a proxy would not know which
-/// server to ask; `slot` is one that this server has.
+/// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash, and once more by their text if
+/// the server does not know the hash.
+pub(crate) async fn run(
+    connection: &Connection,
+    count: usize,
+    prelude: Prelude,
+    command: impl Fn(usize, By) -> Cmd + Send + Sync,
+) -> Vec<Result<Value, BackendError>> {
+    let answers =
+        match connection.send_after(prelude, (0..count).map(|at| command(at, By::Hash))).await {
+            Ok(answers) => answers,
+            Err(error) => return vec![Err(error); count],
+        };
+    let is_unknown = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_unknown_script);
+    let unknown: Vec<_> = (0..answers.len()).filter(is_unknown).collect();
+    let outcome = |answer: Result<Value, _>| answer.map_err(|error| connection.failure(error));
+    let mut outcomes: Vec<_> = answers.into_iter().map(outcome).collect();
+    if unknown.is_empty() {
+        return outcomes;
+    }
+    match connection.send_after(prelude, unknown.iter().map(|at| command(*at, By::Text))).await {
+        Ok(answers) => {
+            for (at, answer) in unknown.into_iter().zip(answers) {
+                outcomes[at] = outcome(answer);
+            }
+        }
+        Err(error) => unknown.into_iter().for_each(|at| outcomes[at] = Err(error.clone())),
+    }
+    outcomes
+}
+
+/// The error with which the server refuses all scripts of this user, if it does.
+///
+/// The probe is a release of a lock that no process takes, together with its wait queue. If the server refuses these two
+/// keys in one script, `keyspace` is tagged from then on. A script without keys would not do: a proxy could not route it.
+/// `slot` is a slot of this server.
 pub(crate) async fn refusal(
-    node: &Node,
-    names: &Names,
+    connection: &Connection,
+    keyspace: &Keyspace,
     slot: u16,
 ) -> Result<Option<BackendError>, BackendError> {
     let call = || {
-        let probe = names.probe(slot);
+        let probe = keyspace.probe(slot);
         let mut call = RELEASE.call(By::Text, 2, 1);
-        call.arg(probe.as_str()).arg(names.line(&probe)).arg("");
+        call.arg(probe.as_str()).arg(keyspace.wait_queue(&probe)).arg("");
         call
     };
-    let mut answer = node.try_send(&call()).await?;
-    if answer.as_ref().is_err_and(server_error::crosses_slots) && !names.are_tagged() {
-        names.tag_all();
-        answer = node.try_send(&call()).await?;
+    let mut answer = connection.try_send(&call()).await?;
+    if answer.as_ref().is_err_and(server_error::crosses_slots) && !keyspace.is_tagged() {
+        keyspace.use_tags();
+        answer = connection.try_send(&call()).await?;
     }
     let Err(error) = answer else { return Ok(None) };
-    // The script was looked at, and it is only the key that is not for us, or not here.
-    if server_error::is_beyond_this_user(&error) || server_error::is_about_slots(&error) {
+    // The server accepts the script, and refuses this key alone, or has it elsewhere.
+    if server_error::is_forbidden_key(&error) || server_error::is_about_slots(&error) {
         return Ok(None);
     }
     if server_error::is_unknown_command(&error) {
-        return Ok(Some(node.failure(error)));
+        return Ok(Some(connection.failure(error)));
     }
     if server_error::is_hang_up(&error) {
-        // An accident, or a proxy's way to say no. On a connection of its own, as that ends with it.
-        let again = node.another().await?.send(&call()).await;
+        // Either an accident, or how a proxy refuses. The second try has a connection of its own, which ends with it.
+        let again = connection.open_dedicated().await?.send(&call()).await;
         if again.is_err_and(|again| server_error::is_hang_up(&again)) {
-            return Ok(Some(node.failure(error)));
+            return Ok(Some(connection.failure(error)));
         }
     }
-    Err(node.failure(error))
+    Err(connection.failure(error))
 }

@@ -1,83 +1,83 @@
--- The line of a lock: who holds it, and who of our processes is next. All of its transitions are here;
--- line.rs says what they are for.
--- ARGV[1] what to do: release, claim or probe
+-- A lock and its wait queue: all transitions are here, and wait_queue.rs has their contract.
+-- ARGV[1] operation: release, claim or probe
 
--- A token begins with its owner, 32 digits. One of ours names its process's channel behind an `@`; a `+`
--- behind that is the mark: others stand in line, so a release has to look.
+-- A token starts with its owner, 32 digits. The token of a process with a channel goes on with `@` and the channel id.
+-- A final `+` is the contended mark: the queue is not empty, so a release has to serve it.
 local function owner_of(token) return string.sub(token, 1, 32) end
-local function is_ours(token)
+local function has_channel(token)
   local length = #token
   return (length == 49 or length == 50 and string.sub(token, 50) == '+')
     and string.find(token, '^%x+@%x+%+?$') and string.sub(token, 33, 33) == '@'
 end
-local function is_marked(token) return #token == 50 end
-local function tell(token, what, key)
-  local message = what .. owner_of(token) .. key
-  -- a user who may not, any more, reaches nobody, and still frees its locks
+local function is_contended(token) return #token == 50 end
+-- Sends a message to the process of `token`; returns the number of receivers.
+local function notify(token, kind, key)
+  local message = kind .. owner_of(token) .. key
+  -- A user that has lost the right to publish reaches no receiver, and still releases its locks.
   local function send(command, id)
-    local heard = redis.pcall(command, 'lock_runtime:' .. id, message)
-    return type(heard) == 'number' and heard or 0
+    local receivers = redis.pcall(command, 'lock_runtime:' .. id, message)
+    return type(receivers) == 'number' and receivers or 0
   end
-  -- The last four digits name a channel of this shard, if not zero. The key may have come from another shard since, and a
-  -- pool that has lost that channel still hears the one without them, which goes to all servers of a cluster.
-  local heard = string.sub(token, 46, 49) ~= '0000' and send('SPUBLISH', string.sub(token, 34, 49)) or 0
-  return heard > 0 and heard or send('PUBLISH', string.sub(token, 34, 45))
+  -- The last four digits name a channel of this shard, if not zero. The key may have moved here from another shard, and
+  -- a pool may have lost that channel. The channel without these digits reaches the pool over all servers of a cluster.
+  local receivers = string.sub(token, 46, 49) ~= '0000' and send('SPUBLISH', string.sub(token, 34, 49)) or 0
+  return receivers > 0 and receivers or send('PUBLISH', string.sub(token, 34, 45))
 end
 
--- Gives a lock of ours to the first in line who is alive, for as long as a living one needs to claim it.
--- True if somebody got it.
-local function pass(lock, line, grant, more)
+-- Reserves the lock for the first queued process that is alive, for as long as such a process needs to claim it.
+-- Returns whether there was one.
+local function hand_off(lock, queue, reservation, more)
   for _ = 1, 64 do
-    local head = redis.call('ZPOPMIN', line)[1]
+    local head = redis.call('ZPOPMIN', queue)[1]
     if not head then return false end
-    local behind = redis.call('ZCARD', line) + more
-    -- Nobody listens to the channel of a process that is gone.
-    if tell(head, 'called:0:', lock) > 0 then
-      redis.call('SET', lock, behind > 0 and head .. '+' or head, 'PX', grant)
-      local next = redis.call('ZRANGE', line, 0, 0)[1]
-      if next then tell(next, 'called:' .. grant .. ':', lock) end
+    local behind = redis.call('ZCARD', queue) + more
+    -- The channel of a dead process has no receiver.
+    if notify(head, 'called:0:', lock) > 0 then
+      redis.call('SET', lock, behind > 0 and head .. '+' or head, 'PX', reservation)
+      local next = redis.call('ZRANGE', queue, 0, 0)[1]
+      if next then notify(next, 'called:' .. reservation .. ':', lock) end
       return true
     end
   end
   return false
 end
 
-local function join(line, token)
+local function enqueue(queue, token)
   local time = redis.call('TIME')
-  redis.call('ZADD', line, 'NX', time[1] * 1000000 + time[2], token)
-  redis.call('PEXPIRE', line, 10000)
+  redis.call('ZADD', queue, 'NX', time[1] * 1000000 + time[2], token)
+  redis.call('PEXPIRE', queue, 10000)
 end
 
 if ARGV[1] == 'release' then
-  -- KEYS the locks, then the line of each
-  -- ARGV[2] token, [3] ms to keep the locks still, [4] ms of a grant to the next in line, [5] token of the
-  -- successor or '', [6] its ttl in ms, [7] ms to leave the locks free for those who stand in no line
-  -- Reply 1 if all locks were the token's, 0 if at least one was not; if they were and there is a successor,
-  -- 2 if it has the lock now, 3 if it stands in line
-  local token, keep, grant, heir = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+  -- KEYS the locks, then the wait queue of each
+  -- ARGV[2] token, [3] ms until the locks are free, [4] ms of a reservation for the head of a queue, [5] token of the
+  -- successor or '', [6] its ttl in ms, [7] barging window in ms, in which the locks are free for requests outside the queue
+  -- Reply 1 if the token held all locks, 0 if at least one was not held; if all were held and there is a successor,
+  -- 2 if it holds the lock now, 3 if it is queued
+  local token, free_after, reservation, successor = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
   local outcome = 1
   for i = 1, #KEYS / 2 do
-    local lock, line = KEYS[i], KEYS[#KEYS / 2 + i]
+    local lock, queue = KEYS[i], KEYS[#KEYS / 2 + i]
     local holder = redis.pcall('GET', lock)
-    -- a key of another type is somebody else's; any other error says nothing about whose it is
+    -- A key of another type is not held by this token. Any other error leaves the holder unknown.
     if type(holder) == 'table' and not string.find(holder.err, 'WRONGTYPE') then return holder end
     if type(holder) ~= 'string' or owner_of(holder) ~= owner_of(token) then
       outcome = 0
-      if is_ours(token) then redis.call('ZREM', line, token) end
-    elseif keep ~= '0' then
-      redis.call('PEXPIRE', lock, keep)
+      if has_channel(token) then redis.call('ZREM', queue, token) end
+    elseif free_after ~= '0' then
+      redis.call('PEXPIRE', lock, free_after)
     elseif ARGV[7] ~= '0' then
       redis.call('DEL', lock)
-      local next = redis.call('ZRANGE', line, 0, 0)[1]
-      if next then tell(next, 'called:' .. ARGV[7] .. ':', lock) end
-    elseif is_marked(holder) and pass(lock, line, grant, heir ~= '' and 1 or 0) then
-      if heir ~= '' then
-        join(line, heir)
+      local next = redis.call('ZRANGE', queue, 0, 0)[1]
+      if next then notify(next, 'called:' .. ARGV[7] .. ':', lock) end
+    elseif is_contended(holder) and hand_off(lock, queue, reservation, successor ~= '' and 1 or 0) then
+      if successor ~= '' then
+        enqueue(queue, successor)
         outcome = 3
       end
-    elseif heir ~= '' then
-      -- A server that has no memory for it still frees the lock.
-      if redis.pcall('SET', lock, heir, 'PX', ARGV[6]).err then
+    elseif successor ~= '' then
+      -- A server without memory for the successor still frees the lock.
+      if redis.pcall('SET', lock, successor, 'PX', ARGV[6]).err then
         redis.call('DEL', lock)
       else
         outcome = 2
@@ -90,47 +90,47 @@ if ARGV[1] == 'release' then
 end
 
 if ARGV[1] == 'claim' then
-  -- KEYS[1] lock, [2] its line, [3] the fence counter if a fence is wanted
-  -- ARGV[2] token, [3] ttl in ms, [4] how many fences
-  -- Reply {1, first fence or '', how many stand in line} if granted, {0, ms until the holder's time is over
-  -- or -1 if unknown, rank in line, 1 if the holder is one of ours} if busy
-  local lock, line, token = KEYS[1], KEYS[2], ARGV[2]
+  -- KEYS[1] lock, [2] its wait queue, [3] the fence counter if a fence is required
+  -- ARGV[2] token, [3] ttl in ms, [4] number of fences
+  -- Reply {1, first fence or '', number of queued tokens} if granted; {0, ms until the holder's lease expires
+  -- or -1 if unknown, rank in the queue, 1 if the holder's process has a channel} if held by another owner
+  local lock, queue, token = KEYS[1], KEYS[2], ARGV[2]
   local holder = redis.call('GET', lock)
-  local mine = holder and owner_of(holder) == owner_of(token)
-  if holder and not mine then
-    join(line, token)
-    local rank, ours = redis.call('ZRANK', line, token), is_ours(holder)
-    local news = ours and not is_marked(holder)
-    if news then redis.call('SET', lock, holder .. '+', 'KEEPTTL') end
-    -- Again with every look of the first in line: a message may get lost.
-    if news or ours and rank == 0 then tell(holder, 'wanted:0:', lock) end
-    return {0, redis.call('PTTL', lock), rank, ours and 1 or 0}
+  local is_own = holder and owner_of(holder) == owner_of(token)
+  if holder and not is_own then
+    enqueue(queue, token)
+    local rank, notifiable = redis.call('ZRANK', queue, token), has_channel(holder)
+    local is_first = notifiable and not is_contended(holder)
+    if is_first then redis.call('SET', lock, holder .. '+', 'KEEPTTL') end
+    -- Repeated at every recheck of the first in the queue, as a message may be lost.
+    if is_first or notifiable and rank == 0 then notify(holder, 'wanted:0:', lock) end
+    return {0, redis.call('PTTL', lock), rank, notifiable and 1 or 0}
   end
-  -- Whoever asks is alive; those who came before keep their places.
+  -- A claim proves that its process is alive; earlier tokens keep their positions.
   local fence = mint(KEYS[3], ARGV[4])
-  local waiting = redis.call('ZCARD', line)
-  if mine then
-    -- Never shorter: this may be a late request of one that wanted it for less time.
+  local waiting = redis.call('ZCARD', queue)
+  if is_own then
+    -- Never shorten the lease: this may be a late request with a shorter ttl.
     local left = math.max(redis.call('PTTL', lock), tonumber(ARGV[3]))
-    if waiting > 0 and is_ours(holder) and not is_marked(holder) then holder = holder .. '+' end
+    if waiting > 0 and has_channel(holder) and not is_contended(holder) then holder = holder .. '+' end
     redis.call('SET', lock, holder, 'PX', left)
   else
-    local stood = redis.call('ZSCORE', line, token)
-    if stood then waiting = waiting - 1 end
-    -- The first write, so that a server that refuses writes refuses all.
+    local was_queued = redis.call('ZSCORE', queue, token)
+    if was_queued then waiting = waiting - 1 end
+    -- The first write, so that a server that refuses writes refuses all of them.
     redis.call('SET', lock, waiting > 0 and token .. '+' or token, 'PX', ARGV[3])
-    if stood then redis.call('ZREM', line, token) end
+    if was_queued then redis.call('ZREM', queue, token) end
   end
   return {1, fence, waiting}
 end
 
--- probe: KEYS[1] a lock that nobody takes, [2] its line; ARGV[2] token
--- Reply 1 if this user may do all of the above and hears its own channel
-join(KEYS[2], ARGV[2])
+-- probe: KEYS[1] a lock that no process takes, [2] its wait queue; ARGV[2] token
+-- Reply at least 1 if this user may run all of the above and the process receives messages on its channel
+enqueue(KEYS[2], ARGV[2])
 redis.call('ZRANK', KEYS[2], ARGV[2])
 redis.call('ZRANGE', KEYS[2], 0, 0)
 redis.call('ZPOPMIN', KEYS[2])
 redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('ZCARD', KEYS[2])
 redis.call('ZSCORE', KEYS[2], ARGV[2])
-return tell(ARGV[2], 'probe:0:', KEYS[1])
+return notify(ARGV[2], 'probe:0:', KEYS[1])

@@ -1,8 +1,8 @@
-//! Read, compare, write: what a script does, by `WATCH` and `MULTI` on a connection of its own.
+//! Read, compare and write by `WATCH` and `MULTI`: what a script does in one step.
 //!
-//! The server forgets what was to be written if a key changed after it was read. What is watched belongs to the
-//! connection, so one exchange has it for itself, and whoever is dropped half-way closes it: then nothing is
-//! watched any more, and what was sent by then is written as a whole or not at all, and only if it still holds.
+//! The server discards the writes if a key changed after it was read. Watched keys belong to the connection, so one
+//! transaction has the connection for itself. A caller that is dropped half-way closes the connection, and no key is
+//! watched any more. Writes that were sent by then are made all or not at all, and only if no key has changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,122 +10,131 @@ use std::time::Duration;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::Mutex;
 
-use crate::backend::redis::conn::connection::Node;
-use crate::backend::redis::conn::dedicated::Spare;
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::dedicated::DedicatedConnection;
+use crate::backend::redis::protocol::value::{duration, unexpected};
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::key::Key;
 
-pub(crate) struct Desk {
-    node: Arc<Node>,
-    /// At hand between two exchanges.
-    spare: Mutex<Option<Spare>>,
+/// How often a transaction starts over when a key changes meanwhile. Each change is another client's progress.
+pub(super) const MAX_TRIES: usize = 4;
+
+/// Runs one transaction at a time on a connection of its own, which it keeps between transactions.
+pub(super) struct WatchTransaction {
+    connection: Arc<Connection>,
+    idle: Mutex<Option<DedicatedConnection>>,
 }
 
 /// What was read at a key.
 #[derive(Clone, Debug)]
-pub(crate) enum Seen {
+pub(super) enum Observed {
     Free,
     Held {
         by: Vec<u8>,
-        /// `None` if it does not expire.
-        left: Option<Duration>,
+        /// `None` if the key does not expire.
+        expires_in: Option<Duration>,
     },
-    /// Something that is no lock of this kind.
-    Strange(BackendError),
+    /// The key holds another type than a lock.
+    WrongType(BackendError),
     Failed(BackendError),
 }
 
-/// What came of an exchange.
 #[derive(Debug)]
-pub(crate) enum Exchanged {
-    /// The answers to what was written.
+pub(super) enum TxnResult {
+    /// The replies to the writes.
     Written(Vec<Value>),
-    /// A key was changed meanwhile, and nothing was written.
-    Disturbed,
+    /// A key changed meanwhile, and nothing was written.
+    Conflict,
 }
 
-impl Seen {
+impl Observed {
     /// From the answers to `GET` and `PTTL`.
-    pub(crate) fn new(
-        node: &Node,
+    pub(super) fn new(
+        connection: &Connection,
         holder: Result<Value, RedisError>,
         left: Result<Value, RedisError>,
     ) -> Self {
         match (holder, left) {
             (Err(error), _) if server_error::is_wrong_type(&error) => {
-                Self::Strange(node.failure(error))
+                Self::WrongType(connection.failure(error))
             }
-            (Err(error), _) | (_, Err(error)) => Self::Failed(node.failure(error)),
-            // Over between the two.
+            (Err(error), _) | (_, Err(error)) => Self::Failed(connection.failure(error)),
+            // The key may expire between the two commands.
             (Ok(Value::Nil), _) | (_, Ok(Value::Int(-2))) => Self::Free,
             (Ok(Value::BulkString(by)), Ok(Value::Int(left))) => {
-                Self::Held { by, left: u64::try_from(left).ok().map(Duration::from_millis) }
+                Self::Held { by, expires_in: duration(left) }
             }
-            (Ok(other), Ok(_)) => {
-                Self::Failed(crate::backend::redis::protocol::scripted::unexpected(&other))
-            }
+            (Ok(other), Ok(_)) => Self::Failed(unexpected(&other)),
         }
     }
 }
 
-impl Desk {
-    pub(crate) fn new(node: Arc<Node>) -> Self {
-        Self { node, spare: Mutex::new(None) }
+impl WatchTransaction {
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, idle: Mutex::new(None) }
     }
 
-    /// Reads `keys` and writes what `decide` makes of them, unless one of them changes in between.
-    pub(crate) async fn exchange(
+    /// Reads `keys` and makes the writes that `decide` returns, unless one of the keys changes in between.
+    pub(super) async fn run(
         &self,
         keys: &[&Key],
-        decide: impl FnOnce(&[Seen]) -> Vec<Cmd>,
-    ) -> Result<Exchanged, BackendError> {
-        let mut place = self.spare.lock().await;
-        let mut at_hand = place.take();
-        let (mut spare, seen) = loop {
-            let was_idle = at_hand.is_some();
-            let mut spare = match at_hand.take() {
-                Some(spare) => spare,
-                None => self.node.another().await?,
+        decide: impl FnOnce(&[Observed]) -> Vec<Cmd>,
+    ) -> Result<TxnResult, BackendError> {
+        let mut idle = self.idle.lock().await;
+        let mut reused = idle.take();
+        let (mut connection, observed) = loop {
+            let was_idle = reused.is_some();
+            let mut connection = match reused.take() {
+                Some(connection) => connection,
+                None => self.connection.open_dedicated().await?,
             };
-            match self.read(&mut spare, keys).await {
-                Ok(seen) => break (spare, seen),
-                // It may have ended since it was used last.
+            match self.read(&mut connection, keys).await {
+                Ok(observed) => break (connection, observed),
+                // An idle connection may have ended since its last use.
                 Err(error) if was_idle && server_error::is_hang_up(&error) => {}
                 // Nothing but reads has been sent.
-                Err(error) => return Err(self.node.failure(error).before_sending()),
+                Err(error) => return Err(self.connection.failure(error).before_sending()),
             }
         };
-        let writes = decide(&seen);
-        let exchanged = self.write(&mut spare, &writes).await?;
-        *place = Some(spare);
-        Ok(exchanged)
+        let writes = decide(&observed);
+        let result = self.write(&mut connection, &writes).await?;
+        *idle = Some(connection);
+        Ok(result)
     }
 
-    pub(crate) async fn close(&self) {
-        self.spare.lock().await.take();
+    pub(super) async fn close(&self) {
+        self.idle.lock().await.take();
     }
 
-    async fn read(&self, spare: &mut Spare, keys: &[&Key]) -> Result<Vec<Seen>, RedisError> {
+    async fn read(
+        &self,
+        connection: &mut DedicatedConnection,
+        keys: &[&Key],
+    ) -> Result<Vec<Observed>, RedisError> {
         let mut reads = Pipeline::with_capacity(1 + 2 * keys.len());
         let watch = reads.cmd("WATCH");
         for key in keys {
             watch.arg(key.as_str());
         }
         for key in keys {
-            // Not `MGET`, to which a key of another type is a free one.
+            // Not `MGET`, which reports a key of another type as free.
             reads.cmd("GET").arg(key.as_str()).cmd("PTTL").arg(key.as_str());
         }
-        let mut answers = spare.send_all(&reads).await?.into_iter();
+        let mut answers = connection.send_all(&reads).await?.into_iter();
         answers.next().unwrap_or(Ok(Value::Nil))?;
-        let mut seen = Vec::with_capacity(keys.len());
+        let mut observed = Vec::with_capacity(keys.len());
         while let (Some(holder), Some(left)) = (answers.next(), answers.next()) {
-            seen.push(Seen::new(&self.node, holder, left));
+            observed.push(Observed::new(&self.connection, holder, left));
         }
-        Ok(seen)
+        Ok(observed)
     }
 
-    async fn write(&self, spare: &mut Spare, writes: &[Cmd]) -> Result<Exchanged, BackendError> {
+    async fn write(
+        &self,
+        connection: &mut DedicatedConnection,
+        writes: &[Cmd],
+    ) -> Result<TxnResult, BackendError> {
         let mut all = Pipeline::with_capacity(2 + writes.len());
         if writes.is_empty() {
             all.cmd("UNWATCH");
@@ -136,30 +145,30 @@ impl Desk {
             }
             all.cmd("EXEC");
         }
-        let failure = |error| self.node.failure(error);
-        let answers = spare.send_all(&all).await.map_err(failure)?;
+        let failure = |error| self.connection.failure(error);
+        let answers = connection.send_all(&all).await.map_err(failure)?;
         let mut refusal = None;
         for answer in answers {
             match answer {
-                // `EXEC` alone answers like this.
+                // Only `EXEC` replies with an array.
                 Ok(Value::Array(answers)) => {
                     let answers = answers.into_iter().map(Value::extract_error);
-                    return Ok(Exchanged::Written(
+                    return Ok(TxnResult::Written(
                         answers.collect::<Result<_, _>>().map_err(failure)?,
                     ));
                 }
-                Ok(Value::Nil) => return Ok(Exchanged::Disturbed),
+                Ok(Value::Nil) => return Ok(TxnResult::Conflict),
                 Ok(_) => {}
-                // The first says why `EXEC` refuses too.
+                // The first error is also the reason why `EXEC` refuses.
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
         match refusal {
             Some(error) => Err(failure(error)),
-            None if writes.is_empty() => Ok(Exchanged::Written(Vec::new())),
+            None if writes.is_empty() => Ok(TxnResult::Written(Vec::new())),
             None => Err(BackendError::new(
                 FailureKind::MaybeApplied,
-                "Redis gave no answer to a transaction",
+                "Redis sent no reply to a transaction",
             )),
         }
     }

@@ -1,52 +1,52 @@
--- One node's part in a quorum: it votes for an owner by taking the locks, and keeps a book of numbers for each.
--- quorum/mod.rs says what for.
--- KEYS the locks; and if there is a number, the node's book
--- ARGV[1] what to do: propose, extend, keep, release or withdraw; [2] token; [3] ms to keep the locks; [4] number
--- of locks; [5] first and [6] last number of the block, or 0; [7] how many entries the book may have; [8] how many,
--- if some are of locks that are not held, or [7]
+-- One node of a quorum: it votes for an owner by storing the locks, and keeps a ballot log with the numbers of each.
+-- quorum/mod.rs describes the protocol. The reply is described at each operation. KEYS the locks; and with ballot
+-- numbers, the node's ballot log ARGV[1] operation: propose, extend, keep, release or withdraw; [2] token; [3] lease
+-- time of the locks in ms; [4] number of locks; [5] first and [6] last number of the block, or 0; [7] maximum number
+-- of log entries; [8] maximum if entries of locks that are not held are among them, or [7]
 
--- What is where, for a block of numbers first..last (without one there is no book, and a lock holds the token alone):
+-- State after each operation, for a block of numbers first..last (without one there is no log, and the value of a lock
+-- is the token alone):
 --
 --   after                    the lock                promised              accepted
---   a vote                   token#first#before      last                  last; `before` is what it was
+--   a vote                   token#first#before      last                  last; `before` is the previous one
 --   its withdrawal           gone                    above last            before
 --   a withdrawal elsewhere   as it was               above last            as it was
 --   a release                gone, or ~its value     above last            above last
 --   a renewal that finds     token#first#before      as it was, or last    last
 --     nothing in the lock
 --
--- Promised: no number up to it will be accepted. Accepted: the greatest number that was, and may have been granted; it
--- keeps renewals of older grants away. It has an entry of its own only where it is less than what is promised, which
--- is where proposals came to nothing.
+-- Promised: no number up to this one is accepted. Accepted: the greatest accepted number, which may have been
+-- granted; it blocks renewals of older grants. It has a separate entry only where it is less than the promised
+-- number, that is, where proposals did not lead to a grant.
 
--- A full book forgets the entries with the least numbers. For what it has forgotten its floor stands in, above
--- which no forgotten entry was: so what counts for a lock never goes down, whatever clocks do.
-local MOST = tonumber(ARGV[7])
--- A book with more entries than this forgets first those of locks that are not held. For them the floor stands in as
--- well as an entry; for a lock that is held its entry says whether a renewal may take the lock again.
-local SPARE = tonumber(ARGV[8] or ARGV[7])
--- So many entries are looked at for one that is added.
-local LOOK = 32
--- The floor's place in the book: no lock has an empty key.
+-- A full log removes the entries with the smallest numbers. The floor replaces them: no removed entry was
+-- above it. So the number that applies to a lock never decreases, whatever clocks do.
+local MAX_ENTRIES = tonumber(ARGV[7])
+-- A log with more entries than this removes those of locks that are not held first. For them the floor is as good as
+-- an entry; the entry of a held lock says whether a renewal may restore the lock.
+local MAX_UNHELD = tonumber(ARGV[8] or ARGV[7])
+-- How many entries are checked for one that is added.
+local CHECKED = 32
+-- The log entry of the floor: no lock has an empty key.
 local FLOOR = ''
--- Before the key, the place of what was accepted, if it has one of its own: no key has this byte.
+-- Prefix of a key in the separate entry of its accepted number: no key contains this byte.
 local ACCEPTED = '\255'
--- Microseconds that a number may be ahead of this node's clock: else one client could shut all others out.
+-- Microseconds that a number may be ahead of this node's clock: otherwise one client could lock out all others.
 local AHEAD = 60000000
--- Before the value of a lock that was released and is to stay taken for a while: nobody's token begins so.
+-- Prefix of the value of a lock that was released and stays taken for a while: no token starts with it.
 local KEPT = '~'
 
 local token, ttl, locks = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local first, last = tonumber(ARGV[5]), tonumber(ARGV[6])
-local book = KEYS[locks + 1]
+local log = KEYS[locks + 1]
 local whole = function(number) return string.format('%.0f', number) end
 
--- As text.
+-- Both return text.
 local function promised_for(lock)
-  return redis.call('ZSCORE', book, lock) or redis.call('ZSCORE', book, FLOOR) or '0'
+  return redis.call('ZSCORE', log, lock) or redis.call('ZSCORE', log, FLOOR) or '0'
 end
 local function accepted_for(lock, otherwise)
-  return redis.call('ZSCORE', book, ACCEPTED .. lock) or otherwise
+  return redis.call('ZSCORE', log, ACCEPTED .. lock) or otherwise
 end
 
 local function is_held(entry)
@@ -54,35 +54,35 @@ local function is_held(entry)
   for i = 1, locks do
     if KEYS[i] == lock then return true end
   end
-  -- A key of which nothing may be known here counts as free. So does one whose slot is on its way to another server.
+  -- A key that may not be read here counts as free. So does a key in a slot that is moving to another server.
   local left = redis.pcall('PTTL', lock)
   return type(left) == 'number' and left ~= -2
 end
 
-local function forget_unheld(over)
-  local least, floor = redis.call('ZRANGE', book, 0, LOOK - 1, 'WITHSCORES'), nil
+local function remove_unheld(over)
+  local least, floor = redis.call('ZRANGE', log, 0, CHECKED - 1, 'WITHSCORES'), nil
   for at = 1, #least, 2 do
     if over <= 0 then break end
     local entry = least[at]
     if entry ~= FLOOR and not is_held(entry) then
-      redis.call('ZREM', book, entry)
+      redis.call('ZREM', log, entry)
       floor, over = least[at + 1], over - 1
     end
   end
-  if floor then redis.call('ZADD', book, 'GT', floor, FLOOR) end
+  if floor then redis.call('ZADD', log, 'GT', floor, FLOOR) end
 end
 
 local function put(...)
-  if redis.call('ZADD', book, ...) == 0 then return end
-  if SPARE < MOST then
-    local over = redis.call('ZCARD', book) - SPARE
-    if over > 0 then forget_unheld(over) end
+  if redis.call('ZADD', log, ...) == 0 then return end
+  if MAX_UNHELD < MAX_ENTRIES then
+    local over = redis.call('ZCARD', log) - MAX_UNHELD
+    if over > 0 then remove_unheld(over) end
   end
-  while redis.call('ZCARD', book) > MOST do
-    -- The floor, if there is one yet, and the entry with the least number; or two entries that have come to be
+  while redis.call('ZCARD', log) > MAX_ENTRIES do
+    -- The floor, if it exists, and the entry with the smallest number; or two entries that are
     -- below the floor, which stays.
-    local least = redis.call('ZPOPMIN', book, 2)
-    redis.call('ZADD', book, 'GT', least[4], FLOOR)
+    local least = redis.call('ZPOPMIN', log, 2)
+    redis.call('ZADD', log, 'GT', least[4], FLOOR)
   end
 end
 
@@ -91,7 +91,7 @@ local function note(lock, promised, accepted)
     put(whole(promised), lock, whole(accepted), ACCEPTED .. lock)
   else
     put(whole(promised), lock)
-    redis.call('ZREM', book, ACCEPTED .. lock)
+    redis.call('ZREM', log, ACCEPTED .. lock)
   end
 end
 
@@ -100,33 +100,34 @@ local function clock()
   return time[1] * 1000000 + time[2]
 end
 
--- With a number, what its vote's value begins with.
-local mine = first > 0 and token .. '#' .. ARGV[5] .. '#'
-local function value(before) return mine and mine .. before or token end
--- Of a vote with a number, whoever's it is.
+-- With a ballot number, the prefix of the value of its vote.
+local own = first > 0 and token .. '#' .. ARGV[5] .. '#'
+local function value(before) return own and own .. before or token end
+-- The `before` of a vote with a ballot number, of any owner.
 local function before_of(held) return string.match(held, '^%x+/%x+#%d+#(%d+)$') end
--- A token is an owner and its attempt, or the owner alone for whichever of its attempts. Neither begins another one.
-local function begins(text, with) return string.sub(text, 1, #with) == with end
+-- A token is an owner and an attempt, or the owner alone for any of its attempts. It is no prefix of a token of another
+-- owner or attempt.
+local function starts_with(text, with) return string.sub(text, 1, #with) == with end
 
 if ARGV[1] == 'propose' then
-  -- Reply {1} if the locks are the token's for the whole ttl; {0, ms until the holder's time is over or -1 if
-  -- unknown, the holder} if one is somebody else's; {2, number promised} if that is not below ours; {3, the
-  -- node's clock} if ours is too far ahead of it. Then nothing was changed.
-  local again, free_in, holder, before = mine, 0, nil, {}
+  -- Reply {1} if the locks have the token for the whole ttl; {0, ms until the holder's lease expires or -1 if
+  -- unknown, the holder} if another owner holds one; {2, promised number} if that is not below the proposed one;
+  -- {3, the node's clock} if the proposed one is too far ahead of it. Without {1} nothing was changed.
+  local again, expires_in, holder, before = own, 0, nil, {}
   for i = 1, locks do
     local held = redis.call('GET', KEYS[i])
-    if held and not begins(held, token) then
+    if held and not starts_with(held, token) then
       local left = redis.call('PTTL', KEYS[i])
-      if left < 0 or free_in < 0 then free_in = -1 else free_in = math.max(free_in, left, 1) end
+      if left < 0 or expires_in < 0 then expires_in = -1 else expires_in = math.max(expires_in, left, 1) end
       holder = held
     end
-    -- Our own grant of this very number, asked for again: the number in the key says so, not the book.
-    again = again and held and begins(held, mine)
-    -- An earlier round of ours is nobody else's number.
+    -- A repeated proposal of a stored vote: recognised by the number in the value, not by the log.
+    again = again and held and starts_with(held, own)
+    -- The vote of an earlier round keeps its `before`: its own number belongs to no other owner.
     before[i] = held and before_of(held)
   end
-  if holder then return {0, free_in, holder} end
-  if mine and not again then
+  if holder then return {0, expires_in, holder} end
+  if own and not again then
     local most, apart = 0, {}
     for i = 1, locks do
       local promised = promised_for(KEYS[i])
@@ -139,7 +140,7 @@ if ARGV[1] == 'propose' then
     if last > now + AHEAD then return {3, whole(now)} end
     for i = 1, locks do
       put(ARGV[6], KEYS[i])
-      if apart[i] then redis.call('ZREM', book, ACCEPTED .. KEYS[i]) end
+      if apart[i] then redis.call('ZREM', log, ACCEPTED .. KEYS[i]) end
     end
   end
   for i = 1, locks do redis.call('SET', KEYS[i], value(before[i]), 'PX', ttl) end
@@ -147,8 +148,8 @@ if ARGV[1] == 'propose' then
 end
 
 if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
-  -- Extend takes what is missing, keep does not.
-  -- Reply 1 if the locks are the token's for the whole ttl, 2 if so and one of them was missing, 0 if not.
+  -- Extend restores a missing lock, keep does not.
+  -- Reply 1 if the locks have the token for the whole ttl, 2 if so and one of them was missing, 0 if not.
   local missing = {}
   for i = 1, locks do
     local held = redis.pcall('GET', KEYS[i])
@@ -156,13 +157,13 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
       if not string.find(held.err, 'WRONGTYPE') then return held end
       return 0
     end
-    if held and not begins(held, token) then return 0 end
+    if held and not starts_with(held, token) then return 0 end
     if not held then
       if ARGV[1] == 'keep' then return 0 end
-      local promised = mine and promised_for(KEYS[i]) or '0'
-      local accepted = mine and accepted_for(KEYS[i], promised) or '0'
-      -- Somebody may have been granted the lock here meanwhile, and be gone again; or we have let it go. If it is
-      -- our own number, the node has merely forgotten the lock.
+      local promised = own and promised_for(KEYS[i]) or '0'
+      local accepted = own and accepted_for(KEYS[i], promised) or '0'
+      -- A greater number: another owner may have been granted the lock here since, and have released it; or this grant
+      -- was released. With its own number, the node has only lost the lock.
       if tonumber(accepted) > last then return 0 end
       missing[i] = {promised = math.max(tonumber(promised), last), before = accepted}
     end
@@ -170,41 +171,41 @@ if ARGV[1] == 'extend' or ARGV[1] == 'keep' then
   for i = 1, locks do
     local lost = missing[i]
     if lost then
-      if mine then note(KEYS[i], lost.promised, last) end
+      if own then note(KEYS[i], lost.promised, last) end
       redis.call('SET', KEYS[i], value(lost.before), 'PX', ttl)
     else
       redis.call('PEXPIRE', KEYS[i], ttl)
     end
-    -- Whoever writes a key is told of its changes no more; who reads it is.
+    -- Writing a key ends its tracking, reading it starts it again.
     redis.call('GET', KEYS[i])
   end
   return next(missing) and 2 or 1
 end
 
--- release: of what may have been granted. ARGV[3] is how long the locks stay taken still, or 0
--- withdraw: of what nobody was granted, and nobody will be
--- Reply 1 if all locks were the token's, 0 if not. A proposal of the same block that comes later is refused; and
--- after a release an extension, too.
+-- release: removes a vote that may have led to a grant. ARGV[3] is how long the locks stay taken, or 0
+-- withdraw: removes a vote that did not lead to a grant, and will not
+-- Reply 1 if all locks had the token, 0 if not. A later proposal of the same block is refused; after a
+-- release, a later extension too.
 local outcome, was_granted = 1, ARGV[1] == 'release'
 
 local function note_end(lock, held)
   local promised = promised_for(lock)
-  -- The usual case: our vote stands, and nothing was promised since. Then nothing else was accepted.
-  if was_granted and promised == ARGV[6] and held and begins(held, mine) then
+  -- The usual case: the vote is stored, and nothing was promised since. Then nothing else was accepted.
+  if was_granted and promised == ARGV[6] and held and starts_with(held, own) then
     return put(whole(last + 1), lock)
   end
-  local is_ours, before = held and begins(held, token), held and before_of(held)
+  local has_token, before = held and starts_with(held, token), held and before_of(held)
   local above, accepted = last + 1, tonumber(accepted_for(lock, promised))
   if was_granted then
     accepted = math.max(accepted, above)
-    -- Nor may it be forgotten when the vote that stands here comes to nothing.
-    if before and not is_ours and tonumber(before) <= last then
+    -- The release must survive a withdrawal of the vote that is stored here.
+    if before and not has_token and tonumber(before) <= last then
       redis.call('SET', lock, string.sub(held, 1, #held - #before) .. whole(above), 'KEEPTTL')
     end
   else
-    -- What is further ahead was refused, and will be until the clock has passed it.
+    -- A number further ahead was refused, and will be until the clock has passed it.
     above = math.min(above, clock() + AHEAD)
-    if is_ours and before then accepted = tonumber(before) end
+    if has_token and before then accepted = tonumber(before) end
   end
   note(lock, math.max(tonumber(promised), above), accepted)
 end
@@ -213,18 +214,18 @@ for i = 1, locks do
   local held = redis.pcall('GET', KEYS[i])
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if type(held) ~= 'string' then held = nil end
-  if held and begins(held, token) then
+  if held and starts_with(held, token) then
     if ttl == 0 then
       redis.call('DEL', KEYS[i])
-    -- No late copy of anything finds its token there. Without memory for it, the lock is freed in time all the same.
+    -- The prefix hides the token from late requests. If memory is short, the lock is still freed in time.
     elseif type(redis.pcall('SET', KEYS[i], KEPT .. held, 'PX', ttl).err) == 'string' then
       redis.call('PEXPIRE', KEYS[i], ttl)
     end
-  -- Said twice it is done once.
-  elseif not held or not begins(held, KEPT .. token) then
+  -- A repeated release has the same reply.
+  elseif not held or not starts_with(held, KEPT .. token) then
     outcome = 0
   end
-  -- The lock is freed also where no memory is left for the numbers.
-  if mine then pcall(note_end, KEYS[i], held) end
+  -- The lock is freed even if no memory is left for the numbers.
+  if own then pcall(note_end, KEYS[i], held) end
 end
 return outcome

@@ -1,85 +1,95 @@
-//! What the nodes tell of themselves: whether they are fit, and who they are.
+//! Checks whether the nodes are fit for a quorum: independent of each other, configured well, with synchronised clocks.
 
 use std::time::{Duration, SystemTime};
 
 use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
-use super::{fence_block, silence};
-use crate::backend::redis::conn::connection::Node;
+use crate::backend::redis::cluster::Cluster;
+use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics::{self, ClockDistance, Info};
-use crate::backend::redis::quorum::node::{Body, Member};
-use crate::backend::redis::quorum::vote_count::Tally;
-use crate::backend::redis::routing::cluster::Cluster;
+use crate::backend::redis::quorum::fence_block::{MAX_AHEAD, SYNCHRONISE};
+use crate::backend::redis::quorum::node::{NodeKind, QuorumNode, timeout_error};
+use crate::backend::redis::quorum::url::Dependent;
+use crate::backend::redis::quorum::vote_count::VoteCount;
 use crate::backend::{BackendError, Warning};
 
-/// What one node has told.
-#[derive(Debug, Default)]
-pub(crate) struct Told {
-    pub(crate) warnings: Vec<Warning>,
-    /// By which its servers are known from others. None of those that may not be asked.
+/// The state of one node, as it reports it. What the user may not read there is missing.
+#[derive(Debug)]
+pub(crate) struct NodeReport {
+    name: String,
+    warnings: Vec<Warning>,
+    /// Identify its servers.
     ids: Vec<String>,
-    /// A server that is named as if it were a node, and is a part of one.
+    /// The node is a single server that belongs to a cluster.
     is_part: bool,
-    /// A server that was named by its address, and follows another one: it takes no locks.
+    /// The node was named by its address and is a replica: it accepts no locks.
     is_replica: bool,
-    /// How far the clocks of its servers are from ours.
+    /// Clock differences between its servers and this machine.
     distances: Vec<ClockDistance>,
-    /// What is wrong with it, or with one of its servers.
+    /// The failure of the node, or of one of its servers.
     pub(crate) failure: Option<BackendError>,
 }
 
-impl Member {
-    /// Asks the node. What it may not be asked it does not tell.
-    pub(crate) async fn tell(&self, request_timeout: Duration) -> Told {
-        let mut told = Told::default();
-        let asked = async {
-            match &self.body {
-                Body::Server(node) => {
-                    let info = told.ask(node, &self.name).await?;
-                    told.is_part = info.is_part();
-                    // One that sentinels name as the master is on its way to be one.
-                    told.is_replica = info.is_replica() && !node.finds_masters();
-                    told.ids.extend(info.run_id().map(str::to_owned));
-                }
-                Body::Cluster(cluster) => {
-                    told.ids = cluster.ids();
-                    told.ask_all(cluster).await.map_err(|error| {
-                        let text = format!("{}: {}", self.name, error.message());
-                        BackendError::new(error.kind(), text).remedy(error.remedy_text())
-                    })?;
-                }
-            }
-            Ok(())
+impl NodeReport {
+    /// Queries the node. After `request_timeout` the report contains what was received so far, and the timeout as its
+    /// failure.
+    pub(crate) async fn of(node: &QuorumNode, request_timeout: Duration) -> Self {
+        let mut report = Self {
+            name: node.name.clone(),
+            warnings: Vec::new(),
+            ids: Vec::new(),
+            is_part: false,
+            is_replica: false,
+            distances: Vec::new(),
+            failure: None,
         };
-        let asked = timeout(request_timeout, asked).await;
-        told.failure = asked.unwrap_or_else(|_| Err(silence(&self.name, request_timeout))).err();
-        told
+        let queried = timeout(request_timeout, report.query(node)).await;
+        report.failure =
+            queried.unwrap_or_else(|_| Err(timeout_error(&node.name, request_timeout))).err();
+        report
     }
-}
 
-impl Told {
-    async fn ask_all(&mut self, cluster: &Cluster) -> Result<(), BackendError> {
+    async fn query(&mut self, node: &QuorumNode) -> Result<(), BackendError> {
+        match &node.kind {
+            NodeKind::Server(server) => {
+                let info = self.query_server(server, &node.name).await?;
+                self.is_part = info.is_part();
+                // A server that its sentinels report as the master may not be promoted yet.
+                self.is_replica = info.is_replica() && !server.has_sentinels();
+                self.ids.extend(info.run_id().map(str::to_owned));
+                Ok(())
+            }
+            NodeKind::Cluster(cluster) => {
+                self.ids = cluster.ids();
+                self.query_servers(cluster).await.map_err(|error| {
+                    let text = format!("{}: {}", node.name, error.message());
+                    BackendError::new(error.kind(), text).remedy(error.remedy_text())
+                })
+            }
+        }
+    }
+
+    async fn query_servers(&mut self, cluster: &Cluster) -> Result<(), BackendError> {
         for server in cluster.servers().await? {
-            self.ask(server.node(), &server.node().server()).await?;
+            self.query_server(server.connection(), &server.connection().server()).await?;
         }
         Ok(())
     }
 
-    /// One server more.
-    async fn ask(&mut self, node: &Node, name: &str) -> Result<Info, BackendError> {
+    async fn query_server(&mut self, node: &Connection, name: &str) -> Result<Info, BackendError> {
         let mut questions = Pipeline::with_capacity(5);
-        questions.add_command(redis::cmd("PING")).add_command(diagnostics::question());
+        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
         questions.add_command(redis::cmd("TIME"));
-        for question in diagnostics::more_questions() {
+        for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
         let mut answers = node.send_all(&questions).await?.into_iter();
         let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
-        // The one that anybody may ask.
+        // Every user may send PING, so only its failure is a failure of the node.
         next().map_err(|error| node.failure(error))?;
         let (info, time) = (next(), next());
-        // That a node must not be a part of a cluster is said of the node.
+        // A node that belongs to a cluster is reported by `dependent` instead.
         let for_all = false;
         let more: Vec<_> = answers.collect();
         self.warnings.extend(diagnostics::warnings(name, for_all, &info, &more));
@@ -89,75 +99,33 @@ impl Told {
     }
 }
 
-/// The first of these nodes, each with its name, that does not fail independently of the others, and why.
-pub(crate) fn dependent(told: &[(&str, &Told)]) -> Option<Dependent> {
-    for (at, (name, one)) in told.iter().enumerate() {
-        if one.is_part {
-            return Some(Dependent::Part((*name).to_owned()));
+/// The first node that does not fail independently of the others.
+pub(crate) fn dependent(reports: &[NodeReport]) -> Option<Dependent> {
+    for (at, report) in reports.iter().enumerate() {
+        if report.is_part {
+            return Some(Dependent::Part(report.name.clone()));
         }
-        if one.is_replica {
-            return Some(Dependent::Replica((*name).to_owned()));
+        if report.is_replica {
+            return Some(Dependent::Replica(report.name.clone()));
         }
-        // Who may not be asked is believed to have named different ones.
-        let is_same = |other: &Told| other.ids.iter().any(|id| one.ids.contains(id));
-        if let Some((other, _)) = told[..at].iter().find(|(_, other)| is_same(other)) {
-            return Some(Dependent::Same((*other).to_owned(), (*name).to_owned()));
+        // Nodes without readable ids count as different.
+        let is_same = |other: &&NodeReport| other.ids.iter().any(|id| report.ids.contains(id));
+        if let Some(other) = reports[..at].iter().find(is_same) {
+            return Some(Dependent::Same(other.name.clone(), report.name.clone()));
         }
     }
     None
 }
 
-/// What fails together and would vote as if it did not.
-pub(crate) enum Dependent {
-    /// A part of a cluster, by itself.
-    Part(String),
-    /// A replica: its master has the locks.
-    Replica(String),
-    /// Two nodes with a server in common.
-    Same(String, String),
-}
-
-impl Dependent {
-    pub(crate) fn cause(&self) -> String {
-        match self {
-            Self::Part(name) => format!(
-                "Redis at {name} is a part of a Redis Cluster, and refuses the keys of all other parts"
-            ),
-            Self::Replica(name) => {
-                format!("Redis at {name} is a replica, takes no locks, and fails with its master")
-            }
-            Self::Same(one, other) if one == other => {
-                format!("{one} is named twice: its one failure would count as two")
-            }
-            Self::Same(one, other) => format!(
-                "{one} and {other} are the same server, or have one in common: its one failure would count as two"
-            ),
-        }
-    }
-
-    pub(crate) const fn remedy(&self) -> &'static str {
-        match self {
-            Self::Part(_) => {
-                "name the whole cluster as one node: `redis+cluster://host` instead of `redis://host`"
-            }
-            Self::Replica(_) => {
-                "name its master instead, or the sentinels that know the master: `redis+sentinel://host:26379/service`"
-            }
-            Self::Same(..) => {
-                "name servers that fail independently of each other, each once; several databases of one server are one node"
-            }
-        }
-    }
-}
-
-/// What there is to be warned of in a quorum of these nodes, each with its name.
-pub(crate) fn warnings(told: &[(&str, &Told)]) -> Vec<Warning> {
-    /// More than a network explains, and than anybody wants.
+/// Warnings about the nodes, each alone and in comparison.
+pub(crate) fn warnings(reports: &[NodeReport]) -> Vec<Warning> {
+    /// More than network latency explains.
     const FAR: Duration = Duration::from_secs(1);
     let mut warnings: Vec<_> =
-        told.iter().flat_map(|(_, told)| told.warnings.iter().cloned()).collect();
-    let clocks =
-        || told.iter().flat_map(|(name, told)| told.distances.iter().map(|far| (*name, *far)));
+        reports.iter().flat_map(|report| report.warnings.iter().cloned()).collect();
+    let clocks = || {
+        reports.iter().flat_map(|report| report.distances.iter().map(|far| (&report.name, *far)))
+    };
     let pairs = clocks().flat_map(|one| clocks().map(move |other| (one, other)));
     let furthest = pairs.max_by_key(|((_, one), (_, other))| one.to(*other));
     if let Some(((one, here), (other, there))) = furthest
@@ -169,23 +137,22 @@ pub(crate) fn warnings(told: &[(&str, &Told)]) -> Vec<Warning> {
             "synchronise them: after the loss of a node's data fences are in order only as far as clocks agree",
         ));
     }
-    warnings.extend(own_clock(told));
+    warnings.extend(own_clock(reports));
     warnings
 }
 
-/// Whether the clock of this machine is so far from those of a majority that fences are refused, or will be soon.
-fn own_clock(told: &[(&str, &Told)]) -> Option<Warning> {
-    let far_of = |told: &Told| told.distances.iter().map(|distance| distance.to_us()).max();
+/// A warning if the clock of this machine is so far from those of a majority that fences are refused, or will be soon.
+fn own_clock(reports: &[NodeReport]) -> Option<Warning> {
+    let far_of = |report: &NodeReport| report.distances.iter().map(|distance| distance.abs()).max();
     let mut distances: Vec<_> =
-        told.iter().map(|(_, told)| far_of(told).unwrap_or_default()).collect();
+        reports.iter().map(|report| far_of(report).unwrap_or_default()).collect();
     distances.sort_unstable();
-    // That of the nearest node of the majority that is furthest away.
-    let far = *distances.get(told.len() - Tally::majority_of(told.len()))?;
-    (far > fence_block::AHEAD / 2).then(|| {
+    // At least a majority of the nodes is this far away or further.
+    let far = *distances.get(reports.len() - VoteCount::majority_of(reports.len()))?;
+    (far > MAX_AHEAD / 2).then(|| {
         let text = format!(
-            "the clock of this machine is {far:?} or more from those of most nodes: beyond {:?} no lock with a fence is granted",
-            fence_block::AHEAD
+            "the clock of this machine is {far:?} or more from those of most nodes: beyond {MAX_AHEAD:?} no lock with a fence is granted"
         );
-        Warning::new(text, crate::backend::redis::quorum::message::SYNCHRONISE)
+        Warning::new(text, SYNCHRONISE)
     })
 }

@@ -1,101 +1,106 @@
-//! One call to acquire: rounds of votes, until each claim has a majority or can have none.
+//! One acquire call: rounds of votes until each proposal has a majority or cannot get one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
 
-use super::{Answer, Nodes, Said, granted, url, withdrawal};
-use crate::backend::redis::quorum::fence_block::Block;
-use crate::backend::redis::quorum::grants::Holding;
-use crate::backend::redis::quorum::message::{Request, Token, What};
-use crate::backend::redis::quorum::vote_count::{Tally, Verdict, Vote};
+use crate::backend::redis::quorum::fence_block::FenceBlock;
+use crate::backend::redis::quorum::grants::{MajorityGrant, acquired};
+use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest, VoteToken};
+use crate::backend::redis::quorum::nodes::{NodeReply, Nodes, ReplyContent};
+use crate::backend::redis::quorum::pacing;
+use crate::backend::redis::quorum::pending_withdrawals::Withdrawal;
+use crate::backend::redis::quorum::vote_count::{Decision, Vote, VoteCount};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 
-/// Numbers that turn out too low are proposed anew so often, in one attempt.
-const MOST_ROUNDS: u32 = 4;
+/// The maximum number of rounds of a proposal, if its ballot numbers turn out too low.
+const MAX_ROUNDS: u32 = 4;
 
-/// A single try that meets others at a free lock backs off so often before it gives up.
-const MOST_TRIES: u32 = 3;
+/// How often a proposal without a waiter backs off when others compete for a free lock.
+const MAX_BACK_OFFS: u32 = 3;
 
-/// The claims of one call. Dropped before its end it takes all votes back.
+/// The proposals of one call. Dropped before its end, it withdraws all votes.
 pub(crate) struct Election {
     nodes: Arc<Nodes>,
-    bids: Vec<Bid>,
+    proposals: Vec<Proposal>,
 }
 
-/// One claim.
-struct Bid {
+/// One request of the call and its votes.
+struct Proposal {
     claim: AcquireRequest,
-    token: Token,
-    block: Option<Block>,
+    token: VoteToken,
+    block: Option<FenceBlock>,
     rounds: u32,
-    /// How often it has backed off.
-    tries: u32,
-    tally: Tally,
-    /// The nodes that answer nothing in the present round, a bit for each.
+    back_offs: u32,
+    votes: VoteCount,
+    /// The nodes that are silent in the current round, one bit each.
     silent: u64,
-    /// When the votes of the present round are counted at the latest.
+    /// When the votes of the current round are counted at the latest.
     until: Instant,
-    stage: Stage,
-    /// Whether some node may have voted for it, or may do so yet.
+    state: ProposalState,
+    /// Whether a node may have voted for it, or may still do so.
     has_votes: bool,
 }
 
-enum Stage {
-    /// To be proposed in the next round.
+enum ProposalState {
+    /// To be sent in the next round.
     Open,
-    /// Proposed; votes are coming in.
+    /// Sent; votes are arriving.
     Voting,
-    /// To be proposed again then, under another token: several compete, and none has won.
+    /// To be sent again at this time under another token: several proposals compete, and none has a majority.
     BackingOff(Instant),
     Granted,
-    Refused(Result<AcquireOutcome, BackendError>),
-    /// The caller has been told.
-    Over,
+    Rejected(Result<AcquireOutcome, BackendError>),
+    /// The outcome was returned.
+    Concluded,
 }
 
 impl Election {
     pub(crate) fn open(nodes: &Arc<Nodes>, claims: &[&AcquireRequest]) -> Self {
-        let bids = claims.iter().map(|claim| Bid::new(nodes, claim)).collect();
-        Self { nodes: nodes.clone(), bids }
+        let proposals = claims.iter().map(|claim| Proposal::new(nodes, claim)).collect();
+        Self { nodes: nodes.clone(), proposals }
     }
 
     pub(crate) async fn run(mut self) -> Vec<Result<AcquireOutcome, BackendError>> {
         loop {
-            self.come_back().await;
-            if !self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
+            self.reopen().await;
+            if !self.has_open() {
                 break;
             }
             self.round().await;
         }
-        self.withdraw_if(|bid| !matches!(bid.stage, Stage::Granted));
+        self.withdraw_if(|proposal| !matches!(proposal.state, ProposalState::Granted));
         let nodes = &self.nodes;
-        self.bids.iter_mut().map(|bid| bid.conclude(nodes)).collect()
+        self.proposals.iter_mut().map(|proposal| proposal.conclude(nodes)).collect()
     }
 
-    /// Opens those again that have backed off for long enough, under other tokens.
-    async fn come_back(&mut self) {
-        let backing_off = |bid: &Bid| match bid.stage {
-            Stage::BackingOff(until) => Some(until),
+    fn has_open(&self) -> bool {
+        self.proposals.iter().any(|proposal| matches!(proposal.state, ProposalState::Open))
+    }
+
+    /// Opens proposals under new tokens after their back-off. Sleeps if no other proposal is open.
+    async fn reopen(&mut self) {
+        let backing_off = |proposal: &Proposal| match proposal.state {
+            ProposalState::BackingOff(until) => Some(until),
             _ => None,
         };
-        let Some(first) = self.bids.iter().filter_map(backing_off).min() else { return };
-        self.withdraw_if(|bid| matches!(bid.stage, Stage::BackingOff(_)));
-        if !self.bids.iter().any(|bid| matches!(bid.stage, Stage::Open)) {
+        let Some(first) = self.proposals.iter().filter_map(backing_off).min() else { return };
+        self.withdraw_if(|proposal| matches!(proposal.state, ProposalState::BackingOff(_)));
+        if !self.has_open() {
             self.nodes.clock.sleep_until(first).await;
         }
         let now = self.nodes.clock.now();
-        for bid in &mut self.bids {
-            if let Stage::BackingOff(until) = bid.stage {
-                // What stood behind the old token is on its way back, also if it is not its turn yet.
-                bid.has_votes = false;
+        for proposal in &mut self.proposals {
+            if let ProposalState::BackingOff(until) = proposal.state {
+                // The votes of the old token are being withdrawn, even if the back-off is not over.
+                proposal.has_votes = false;
                 if until <= now {
-                    bid.token = self.nodes.new_token(bid.claim.owner);
-                    bid.stage = Stage::Open;
-                    bid.choose_number(0);
+                    proposal.token = self.nodes.new_token(proposal.claim.owner);
+                    proposal.state = ProposalState::Open;
+                    proposal.choose_block(0);
                 }
             }
         }
@@ -105,171 +110,178 @@ impl Election {
         let sent = self.nodes.clock.now();
         let mut voting = Vec::new();
         let mut requests = Vec::new();
-        for (at, bid) in self.bids.iter_mut().enumerate() {
-            if let Stage::Open = bid.stage {
-                requests.push(bid.propose(&self.nodes, sent));
+        for (at, proposal) in self.proposals.iter_mut().enumerate() {
+            if let ProposalState::Open = proposal.state {
+                requests.push(proposal.propose(&self.nodes, sent));
                 voting.push(at);
             }
         }
-        // Who waits wants to be told of changes, and the first attempt does not know yet that it has to.
-        let is_tracked = voting.iter().any(|at| self.bids[*at].claim.attempt > 0);
-        let requests: Arc<[Request]> = requests.into();
-        let mut answers = self.nodes.ask(&requests, is_tracked);
+        // Only a waiter needs change notifications, and a first attempt may not have to wait.
+        let tracked = voting.iter().any(|at| self.proposals[*at].claim.attempt > 0);
+        let requests: Arc<[BallotRequest]> = requests.into();
+        let mut replies = self.nodes.send(&requests, tracked);
         while !voting.is_empty() {
-            let next = voting.iter().map(|at| self.bids[*at].until).min().unwrap_or(sent);
+            let next = voting.iter().map(|at| self.proposals[*at].until).min().unwrap_or(sent);
             tokio::select! {
                 biased;
-                answer = answers.recv() => {
-                    // Each node has answered by then.
-                    let Some(Answer { place, said }) = answer else { break };
-                    match said {
-                        Said::Answered(answered) => self.count(&requests, place, answered),
-                        Said::Nothing(to) => self.note_silence(&requests, place, &to),
+                reply = replies.recv() => {
+                    // The channel closes after the results of all nodes.
+                    let Some(NodeReply { node, content }) = reply else { break };
+                    match content {
+                        ReplyContent::Results(results) => self.count(&requests, node, results),
+                        ReplyContent::Silent(on) => self.note_silence(&requests, node, &on),
                     }
                 }
                 () = self.nodes.clock.sleep_until(next) => {}
             }
             let now = self.nodes.clock.now();
-            voting.retain(|at| !self.bids[*at].is_decided(&self.nodes, now, sent));
+            voting.retain(|at| !self.proposals[*at].is_decided(&self.nodes, now, sent));
         }
     }
 
-    /// Votes of one node. Those that come after a decision count for nothing: what was granted is granted.
+    /// Counts the votes of one node. Votes after a decision are ignored: a grant stays a grant.
     fn count(
         &mut self,
-        requests: &[Request],
-        place: usize,
-        answers: Vec<(usize, Result<Value, BackendError>)>,
+        requests: &[BallotRequest],
+        node: usize,
+        results: Vec<(usize, Result<Value, BackendError>)>,
     ) {
-        let mut bids = self.bids.iter_mut();
-        for (at, answer) in answers {
+        let mut proposals = self.proposals.iter_mut();
+        for (at, result) in results {
             let request = &requests[at];
-            let vote = request.vote(answer);
-            // In the same order; bids that were not part of the round are passed by.
-            let Some(bid) = bids.find(|bid| bid.token == request.token) else { return };
-            if let Stage::Voting = bid.stage {
-                bid.has_votes |= !matches!(vote, Vote::Held { .. } | Vote::Low(_));
-                bid.tally.count(place, vote);
+            let vote = request.vote(result);
+            // Results are in the order of the proposals. Proposals outside of the round are skipped.
+            let Some(proposal) = proposals.find(|one| one.token == request.token) else { return };
+            if let ProposalState::Voting = proposal.state {
+                proposal.has_votes |= !matches!(vote, Vote::Held { .. } | Vote::Low(_));
+                proposal.votes.count(node, vote);
             }
         }
     }
 
-    /// The node at `place` answers nothing, to the requests at `to` among others.
-    fn note_silence(&mut self, requests: &[Request], place: usize, to: &[usize]) {
-        let mut bids = self.bids.iter_mut();
-        for at in to {
-            // In the same order, as the votes.
-            let Some(bid) = bids.find(|bid| bid.token == requests[*at].token) else { return };
-            bid.silent |= 1 << place;
+    /// Records that `node` is silent on the requests with the indices `on`.
+    fn note_silence(&mut self, requests: &[BallotRequest], node: usize, on: &[usize]) {
+        let mut proposals = self.proposals.iter_mut();
+        for at in on {
+            // In the order of the proposals, like the results.
+            let Some(proposal) = proposals.find(|one| one.token == requests[*at].token) else {
+                return;
+            };
+            proposal.silent |= 1 << node;
         }
     }
 
-    fn withdraw_if(&self, is_over: impl Fn(&Bid) -> bool) {
+    fn withdraw_if(&self, is_over: impl Fn(&Proposal) -> bool) {
         let now = self.nodes.clock.now();
-        let over = self.bids.iter().filter(|bid| bid.has_votes && is_over(bid));
-        let withdraw = |bid: &Bid| {
-            let (claim, until) = (&bid.claim, now + bid.claim.ttl);
-            withdrawal(What::Withdraw, &claim.keys, bid.token, bid.block, until)
+        let over = self.proposals.iter().filter(|one| one.has_votes && is_over(one));
+        let withdraw = |proposal: &Proposal| {
+            let (keys, until) = (&proposal.claim.keys, now + proposal.claim.ttl);
+            let operation = BallotOperation::Withdraw;
+            Withdrawal::new(operation, keys, proposal.token, proposal.block, until)
         };
-        // Nobody waits for the answers.
+        // The replies are not needed.
         drop(self.nodes.withdraw(over.map(withdraw).collect()));
     }
 }
 
 impl Drop for Election {
     fn drop(&mut self) {
-        // A grant that nobody was told of is one that nobody will release.
-        for bid in &mut self.bids {
-            bid.has_votes |= bid.rounds > 0;
+        // A grant that was not returned would never be released.
+        for proposal in &mut self.proposals {
+            proposal.has_votes |= proposal.rounds > 0;
         }
-        self.withdraw_if(|bid| !matches!(bid.stage, Stage::Over));
+        self.withdraw_if(|proposal| !matches!(proposal.state, ProposalState::Concluded));
     }
 }
 
-impl Bid {
+impl Proposal {
     fn new(nodes: &Nodes, claim: &AcquireRequest) -> Self {
-        let mut bid = Self {
+        let mut proposal = Self {
             claim: claim.clone(),
             token: nodes.new_token(claim.owner),
             block: None,
             rounds: 0,
-            tries: 0,
-            tally: nodes.new_tally(),
+            back_offs: 0,
+            votes: nodes.new_count(),
             silent: 0,
             until: Instant::from_nanos(0),
-            stage: Stage::Open,
+            state: ProposalState::Open,
             has_votes: false,
         };
-        bid.choose_number(0);
-        bid
+        proposal.choose_block(0);
+        proposal
     }
 
-    /// The next numbers above `promised`, if fences are wanted.
-    fn choose_number(&mut self, promised: u64) {
+    /// Chooses the next ballot numbers above `promised`, if the request needs a fencing token.
+    fn choose_block(&mut self, promised: u64) {
         if self.claim.fencing {
-            match Block::above(promised, self.claim.extra_fences.saturating_add(1)) {
+            match FenceBlock::above(promised, self.claim.extra_fences.saturating_add(1)) {
                 Ok(block) => self.block = Some(block),
-                Err(error) => self.stage = Stage::Refused(Err(error)),
+                Err(error) => self.state = ProposalState::Rejected(Err(error)),
             }
         }
     }
 
-    fn propose(&mut self, nodes: &Nodes, sent: Instant) -> Request {
+    fn propose(&mut self, nodes: &Nodes, sent: Instant) -> BallotRequest {
         let claim = &self.claim;
         self.rounds += 1;
-        self.tally = nodes.new_tally();
+        self.votes = nodes.new_count();
         self.silent = 0;
-        self.stage = Stage::Voting;
+        self.state = ProposalState::Voting;
         self.until =
-            sent + url::longest_patience(claim.ttl, nodes.request_timeout, nodes.node_timeout);
+            sent + pacing::max_round_time(claim.ttl, nodes.request_timeout, nodes.node_timeout);
         if claim.attempt > 0 {
-            claim.keys.iter().for_each(|key| nodes.changes.forget(key.as_str()));
+            claim.keys.iter().for_each(|key| nodes.changes.clear(key.as_str()));
         }
-        // Who waits asks again, and is told the rest then.
+        // A waiter sends a second request, and the answer to that names the holder.
         let is_plain = claim.attempt == 0 && claim.enqueue && self.block.is_none();
-        let what = if is_plain { What::Set } else { What::Propose };
+        let operation = if is_plain { BallotOperation::Set } else { BallotOperation::Propose };
         let (token, ttl, block) = (self.token, claim.ttl, self.block);
-        Request { what, keys: claim.keys.clone(), token, ttl, block }
+        BallotRequest { operation, keys: claim.keys.clone(), token, ttl, block }
     }
 
-    /// Whether the present round is over for this claim.
+    /// Whether the current round is over for this proposal.
     fn is_decided(&mut self, nodes: &Nodes, now: Instant, sent: Instant) -> bool {
         let missing = if now >= self.until {
             u64::MAX
-        } else if self.tally.is_contested() || nodes.node_timeout.is_some() {
+        } else if self.votes.is_contested() || nodes.node_timeout.is_some() {
             self.silent
         } else {
-            // Nothing is lost by waiting: no competitor has a vote.
+            // Waiting has no cost: no competing proposal has a vote.
             0
         };
         if missing != 0 {
-            // Whoever has not answered may have voted all the same.
+            // A node that has not answered may have voted.
             self.has_votes = true;
-            nodes.close(&mut self.tally, missing, now.since(sent));
+            nodes.fail_missing(&mut self.votes, missing, now.since(sent));
         }
-        let Some(verdict) = self.tally.verdict() else { return false };
-        self.has_votes |= self.tally.is_open();
-        match verdict {
-            Verdict::Granted => self.stage = Stage::Granted,
-            // Whoever waits asks again by itself.
-            Verdict::Held { split: true, .. } if !self.waits() && self.tries < MOST_TRIES => {
-                self.tries += 1;
-                let least = url::least_patience(self.claim.ttl);
-                let request_timeout = nodes.node_timeout.unwrap_or(least);
-                self.stage = Stage::BackingOff(now + jitter::below(request_timeout));
+        let Some(decision) = self.votes.decision() else { return false };
+        self.has_votes |= self.votes.is_incomplete();
+        match decision {
+            Decision::Granted => self.state = ProposalState::Granted,
+            // A waiter retries without a back-off here.
+            Decision::Held { split: true, .. }
+                if !self.waits() && self.back_offs < MAX_BACK_OFFS =>
+            {
+                self.back_offs += 1;
+                let least = pacing::min_silence_limit(self.claim.ttl);
+                let longest = nodes.node_timeout.unwrap_or(least);
+                self.state = ProposalState::BackingOff(now + jitter::below(longest));
             }
-            Verdict::Held { expires_in, split } => {
-                self.stage = Stage::Refused(Ok(self.busy(nodes, expires_in, split)));
+            Decision::Held { expires_in, split } => {
+                self.state = ProposalState::Rejected(Ok(self.contended(nodes, expires_in, split)));
             }
-            Verdict::Low(number) if self.rounds < MOST_ROUNDS => {
-                self.stage = Stage::Open;
-                self.choose_number(number);
+            Decision::Low(number) if self.rounds < MAX_ROUNDS => {
+                self.state = ProposalState::Open;
+                self.choose_block(number);
             }
-            // Others outbid it all the time.
-            Verdict::Low(_) => self.stage = Stage::Refused(Ok(self.busy(nodes, None, true))),
-            Verdict::Failed => {
+            // Other proposals had greater numbers in each round.
+            Decision::Low(_) => {
+                self.state = ProposalState::Rejected(Ok(self.contended(nodes, None, true)));
+            }
+            Decision::Failed => {
                 self.has_votes = true;
-                self.stage = Stage::Refused(Err(nodes.failure(&self.tally)));
+                self.state = ProposalState::Rejected(Err(nodes.failure(&self.votes)));
             }
         }
         true
@@ -279,11 +291,16 @@ impl Bid {
         self.claim.enqueue || self.claim.keys.len() > 1
     }
 
-    fn busy(&self, nodes: &Nodes, expires_in: Option<Duration>, split: bool) -> AcquireOutcome {
-        // A lost push costs no more than this.
-        const LOOK: Duration = Duration::from_millis(800);
+    fn contended(
+        &self,
+        nodes: &Nodes,
+        expires_in: Option<Duration>,
+        split: bool,
+    ) -> AcquireOutcome {
+        // Bounds the delay after a lost notification.
+        const RECHECK: Duration = Duration::from_millis(800);
         const ROUNDING: Duration = Duration::from_millis(1);
-        /// Long enough for one of those who compete to be done before the next begins.
+        /// Long enough for one competitor to finish before the next starts.
         const BACK_OFF: Duration = Duration::from_millis(50);
         if split {
             let retry_after = jitter::below(BACK_OFF);
@@ -292,32 +309,33 @@ impl Bid {
                 wait_mode: WaitMode::Watch { retry_after },
             };
         }
-        if !nodes.tell() {
+        if !nodes.reports_changes() {
             return AcquireOutcome::contended(expires_in);
         }
-        let look = jitter::below(LOOK);
+        let recheck = jitter::below(RECHECK);
         let retry_after = match expires_in {
-            // Only the next attempt has the locks watched.
+            // Tracking starts with the second attempt.
             _ if self.claim.attempt == 0 => Duration::ZERO,
-            Some(expires_in) => look.min(expires_in + ROUNDING),
-            None => look,
+            Some(expires_in) => recheck.min(expires_in + ROUNDING),
+            None => recheck,
         };
         AcquireOutcome::Contended { expires_in, wait_mode: WaitMode::Watch { retry_after } }
     }
 
-    /// What the caller is told. From here on a grant is the caller's to release.
+    /// The outcome for the caller, which from then on has to release a grant.
     fn conclude(&mut self, nodes: &Nodes) -> Result<AcquireOutcome, BackendError> {
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Granted => {
+        match std::mem::replace(&mut self.state, ProposalState::Concluded) {
+            ProposalState::Granted => {
                 let (token, ttl, block) = (self.token, self.claim.ttl, self.block);
-                let holding = Holding { token, ttl, block, leaves_until: None };
-                nodes.holdings.note(self.claim.owner, holding, nodes.clock.now());
-                Ok(granted(self.block))
+                let grant = MajorityGrant { token, ttl, block, releasing_until: None };
+                nodes.grants.insert(self.claim.owner, grant, nodes.clock.now());
+                Ok(acquired(self.block))
             }
-            Stage::Refused(refused) => refused,
-            Stage::Open | Stage::Voting | Stage::BackingOff(_) | Stage::Over => {
-                Err(nodes.failure(&self.tally))
-            }
+            ProposalState::Rejected(outcome) => outcome,
+            ProposalState::Open
+            | ProposalState::Voting
+            | ProposalState::BackingOff(_)
+            | ProposalState::Concluded => Err(nodes.failure(&self.votes)),
         }
     }
 }

@@ -1,61 +1,71 @@
-//! What majorities have granted to this pool.
+//! The grants that this pool has received from majorities.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::redis::quorum::fence_block::Block;
-use crate::backend::redis::quorum::message::Token;
-use crate::backend::{LeaseRef, Owner};
+use crate::backend::redis::quorum::fence_block::FenceBlock;
+use crate::backend::redis::quorum::message::VoteToken;
+use crate::backend::{AcquireOutcome, LeaseRef, Owner};
 use crate::base::clock::Instant;
+use crate::base::fence::Fence;
 
-/// By owner, from the grant until the release is answered.
+/// Grants by owner. An entry lives from the grant until its release is answered.
 #[derive(Debug, Default)]
-pub(crate) struct Holdings(Mutex<Book>);
+pub(crate) struct Grants(Mutex<GrantTable>);
 
 #[derive(Debug, Default)]
-struct Book {
-    by_owner: HashMap<Owner, Holding>,
-    /// Those that nobody will ask for again are swept when the book has grown to this.
+struct GrantTable {
+    by_owner: HashMap<Owner, MajorityGrant>,
+    /// At this size, entries are removed if their release was sent and their lease has expired.
     sweep_at: usize,
 }
 
-/// One grant.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holding {
-    pub(crate) token: Token,
+pub(crate) struct MajorityGrant {
+    pub(crate) token: VoteToken,
     pub(crate) ttl: Duration,
-    pub(crate) block: Option<Block>,
-    /// Since a release was sent: when the nodes have forgotten it by themselves.
-    pub(crate) leaves_until: Option<Instant>,
+    pub(crate) block: Option<FenceBlock>,
+    /// `Some` once a release was sent: when the lease expires on the nodes without an answer.
+    pub(crate) releasing_until: Option<Instant>,
 }
 
-impl Holdings {
-    pub(crate) fn get(&self, owner: &Owner) -> Option<Holding> {
-        self.book().by_owner.get(owner).copied()
+impl Grants {
+    pub(crate) fn get(&self, owner: &Owner) -> Option<MajorityGrant> {
+        self.table().by_owner.get(owner).copied()
     }
 
-    /// What is known of `lease`: if it is not in the book, no more than its owner.
-    pub(crate) fn of(&self, lease: &LeaseRef) -> Holding {
-        let (token, ttl) = (Token::of_any_attempt(lease.owner), lease.ttl);
-        let unknown = Holding { token, ttl, block: None, leaves_until: None };
+    /// The grant of `lease`. Without an entry, it matches any attempt of the owner.
+    pub(crate) fn of(&self, lease: &LeaseRef) -> MajorityGrant {
+        let (token, ttl) = (VoteToken::of_any_attempt(lease.owner), lease.ttl);
+        let unknown = MajorityGrant { token, ttl, block: None, releasing_until: None };
         self.get(&lease.owner).unwrap_or(unknown)
     }
 
-    pub(crate) fn note(&self, owner: Owner, holding: Holding, now: Instant) {
-        let mut book = self.book();
-        if book.by_owner.len() >= book.sweep_at {
-            book.by_owner.retain(|_, known| known.leaves_until.is_none_or(|until| until > now));
-            book.sweep_at = (2 * book.by_owner.len()).max(1024);
+    pub(crate) fn insert(&self, owner: Owner, grant: MajorityGrant, now: Instant) {
+        let mut table = self.table();
+        if table.by_owner.len() >= table.sweep_at {
+            table.by_owner.retain(|_, known| known.releasing_until.is_none_or(|until| until > now));
+            table.sweep_at = (2 * table.by_owner.len()).max(1024);
         }
-        book.by_owner.insert(owner, holding);
+        table.by_owner.insert(owner, grant);
     }
 
-    pub(crate) fn forget(&self, owner: &Owner) {
-        self.book().by_owner.remove(owner);
+    pub(crate) fn remove(&self, owner: &Owner) {
+        self.table().by_owner.remove(owner);
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn table(&self) -> MutexGuard<'_, GrantTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The outcome of a grant: the first number of `block` is its fencing token, the others are reserved.
+pub(crate) fn acquired(block: Option<FenceBlock>) -> AcquireOutcome {
+    let reserved = block.map_or(0, |block| block.last - block.first);
+    AcquireOutcome::Acquired {
+        fence: block.map(|block| Fence::new(block.first)),
+        reserved_fences: u32::try_from(reserved).unwrap_or_default(),
+        contended: None,
     }
 }

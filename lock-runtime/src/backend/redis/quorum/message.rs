@@ -1,28 +1,32 @@
-//! What a node of a quorum is asked, and what it answers.
+//! The requests to a node of a quorum, and the meaning of its answers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
 
-use crate::backend::redis::keyspace::Book;
-use crate::backend::redis::protocol::script::{BALLOT, By, RELEASE};
-use crate::backend::redis::protocol::scripted::{millis, unexpected};
-use crate::backend::redis::quorum::fence_block::Block;
+use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::protocol::script::{By, RELEASE, Script};
+use crate::backend::redis::protocol::value::{millis, unexpected};
+use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
 use crate::backend::redis::quorum::vote_count::Vote;
 use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::key::Key;
 
-/// What stands in a lock for its holder: the owner, and which of its attempts it was.
+/// One node's part in a quorum.
+static BALLOT: Lazy<Script> = Lazy::new(|| Script::new(include_str!("ballot.lua")));
+
+/// The value of a lock on a node: the owner token and the number of the owner's attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Token {
+pub(crate) struct VoteToken {
     owner: Owner,
-    /// `None` for whichever it was, of an owner whose attempt another connection has made.
+    /// `None` matches any attempt of the owner: another connection has made it.
     attempt: Option<u32>,
 }
 
-impl Token {
-    /// Of an attempt that nobody has made before under this number.
+impl VoteToken {
+    /// `attempt` must be new.
     pub(crate) const fn new(owner: Owner, attempt: u32) -> Self {
         Self { owner, attempt: Some(attempt) }
     }
@@ -31,7 +35,7 @@ impl Token {
         Self { owner, attempt: None }
     }
 
-    fn text(self) -> Vec<u8> {
+    fn encoded(self) -> Vec<u8> {
         let mut text = self.owner.as_bytes().to_vec();
         if let Some(attempt) = self.attempt {
             text.extend_from_slice(format!("/{attempt:08x}").as_bytes());
@@ -40,69 +44,70 @@ impl Token {
     }
 }
 
-/// One request, the same to every node.
+/// One request, sent unchanged to every node.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) what: What,
+pub(crate) struct BallotRequest {
+    pub(crate) operation: BallotOperation,
     pub(crate) keys: Arc<[Key]>,
-    pub(crate) token: Token,
-    /// How long the node keeps the locks from now; at an end zero, unless they stay taken still.
+    pub(crate) token: VoteToken,
+    /// How long the node keeps the locks from now. Zero for a release or a withdrawal, unless the locks are to stay
+    /// taken for that time.
     pub(crate) ttl: Duration,
-    /// The numbers that the holder may give out as fences.
-    pub(crate) block: Option<Block>,
+    /// The ballot numbers that the holder may use as fencing tokens.
+    pub(crate) block: Option<FenceBlock>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// A vote, by one plain command: of one lock, without a number. Says no more than yes or no.
+pub(crate) enum BallotOperation {
+    /// A vote by one plain `SET`, for one lock without a ballot number. The answer does not name the holder.
     Set,
     /// A vote.
     Propose,
-    /// Go on; and take what is missing.
+    /// Extends the lease, and restores it where it is missing.
     Extend,
-    /// Take back what was granted.
+    /// Removes a grant.
     Release,
-    /// Take back a vote that came to nothing: nobody was granted anything by it.
+    /// Removes a vote that did not lead to a grant.
     Withdraw,
-    /// Who is it?
+    /// Reads the holder.
     Read,
 }
 
-impl Request {
-    /// For a node that has this book. Without one, while a slot of a cluster moves and the book may be at another
-    /// server than the lock, a lock that is there is extended or freed, and no number is noted.
-    pub(crate) fn command(&self, by: By, book: Option<&Book>) -> Cmd {
+impl BallotRequest {
+    /// The command for a node with this ballot log. While a slot of a cluster moves, the log may be on another server
+    /// than the lock. Without a log, an existing lock is extended or freed, and no ballot number is recorded.
+    pub(crate) fn command(&self, by: By, book: Option<&BallotLog>) -> Cmd {
         let ttl = millis(self.ttl);
         let noted = self.block.zip(book);
-        let what = match (self.what, &*self.keys) {
-            (What::Set, [key]) => {
+        let operation = match (self.operation, &*self.keys) {
+            (BallotOperation::Set, [key]) => {
                 let mut set = Cmd::with_capacity(6, 6 * 48);
-                set.arg("SET").arg(key.as_str()).arg(self.token.text());
+                set.arg("SET").arg(key.as_str()).arg(self.token.encoded());
                 set.arg("NX").arg("PX").arg(ttl);
                 return set;
             }
-            (What::Read, keys) => {
+            (BallotOperation::Read, keys) => {
                 let mut get = redis::cmd("MGET");
                 for key in keys {
                     get.arg(key.as_str());
                 }
                 return get;
             }
-            // The usual case in a script that does no more than this.
-            (What::Release | What::Withdraw, [key])
+            // The usual case: a script that only compares and deletes is enough.
+            (BallotOperation::Release | BallotOperation::Withdraw, [key])
                 if self.ttl.is_zero() && self.block.is_none() && self.token.attempt.is_some() =>
             {
                 let mut call = RELEASE.call(by, 1, 1);
-                call.arg(key.as_str()).arg(self.token.text());
+                call.arg(key.as_str()).arg(self.token.encoded());
                 return call;
             }
-            (What::Set | What::Propose, _) => "propose",
-            // Of an attempt that is not known to be held, nothing is taken that is missing.
-            (What::Extend, _) if self.token.attempt.is_none() => "keep",
-            (What::Extend, _) if self.block.is_some() && noted.is_none() => "keep",
-            (What::Extend, _) => "extend",
-            (What::Release, _) => "release",
-            (What::Withdraw, _) => "withdraw",
+            (BallotOperation::Set | BallotOperation::Propose, _) => "propose",
+            // A missing lock is not restored for an attempt that is not known to hold it.
+            (BallotOperation::Extend, _) if self.token.attempt.is_none() => "keep",
+            (BallotOperation::Extend, _) if self.block.is_some() && noted.is_none() => "keep",
+            (BallotOperation::Extend, _) => "extend",
+            (BallotOperation::Release, _) => "release",
+            (BallotOperation::Withdraw, _) => "withdraw",
         };
         let locks = self.keys.len();
         let mut call = BALLOT.call(by, locks + usize::from(noted.is_some()), 8);
@@ -110,17 +115,19 @@ impl Request {
             call.arg(key.as_str());
         }
         if let Some((_, book)) = noted {
-            call.arg(&*book.name);
+            call.arg(&*book.key);
         }
-        let (first, last, most, spare) = noted
-            .map_or((0, 0, 0, 0), |(block, book)| (block.first, block.last, book.most, book.spare));
-        let is_end = matches!(self.what, What::Release | What::Withdraw);
+        let (first, last, most, spare) = noted.map_or((0, 0, 0, 0), |(block, book)| {
+            (block.first, block.last, book.max_entries, book.max_idle)
+        });
+        let is_end = matches!(self.operation, BallotOperation::Release | BallotOperation::Withdraw);
         let ttl = if is_end && self.ttl.is_zero() { 0 } else { ttl };
-        call.arg(what).arg(self.token.text()).arg(ttl).arg(locks).arg(first).arg(last).arg(most);
-        call.arg(spare);
+        call.arg(operation).arg(self.token.encoded()).arg(ttl).arg(locks);
+        call.arg(first).arg(last).arg(most).arg(spare);
         call
     }
 
+    /// The vote in an answer to [`Set`](BallotOperation::Set) or [`Propose`](BallotOperation::Propose).
     pub(crate) fn vote(&self, answer: Result<Value, BackendError>) -> Vote {
         let value = match answer {
             Ok(value) => value,
@@ -136,17 +143,17 @@ impl Request {
             [Value::Int(1)] => Vote::Granted,
             [Value::Int(0), Value::Int(expires_in), Value::BulkString(holder)] => Vote::Held {
                 expires_in: u64::try_from(*expires_in).ok().map(Duration::from_millis),
-                by: holder.iter().take(OWNER).copied().collect(),
+                by: holder.iter().take(OWNER_LEN).copied().collect(),
             },
             [Value::Int(2), Value::BulkString(number)] => match number_in(number) {
-                Some(number) if number < MOST => Vote::Low(number),
+                Some(number) if number < MAX_NUMBER => Vote::Low(number),
                 _ => Vote::Failed(unexpected(&value)),
             },
             [Value::Int(3), Value::BulkString(clock)] => {
                 let last = self.block.map_or(0, |block| block.last);
                 let ahead = last.saturating_sub(number_in(clock).unwrap_or(last));
                 let text = format!(
-                    "a number is {:?} ahead of a node's clock",
+                    "the proposed fence is {:?} ahead of a node's clock",
                     Duration::from_micros(ahead)
                 );
                 Vote::Failed(BackendError::new(FailureKind::Rejected, text).remedy(SYNCHRONISE))
@@ -155,15 +162,15 @@ impl Request {
         }
     }
 
-    /// Whether the locks were the token's. For all but votes.
-    pub(crate) fn was_ours(
+    /// Whether the locks had the token, by an answer to an operation that is no vote.
+    pub(crate) fn had_token(
         &self,
         answer: Result<Value, BackendError>,
     ) -> Result<bool, BackendError> {
         match answer? {
             Value::Int(outcome @ 0..=2) => Ok(outcome > 0),
-            Value::Array(holders) if self.what == What::Read => {
-                let token = self.token.text();
+            Value::Array(holders) if self.operation == BallotOperation::Read => {
+                let token = self.token.encoded();
                 Ok(holders.iter().all(|holder| {
                     matches!(holder, Value::BulkString(holder) if holder.starts_with(&token))
                 }))
@@ -173,12 +180,11 @@ impl Request {
     }
 }
 
-const OWNER: usize = 32;
+/// Digits of an owner token.
+const OWNER_LEN: usize = 32;
 
-/// A double counts exactly up to here; what is above is no number of ours.
-const MOST: u64 = 1 << 53;
-
-pub(crate) const SYNCHRONISE: &str = "synchronise the clocks of the nodes and of all machines that take locks; without fences (`fencing(false)`) their difference does not matter";
+/// A Lua number (double) counts exactly up to here. No greater ballot number is valid.
+const MAX_NUMBER: u64 = 1 << 53;
 
 fn number_in(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()

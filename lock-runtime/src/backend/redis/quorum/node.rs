@@ -1,210 +1,210 @@
-//! One node of a quorum: a server, or a cluster.
+//! One node of a quorum: a server or a cluster.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use redis::Value;
 use tokio::sync::mpsc;
 
-use crate::backend::redis::BackendConfig;
-use crate::backend::redis::conn::connection::{Ahead, Node};
-use crate::backend::redis::conn::push::{Ears, Home};
+use crate::backend::redis::cluster::Cluster;
+use crate::backend::redis::cluster::router::IfDivided;
+use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::sentinel::Sentinels;
-use crate::backend::redis::discovery::target::Resolver;
-use crate::backend::redis::keyspace::Book;
-use crate::backend::redis::net::handshake::Hearing;
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::net::handshake::PushConfig;
+use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::protocol::scripted::{Server, Way};
-use crate::backend::redis::protocol::wait_queue::Hot;
-use crate::backend::redis::quorum::message::{Request, What};
-use crate::backend::redis::quorum::pacing::Pace;
-use crate::backend::redis::quorum::push::{Changes, MemberEar};
-use crate::backend::redis::quorum::url::Place;
-use crate::backend::redis::routing::cluster::{Boxed, Cluster, Entry};
-use crate::backend::redis::routing::slots::Address;
-use crate::backend::{Backend, BackendError, Notifier, Warning};
+use crate::backend::redis::protocol::script;
+use crate::backend::redis::protocol::scripted_server::RouteHint;
+use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest};
+use crate::backend::redis::quorum::pacing::ResponseTimes;
+use crate::backend::redis::quorum::push::{ChangeReports, NodeWakeups};
+use crate::backend::redis::quorum::url::NodeAddress;
+use crate::backend::redis::slot_map::Address;
+use crate::backend::{Backend, BackendConfig, BackendError, FailureKind, Notifier, Warning};
 use crate::base::error::LockError;
 use crate::base::key::Key;
 
-pub(crate) struct Member {
+/// One node. It keeps its connections up until it is closed.
+pub(crate) struct QuorumNode {
     pub(crate) name: String,
+    pub(crate) kind: NodeKind,
     /// Of the server, or of the cluster as a whole.
-    pub(crate) pace: Arc<Pace>,
+    pub(crate) times: Arc<ResponseTimes>,
     /// Of each server of a cluster.
-    paces: Mutex<HashMap<Address, Arc<Pace>>>,
-    pub(crate) body: Body,
+    server_times: Mutex<HashMap<Address, Arc<ResponseTimes>>>,
 }
 
-/// What it consists of.
-pub(crate) enum Body {
-    Server(Node),
-    /// Each lock is in one of its servers. As one node it fails for the locks of a server that fails.
+pub(crate) enum NodeKind {
+    Server(Connection),
+    /// Each lock is stored by one server of the cluster. If that server fails, the node fails for its locks.
     Cluster(Cluster),
 }
 
-impl Member {
-    /// Connects to the node at `number`, and goes on trying if that fails. The second is how the first try went.
-    pub(crate) async fn begin(
-        place: Place,
-        number: usize,
-        changes: &Arc<Changes>,
+impl QuorumNode {
+    /// Connects to a node and retries in the background if that fails. The second value is the result of the first try.
+    /// `index` identifies the node in `changes`.
+    pub(crate) async fn connect(
+        address: NodeAddress,
+        index: usize,
+        changes: &Arc<ChangeReports>,
         mut config: BackendConfig<'_>,
     ) -> Result<(Self, Result<(), BackendError>), LockError> {
         let BackendConfig { clock, .. } = config;
-        let name = place.to_string();
-        let notifier = Notifier::new(MemberEar::new(number, changes, clock));
-        let resolver: Resolver = match place {
-            Place::Server(endpoint) => {
+        let name = address.to_string();
+        let notifier = Notifier::new(NodeWakeups::new(index, changes, clock));
+        let target: Target = match address {
+            NodeAddress::Server(endpoint) => {
                 config = config.with_connect_timeout(endpoint.connect_timeout);
                 Dialer::new(endpoint.of_pool(config)?).await?.into()
             }
-            Place::Service(service) => {
+            NodeAddress::Service(service) => {
                 config = config.with_connect_timeout(service.master.connect_timeout);
                 Sentinels::new(service, config).await?.into()
             }
-            // As a store of its own is opened: it listens for calls, too, though here nobody is ever called.
-            Place::Cluster(seeds) => {
+            // Opened like a cluster backend. It subscribes to hand-off messages too, though a quorum sends none.
+            NodeAddress::Cluster(seeds) => {
                 let (cluster, opened) = Cluster::begin(seeds, config).await?;
                 cluster.subscribe(notifier);
-                return Ok((Self::new(name, Body::Cluster(cluster)), opened));
+                return Ok((Self::new(name, NodeKind::Cluster(cluster)), opened));
             }
         };
-        // Nobody stands in a line here, so nobody can be called in vain.
+        // A quorum has no wait queue, so no hand-off can be unclaimed.
         let (strays, _) = mpsc::unbounded_channel();
-        let ears = Arc::new(Ears::new(strays, Arc::<Hot>::default(), clock));
-        ears.subscribe(notifier);
-        let hearing = Hearing { ears, home: Home::Server, calls: None };
-        let (node, opened) = Node::begin(resolver, clock, config.limits(), Some(hearing)).await;
-        Ok((Self::new(name, Body::Server(node)), opened))
+        let push_handler = PushHandler::new(strays, |_| {});
+        push_handler.subscribe(notifier);
+        let pushes = PushConfig { sink: push_handler, scope: MessageScope::AllSlots, queue: None };
+        let (node, opened) = Connection::start(target, clock, config.limits(), Some(pushes)).await;
+        Ok((Self::new(name, NodeKind::Server(node)), opened))
     }
 
-    fn new(name: String, body: Body) -> Self {
-        Self { name, pace: Arc::default(), paces: Mutex::default(), body }
+    fn new(name: String, kind: NodeKind) -> Self {
+        Self { name, kind, times: Arc::default(), server_times: Mutex::default() }
     }
 
-    /// Asks in one write. `is_tracked`: the node then tells of changes of the locks that it reads.
-    pub(crate) async fn ask(
+    /// Sends the requests in one write and returns one result each. If `is_tracked`, the node then reports changes of
+    /// the locks that it reads.
+    pub(crate) async fn send(
         &self,
-        requests: &[Request],
+        requests: &[BallotRequest],
         is_tracked: bool,
     ) -> Vec<Result<Value, BackendError>> {
-        match &self.body {
-            Body::Server(node) => {
-                let command = |at: usize, by| requests[at].command(by, Some(&Book::OF_SERVER));
-                let ahead = if is_tracked { Ahead::Caching } else { Ahead::Nothing };
-                node.run(requests.len(), ahead, command).await
+        match &self.kind {
+            NodeKind::Server(node) => {
+                let command = |at: usize, by| requests[at].command(by, Some(&BallotLog::OF_SERVER));
+                let prelude = if is_tracked { Prelude::Caching } else { Prelude::None };
+                script::run(node, requests.len(), prelude, command).await
             }
-            Body::Cluster(cluster) => {
-                let part = |request: &Request| Part { request: request.clone(), is_tracked };
-                cluster.serve(&requests.iter().map(part).collect::<Vec<_>>()).await
+            NodeKind::Cluster(cluster) => {
+                let routed = cluster.router().route(
+                    requests,
+                    // The second time without its ballot log.
+                    IfDivided::SendSeparately,
+                    |request| &request.keys,
+                    |server, hint, requests| {
+                        let command = move |at: usize, by| {
+                            let request: &BallotRequest = &requests[at];
+                            let has_log = request.block.is_some()
+                                && (hint == RouteHint::Direct
+                                    || request.operation == BallotOperation::Propose);
+                            let log = has_log.then(|| BallotLog::of_slot(&request.keys));
+                            request.command(by, log.as_ref())
+                        };
+                        Box::pin(server.run(hint, is_tracked, requests.len(), command))
+                    },
+                );
+                routed.await
             }
         }
     }
 
-    /// Which of requests about these locks are to be asked together: those that one server answers. One that is
-    /// silent must not keep back the others' answers.
-    pub(crate) fn shares<'a>(&self, locks: impl Iterator<Item = &'a [Key]>) -> Vec<Share> {
-        let cluster = match &self.body {
-            Body::Server(_) => return vec![Share { places: None, pace: self.pace.clone() }],
-            Body::Cluster(cluster) => cluster,
+    /// Groups requests for these locks by the server that answers them. Each group is sent on its own, so that a
+    /// silent server does not delay the answers of the others.
+    pub(crate) fn groups<'a>(&self, locks: impl Iterator<Item = &'a [Key]>) -> Vec<ServerGroup> {
+        let cluster = match &self.kind {
+            NodeKind::Server(_) => {
+                return vec![ServerGroup { indices: None, times: self.times.clone() }];
+            }
+            NodeKind::Cluster(cluster) => cluster,
         };
-        let mut shares: BTreeMap<Option<Address>, Vec<usize>> = BTreeMap::new();
+        let mut groups: BTreeMap<Option<Address>, Vec<usize>> = BTreeMap::new();
         for (at, keys) in locks.enumerate() {
-            shares.entry(cluster.server_of(keys)).or_default().push(at);
+            groups.entry(cluster.server_of(keys)).or_default().push(at);
         }
-        let share = |(server, places)| Share { places: Some(places), pace: self.pace_of(server) };
-        shares.into_iter().map(share).collect()
+        let group = |(server, indices)| ServerGroup {
+            indices: Some(indices),
+            times: self.times_of(server),
+        };
+        groups.into_iter().map(group).collect()
     }
 
-    fn pace_of(&self, server: Option<Address>) -> Arc<Pace> {
-        let Some(server) = server else { return self.pace.clone() };
-        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        paces.entry(server).or_default().clone()
+    fn times_of(&self, server: Option<Address>) -> Arc<ResponseTimes> {
+        let Some(server) = server else { return self.times.clone() };
+        let mut times = self.server_times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.entry(server).or_default().clone()
     }
 
-    /// What is wrong with connections that work.
+    /// A problem of connections that work.
     pub(crate) fn warning(&self) -> Option<Warning> {
-        match &self.body {
-            Body::Server(node) => node.warning(),
-            Body::Cluster(cluster) => cluster.warning(),
+        match &self.kind {
+            NodeKind::Server(node) => node.warning(),
+            NodeKind::Cluster(cluster) => cluster.warning(),
         }
     }
 
-    /// Whether it tells of changes.
-    pub(crate) fn tells(&self) -> bool {
-        match &self.body {
-            Body::Server(node) => node.hears().changes,
-            Body::Cluster(cluster) => cluster.tells(),
+    /// Whether the node sends change notifications.
+    pub(crate) fn reports_changes(&self) -> bool {
+        match &self.kind {
+            NodeKind::Server(node) => node.push_support().tracking,
+            NodeKind::Cluster(cluster) => cluster.reports_changes(),
         }
     }
 
     pub(crate) fn close(&self) {
-        match &self.body {
-            Body::Server(node) => node.close(),
-            Body::Cluster(cluster) => cluster.end(),
+        match &self.kind {
+            NodeKind::Server(node) => node.close(),
+            NodeKind::Cluster(cluster) => cluster.end(),
         }
     }
+}
+
+/// The node `name` has not answered for `waited`.
+pub(crate) fn timeout_error(name: &str, waited: Duration) -> BackendError {
+    let message = format!("Redis at {name} did not answer within {waited:?}");
+    BackendError::new(FailureKind::MaybeApplied, message)
+        .remedy("check that the node is up and reachable; its connection comes back by itself")
 }
 
 /// The requests of a call that one server answers.
-pub(crate) struct Share {
-    /// At these places of the call, in order; `None` for all.
-    places: Option<Vec<usize>>,
-    pub(crate) pace: Arc<Pace>,
+pub(crate) struct ServerGroup {
+    /// Their indices in the call, in order; `None` for all.
+    indices: Option<Vec<usize>>,
+    pub(crate) times: Arc<ResponseTimes>,
 }
 
-impl Share {
-    pub(crate) fn of<'a, T: Clone>(&self, all: &'a [T]) -> Cow<'a, [T]> {
-        match &self.places {
+impl ServerGroup {
+    /// The entries of `all` that belong to this group.
+    pub(crate) fn select<'a, T: Clone>(&self, all: &'a [T]) -> Cow<'a, [T]> {
+        match &self.indices {
             None => all.into(),
-            Some(places) => places.iter().map(|at| all[*at].clone()).collect(),
+            Some(indices) => indices.iter().map(|at| all[*at].clone()).collect(),
         }
     }
 
-    /// The places of its requests in a call of `count`.
-    pub(crate) fn places(&self, count: usize) -> Vec<usize> {
-        self.places.clone().unwrap_or_else(|| (0..count).collect())
+    /// The indices of this group's requests in a call of `count`.
+    pub(crate) fn indices(&self, count: usize) -> Vec<usize> {
+        self.indices.clone().unwrap_or_else(|| (0..count).collect())
     }
 
-    /// Each of `answers` with the place of its request.
-    pub(crate) fn placed<T>(&self, answers: Vec<T>) -> Vec<(usize, T)> {
-        match &self.places {
+    /// Pairs each answer with the index of its request.
+    pub(crate) fn with_indices<T>(&self, answers: Vec<T>) -> Vec<(usize, T)> {
+        match &self.indices {
             None => answers.into_iter().enumerate().collect(),
-            Some(places) => places.iter().copied().zip(answers).collect(),
+            Some(indices) => indices.iter().copied().zip(answers).collect(),
         }
-    }
-}
-
-/// A request to a cluster.
-#[derive(Clone)]
-struct Part {
-    request: Request,
-    is_tracked: bool,
-}
-
-impl Entry for Part {
-    type Outcome = Value;
-
-    /// Without its book.
-    const MAY_GO_APART: bool = true;
-
-    fn keys(&self) -> &[Key] {
-        &self.request.keys
-    }
-
-    fn ask<'a>(
-        server: &'a Server,
-        way: Way,
-        parts: &'a [Self],
-    ) -> Boxed<'a, Vec<Result<Value, BackendError>>> {
-        let is_tracked = parts.first().is_some_and(|part| part.is_tracked);
-        let command = move |at: usize, by| {
-            let request = &parts[at].request;
-            let has_book =
-                request.block.is_some() && (way == Way::Straight || request.what == What::Propose);
-            request.command(by, has_book.then(|| Book::of_slot(&request.keys)).as_ref())
-        };
-        Box::pin(server.run_by(way, is_tracked, parts.len(), command))
     }
 }

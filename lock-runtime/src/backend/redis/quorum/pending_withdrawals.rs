@@ -1,65 +1,83 @@
-//! Votes that are to be taken back at a node which does not answer.
+//! Withdrawals that a node has not confirmed yet.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use crate::backend::redis::quorum::message::Request;
+use crate::backend::redis::quorum::fence_block::FenceBlock;
+use crate::backend::redis::quorum::message::{BallotOperation, BallotRequest, VoteToken};
 use crate::base::clock::Instant;
+use crate::base::key::Key;
 
-/// Of one node. One task works on them, however many there are.
+/// The unconfirmed withdrawals of one node. At most one task sends them.
 #[derive(Debug, Default)]
-pub(crate) struct Leftovers(Mutex<Heap>);
+pub(crate) struct PendingWithdrawals(Mutex<WithdrawalQueue>);
 
 #[derive(Debug, Default)]
-struct Heap {
+struct WithdrawalQueue {
     withdrawals: VecDeque<Withdrawal>,
     has_worker: bool,
 }
 
+/// Removes a vote or a grant from a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Withdrawal {
-    pub(crate) request: Request,
-    /// Until then the lock stays taken at the node.
+    pub(crate) request: BallotRequest,
+    /// Until then the lock stays taken on the node.
     pub(crate) keep_until: Option<Instant>,
-    /// By then the node has forgotten the vote by itself.
+    /// By then the vote has expired on the node, and the withdrawal is dropped.
     pub(crate) until: Instant,
 }
 
 impl Withdrawal {
-    /// To be sent at `now`.
-    pub(crate) fn at(&self, now: Instant) -> Request {
+    /// A withdrawal that frees the lock at once.
+    pub(crate) fn new(
+        operation: BallotOperation,
+        keys: &Arc<[Key]>,
+        token: VoteToken,
+        block: Option<FenceBlock>,
+        until: Instant,
+    ) -> Self {
+        let keys = keys.clone();
+        let request = BallotRequest { operation, keys, token, ttl: Duration::ZERO, block };
+        Self { request, keep_until: None, until }
+    }
+
+    /// The request if it is sent at `now`.
+    pub(crate) fn at(&self, now: Instant) -> BallotRequest {
         let ttl = self.keep_until.map_or_else(Default::default, |until| until.since(now));
-        Request { ttl, ..self.request.clone() }
+        BallotRequest { ttl, ..self.request.clone() }
     }
 }
 
-impl Leftovers {
-    /// More than this are not remembered: the node then forgets the oldest by itself.
+impl PendingWithdrawals {
+    /// Above this count the oldest withdrawal is dropped, and its vote expires on the node.
     const MOST: usize = 10_000;
-    const TOGETHER: usize = 128;
+    /// Withdrawals in one request.
+    const BATCH: usize = 128;
 
-    /// True if the caller has to start the worker.
+    /// Returns true if no worker is running: the caller must start one.
     pub(crate) fn add(&self, withdrawals: impl Iterator<Item = Withdrawal>) -> bool {
-        let mut heap = self.heap();
+        let mut queue = self.queue();
         for withdrawal in withdrawals {
-            if heap.withdrawals.len() >= Self::MOST {
-                heap.withdrawals.pop_front();
+            if queue.withdrawals.len() >= Self::MOST {
+                queue.withdrawals.pop_front();
             }
-            heap.withdrawals.push_back(withdrawal);
+            queue.withdrawals.push_back(withdrawal);
         }
-        !heap.withdrawals.is_empty() && !std::mem::replace(&mut heap.has_worker, true)
+        !queue.withdrawals.is_empty() && !std::mem::replace(&mut queue.has_worker, true)
     }
 
-    /// The next for the worker. Without any it is none any more.
+    /// The next batch for the worker. An empty batch ends it: the next [`add`](Self::add) needs a new one.
     pub(crate) fn take(&self, now: Instant) -> Vec<Withdrawal> {
-        let mut heap = self.heap();
-        heap.withdrawals.retain(|withdrawal| withdrawal.until > now);
-        let count = heap.withdrawals.len().min(Self::TOGETHER);
-        heap.has_worker = count > 0;
-        heap.withdrawals.drain(..count).collect()
+        let mut queue = self.queue();
+        queue.withdrawals.retain(|withdrawal| withdrawal.until > now);
+        let count = queue.withdrawals.len().min(Self::BATCH);
+        queue.has_worker = count > 0;
+        queue.withdrawals.drain(..count).collect()
     }
 
-    fn heap(&self) -> MutexGuard<'_, Heap> {
+    fn queue(&self) -> MutexGuard<'_, WithdrawalQueue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What the nodes of a quorum say without being asked.
+//! Change notifications of the nodes of a quorum.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,23 +8,23 @@ use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
 
 use crate::backend::notifier::NotifySink;
-use crate::backend::redis::keyspace::Book;
-use crate::backend::redis::quorum::vote_count::Tally;
+use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::quorum::vote_count::VoteCount;
 use crate::backend::{Notifier, Owner};
 use crate::base::clock::{Clock, Instant};
 
-/// What they say, until a majority has said it of the same lock.
+/// Collects change notifications of a lock until a majority of the nodes has sent one, then notifies the pool.
 #[derive(Debug)]
-pub(crate) struct Changes {
+pub(crate) struct ChangeReports {
     notifier: OnceCell<Notifier>,
     nodes: usize,
-    /// Which nodes have told of a change since the lock was last asked for.
+    /// The nodes, one bit each, that have reported a change since the last proposal for the key.
     by_key: Mutex<HashMap<String, u64>>,
 }
 
-impl Changes {
-    /// More locks than this are not counted: then each change is told at once.
-    const MOST: usize = 10_000;
+impl ChangeReports {
+    /// With more keys than this, the counts are dropped and the change is passed on at once.
+    const MAX_KEYS: usize = 10_000;
 
     pub(crate) fn new(nodes: usize) -> Self {
         Self { notifier: OnceCell::new(), nodes, by_key: Mutex::default() }
@@ -34,21 +34,21 @@ impl Changes {
         let _ = self.notifier.set(notifier);
     }
 
-    /// The lock is about to be asked for: what was said so far is known.
-    pub(crate) fn forget(&self, key: &str) {
+    /// Drops the reports of `key`: the proposal that follows sees those changes.
+    pub(crate) fn clear(&self, key: &str) {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
-    /// True if that makes a majority. One node's word may be about a vote that was taken back.
-    fn count(&self, key: &str, place: usize) -> bool {
+    /// Returns true if a majority has now reported. A single report may be about a vote that was withdrawn.
+    fn add(&self, key: &str, node: usize) -> bool {
         let mut by_key = self.by_key.lock().unwrap_or_else(PoisonError::into_inner);
-        if by_key.len() >= Self::MOST {
+        if by_key.len() >= Self::MAX_KEYS {
             by_key.clear();
             return true;
         }
-        let told = by_key.entry(key.to_owned()).or_default();
-        *told |= 1 << place;
-        if (told.count_ones() as usize) < Tally::majority_of(self.nodes) {
+        let reported = by_key.entry(key.to_owned()).or_default();
+        *reported |= 1 << node;
+        if (reported.count_ones() as usize) < VoteCount::majority_of(self.nodes) {
             return false;
         }
         by_key.remove(key);
@@ -56,35 +56,35 @@ impl Changes {
     }
 }
 
-/// What one node says.
-pub(crate) struct MemberEar {
-    place: usize,
-    changes: Arc<Changes>,
-    all: Arc<AllChanged>,
+/// Receives the notifications of one node.
+pub(crate) struct NodeWakeups {
+    node: usize,
+    changes: Arc<ChangeReports>,
+    resyncs: Arc<ResyncLimiter>,
 }
 
-impl MemberEar {
-    /// Of the node at `place`.
-    pub(crate) fn new(place: usize, changes: &Arc<Changes>, clock: Clock) -> Self {
-        let all = AllChanged { clock, runtime: Handle::current(), last: Mutex::default() };
-        Self { place, changes: changes.clone(), all: Arc::new(all) }
+impl NodeWakeups {
+    /// For the node with the index `node`.
+    pub(crate) fn new(node: usize, changes: &Arc<ChangeReports>, clock: Clock) -> Self {
+        let resyncs = ResyncLimiter { clock, runtime: Handle::current(), last: Mutex::default() };
+        Self { node, changes: changes.clone(), resyncs: Arc::new(resyncs) }
     }
 }
 
-impl NotifySink for MemberEar {
+impl NotifySink for NodeWakeups {
     fn key_changed(&self, key: &str) {
         if let Some(notifier) = self.changes.notifier.get()
-            && !Book::is_at(key)
-            && self.changes.count(key, self.place)
+            && !BallotLog::is_log(key)
+            && self.changes.add(key, self.node)
         {
             notifier.key_changed(key);
         }
     }
 
-    /// The node was away or has been emptied: whoever holds a lock takes it there again.
+    /// The node was disconnected or flushed: renewals restore the locks there.
     fn resync(&self) {
         if let Some(notifier) = self.changes.notifier.get() {
-            AllChanged::tell(&self.all, notifier);
+            ResyncLimiter::notify(&self.resyncs, notifier);
         }
     }
 
@@ -95,48 +95,47 @@ impl NotifySink for MemberEar {
     fn contended(&self, _: &str) {}
 }
 
-/// A node that comes and goes must not have all leases renewed all the time.
-struct AllChanged {
+/// Limits how often a node that reconnects repeatedly causes a renewal of all leases.
+struct ResyncLimiter {
     clock: Clock,
     runtime: Handle,
-    last: Mutex<Option<Last>>,
+    last: Mutex<Option<LastResync>>,
 }
 
-/// When all locks were last said to have changed.
 #[derive(Clone, Copy)]
-enum Last {
+enum LastResync {
     At(Instant),
-    /// It will be said again.
-    Coming,
+    /// The next one is scheduled.
+    Scheduled,
 }
 
-impl AllChanged {
-    const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+impl ResyncLimiter {
+    const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// At once, or as soon as it may be said again.
-    fn tell(self: &Arc<Self>, notifier: &Notifier) {
+    /// Notifies at once, or [`INTERVAL`](Self::INTERVAL) after the last resync.
+    fn notify(self: &Arc<Self>, notifier: &Notifier) {
         let now = self.clock.now();
         let mut state = self.last();
         match *state {
-            Some(Last::Coming) => {}
-            Some(Last::At(last)) if now.since(last) < Self::AT_MOST_EVERY => {
-                *state = Some(Last::Coming);
-                let (all, notifier) = (self.clone(), notifier.clone());
+            Some(LastResync::Scheduled) => {}
+            Some(LastResync::At(last)) if now.since(last) < Self::INTERVAL => {
+                *state = Some(LastResync::Scheduled);
+                let (resyncs, notifier) = (self.clone(), notifier.clone());
                 self.runtime.spawn(async move {
-                    all.clock.sleep_until(last + Self::AT_MOST_EVERY).await;
-                    *all.last() = Some(Last::At(all.clock.now()));
+                    resyncs.clock.sleep_until(last + Self::INTERVAL).await;
+                    *resyncs.last() = Some(LastResync::At(resyncs.clock.now()));
                     notifier.resync();
                 });
             }
-            Some(Last::At(_)) | None => {
-                *state = Some(Last::At(now));
+            Some(LastResync::At(_)) | None => {
+                *state = Some(LastResync::At(now));
                 drop(state);
                 notifier.resync();
             }
         }
     }
 
-    fn last(&self) -> MutexGuard<'_, Option<Last>> {
+    fn last(&self) -> MutexGuard<'_, Option<LastResync>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,38 +1,36 @@
-//! What a `redlock://` URL says.
+//! Parses `redlock://` URLs.
 
 use std::fmt;
-use std::time::Duration;
 
+use crate::backend::redis::cluster::seeds::seeds;
 use crate::backend::redis::discovery::sentinel_url::Service;
-use crate::backend::redis::quorum::diagnostics::Dependent;
-use crate::backend::redis::routing::cluster;
 use crate::backend::redis::url::{Endpoint, scheme_of_redis};
 use crate::base::error::{ErrorKind, LockError};
 
-/// Where a node is.
+/// How to reach a node.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum NodeAddress {
     Server(Endpoint),
-    /// The master of a service, wherever its sentinels say that it is.
+    /// The current master of a service, as its sentinels report it.
     Service(Service),
-    /// Known by these servers of it.
+    /// The seed servers of the cluster.
     Cluster(Vec<Endpoint>),
 }
 
-impl Place {
+impl NodeAddress {
     fn parse(url: &str) -> Result<Self, LockError> {
         if Service::is_named_by(url) {
             return Service::parse(url).map(Self::Service);
         }
         match &*scheme_of_redis(url.split_once("://").map_or("", |(scheme, _)| scheme)) {
-            // What is wrong with one server says little about how to name several.
+            // The remedy of a single server's URL does not fit a list.
             "redis" | "rediss" | "redis+unix" => {
                 Endpoint::parse(url).map(Self::Server).map_err(|error| error.remedy(REMEDY))
             }
-            "redis+cluster" | "rediss+cluster" => cluster::seeds(url).map(Self::Cluster),
-            // A password may have come to stand in front of it.
-            scheme => Err(wrong(format!("`{}://` is no node of a quorum", after_login(scheme)))
-                .remedy("a node is a server of its own, `redis://host` or `rediss://host`, a master that sentinels know, `redis+sentinel://host/service`, or a cluster of its own, `redis+cluster://host`")),
+            "redis+cluster" | "rediss+cluster" => seeds(url).map(Self::Cluster),
+            // The text before `://` may contain a password.
+            scheme => Err(wrong(format!("`{}://` cannot be a node of a quorum", after_login(scheme)))
+                .remedy("a node is an independent server, `redis://host` or `rediss://host`, a master behind Sentinel, `redis+sentinel://host/service`, or an independent cluster, `redis+cluster://host`")),
         }
     }
 
@@ -45,7 +43,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for NodeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Server(endpoint) => endpoint.fmt(f),
@@ -61,12 +59,16 @@ impl fmt::Display for Place {
     }
 }
 
-/// The nodes that `url` names: `redlock://a,b:7000,c`, with one user and password, one database and the same
-/// parameters for all; or full URLs one after the other, `redlock://redis://:pw@a,rediss://b,redis://c/2`.
-pub(crate) fn places(url: &str) -> Result<Vec<Place>, LockError> {
+/// Parses the nodes of `url`. In the short form, `redlock://a,b:7000,c`, all nodes share user, password, database and
+/// parameters. In the long form each node has a full URL: `redlock://redis://:pw@a,rediss://b,redis://c/2`.
+///
+/// # Errors
+///
+/// `Config` for an invalid URL, an even number of nodes, fewer than 3, more than 63, or a node that is named twice.
+pub(crate) fn parse(url: &str) -> Result<Vec<NodeAddress>, LockError> {
     let list = url.split_once("://").map_or(url, |(_, list)| list);
     let parsed: Result<Vec<_>, _> = if list.contains("://") {
-        urls(list).into_iter().map(Place::parse).collect()
+        urls(list).into_iter().map(NodeAddress::parse).collect()
     } else {
         let (login, rest) = match list.rsplit_once('@') {
             Some((login, rest)) => (format!("{login}@"), rest),
@@ -80,16 +82,16 @@ pub(crate) fn places(url: &str) -> Result<Vec<Place>, LockError> {
             "redis"
         };
         let whole = |host: &str| format!("{scheme}://{login}{}{tail}", host.trim());
-        hosts.split(',').map(|host| Place::parse(&whole(host))).collect()
+        hosts.split(',').map(|host| NodeAddress::parse(&whole(host))).collect()
     };
-    let places = parsed?;
-    for place in &places {
-        place
+    let addresses = parsed?;
+    for address in &addresses {
+        address
             .login()
-            .wants_no_replicas("a node of a quorum, which is independent of the others")?;
+            .reject_replicas("a node of a quorum, which is independent of the others")?;
     }
-    match places.len() {
-        0..=2 => Err(wrong(format!("a quorum of {} nodes outlives no failure", places.len()))
+    match addresses.len() {
+        0..=2 => Err(wrong(format!("a quorum of {} nodes tolerates no failure", addresses.len()))
             .remedy("name three or five independent servers; for a single one write `redis://host:6379`")),
         count if count % 2 == 0 => Err(wrong(format!(
             "{count} nodes tolerate no more failures than {}, and one more that can fail",
@@ -98,13 +100,13 @@ pub(crate) fn places(url: &str) -> Result<Vec<Place>, LockError> {
         .remedy("name an odd number of nodes: three or five")),
         65.. => Err(wrong("a quorum of more than 63 nodes").remedy("name three or five nodes")),
         _ => {
-            let names: Vec<_> = places.iter().map(ToString::to_string).collect();
+            let names: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             for (at, name) in names.iter().enumerate() {
                 if names[..at].contains(name) {
-                    return Err(refused(&Dependent::Same(name.clone(), name.clone())));
+                    return Err(Dependent::Same(name.clone(), name.clone()).into_error());
                 }
             }
-            Ok(places)
+            Ok(addresses)
         }
     }
 }
@@ -113,7 +115,7 @@ fn after_login(text: &str) -> &str {
     text.rsplit_once('@').map_or(text, |(_, rest)| rest)
 }
 
-/// Those of a list. A comma inside a URL is not followed by a scheme.
+/// The URLs of a list. A comma separates two URLs only if a scheme follows it.
 fn urls(list: &str) -> Vec<&str> {
     let is_scheme = |text: &str| {
         let of_a_scheme = |byte: u8| byte.is_ascii_lowercase() || byte == b'+';
@@ -134,27 +136,52 @@ fn urls(list: &str) -> Vec<&str> {
     urls
 }
 
-/// A node that answers nothing for a shorter time is never silent: short against the ttl, so that a silent one costs
-/// little of it.
-pub(crate) fn least_patience(ttl: Duration) -> Duration {
-    const SHORTEST: Duration = Duration::from_millis(5);
-    const LONGEST: Duration = Duration::from_millis(50);
-    (ttl / 20).clamp(SHORTEST, LONGEST)
+/// Why a node does not fail independently of the others.
+pub(crate) enum Dependent {
+    /// One server of a cluster, without the rest of the cluster.
+    Part(String),
+    /// A replica: its master keeps the locks.
+    Replica(String),
+    /// Two nodes that share a server.
+    Same(String, String),
 }
 
-/// How long a round takes at the most, also where nodes go on to answer others. A node that answers nothing is given
-/// up after the `request_timeout` of the pool.
-pub(crate) fn longest_patience(
-    ttl: Duration,
-    request_timeout: Duration,
-    set: Option<Duration>,
-) -> Duration {
-    (ttl / 2).min(request_timeout.saturating_mul(3)).max(set.unwrap_or_default())
-}
+impl Dependent {
+    #[cold]
+    pub(crate) fn into_error(self) -> LockError {
+        wrong(self.cause()).remedy(self.remedy())
+    }
 
-#[cold]
-pub(crate) fn refused(dependent: &Dependent) -> LockError {
-    wrong(dependent.cause()).remedy(dependent.remedy())
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            Self::Part(name) => format!(
+                "Redis at {name} is a part of a Redis Cluster, and refuses the keys of all other parts"
+            ),
+            Self::Replica(name) => {
+                format!("Redis at {name} is a replica, accepts no locks, and fails with its master")
+            }
+            Self::Same(one, other) if one == other => {
+                format!("{one} is named twice: its one failure would count as two")
+            }
+            Self::Same(one, other) => format!(
+                "{one} and {other} are the same server, or have one in common: its one failure would count as two"
+            ),
+        }
+    }
+
+    pub(crate) const fn remedy(&self) -> &'static str {
+        match self {
+            Self::Part(_) => {
+                "name the whole cluster as one node: `redis+cluster://host` instead of `redis://host`"
+            }
+            Self::Replica(_) => {
+                "name its master instead, or the sentinels that know the master: `redis+sentinel://host:26379/service`"
+            }
+            Self::Same(..) => {
+                "name servers that fail independently of each other, each once; several databases of one server are one node"
+            }
+        }
+    }
 }
 
 const REMEDY: &str = "write `redlock://host1:6379,host2:6379,host3:6379`, or one full URL for each node: `redlock://redis://:password@host1:6379,rediss://host2:6380,redis://host3:6379`";
@@ -171,16 +198,17 @@ mod tests {
     #[test]
     fn nodes_share_login_database_and_parameters_or_have_their_own() {
         let names = |url: &str| -> Vec<String> {
-            places(url).unwrap().iter().map(ToString::to_string).collect()
+            parse(url).unwrap().iter().map(ToString::to_string).collect()
         };
         assert_eq!(names("redlock://a,b:7000,[::1]:1"), ["a:6379", "b:7000", "[::1]:1"]);
-        let all = places("redlock://worker:p%40w@a,b,c/3").unwrap();
-        for endpoint in all.iter().map(Place::login) {
+        let all = parse("redlock://worker:p%40w@a,b,c/3").unwrap();
+        for endpoint in all.iter().map(NodeAddress::login) {
             assert_eq!(endpoint.login.password(), Some("p@w"));
             assert_eq!(endpoint.login.db(), 3);
         }
-        let own = places("redlock://redis://:one@a, redis://:two@b/2,redis://c:1").unwrap();
-        let passwords: Vec<_> = own.iter().map(|place| place.login().login.password()).collect();
+        let own = parse("redlock://redis://:one@a, redis://:two@b/2,redis://c:1").unwrap();
+        let passwords: Vec<_> =
+            own.iter().map(|address| address.login().login.password()).collect();
         assert_eq!(passwords, [Some("one"), Some("two"), None]);
         let url = "redlock://redis://a,redis+sentinel://:pw@s1,s2:7/orders,rediss://c";
         assert_eq!(names(url), ["a:6379", "orders of s1:26379 s2:7", "c:6379"]);
@@ -190,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_no_quorum_is_refused_without_the_password() {
+    fn an_invalid_list_is_rejected_without_naming_the_password() {
         for (url, text) in [
             ("redlock://:c4n4ry@a", "a quorum of 1 nodes"),
             ("redlock://:c4n4ry@a,b", "a quorum of 2 nodes"),
@@ -201,11 +229,14 @@ mod tests {
             ("redlock://:c4n4ry@a,b,c?replicas=1", "has no meaning"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
             ("redlock://redis://:c4n4ry@a,redis+cluster://:c4n4ry@b,c/2,redis://d", "no databases"),
-            ("redlock://redis://:c4n4ry@a,mysql://:c4n4ry@b,redis://d", "`mysql://` is no node"),
-            ("redlock://:c4n4ry@redis://a,redis://b,redis://c", "`redis://` is no node"),
-            ("redlock://u:c4n4ry@redis+cluster://a,redis://b,redis://c", "is no node"),
+            (
+                "redlock://redis://:c4n4ry@a,mysql://:c4n4ry@b,redis://d",
+                "`mysql://` cannot be a node",
+            ),
+            ("redlock://:c4n4ry@redis://a,redis://b,redis://c", "`redis://` cannot be a node"),
+            ("redlock://u:c4n4ry@redis+cluster://a,redis://b,redis://c", "cannot be a node"),
         ] {
-            let error = places(url).unwrap_err();
+            let error = parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
             assert!(error.to_string().contains(text), "{url}: {error}");
             assert!(!format!("{error} {error:?}").contains("c4n4ry"), "{error}");

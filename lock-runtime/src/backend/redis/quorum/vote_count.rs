@@ -1,50 +1,51 @@
-//! Counts the votes of one round.
+//! Counts the votes of one round and derives the decision.
 
 use std::time::Duration;
 
 use crate::backend::{BackendError, FailureKind};
 
-/// What a node answers to a proposal.
+/// The answer of a node to a proposal.
 #[derive(Clone, Debug)]
 pub(crate) enum Vote {
-    /// The lock is the proposer's at this node.
+    /// The node has stored the lock for the proposal.
     Granted,
-    /// It is somebody else's.
+    /// Another owner holds the lock on this node.
     Held {
-        /// When the node forgets the holder, if it can tell.
+        /// Time until the holder's lease expires on the node, if known.
         expires_in: Option<Duration>,
-        /// The first digits of the holder, to see whether nodes name the same one.
+        /// The first digits of the holder's token, to compare the holders of different nodes.
         by: Vec<u8>,
     },
-    /// The node has promised to accept no number up to one that is not below the proposed one. Nothing was changed.
+    /// The node has promised to accept no number up to this one, and the proposed one is not above it. Nothing has
+    /// changed.
     Low(u64),
-    /// It did not answer in time, or refuses.
+    /// The node did not answer in time, or returned an error.
     Failed(BackendError),
 }
 
-/// What the votes come to.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// A majority has granted.
     Granted,
-    /// So many nodes have another holder that no majority can be had, whatever the others say.
+    /// Too many nodes have another holder: no majority is possible, whatever the remaining nodes answer.
     Held {
-        /// When enough of them forget their holder, if they can tell.
+        /// Time until the leases on enough of these nodes expire, if known.
         expires_in: Option<Duration>,
-        /// Whether the nodes name different holders: several are competing, and none may have won.
+        /// Whether the nodes have different holders: several proposals compete, and possibly none has a majority.
         split: bool,
     },
-    /// No majority with this number, but perhaps with one above this.
+    /// No majority for the proposed number, but possibly for one above this.
     Low(u64),
-    /// No majority, and the nodes that failed could have made one.
+    /// No majority, but the failed nodes could have completed one.
     Failed,
 }
 
-/// The votes of one round, one place for each node.
+/// The votes of one round, one entry for each node; `None` until the node has voted.
 #[derive(Clone, Debug)]
-pub(crate) struct Tally(Vec<Option<Vote>>);
+pub(crate) struct VoteCount(Vec<Option<Vote>>);
 
-impl Tally {
+impl VoteCount {
     pub(crate) fn new(nodes: usize) -> Self {
         Self(vec![None; nodes])
     }
@@ -53,34 +54,34 @@ impl Tally {
         nodes / 2 + 1
     }
 
-    /// A node that has answered is not asked again.
+    /// Records a vote. Only the first vote of a node counts.
     pub(crate) fn count(&mut self, node: usize, vote: Vote) {
-        if let Some(place @ None) = self.0.get_mut(node) {
-            *place = Some(vote);
+        if let Some(entry @ None) = self.0.get_mut(node) {
+            *entry = Some(vote);
         }
     }
 
-    /// Whether somebody has still to answer.
-    pub(crate) fn is_open(&self) -> bool {
+    /// Whether a vote is missing.
+    pub(crate) fn is_incomplete(&self) -> bool {
         self.0.iter().any(Option::is_none)
     }
 
-    /// The nodes of `silent`, a bit for each, have failed if they have not answered by now.
-    pub(crate) fn close(&mut self, silent: u64, silence: impl Fn(usize) -> BackendError) {
-        for (node, place) in self.0.iter_mut().enumerate() {
+    /// Counts a missing vote of the nodes in `silent`, one bit each, as failed.
+    pub(crate) fn fail_missing(&mut self, silent: u64, silence: impl Fn(usize) -> BackendError) {
+        for (node, entry) in self.0.iter_mut().enumerate() {
             if silent >> node & 1 == 1 {
-                place.get_or_insert_with(|| Vote::Failed(silence(node)));
+                entry.get_or_insert_with(|| Vote::Failed(silence(node)));
             }
         }
     }
 
-    /// Whether some vote went, or may have gone, to a competitor.
+    /// Whether a vote is, or may be, for a competing proposal.
     pub(crate) fn is_contested(&self) -> bool {
         self.0.iter().flatten().any(|vote| matches!(vote, Vote::Held { .. } | Vote::Low(_)))
     }
 
-    /// As soon as it is certain.
-    pub(crate) fn verdict(&self) -> Option<Verdict> {
+    /// The decision, as soon as no missing vote can change it.
+    pub(crate) fn decision(&self) -> Option<Decision> {
         let nodes = self.0.len();
         let majority = Self::majority_of(nodes);
         let (mut granted, mut open, mut failed) = (0, 0, 0);
@@ -95,30 +96,30 @@ impl Tally {
             }
         }
         if granted >= majority {
-            return Some(Verdict::Granted);
+            return Some(Decision::Granted);
         }
         if held.len() > nodes - majority {
             let split = held.windows(2).any(|pair| pair[0].1 != pair[1].1);
-            // The nodes that fail will not make up for those that are held.
+            // Failed nodes grant nothing, so more leases must expire to make a majority.
             let needed = (held.len() + failed + majority).saturating_sub(nodes).max(1);
             let mut ends: Vec<_> = held.iter().map(|(expires_in, _)| *expires_in).collect();
             ends.sort_by_key(|end| end.unwrap_or(Duration::MAX));
             let expires_in = ends.get(needed - 1).copied().flatten();
-            return Some(Verdict::Held { expires_in, split });
+            return Some(Decision::Held { expires_in, split });
         }
         if granted + open >= majority {
             return None;
         }
         if granted + open + low.len() >= majority {
-            return low.into_iter().max().map(Verdict::Low);
+            return low.into_iter().max().map(Decision::Low);
         }
-        // Those that are still to answer can only tell a held lock from failed nodes.
+        // Missing votes can only decide between a held lock and failed nodes.
         let may_be_held = held.len() + open > nodes - majority;
-        (open == 0 || !may_be_held).then_some(Verdict::Failed)
+        (open == 0 || !may_be_held).then_some(Decision::Failed)
     }
 
-    /// What each node says, for an error's text, and whether it is worth asking again. Nodes that fail name
-    /// themselves.
+    /// The text of an error with the answer of each node, and whether a retry may succeed. The error of a failed node
+    /// contains the node's name.
     pub(crate) fn summary<'a>(
         &self,
         names: impl Iterator<Item = &'a str>,
@@ -127,24 +128,26 @@ impl Tally {
         let majority = Self::majority_of(nodes);
         let granted = self.0.iter().flatten().filter(|vote| matches!(vote, Vote::Granted)).count();
         let mut text = format!("{granted} of {nodes} nodes granted and {majority} are needed");
-        let mut passes = nodes;
+        let mut retryable = nodes;
         for (vote, name) in self.0.iter().zip(names) {
             match vote {
                 Some(Vote::Granted) | None => {}
-                Some(Vote::Held { .. }) => text.push_str(&format!("; {name} is held by another")),
+                Some(Vote::Held { .. }) => {
+                    text.push_str(&format!("; {name} is held by another owner"));
+                }
                 Some(Vote::Low(_)) => {
                     text.push_str(&format!("; {name} has seen a greater number"));
                 }
                 Some(Vote::Failed(error)) => {
                     text.push_str(&format!("; {error}"));
-                    passes -= usize::from(error.kind() == FailureKind::Rejected);
+                    retryable -= usize::from(error.kind() == FailureKind::Rejected);
                 }
             }
         }
-        (text, if passes < majority { FailureKind::Rejected } else { FailureKind::NotApplied })
+        (text, if retryable < majority { FailureKind::Rejected } else { FailureKind::NotApplied })
     }
 
-    /// What to do about the first failure.
+    /// The remedy of the first failure.
     pub(crate) fn remedy(&self) -> &'static str {
         let remedy = |vote: &Vote| match vote {
             Vote::Failed(error) => Some(error.remedy_text()),
@@ -166,13 +169,13 @@ mod tests {
         Vote::Failed(BackendError::new(FailureKind::MaybeApplied, "hung"))
     }
 
-    fn tally(votes: &[Option<Vote>]) -> Tally {
-        Tally(votes.to_vec())
+    fn vote_count(votes: &[Option<Vote>]) -> VoteCount {
+        VoteCount(votes.to_vec())
     }
 
-    /// Every verdict on part of the votes must be that on all of them, whatever the others turn out to be.
+    /// A decision on part of the votes must equal the decision on all votes, whatever the missing votes are.
     #[test]
-    fn an_early_verdict_is_never_taken_back() {
+    fn an_early_decision_is_final() {
         let kinds = [Vote::Granted, held(1, 10), Vote::Low(7), failed()];
         let nodes = 5;
         let mut early = 0;
@@ -180,43 +183,43 @@ mod tests {
             let votes: Vec<_> = (0..nodes)
                 .map(|node| kinds[mask / kinds.len().pow(node as u32) % kinds.len()].clone())
                 .collect();
-            let all = tally(&votes.iter().cloned().map(Some).collect::<Vec<_>>());
-            let last = all.verdict().expect("all have voted");
+            let all = vote_count(&votes.iter().cloned().map(Some).collect::<Vec<_>>());
+            let last = all.decision().expect("all have voted");
             for known in 0_u32..1 << nodes {
                 let part: Vec<_> = votes
                     .iter()
                     .enumerate()
                     .map(|(node, vote)| (known >> node & 1 == 1).then(|| vote.clone()))
                     .collect();
-                let Some(verdict) = tally(&part).verdict() else { continue };
+                let Some(decision) = vote_count(&part).decision() else { continue };
                 early += 1;
-                // To try again with a greater number is right whatever else there is; it costs a round.
-                let alike = matches!(verdict, Verdict::Low(_))
-                    || std::mem::discriminant(&verdict) == std::mem::discriminant(&last);
-                assert!(alike, "{part:?}: {verdict:?}, but with all: {last:?}");
+                // A retry with a greater number is always correct; it costs a round.
+                let alike = matches!(decision, Decision::Low(_))
+                    || std::mem::discriminant(&decision) == std::mem::discriminant(&last);
+                assert!(alike, "{part:?}: {decision:?}, but with all: {last:?}");
             }
         }
         assert!(early > 5_000, "{early}");
     }
 
     #[test]
-    fn a_vote_that_failed_nodes_could_decide_is_not_called_held() {
+    fn a_vote_that_failed_nodes_could_decide_is_not_held() {
         let (g, f) = (Some(Vote::Granted), Some(failed()));
         let h = Some(held(1, 10));
         let all = [g.clone(), g.clone(), h.clone(), h.clone(), f.clone()];
-        assert_eq!(tally(&all).verdict(), Some(Verdict::Failed));
+        assert_eq!(vote_count(&all).decision(), Some(Decision::Failed));
         let all = [g.clone(), h.clone(), h.clone(), h, f.clone()];
-        assert!(matches!(tally(&all).verdict(), Some(Verdict::Held { split: false, .. })));
+        assert!(matches!(vote_count(&all).decision(), Some(Decision::Held { split: false, .. })));
         let all = [g.clone(), g.clone(), g, f.clone(), f];
-        assert_eq!(tally(&all).verdict(), Some(Verdict::Granted));
+        assert_eq!(vote_count(&all).decision(), Some(Decision::Granted));
     }
 
     #[test]
-    fn a_held_lock_is_free_when_enough_nodes_forget_it() {
+    fn a_held_lock_is_free_when_enough_leases_expire() {
         let [a, b, c] = [held(1, 30), held(1, 10), held(1, 20)].map(Some);
         let votes = [a, b, c, Some(Vote::Granted), Some(Vote::Granted)];
-        let expires_in = |votes: &[Option<Vote>]| match tally(votes).verdict() {
-            Some(Verdict::Held { expires_in, .. }) => expires_in,
+        let expires_in = |votes: &[Option<Vote>]| match vote_count(votes).decision() {
+            Some(Decision::Held { expires_in, .. }) => expires_in,
             other => panic!("{other:?}"),
         };
         assert_eq!(expires_in(&votes), Some(Duration::from_millis(10)));

@@ -1,8 +1,8 @@
-//! The names of the arguments, and what other libraries call them.
+//! The names of the arguments, and their names in other libraries.
 
-use crate::diag::{closest, listed};
+use crate::diagnostics::{closest, listed};
 
-/// Every argument with an example of how it is written.
+/// Every argument with an example.
 const ARGUMENTS: [(&str, &str); 18] = [
     ("key", "key = \"order:<id>\""),
     ("keys", "keys = [\"account:<from>\", \"account:<to>\"]"),
@@ -24,23 +24,23 @@ const ARGUMENTS: [(&str, &str); 18] = [
     ("name", "name = \"settle\""),
 ];
 
-/// `crate` is left out of lists: whoever needs it knows.
+/// Not part of lists: `crate` is rarely needed.
 const CRATE: (&str, &str) = ("crate", "crate = path::to::lock_runtime");
 
-/// What others have and we do not, and what holds instead.
+/// Arguments of other libraries that are not supported, and what applies instead.
 const PLANNED: [(&str, &str); 3] = [
     ("mode", "`mode` is not supported yet: every lock is exclusive"),
     ("permits", "`permits` is not supported yet: every lock has one holder"),
     (
         "fair",
-        "`fair` is not an argument: waiters are served in the order they came, where the store keeps a line also across processes",
+        "`fair` is not an argument: waiters are served in FIFO order, also across processes if the store keeps a wait queue",
     ),
 ];
 
-/// `timeout` and its relatives mean the ttl to one half of the field and the wait to the other.
+/// `timeout` and similar names mean the ttl in some libraries and the wait in others.
 const AMBIGUOUS: [&str; 4] = ["timeout", "lock_timeout", "timeout_ms", "lock_time"];
 
-/// Foreign spellings by the argument of ours that means the same.
+/// Names in other libraries, by the argument with the same meaning.
 const FOREIGN: [(&str, &[&str]); 15] = [
     (
         "key",
@@ -150,7 +150,7 @@ const FOREIGN: [(&str, &[&str]); 15] = [
     ),
 ];
 
-/// Our own spelling of a known argument.
+/// The name of a supported argument.
 pub(crate) fn known(name: &str) -> Option<&'static str> {
     arguments().map(|(known, _)| known).find(|known| *known == name)
 }
@@ -163,11 +163,11 @@ fn arguments() -> impl Iterator<Item = (&'static str, &'static str)> {
     ARGUMENTS.into_iter().chain([CRATE])
 }
 
-/// The argument that `name` stands for elsewhere, in snake case or in camel case.
+/// The argument that `name` means in another library, in snake case or in camel case.
 pub(crate) fn meant(name: &str) -> Option<&'static str> {
     let name = snake_case(name);
     known(&name).or_else(|| {
-        FOREIGN.iter().find(|(_, foreign)| foreign.contains(&&*name)).map(|(ours, _)| *ours)
+        FOREIGN.iter().find(|(_, foreign)| foreign.contains(&&*name)).map(|(own, _)| *own)
     })
 }
 
@@ -189,17 +189,17 @@ pub(crate) fn explain_unknown(name: &str) -> String {
     }
     if AMBIGUOUS.contains(&&*snake_case(name)) {
         return format!(
-            "`{name}` is not an argument: it could mean two things\n\
+            "`{name}` is not an argument: it is ambiguous\n\
              help: `wait = \"3s\"` is how long to wait for the lock\n\
              help: `ttl = \"30s\"` is how long a crashed holder blocks others"
         );
     }
-    if let Some(ours) = meant(name) {
-        return format!("`{name}` is called `{ours}` here\nhelp: write `{}`", example(ours));
+    if let Some(own) = meant(name) {
+        return format!("`{name}` is called `{own}` here\nhelp: write `{}`", example(own));
     }
     let names = || ARGUMENTS.iter().map(|(name, _)| *name);
     match closest(name, names()) {
-        Some(ours) => format!("unknown argument `{name}`\nhelp: did you mean `{ours}`?"),
+        Some(own) => format!("unknown argument `{name}`\nhelp: did you mean `{own}`?"),
         None => format!("unknown argument `{name}`\nhelp: the arguments are {}", listed(names())),
     }
 }
@@ -209,9 +209,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_foreign_spelling_is_one_of_ours() {
-        for (ours, foreign) in FOREIGN {
-            assert!(known(ours).is_some(), "{ours}");
+    fn no_foreign_name_is_an_argument() {
+        for (own, foreign) in FOREIGN {
+            assert!(known(own).is_some(), "{own}");
             for name in foreign {
                 assert_eq!(known(name), None, "{name}");
             }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_spelling_is_translated_once() {
+    fn a_foreign_name_has_one_meaning() {
         let mut all: Vec<&str> =
             FOREIGN.iter().flat_map(|(_, foreign)| foreign.iter().copied()).collect();
         all.extend(AMBIGUOUS);
@@ -230,9 +230,9 @@ mod tests {
     }
 
     #[test]
-    fn every_unknown_name_gets_an_answer() {
-        assert!(explain_unknown("timeout").contains("two things"));
-        assert!(explain_unknown("lockTimeout").contains("two things"));
+    fn every_unknown_name_is_explained() {
+        assert!(explain_unknown("timeout").contains("ambiguous"));
+        assert!(explain_unknown("lockTimeout").contains("ambiguous"));
         assert!(explain_unknown("lockAtMostFor").contains("write `ttl = \"30s\"`"));
         assert!(explain_unknown("lock_at_most_for").contains("write `ttl = \"30s\"`"));
         assert!(explain_unknown("lockAtLeastFor").contains("write `min_hold = \"50s\"`"));

@@ -1,68 +1,13 @@
-//! The slots of a Redis Cluster: which one a key is in, and which server has it.
+//! Which server of a Redis Cluster has each hash slot.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use once_cell::sync::Lazy;
 use redis::Value;
 
-use crate::base::key::Key;
+use crate::backend::redis::hash_slot::SLOTS;
 
-/// How many slots a cluster has.
-pub(crate) const SLOTS: u16 = 16_384;
-
-/// The slot of a key: of the part in its first braces if there is one, otherwise of all of it.
-pub(crate) fn slot(key: &str) -> u16 {
-    crc16(tagged(key).unwrap_or(key).as_bytes()) % SLOTS
-}
-
-/// The slot that all of `keys` are in; the first two that are in different ones otherwise.
-pub(crate) fn common(keys: &[Key]) -> Result<u16, (&str, &str)> {
-    let Some((first, others)) = keys.split_first() else { return Ok(0) };
-    let first = first.as_str();
-    let shared = slot(first);
-    match others.iter().find(|other| slot(other.as_str()) != shared) {
-        Some(other) => Err((first, other.as_str())),
-        None => Ok(shared),
-    }
-}
-
-/// What puts a key into `slot` if it stands in braces in front: the least number that does. All our
-/// processes have to agree on it.
-pub(crate) fn tag(slot: u16) -> u32 {
-    static TAGS: Lazy<Vec<u32>> = Lazy::new(|| {
-        let mut tags = vec![u32::MAX; usize::from(SLOTS)];
-        let mut missing = tags.len();
-        let mut number = 0;
-        while missing > 0 {
-            let tag = &mut tags[usize::from(crc16(number.to_string().as_bytes()) % SLOTS)];
-            if *tag == u32::MAX {
-                *tag = number;
-                missing -= 1;
-            }
-            number += 1;
-        }
-        tags
-    });
-    TAGS[usize::from(slot % SLOTS)]
-}
-
-fn tagged(key: &str) -> Option<&str> {
-    let (_, rest) = key.split_once('{')?;
-    let (tag, _) = rest.split_once('}')?;
-    (!tag.is_empty()).then_some(tag)
-}
-
-/// CRC-16/XMODEM.
-fn crc16(bytes: &[u8]) -> u16 {
-    static TABLE: Lazy<[u16; 256]> = Lazy::new(|| {
-        let step = |crc: u16| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-        std::array::from_fn(|byte| (0..8).fold((byte as u16) << 8, |crc, _| step(crc)))
-    });
-    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
-}
-
-/// Where a server of the cluster is reached.
+/// Host and port of a server of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Address {
     pub(crate) host: Arc<str>,
@@ -74,8 +19,8 @@ impl Address {
         Self { host: host.into(), port }
     }
 
-    /// `host:port` as `asked` has said it. Without a host it is its own.
-    pub(crate) fn told(text: &str, asked: &Self) -> Option<Self> {
+    /// Parses `host:port` from an answer of `asked`. An empty host is the host of `asked`.
+    pub(crate) fn parse(text: &str, asked: &Self) -> Option<Self> {
         // The host may be an IPv6 address without brackets.
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
@@ -85,7 +30,7 @@ impl Address {
     fn with_host(host: &str, port: u16, asked: &Self) -> Option<Self> {
         match host {
             "" => Some(Self { host: asked.host.clone(), port }),
-            // The server is to tell its name and has none.
+            // The server is configured to announce a host name and has none.
             "?" => None,
             host => Some(Self::new(host, port)),
         }
@@ -102,21 +47,21 @@ impl fmt::Display for Address {
     }
 }
 
-/// What one server says about all slots.
+/// One server's answer to `CLUSTER SLOTS`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Map {
-    /// First and last slot, and who has them.
+pub(crate) struct SlotRanges {
+    /// First slot, last slot and master of each range.
     ranges: Vec<(u16, u16, Address)>,
     replicas: Vec<Address>,
-    /// What the cluster calls its servers, replicas too.
+    /// The node ids of masters and replicas.
     ids: Vec<String>,
 }
 
-impl Map {
-    /// Reads what `asked` answered to `CLUSTER SLOTS`. `None` if it is something else.
+impl SlotRanges {
+    /// Parses `asked`'s answer to `CLUSTER SLOTS`. `None` for any other value.
     pub(crate) fn parse(answer: &Value, asked: &Address) -> Option<Self> {
         let Value::Array(entries) = answer else { return None };
-        let mut map = Self::default();
+        let mut all = Self::default();
         for entry in entries {
             let Value::Array(parts) = entry else { return None };
             let [Value::Int(first), Value::Int(last), master, replicas @ ..] = parts.as_slice()
@@ -127,15 +72,15 @@ impl Map {
             if last >= SLOTS {
                 return None;
             }
-            map.ids.extend(std::iter::once(master).chain(replicas).filter_map(id));
+            all.ids.extend(std::iter::once(master).chain(replicas).filter_map(id));
             if let Some(master) = node(master, asked)? {
-                map.ranges.push((first, last, master));
+                all.ranges.push((first, last, master));
             }
             for replica in replicas {
-                map.replicas.extend(node(replica, asked)?);
+                all.replicas.extend(node(replica, asked)?);
             }
         }
-        Some(map)
+        Some(all)
     }
 
     pub(crate) fn masters(&self) -> Vec<Address> {
@@ -146,7 +91,7 @@ impl Map {
     }
 }
 
-/// The address in an entry of `CLUSTER SLOTS`. `Some(None)` for one that nobody can go to.
+/// The address of a server in `CLUSTER SLOTS`. `Some(None)` if it cannot be connected to.
 fn node(value: &Value, asked: &Address) -> Option<Option<Address>> {
     let Value::Array(parts) = value else { return None };
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
@@ -160,42 +105,42 @@ fn node(value: &Value, asked: &Address) -> Option<Option<Address>> {
     Some(Address::with_host(host, port, asked))
 }
 
-/// The id in such an entry.
+/// The node id of a server in `CLUSTER SLOTS`.
 fn id(value: &Value) -> Option<String> {
     let Value::Array(parts) = value else { return None };
     let [_, _, Value::BulkString(id), ..] = parts.as_slice() else { return None };
     String::from_utf8(id.clone()).ok()
 }
 
-/// What is known about all slots at this moment.
+/// The current map of all slots, shared by the connections of a cluster.
 #[derive(Debug)]
-pub(crate) struct Slots(RwLock<Table>);
+pub(crate) struct SlotMap(RwLock<SlotTable>);
 
 #[derive(Debug)]
-struct Table {
+struct SlotTable {
     masters: Vec<Address>,
     replicas: Vec<Address>,
     ids: Vec<String>,
-    /// For each slot who of `masters` has it.
+    /// For each slot the index of its owner in `masters`, or [`UNASSIGNED`].
     owners: Vec<u16>,
 }
 
-const NOBODY: u16 = u16::MAX;
+const UNASSIGNED: u16 = u16::MAX;
 
-impl Table {
-    fn new(map: &Map) -> Self {
-        let masters = map.masters();
-        let mut owners = vec![NOBODY; usize::from(SLOTS)];
-        for (first, last, master) in &map.ranges {
+impl SlotTable {
+    fn new(answer: &SlotRanges) -> Self {
+        let masters = answer.masters();
+        let mut owners = vec![UNASSIGNED; usize::from(SLOTS)];
+        for (first, last, master) in &answer.ranges {
             let at = masters.binary_search(master).ok().and_then(|at| u16::try_from(at).ok());
             for slot in *first..=*last {
-                owners[usize::from(slot)] = at.unwrap_or(NOBODY);
+                owners[usize::from(slot)] = at.unwrap_or(UNASSIGNED);
             }
         }
-        let mut replicas = map.replicas.clone();
+        let mut replicas = answer.replicas.clone();
         replicas.sort_unstable();
         replicas.dedup();
-        let mut ids = map.ids.clone();
+        let mut ids = answer.ids.clone();
         ids.sort_unstable();
         ids.dedup();
         Self { masters, replicas, ids, owners }
@@ -206,9 +151,9 @@ impl Table {
     }
 }
 
-impl Slots {
-    pub(crate) fn new(map: &Map) -> Self {
-        Self(RwLock::new(Table::new(map)))
+impl SlotMap {
+    pub(crate) fn new(answer: &SlotRanges) -> Self {
+        Self(RwLock::new(SlotTable::new(answer)))
     }
 
     pub(crate) fn owner(&self, slot: u16) -> Option<Address> {
@@ -219,7 +164,7 @@ impl Slots {
         self.table().owner(slot) == Some(address)
     }
 
-    /// Any slot that `address` has.
+    /// The first slot of `address`.
     pub(crate) fn some_slot(&self, address: &Address) -> Option<u16> {
         let table = self.table();
         (0..SLOTS).find(|slot| table.owner(*slot) == Some(address))
@@ -233,17 +178,17 @@ impl Slots {
         self.table().replicas.clone()
     }
 
-    /// What the cluster calls its servers.
+    /// The node ids of masters and replicas.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.table().ids.clone()
     }
 
-    /// How many slots nobody has.
+    /// The number of slots without an owner.
     pub(crate) fn unserved(&self) -> usize {
-        self.table().owners.iter().filter(|owner| **owner == NOBODY).count()
+        self.table().owners.iter().filter(|owner| **owner == UNASSIGNED).count()
     }
 
-    /// `slot` is at `address`. False if that was known.
+    /// Assigns `slot` to `address`. False if it was already assigned to it.
     pub(crate) fn patch(&self, slot: u16, address: &Address) -> bool {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if slot >= SLOTS || table.owner(slot) == Some(address) {
@@ -253,20 +198,20 @@ impl Slots {
             table.masters.push(address.clone());
             table.masters.len() - 1
         });
-        table.owners[usize::from(slot)] = u16::try_from(at).unwrap_or(NOBODY);
+        table.owners[usize::from(slot)] = u16::try_from(at).unwrap_or(UNASSIGNED);
         true
     }
 
-    /// Takes `map` for what is known. False if any slot is where it was.
-    pub(crate) fn replace(&self, map: &Map) -> bool {
-        let new = Table::new(map);
+    /// Replaces the whole map. False if no slot has changed its owner.
+    pub(crate) fn replace(&self, answer: &SlotRanges) -> bool {
+        let new = SlotTable::new(answer);
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let changed = (0..SLOTS).any(|slot| new.owner(slot) != table.owner(slot));
         *table = new;
         changed
     }
 
-    fn table(&self) -> RwLockReadGuard<'_, Table> {
+    fn table(&self) -> RwLockReadGuard<'_, SlotTable> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -276,45 +221,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_in_the_slot_that_the_servers_say() {
-        // As `CLUSTER KEYSLOT` of 7.0 has it.
-        for (key, expected) in [
-            ("123456789", 12_739),
-            ("foo", 12_182),
-            ("bar", 5_061),
-            ("{user1000}.following", 3_443),
-            ("foo{}{bar}", 8_363),
-            ("foo{{bar}}zap", 4_015),
-            ("foo{bar}{zap}", 5_061),
-            ("", 0),
-        ] {
-            assert_eq!(slot(key), expected, "{key}");
-        }
-    }
-
-    #[test]
-    fn a_tag_in_front_puts_any_key_into_its_slot() {
-        for wanted in 0..SLOTS {
-            let tag = tag(wanted);
-            assert_eq!(slot(&format!("{{{tag}}}order:{{7}}")), wanted);
-        }
-    }
-
-    #[test]
-    fn keys_in_different_slots_are_named() {
-        let keys = ["a{7}", "b{7}", "c"].map(Key::from);
-        assert_eq!(common(&keys[..2]), Ok(slot("7")));
-        assert_eq!(common(&keys), Err(("a{7}", "c")));
-    }
-
-    #[test]
     fn an_address_may_be_ipv6_or_without_a_host() {
         let asked = Address::new("10.0.0.1", 6379);
-        assert_eq!(Address::told(":7000", &asked), Some(Address::new("10.0.0.1", 7000)));
-        assert_eq!(Address::told("::1:7000", &asked), Some(Address::new("::1", 7000)));
-        assert_eq!(Address::told("b.example:7000", &asked), Some(Address::new("b.example", 7000)));
+        assert_eq!(Address::parse(":7000", &asked), Some(Address::new("10.0.0.1", 7000)));
+        assert_eq!(Address::parse("::1:7000", &asked), Some(Address::new("::1", 7000)));
+        assert_eq!(Address::parse("b.example:7000", &asked), Some(Address::new("b.example", 7000)));
         for odd in ["", "b", "b:", "b:x", "?:7000", "b:70000"] {
-            assert_eq!(Address::told(odd, &asked), None, "{odd}");
+            assert_eq!(Address::parse(odd, &asked), None, "{odd}");
         }
     }
 
@@ -332,35 +245,35 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_read_and_patched() {
+    fn an_answer_is_parsed_and_the_map_patched() {
         let asked = Address::new("10.0.0.1", 6379);
-        let answer = Value::Array(vec![
+        let reply = Value::Array(vec![
             entry(0, 99, &[(Value::Nil, 7000), (text("10.0.0.4"), 7003)]),
             entry(200, 16_383, &[(text("10.0.0.2"), 7001)]),
             entry(100, 100, &[(text("?"), 7001)]),
         ]);
-        let map = Map::parse(&answer, &asked).unwrap();
-        let slots = Slots::new(&map);
+        let answer = SlotRanges::parse(&reply, &asked).unwrap();
+        let map = SlotMap::new(&answer);
         let (first, second) = (Address::new("10.0.0.1", 7000), Address::new("10.0.0.2", 7001));
-        assert_eq!(slots.owner(99), Some(first.clone()));
-        assert_eq!(slots.owner(100), None);
-        assert_eq!(slots.owner(16_383), Some(second.clone()));
-        assert_eq!(slots.unserved(), 100);
-        assert_eq!(slots.masters(), [first.clone(), second.clone()]);
-        assert_eq!(slots.replicas(), [Address::new("10.0.0.4", 7003)]);
+        assert_eq!(map.owner(99), Some(first.clone()));
+        assert_eq!(map.owner(100), None);
+        assert_eq!(map.owner(16_383), Some(second.clone()));
+        assert_eq!(map.unserved(), 100);
+        assert_eq!(map.masters(), [first.clone(), second.clone()]);
+        assert_eq!(map.replicas(), [Address::new("10.0.0.4", 7003)]);
 
         let third = Address::new("10.0.0.3", 7002);
-        assert!(slots.patch(99, &third));
-        assert!(!slots.patch(99, &third));
-        assert!(slots.is_owner(99, &third) && slots.is_owner(98, &first));
-        assert!(slots.replace(&map));
-        assert!(!slots.replace(&map));
-        assert!(slots.is_owner(99, &first));
-        assert_eq!(slots.some_slot(&second), Some(200));
+        assert!(map.patch(99, &third));
+        assert!(!map.patch(99, &third));
+        assert!(map.is_owner(99, &third) && map.is_owner(98, &first));
+        assert!(map.replace(&answer));
+        assert!(!map.replace(&answer));
+        assert!(map.is_owner(99, &first));
+        assert_eq!(map.some_slot(&second), Some(200));
     }
 
     #[test]
-    fn what_is_no_map_is_refused() {
+    fn other_answers_are_refused() {
         let asked = Address::new("10.0.0.1", 6379);
         for odd in [
             Value::Nil,
@@ -370,7 +283,7 @@ mod tests {
             Value::Array(vec![entry(0, 5, &[(text("a"), 70_000)])]),
             Value::Array(vec![entry(0, 5, &[])]),
         ] {
-            assert_eq!(Map::parse(&odd, &asked), None, "{odd:?}");
+            assert_eq!(SlotRanges::parse(&odd, &asked), None, "{odd:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Hostile input for tests.
 
-/// Deterministic noise: strings over `alphabet`, and over all of Unicode.
+/// Pseudo-random strings over `alphabet` and all of Unicode, the same in each run.
 pub(crate) fn hostile(alphabet: &[u8]) -> impl Iterator<Item = String> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move |below: usize| {

@@ -1,9 +1,9 @@
-//! What happens when the lock is taken by somebody else, or lost.
+//! Values of `on_conflict`, `on_lost` and `release`.
 
 use proc_macro2::Span;
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Result};
 
-use crate::diag::closest;
+use crate::diagnostics::closest;
 use crate::value::tokens;
 
 pub(crate) enum OnConflict {
@@ -12,7 +12,7 @@ pub(crate) enum OnConflict {
     Fallback(Expr),
 }
 
-/// One of the words that an argument knows, by the name of its variant in the runtime.
+/// One of the values of an argument, by the name of its variant in the runtime.
 #[derive(Clone, Copy)]
 pub(crate) struct Choice {
     pub(crate) variant: &'static str,
@@ -53,8 +53,8 @@ pub(crate) fn release(value: &Expr) -> Result<Choice> {
     choice("release", value, [("await", "Awaited"), ("background", "Background")])
 }
 
-fn choice(name: &str, value: &Expr, words: [(&str, &'static str); 2]) -> Result<Choice> {
-    let [(first, _), (second, _)] = words;
+fn choice(name: &str, value: &Expr, values: [(&str, &'static str); 2]) -> Result<Choice> {
+    let [(first, _), (second, _)] = values;
     let wrong = || {
         let message = format!("`{name}` takes `\"{first}\"` or `\"{second}\"`");
         Err(Error::new_spanned(value, message))
@@ -62,15 +62,15 @@ fn choice(name: &str, value: &Expr, words: [(&str, &'static str); 2]) -> Result<
     match value {
         Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
             let written = text.value();
-            match words.iter().find(|(word, _)| *word == written) {
+            match values.iter().find(|(value, _)| *value == written) {
                 Some((_, variant)) => Ok(Choice { variant, span: text.span() }),
                 None => Err(not_a_policy(name, text, &written, &[first, second])),
             }
         }
         Expr::Path(path) => {
             let written = path.path.get_ident().map(Ident::to_string);
-            match words.iter().find(|(word, _)| Some(*word) == written.as_deref()) {
-                Some((word, _)) => Err(unquoted(name, value, word)),
+            match values.iter().find(|(value, _)| Some(*value) == written.as_deref()) {
+                Some((quoted, _)) => Err(unquoted(name, value, quoted)),
                 None => wrong(),
             }
         }

@@ -1,4 +1,4 @@
-//! How mistakes are collected and told.
+//! Collects errors and formats them.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;
 use syn::{Error, LitStr};
 
-/// All mistakes of one use of the attribute.
+/// All errors of one use of the attribute.
 #[derive(Default)]
 pub(crate) struct Errors(Vec<Error>);
 
@@ -15,7 +15,7 @@ impl Errors {
         self.0.push(Error::new(span, message));
     }
 
-    /// Marks all of `tokens`, also where spans cannot be joined.
+    /// Marks all of `tokens`, even if their spans cannot be joined.
     pub(crate) fn push_over(&mut self, tokens: impl ToTokens, message: impl std::fmt::Display) {
         self.0.push(Error::new_spanned(tokens, message));
     }
@@ -43,7 +43,7 @@ impl Errors {
     }
 }
 
-/// What is wrong with a stretch of a string literal.
+/// An error in a range of a string literal.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) range: Range<usize>,
@@ -61,7 +61,7 @@ impl Fault {
         Self { help: Some(help.into()), ..self }
     }
 
-    /// The message with the stretch underlined. Stable rustc has no span for a part of a literal.
+    /// The message with the range underlined. Stable rustc has no span for a part of a literal.
     fn draw(&self, text: &str) -> String {
         let width = |range| text.get(range).map_or(0, |part: &str| part.escape_debug().count());
         let before = " ".repeat(width(0..self.range.start));
@@ -76,7 +76,7 @@ impl Fault {
     }
 }
 
-/// The stretch's own span, where the compiler has one and the literal is written without escapes.
+/// The span of the range, if the compiler provides one and the literal has no escapes.
 fn subspan(literal: &LitStr, range: &Range<usize>) -> Option<Span> {
     let token = literal.token();
     let plain = token.to_string().len() == literal.value().len() + 2;
@@ -86,7 +86,7 @@ fn subspan(literal: &LitStr, range: &Range<usize>) -> Option<Span> {
     token.subspan(range.start + 1..range.end + 1)
 }
 
-/// The candidate that `word` is probably meant to be.
+/// The candidate that `word` probably means.
 pub(crate) fn closest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
@@ -100,7 +100,7 @@ pub(crate) fn closest<'a>(
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein's distance, with a swap of neighbours as one step.
+/// Levenshtein distance, with a swap of neighbours as one step.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut older: Vec<usize> = Vec::new();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_finger_is_understood() {
+    fn a_typo_is_recognised() {
         let names = ["ttl", "wait", "on_conflict", "key", "keys"];
         assert_eq!(closest("tll", names), Some("ttl"));
         assert_eq!(closest("tlt", names), Some("ttl"));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn another_word_is_not_taken_for_a_slip() {
+    fn another_word_is_not_a_typo() {
         assert_eq!(closest("colour", ["ttl", "wait"]), None);
         assert_eq!(closest("", ["ttl"]), None);
         assert_eq!(closest("ab", []), None);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caret_stands_below_the_stretch() {
+    fn the_caret_is_below_the_range() {
         let drawn = Fault::new(7..10, "no `idd`").help("try `id`").draw("order:<idd>");
         let expected = "no `idd`\n\n  \"order:<idd>\"\n          ^^^\nhelp: try `id`";
         assert_eq!(drawn, expected);

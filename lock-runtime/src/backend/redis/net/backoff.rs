@@ -1,12 +1,14 @@
-//! How long to wait before a connection is made again.
+//! The pause before a lost connection is replaced.
 
 use std::time::Duration;
 
 use crate::base::jitter;
 
-/// The pauses between the connections to one server: each up to twice the one before, with jitter, until a
-/// connection has served. One that was only logged in to has not: a server that lets its clients in and hangs up
-/// would be dialled over and over.
+/// The pauses between connections to one server, with jitter. The upper bound doubles with each pause until a
+/// connection has served requests.
+///
+/// A completed log-in does not count as service: otherwise a server that accepts log-ins and then hangs up would be
+/// dialled in a tight loop.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     pause: Duration,
@@ -15,27 +17,27 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// How long a connection has to answer requests until the next one is made at once. Also the bound on how often
-    /// one is made to a server that hangs up later.
+    /// A connection that has answered requests for this long resets the pause. So a server that hangs up later is
+    /// dialled at most about once per this time.
     const STEADY: Duration = Duration::from_secs(1);
 
     pub(crate) const fn new(shortest: Duration, longest: Duration) -> Self {
         Self { pause: shortest, shortest, longest }
     }
 
-    /// Whether a connection whose last answer came so long after its log-in has served.
+    /// Whether a connection has served, if its last answer came `answered_for` after its log-in.
     pub(crate) fn is_steady(answered_for: Duration) -> bool {
         answered_for >= Self::STEADY
     }
 
-    /// A connection is over that gave its last answer so long after its log-in.
+    /// Records the end of a connection whose last answer came `answered_for` after its log-in.
     pub(crate) fn ended(&mut self, answered_for: Duration) {
         if Self::is_steady(answered_for) {
             self.pause = self.shortest;
         }
     }
 
-    /// How long to wait now.
+    /// The next pause.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = jitter::below(self.pause);
         self.pause = self.pause.saturating_mul(2).min(self.longest);

@@ -1,0 +1,134 @@
+//! From a call to a body that may run: checks the call, passes a reentrant one through, acquires the lock.
+
+use std::sync::Arc;
+
+use crate::api::guard::LockGuard;
+use crate::api::locked_future::Entered;
+use crate::api::reentrancy;
+use crate::base::call_site::LockLabel;
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::Key;
+use crate::base::lock_spec::LockSpec;
+use crate::base::options::{LockOptions, Policy};
+use crate::lock::acquire::acquire;
+use crate::lock::core::PoolCore;
+
+/// One call for a lock. Owns everything, borrows no argument.
+#[derive(Debug)]
+pub(crate) struct LockCall {
+    pub(crate) core: Arc<PoolCore>,
+    pub(crate) label: LockLabel,
+    pub(crate) keys: Result<Vec<Key>, LockError>,
+    pub(crate) options: LockOptions,
+    /// Whether the caller sees the guard, and so its fence.
+    pub(crate) shows_guard: bool,
+}
+
+/// Acquires the lock of `call`.
+///
+/// Dropping the future leaves nothing behind.
+///
+/// # Errors
+/// Every kind but `Released`; the body has not run.
+pub(crate) async fn enter(call: LockCall) -> Result<Entered, LockError> {
+    match prepare(call)? {
+        Prepared::Entered(entered) => Ok(entered),
+        Prepared::Acquire(core, spec) => {
+            let label = spec.label.clone();
+            let lease = acquire(&core, spec).await;
+            let guard = lease.and_then(|lease| LockGuard::pick_up(core.clone(), lease));
+            let locate = |error: LockError| error.at(label.template()).in_pool(core.name());
+            guard.map(Entered::locked).map_err(locate)
+        }
+    }
+}
+
+/// A call before its first await.
+enum Prepared {
+    /// Its task holds the lock already.
+    Entered(Entered),
+    Acquire(Arc<PoolCore>, Arc<LockSpec>),
+}
+
+/// Not a part of the future, which would reserve room for all its values and arguments.
+fn prepare(call: LockCall) -> Result<Prepared, LockError> {
+    let LockCall { core, label, keys, options, shows_guard } = call;
+    let locate = |error: LockError| error.at(label.template()).in_pool(core.name());
+    if core.is_inherited() {
+        return Err(locate(LockError::inherited()));
+    }
+    let keys = sorted(keys.map_err(locate)?).map_err(locate)?;
+    let prefix = &core.config.key_prefix;
+    keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
+    let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;
+    if let Some(holder) = reentrancy::find_held(&core, &keys) {
+        return pass(holder, &keys, &policy, shows_guard).map(Prepared::Entered).map_err(locate);
+    }
+    let spec = LockSpec::new(label, keys, policy, prefix);
+    Ok(Prepared::Acquire(core, Arc::new(spec)))
+}
+
+/// Passes a call through a lock that its task holds.
+fn pass(
+    holder: LockGuard,
+    keys: &[Key],
+    policy: &Policy,
+    shows_guard: bool,
+) -> Result<Entered, LockError> {
+    if !holder.is_held() {
+        return Err(holder.end_error());
+    }
+    if !policy.reentrant || !keys.iter().all(|key| holder.keys().contains(key)) {
+        return Err(reentrant(keys));
+    }
+    if shows_guard && policy.fencing && !holder.lease().spec.policy.fencing {
+        return Err(unfenced());
+    }
+    Ok(Entered::nested(holder, policy.on_lost))
+}
+
+/// One order for all callers, so that two of them cannot wait for each other.
+fn sorted(mut keys: Vec<Key>) -> Result<Arc<[Key]>, LockError> {
+    keys.sort();
+    keys.dedup();
+    if keys.is_empty() {
+        return Err(LockError::new(ErrorKind::InvalidKey, "the list of lock keys is empty")
+            .remedy("name at least one key, or skip the call when there is nothing to lock"));
+    }
+    if keys.len() > MOST_KEYS {
+        return Err(too_many(keys.len()));
+    }
+    Ok(keys.into())
+}
+
+/// The most keys of one request. Their script takes the store about a millisecond, and blocks all other clients.
+const MOST_KEYS: usize = 128;
+
+#[cold]
+fn too_many(count: usize) -> LockError {
+    let message = format!(
+        "{count} keys in one request; at most {MOST_KEYS} are allowed, because the store serves no other client meanwhile"
+    );
+    LockError::new(ErrorKind::Config, message).remedy(
+        "lock one key for all of them, or acquire them by several requests, in the same order everywhere",
+    )
+}
+
+#[cold]
+fn reentrant(keys: &[Key]) -> LockError {
+    let names = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    LockError::new(
+        ErrorKind::WouldDeadlock,
+        format!("this task already holds a lock of {names}, and would wait for itself"),
+    )
+    .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")
+}
+
+#[cold]
+fn unfenced() -> LockError {
+    LockError::new(
+        ErrorKind::Config,
+        "the call needs a guard with a fence, and the lock around it was acquired without one",
+    )
+    .remedy("write `guard = lock` on the outer function, or `.fencing(true)` on the outer request; a request that needs no fence says `.fencing(false)`")
+}

@@ -1,0 +1,174 @@
+//! Renders a key template with the arguments of one call.
+
+use std::fmt;
+
+use crate::base::call_site::Site;
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::{Key, push_hex};
+
+/// A value of a `<placeholder>` in a key template: everything that implements [`Display`](fmt::Display).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be part of a lock key",
+    label = "this placeholder's value does not implement `Display`",
+    note = "name a field or a method that does, for example `<order.id>`, or write `key = expression`"
+)]
+pub trait KeyPart {
+    /// Writes the value's text to `out`.
+    ///
+    /// # Errors
+    /// What the value's `Display` returns.
+    fn write(&self, out: &mut dyn fmt::Write) -> fmt::Result;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: fmt::Display + ?Sized> KeyPart for T {
+    fn write(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        write!(out, "{self}")
+    }
+}
+
+/// Renders the template of a [`Site`] with one call's arguments.
+///
+/// Rendering is injective: a value contains neither the character that follows it in the template, nor an escape sequence.
+/// So `("a:b", "c")` and `("a", "b:c")` give two keys.
+#[derive(Debug)]
+pub struct KeyWriter {
+    site: &'static Site,
+    text: String,
+    fault: Option<LockError>,
+}
+
+impl KeyWriter {
+    /// An empty key with room for `capacity` bytes.
+    #[must_use]
+    pub fn new(site: &'static Site, capacity: usize) -> Self {
+        Self { site, text: String::with_capacity(capacity), fault: None }
+    }
+
+    /// Appends text of the template as it is.
+    pub fn text(&mut self, text: &'static str) {
+        self.text.push_str(text);
+    }
+
+    /// Appends an argument's value, escaped; `next` is the character that follows the placeholder in the template.
+    pub fn part<T: KeyPart + ?Sized>(
+        &mut self,
+        placeholder: &'static str,
+        value: &T,
+        next: Option<char>,
+    ) {
+        let before = self.text.len();
+        let written = value.write(&mut Escape { out: &mut self.text, next });
+        if written.is_err() {
+            self.fault(placeholder, "could not be written: its Display failed");
+        } else if self.text.len() == before {
+            self.fault(placeholder, "is empty");
+        }
+    }
+
+    /// The finished key.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidKey`] if a value was empty or its `Display` failed.
+    pub fn finish(self) -> Result<Key, LockError> {
+        match self.fault {
+            Some(fault) => Err(fault),
+            None => Key::from(self.text).checked(),
+        }
+    }
+
+    #[cold]
+    fn fault(&mut self, placeholder: &'static str, what: &str) {
+        let template = self.site.template();
+        self.fault.get_or_insert_with(|| {
+            LockError::new(ErrorKind::InvalidKey, format!("`<{placeholder}>` in the lock key {what}"))
+                .at(template)
+                .remedy("calls without a value there would all wait for each other; check the argument before the call")
+        });
+    }
+}
+
+/// Percent-encodes what would make two values give the same key, and what is unreadable in a log.
+struct Escape<'a> {
+    out: &'a mut String,
+    next: Option<char>,
+}
+
+impl Escape<'_> {
+    fn must_escape(&self, c: char) -> bool {
+        matches!(c, '%' | ':' | '{' | '}' | '[' | ']' | '<' | '>')
+            || c.is_control()
+            || c.is_whitespace()
+            || Some(c) == self.next
+    }
+}
+
+impl fmt::Write for Escape<'_> {
+    fn write_str(&mut self, value: &str) -> fmt::Result {
+        let mut rest = value;
+        while let Some((at, c)) = rest.char_indices().find(|&(_, c)| self.must_escape(c)) {
+            self.out.push_str(&rest[..at]);
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                self.out.push('%');
+                push_hex(self.out, byte);
+            }
+            rest = &rest[at + c.len_utf8()..];
+        }
+        self.out.push_str(rest);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::call_site::Location;
+    use crate::base::options::LockOptions;
+
+    static SITE: Site = Site::new(
+        Location { module: "m", function: "f", file: file!(), line: 1 },
+        "order:<a>:<b>",
+        LockOptions::new(),
+    );
+
+    fn render(a: &str, b: &str) -> Result<Key, LockError> {
+        let mut key = KeyWriter::new(&SITE, 32);
+        key.text("order:");
+        key.part("a", a, Some(':'));
+        key.text(":");
+        key.part("b", b, None);
+        key.finish()
+    }
+
+    #[test]
+    fn plain_values_stay_readable() {
+        let id = "550e8400-e29b-41d4-a716-446655440000";
+        assert_eq!(render("7", id).unwrap().as_str(), format!("order:7:{id}"));
+    }
+
+    #[test]
+    fn separators_in_values_do_not_move_the_border() {
+        assert_ne!(render("a:b", "c").unwrap(), render("a", "b:c").unwrap());
+        assert_ne!(render("a%3Ab", "c").unwrap(), render("a:b", "c").unwrap());
+        assert_eq!(render("a b", "{c}\n").unwrap().as_str(), "order:a%20b:%7Bc%7D%0A");
+    }
+
+    #[test]
+    fn an_empty_value_is_an_error_that_names_the_placeholder() {
+        let error = render("1", "").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidKey);
+        assert!(error.to_string().contains("`<b>`"), "{error}");
+        assert_eq!(error.template(), Some("order:<a>:<b>"));
+    }
+
+    #[test]
+    fn long_keys_are_hashed_and_stay_different() {
+        let (one, two) = ("ä".repeat(600) + "1", "ä".repeat(600) + "2");
+        let (one, two) = (render("1", &one).unwrap(), render("1", &two).unwrap());
+        assert!(one.as_str().len() <= 512);
+        assert_ne!(one, two);
+        // A value in the form of a hashed key gives another key.
+        let forged = one.as_str().strip_prefix("order:1:").unwrap();
+        assert_ne!(render("1", forged).unwrap(), one);
+    }
+}

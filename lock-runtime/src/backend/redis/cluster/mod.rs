@@ -1,0 +1,254 @@
+//! The backend for a Redis Cluster: each request goes to the server that has the slot of its keys.
+//!
+//! ```text
+//! mod ── router ── servers ── fan_out
+//!  │       └─ slot_refresh ─┘
+//!  └─ seeds
+//! ```
+//!
+//! `router` sends requests and follows redirections, which also correct the slot map. `servers` has one connection per
+//! master. `slot_refresh` reads the whole map again in the background.
+//!
+//! 1. **No request waits for the map.** A request goes to the server in the map. `MOVED` corrects the map and the request
+//!    continues in the same call; `ASK` redirects it once. Any other temporary error is a failure that the pool
+//!    repeats; it also requests a refresh of the map.
+//! 2. **A wrong map is harmless.** A server refuses keys of slots that it does not have. So two servers never keep the same
+//!    lock, whatever the map says. Redis Cluster itself may lose a lock when a master dies before its
+//!    replica has the lock; the fence protects against that.
+//! 3. **All keys of a lock are in one slot**, including its wait queue and its fence counter, by a tag in front; see `keyspace`.
+//! 4. **A divided slot.** While a slot moves, some of its keys are at each of two servers. A command that needs keys of
+//!    both is refused until the move is over (`TRYAGAIN`): an acquire with a fence or in the wait queue. A plain
+//!    acquire, a renewal and a release are not.
+//! 5. **One channel on all servers.** A script that sends a message counts the receivers at its own server, so each
+//!    connection subscribes. A message arrives over every connection, and counts on that of the slot's server. From 7.0 on
+//!    each connection also has a channel in its shard, which is tried first; see `shard_channel`.
+
+mod errors;
+pub(crate) mod fan_out;
+pub(crate) mod router;
+pub(crate) mod seeds;
+mod servers;
+mod slot_refresh;
+
+use std::sync::Arc;
+
+use tokio::task::AbortHandle;
+
+use self::errors::no_server;
+use self::fan_out::{BoxedCall, fan_out};
+use self::router::{IfDivided, Router};
+use self::seeds::{first_map, seeds};
+use self::servers::Servers;
+use self::slot_refresh::SlotRefresh;
+use crate::backend::redis::hash_slot::common_slot;
+use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::transport::Dialer;
+use crate::backend::redis::protocol::scripted::retry_if_notified;
+use crate::backend::redis::protocol::scripted_server::ScriptedServer;
+use crate::backend::redis::protocol::shared_state::SharedState;
+use crate::backend::redis::protocol::unclaimed_grants::release_unclaimed;
+use crate::backend::redis::slot_map::{Address, SlotMap, SlotRanges};
+use crate::backend::redis::url::Endpoint;
+use crate::backend::{
+    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, LeaseRef,
+    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
+};
+use crate::base::error::LockError;
+use crate::base::key::Key;
+
+/// Owns the connections to all servers, the task that refreshes the slot map, and the one that releases unclaimed grants.
+///
+/// Drop ends the tasks.
+pub(crate) struct Cluster {
+    router: Arc<Router>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Cluster {
+    pub(crate) async fn connect(url: &str, config: BackendConfig<'_>) -> Result<Self, LockError> {
+        let (cluster, opened) = Self::begin(seeds(url)?, config).await?;
+        opened.map_err(LockError::backend)?;
+        Ok(cluster)
+    }
+
+    /// Connects, and goes on trying if that fails. The second value is the result of the first try.
+    pub(crate) async fn begin(
+        seeds: Vec<Endpoint>,
+        config: BackendConfig<'_>,
+    ) -> Result<(Self, Result<(), BackendError>), LockError> {
+        let seeds: Result<Vec<_>, _> = seeds.into_iter().map(|seed| seed.of_pool(config)).collect();
+        let seeds = seeds?;
+        let config =
+            config.with_connect_timeout(seeds.first().and_then(|seed| seed.connect_timeout));
+        let (shared, unclaimed) =
+            SharedState::new(Keyspace::of_cluster(config.key_prefix), config)?;
+        let request_timeout = shared.request_timeout;
+        let mut dialers = Vec::with_capacity(seeds.len());
+        for seed in &seeds {
+            dialers.push(Dialer::new(seed.clone()).await?);
+        }
+        let first = first_map(dialers, config.connect_timeout).await;
+        // Without a map no server has a slot, and refreshes go on until there is one.
+        let map = first.as_ref().map_or_else(|_| SlotRanges::default(), SlotRanges::clone);
+        let slots = Arc::new(SlotMap::new(&map));
+        let servers = Arc::new(Servers::new(seeds, shared, slots, Owner::random()?));
+        let refresh = Arc::new(SlotRefresh::new(servers.clone()));
+        let router = Arc::new(Router { servers, refresh });
+        let opened = match first {
+            Ok(map) => router.servers.open_all(&map.masters()).await,
+            Err(error) => Err(error),
+        };
+        let refreshing = tokio::spawn(router.refresh.clone().run()).abort_handle();
+        let releasing = router.clone();
+        let release = move |request| {
+            let router = releasing.clone();
+            async move { release_all(&router, &[request]).await }
+        };
+        let unclaimed = release_unclaimed(unclaimed, request_timeout, release);
+        let unclaimed = tokio::spawn(unclaimed).abort_handle();
+        Ok((Self { router, tasks: [refreshing, unclaimed] }, opened))
+    }
+
+    pub(crate) fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// The masters, which have all slots together.
+    pub(crate) async fn servers(&self) -> Result<Vec<Arc<ScriptedServer>>, BackendError> {
+        let Router { servers, refresh } = &*self.router;
+        let unserved = servers.slots.unserved();
+        if unserved > 0 {
+            refresh.request();
+            return Err(no_server(format!("{unserved} slots of the Redis Cluster have no server")));
+        }
+        let opened = servers.all(&servers.slots.masters()).await;
+        opened.map(|server| server.map_err(|error| self.router.final_error(error))).collect()
+    }
+
+    /// The ids of its servers, masters and replicas; empty before the first map.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.router.servers.slots.ids()
+    }
+
+    /// A weakness of connections that work.
+    pub(crate) fn warning(&self) -> Option<Warning> {
+        self.router.servers.seeds.iter().find_map(Endpoint::warning)
+    }
+
+    /// The server that has `keys` according to the map.
+    pub(crate) fn server_of(&self, keys: &[Key]) -> Option<Address> {
+        self.router.servers.slots.owner(common_slot(keys).ok()?)
+    }
+
+    /// Whether a connected server reports changes of keys.
+    pub(crate) fn reports_changes(&self) -> bool {
+        let mut opened = self.router.servers.opened().into_iter();
+        opened.any(|(_, server)| server.is_up() && server.reports_changes())
+    }
+
+    pub(crate) fn end(&self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        self.router.servers.close();
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Backend for Cluster {
+    fn subscribe(&self, notifier: Notifier) {
+        self.router.servers.shared.push_handler.subscribe(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        // Expected until the whole call ends: an answer may wait here for that of another server.
+        let is_new = |request: &&AcquireRequest| {
+            request.attempt == 0 && request.enqueue && request.keys.len() == 1
+        };
+        let new = requests.iter().filter(is_new).map(|request| request.owner).collect();
+        let pending = self.router.servers.shared.push_handler.expect(new);
+        let routed = self.router.route(
+            requests,
+            IfDivided::Fail,
+            |request| &request.keys,
+            |server, hint, requests| Box::pin(server.acquire(hint, requests)),
+        );
+        let mut outcomes = routed.await;
+        retry_if_notified(&pending, requests, &mut outcomes);
+        outcomes
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        let routed = self.router.route(
+            leases,
+            IfDivided::SendSeparately,
+            |lease| &lease.keys,
+            |server, hint, leases| Box::pin(server.renew(hint, leases)),
+        );
+        routed.await
+    }
+
+    async fn release(
+        &self,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        release_all(&self.router, requests).await
+    }
+
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let leases = std::slice::from_ref(lease);
+        let routed = self.router.route(
+            leases,
+            IfDivided::Fail,
+            |lease| &lease.keys,
+            |server, hint, leases| Box::pin(server.are_held(hint, leases)),
+        );
+        let mut held = routed.await;
+        held.pop().unwrap_or(Ok(LeaseStatus::NotHeld))
+    }
+
+    /// Of any server, as all servers have the same users.
+    fn capabilities(&self) -> Capabilities {
+        let mut opened = self.router.servers.opened().into_iter();
+        let wait_queue = opened.any(|(_, server)| server.keeps_wait_queues());
+        Capabilities { wait_queue, ..Capabilities::default() }
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        let servers = self.servers().await?;
+        let check = |server| -> BoxedCall<'_, _> { Box::pin(ScriptedServer::health(server)) };
+        let checks = servers.iter().map(|server| check(server)).collect();
+        let mut warnings = Vec::new();
+        for found in fan_out(checks, None).await.into_iter().flatten() {
+            for warning in found.map_err(|error| self.router.final_error(error))? {
+                if !warnings.contains(&warning) {
+                    warnings.push(warning);
+                }
+            }
+        }
+        Ok(warnings)
+    }
+
+    async fn close(&self) {
+        self.end();
+    }
+}
+
+async fn release_all(
+    router: &Router,
+    requests: &[ReleaseRequest],
+) -> Vec<Result<ReleaseOutcome, BackendError>> {
+    let routed = router.route(
+        requests,
+        IfDivided::Fail,
+        |request| &request.lease.keys,
+        |server, hint, requests| Box::pin(server.release(hint, requests)),
+    );
+    routed.await
+}

@@ -1,0 +1,107 @@
+//! Keeps the slot map up to date in the background.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use crate::backend::redis::cluster::seeds::{cluster_slots, first_map, usable_map};
+use crate::backend::redis::cluster::servers::Servers;
+use crate::backend::redis::net::handshake::PushSink;
+use crate::backend::redis::net::transport::Dialer;
+use crate::backend::redis::slot_map::SlotRanges;
+
+/// Minimum time between two refreshes.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of refreshes that were not requested, while a server of the map is down.
+const INTERVAL_WHILE_DOWN: Duration = Duration::from_millis(300);
+/// The same while all servers are up.
+const INTERVAL_WHILE_UP: Duration = Duration::from_secs(30);
+/// How long one server may take to send the map before the next server is tried.
+const SERVER_TIMEOUT: Duration = Duration::from_millis(250);
+/// Minimum time between two wake-ups of all waiters. Many slots move one by one.
+const RESYNC_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The refresh of the slot map: requests for it, and whether slots have moved.
+pub(super) struct SlotRefresh {
+    servers: Arc<Servers>,
+    requested: Notify,
+    /// Whether a slot has moved since all waiters were woken.
+    has_moved: AtomicBool,
+}
+
+impl SlotRefresh {
+    pub(super) fn new(servers: Arc<Servers>) -> Self {
+        Self { servers, requested: Notify::new(), has_moved: AtomicBool::new(false) }
+    }
+
+    /// Requests a refresh soon.
+    pub(super) fn request(&self) {
+        self.requested.notify_one();
+    }
+
+    /// A slot has moved: all waiters are woken soon, after a refresh.
+    pub(super) fn note_move(&self) {
+        self.has_moved.store(true, Ordering::Relaxed);
+        self.request();
+    }
+
+    /// Refreshes the map until the task is aborted.
+    pub(super) async fn run(self: Arc<Self>) {
+        let clock = self.servers.shared.clock;
+        let mut woken_at = None;
+        for round in 0_usize.. {
+            let pause = if self.has_moved.load(Ordering::Relaxed) {
+                RESYNC_INTERVAL
+            } else if self.servers.are_all_up() {
+                INTERVAL_WHILE_UP
+            } else {
+                INTERVAL_WHILE_DOWN
+            };
+            tokio::select! {
+                () = self.requested.notified() => {}
+                () = sleep(pause) => {}
+            }
+            if let Some(map) = self.fetch(round).await {
+                if self.servers.slots.replace(&map) {
+                    self.note_move();
+                }
+                self.servers.settle(&map.masters());
+            }
+            let now = clock.now();
+            let may_wake = woken_at.is_none_or(|woken| now.since(woken) >= RESYNC_INTERVAL);
+            if may_wake && self.has_moved.swap(false, Ordering::Relaxed) {
+                woken_at = Some(now);
+                // The former server of a slot sends its waiters no more messages.
+                self.servers.shared.push_handler.resync();
+            }
+            sleep(MIN_INTERVAL).await;
+        }
+    }
+
+    /// The map of a connected server, each round of another one; otherwise of a server of the URL or a replica.
+    async fn fetch(&self, round: usize) -> Option<SlotRanges> {
+        let mut up = self.servers.opened();
+        up.retain(|(_, server)| server.is_up());
+        up.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let count = up.len().max(1);
+        up.rotate_left(round % count);
+        for (address, server) in up {
+            let answer = timeout(SERVER_TIMEOUT, server.connection().send(&cluster_slots())).await;
+            if let Ok(Ok(answer)) = answer
+                && let Some(map) = usable_map(&answer, &address)
+            {
+                return Some(map);
+            }
+        }
+        let replicas = self.servers.slots.replicas();
+        let replicas = replicas.iter().map(|address| self.servers.endpoint(address));
+        let mut dialers = Vec::new();
+        for endpoint in self.servers.seeds.iter().cloned().chain(replicas) {
+            dialers.extend(Dialer::new(endpoint).await.ok());
+        }
+        first_map(dialers, self.servers.shared.limits.connect).await.ok()
+    }
+}

@@ -1,0 +1,114 @@
+//! Renewals at one server with scripts.
+
+use redis::Value;
+
+use crate::backend::redis::conn::connection::Prelude;
+use crate::backend::redis::protocol::script::RENEW;
+use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
+use crate::backend::redis::protocol::value::{millis, unexpected};
+use crate::backend::redis::server_error;
+use crate::backend::{BackendError, LeaseRef, LeaseStatus};
+
+/// Locks per script. The server runs one script at a time, and this many locks take it about a millisecond.
+const MAX_LOCKS: usize = 256;
+
+/// Locks per script while reads are tracked: the server then notes all keys of a script at each of its reads.
+const MAX_TRACKED_LOCKS: usize = 16;
+
+impl ScriptedServer {
+    pub(crate) async fn renew(
+        &self,
+        hint: RouteHint,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let were_tagged = self.keyspace.is_tagged();
+        let outcomes = self.renew_once(hint, leases).await;
+        let crosses = |outcome: &Result<LeaseStatus, _>| {
+            outcome.as_ref().is_err_and(server_error::is_across_slots)
+        };
+        if were_tagged || !outcomes.iter().any(crosses) {
+            return outcomes;
+        }
+        // From now on leases share a command only within a slot.
+        self.keyspace.use_tags();
+        self.renew_once(hint, leases).await
+    }
+
+    /// Sends leases of the same ttl and number of keys together.
+    async fn renew_once(
+        &self,
+        hint: RouteHint,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let max_locks = match (hint, self.prelude(hint, true)) {
+            (RouteHint::Separate | RouteHint::Asking, _) => 1,
+            (RouteHint::Direct, Prelude::Caching) => MAX_TRACKED_LOCKS,
+            (RouteHint::Direct, _) => MAX_LOCKS,
+        };
+        let may_share = |a: &LeaseRef, b: &LeaseRef| {
+            a.kept_for() == b.kept_for()
+                && a.keys.len() == b.keys.len()
+                && match (a.keys.first(), b.keys.first()) {
+                    (Some(a), Some(b)) => self.keyspace.may_share_a_script(a, b),
+                    _ => true,
+                }
+        };
+        let chunk_len = |alike: &[LeaseRef]| {
+            let locks = alike.first().map_or(1, |lease| lease.keys.len().max(1));
+            (max_locks / locks).max(1)
+        };
+        let chunks: Vec<_> =
+            leases.chunk_by(may_share).flat_map(|alike| alike.chunks(chunk_len(alike))).collect();
+        let command = |at: usize, by| {
+            let chunk: &[LeaseRef] = chunks[at];
+            let (ttl, locks) = (chunk[0].kept_for(), chunk[0].keys.len());
+            let mut call = RENEW.call(by, locks * chunk.len(), 2 + chunk.len());
+            for key in chunk.iter().flat_map(|lease| lease.keys.iter()) {
+                call.arg(key.as_str());
+            }
+            call.arg(millis(ttl)).arg(locks);
+            for lease in chunk {
+                call.arg(lease.owner.as_bytes());
+            }
+            call
+        };
+        // The script reads the locks, so tracking reports a lock that is deleted or overwritten.
+        let answers = self.run(hint, true, chunks.len(), command).await;
+        let mut outcomes = Vec::with_capacity(leases.len());
+        for (chunk, answer) in chunks.iter().zip(answers) {
+            match answer {
+                Ok(Value::BulkString(digits)) if digits.len() == chunk.len() => {
+                    for (lease, digit) in chunk.iter().zip(digits) {
+                        outcomes.push(self.renewed(lease, i64::from(digit) - i64::from(b'0')));
+                    }
+                }
+                Ok(Value::Array(parts)) if parts.len() == chunk.len() => {
+                    for (lease, part) in chunk.iter().zip(parts) {
+                        outcomes.push(match part {
+                            Value::Int(outcome) => self.renewed(lease, outcome),
+                            Value::BulkString(error) => Err(self
+                                .connection
+                                .script_failure(&String::from_utf8_lossy(&error))),
+                            other => Err(unexpected(&other)),
+                        });
+                    }
+                }
+                Ok(other) => outcomes.extend(chunk.iter().map(|_| Err(unexpected(&other)))),
+                Err(error) => outcomes.extend(chunk.iter().map(|_| Err(error.clone()))),
+            }
+        }
+        outcomes
+    }
+
+    fn renewed(&self, lease: &LeaseRef, outcome: i64) -> Result<LeaseStatus, BackendError> {
+        match outcome {
+            1 => Ok(LeaseStatus::Held),
+            2 => {
+                lease.keys.iter().for_each(|key| self.push_handler.contended(key.as_str()));
+                Ok(LeaseStatus::Held)
+            }
+            0 => Ok(LeaseStatus::NotHeld),
+            other => Err(unexpected(&Value::Int(other))),
+        }
+    }
+}

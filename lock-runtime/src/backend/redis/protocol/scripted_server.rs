@@ -1,0 +1,249 @@
+//! One server that runs scripts, and how commands reach it.
+
+use std::sync::Arc;
+
+use redis::{Cmd, Pipeline, Value};
+
+use crate::backend::redis::channel::Channel;
+use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::push::PushHandler;
+use crate::backend::redis::diagnostics;
+use crate::backend::redis::discovery::target::Target;
+use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::handshake::{PushConfig, QueueChannel};
+use crate::backend::redis::net::progress::OpenDeadline;
+use crate::backend::redis::net::shard_channel::MessageScope;
+use crate::backend::redis::protocol::contended_keys::ContendedKeys;
+use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE};
+use crate::backend::redis::protocol::shared_state::SharedState;
+use crate::backend::redis::protocol::value::{lease_status, read_holders};
+use crate::backend::redis::protocol::wait_queue::QueueToken;
+use crate::backend::redis::server_error;
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner, Warning};
+use crate::base::clock::Clock;
+use crate::exec::events;
+
+/// A server that keeps locks by scripts: all of a store, or one master of a cluster.
+///
+/// Owns its connection. `acquire`, `renew` and `release` are in the modules of these names.
+pub(crate) struct ScriptedServer {
+    pub(super) connection: Connection,
+    pub(super) push_handler: Arc<PushHandler>,
+    pub(super) clock: Clock,
+    pub(super) keyspace: Keyspace,
+    pub(super) contended: Arc<ContendedKeys>,
+    /// Part of every token of this pool; `None` if the first connection could not receive messages on it.
+    channel: Option<Channel>,
+    scope: MessageScope,
+}
+
+/// How requests reach a server of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum RouteHint {
+    /// To the server that has the slot.
+    Direct,
+    /// One lease per command: a command fails as a whole if its keys are at two servers for the moment.
+    Separate,
+    /// As [`Separate`](Self::Separate), to the server that a slot is being moved to (`ASKING`).
+    Asking,
+}
+
+/// Why a server cannot be used with scripts.
+#[derive(Debug)]
+pub(crate) enum ConnectError {
+    /// The server is not reachable, or refuses the connection or what locks need.
+    Failed(BackendError),
+    /// The server runs no scripts for this user.
+    NoScripts(BackendError),
+}
+
+impl ConnectError {
+    pub(crate) fn into_error(self) -> BackendError {
+        match self {
+            Self::Failed(error) | Self::NoScripts(error) => error,
+        }
+    }
+}
+
+impl From<BackendError> for ConnectError {
+    fn from(error: BackendError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl ScriptedServer {
+    /// Connects, and finds out what this user may do. The queue probe uses the owner token `probe`.
+    pub(crate) async fn connect(
+        shared: &SharedState,
+        target: impl Into<Target>,
+        scope: MessageScope,
+        probe: Owner,
+    ) -> Result<Self, ConnectError> {
+        let SharedState { keyspace, push_handler, contended, channel, clock, limits, .. } =
+            shared.clone();
+        let slot = scope.some_slot();
+        let probe = {
+            let (keyspace, token) = (keyspace.clone(), QueueToken::new(&probe, Some(channel)));
+            Box::new(move |slot| queue_probe(&keyspace, slot, &token))
+        };
+        let queue = Some(QueueChannel { channel, probe, keyspace: keyspace.clone() });
+        let pushes = PushConfig { sink: push_handler.clone(), scope: scope.clone(), queue };
+        let deadline = OpenDeadline::start(clock, limits.connect);
+        let connection = Connection::connect(target, clock, limits, pushes).await?;
+        let server = connection.server();
+        // Without the right to scripts a lock could be acquired by plain `SET` but not released.
+        let refusal = script::refusal(&connection, &keyspace, slot);
+        let info = async {
+            if connection.is_minimal() {
+                Ok(None)
+            } else {
+                connection.try_send(&diagnostics::info_command()).await.map(Some)
+            }
+        };
+        // In one flight.
+        let both = async { Ok(tokio::join!(biased; refusal, info)) };
+        let (refusal, info) = deadline.run(&server, "the first script (`EVAL`)", both).await?;
+        if let Some(refusal) = refusal? {
+            return Err(ConnectError::NoScripts(refusal));
+        }
+        if let Some(info) = info? {
+            for warning in diagnostics::warnings(&server, keyspace.is_of_server(), &info, &[]) {
+                events::backend_warning(&server, &warning);
+            }
+        }
+        if let Some(warning) = connection.warning() {
+            events::backend_warning(&server, &warning);
+        }
+        let channel = connection.push_support().queue.then_some(channel);
+        Ok(Self { connection, push_handler, clock, keyspace, contended, channel, scope })
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.connection.is_up()
+    }
+
+    /// Whether the server reports changes of keys.
+    pub(crate) fn reports_changes(&self) -> bool {
+        self.connection.push_support().tracking
+    }
+
+    /// Whether the server keeps wait queues for this pool.
+    pub(crate) fn keeps_wait_queues(&self) -> bool {
+        self.channel.is_some() && self.connection.push_support().queue
+    }
+
+    pub(crate) fn close(&self) {
+        self.connection.close();
+    }
+
+    pub(super) fn token(&self, owner: &Owner) -> QueueToken {
+        QueueToken::new(owner, self.channel.map(|channel| self.scope.channel(channel)))
+    }
+
+    pub(crate) async fn are_held(
+        &self,
+        hint: RouteHint,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let command = |at: usize, _| read_holders(&leases[at].keys);
+        let replies = self.run(hint, false, leases.len(), command).await;
+        let status = |(lease, reply): (&LeaseRef, Result<Value, _>)| {
+            reply.map(|holders| lease_status(&lease.owner, &holders))
+        };
+        leases.iter().zip(replies).map(status).collect()
+    }
+
+    pub(crate) async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        if self.connection.is_minimal() {
+            self.connection.send(&redis::cmd("PING")).await?;
+            let text = format!(
+                "Redis at {} is behind a proxy that supports few commands, so waiters poll",
+                self.connection.server()
+            );
+            let remedy = "if the proxy spreads keys over several servers, give the keys of one `lock_all` a common hash tag";
+            let more = self.connection.warning();
+            return Ok(std::iter::once(Warning::new(text, remedy)).chain(more).collect());
+        }
+        let mut questions = Pipeline::with_capacity(4);
+        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
+        for question in diagnostics::config_commands() {
+            questions.add_command(question);
+        }
+        let mut answers = self.connection.send_all(&questions).await?.into_iter();
+        // `PING` is allowed to every user, so its error is an error of the server.
+        if let Some(Err(error)) = answers.next() {
+            return Err(self.connection.failure(error));
+        }
+        let Some(info) = answers.next() else { return Ok(Vec::new()) };
+        let answers: Vec<_> = answers.collect();
+        let for_all = self.keyspace.is_of_server();
+        let mut warnings =
+            diagnostics::warnings(&self.connection.server(), for_all, &info, &answers);
+        warnings.extend(self.connection.warning());
+        Ok(warnings)
+    }
+
+    /// As [`script::run`].
+    pub(crate) async fn run(
+        &self,
+        hint: RouteHint,
+        is_tracked: bool,
+        count: usize,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        script::run(&self.connection, count, self.prelude(hint, is_tracked), command).await
+    }
+
+    /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
+    /// once more with tagged names.
+    pub(super) async fn run_named(
+        &self,
+        hint: RouteHint,
+        is_tracked: bool,
+        count: usize,
+        command: impl Fn(usize, By) -> Cmd + Send + Sync,
+    ) -> Vec<Result<Value, BackendError>> {
+        let were_tagged = self.keyspace.is_tagged();
+        let mut answers = self.run(hint, is_tracked, count, &command).await;
+        if were_tagged || !answers.iter().any(Result::is_err) {
+            return answers;
+        }
+        let crosses = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_across_slots);
+        let refused: Vec<_> = (0..count).filter(crosses).collect();
+        if !refused.is_empty() {
+            self.keyspace.use_tags();
+            let command = |n: usize, by| command(refused[n], by);
+            let more = self.run(hint, is_tracked, refused.len(), command).await;
+            replace(&mut answers, &refused, more);
+        }
+        answers
+    }
+
+    /// The prefix of commands that need one for this route, or to start tracking if the server supports it.
+    pub(super) fn prelude(&self, hint: RouteHint, is_tracked: bool) -> Prelude {
+        match hint {
+            RouteHint::Asking => Prelude::Asking,
+            _ if is_tracked && self.reports_changes() => Prelude::Caching,
+            _ => Prelude::None,
+        }
+    }
+}
+
+/// Replaces the entries of `answers` at `places` by `more`.
+pub(super) fn replace<T>(answers: &mut [T], places: &[usize], more: Vec<T>) {
+    for (at, answer) in places.iter().zip(more) {
+        answers[*at] = answer;
+    }
+}
+
+/// Tests that the user may run every command of a wait queue, and that messages on the pool's channel arrive.
+fn queue_probe(keyspace: &Keyspace, slot: u16, token: &QueueToken) -> Cmd {
+    let mut call = WAIT_QUEUE.call(By::Text, 2, 2);
+    let lock = keyspace.probe(slot);
+    call.arg(lock.as_str()).arg(keyspace.wait_queue(&lock)).arg("probe").arg(token.as_bytes());
+    call
+}

@@ -1,4 +1,0 @@
-//! Where a command goes.
-
-pub(crate) mod cluster;
-pub(crate) mod slots;

@@ -1,0 +1,42 @@
+//! What one acquire asks for.
+
+use std::sync::Arc;
+
+use crate::base::call_site::LockLabel;
+use crate::base::key::Key;
+use crate::base::options::Policy;
+
+/// The keys and the policy of one acquire. Constant from the call to the release.
+#[derive(Debug)]
+pub(crate) struct LockSpec {
+    pub(crate) label: LockLabel,
+    /// The keys as the program names them, sorted and distinct. At least one.
+    pub(crate) keys: Arc<[Key]>,
+    /// The same keys with the pool's prefix, as the store knows them.
+    pub(crate) store_keys: Arc<[Key]>,
+    pub(crate) policy: Policy,
+}
+
+impl LockSpec {
+    pub(crate) fn new(
+        label: LockLabel,
+        keys: Arc<[Key]>,
+        policy: Policy,
+        key_prefix: &str,
+    ) -> Self {
+        let store_keys = if key_prefix.is_empty() {
+            keys.clone()
+        } else {
+            keys.iter().map(|key| key.prefixed(key_prefix)).collect()
+        };
+        Self { label, keys, store_keys, policy }
+    }
+
+    /// The key, if there is only one.
+    pub(crate) fn single_key(&self) -> Option<&Key> {
+        match &*self.store_keys {
+            [key] => Some(key),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Batches of requests to a store.
+//!
+//! A request that finds none in flight is sent from the thread of its caller, which does not wait until the driver wakes
+//! up. Requests that arrive meanwhile are collected, and the driver sends them in one batch, so in one write.
+
+use std::sync::{Arc, PoisonError};
+
+use tokio::task::yield_now;
+
+use crate::base::sync::{Mutex, MutexGuard};
+use crate::exec::driver::Driver;
+
+/// Sends the items of a [`Batcher`].
+pub(crate) trait Flusher: Send + Sync + Sized + 'static {
+    type Item: Send + 'static;
+
+    fn batcher(&self) -> &Batcher<Self::Item>;
+
+    fn driver(&self) -> &Driver;
+
+    /// Sends `item` from the thread of its caller, as far as that does not wait.
+    fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: Self::Item);
+
+    /// Sends `batch` from the driver.
+    fn send_batch(self: &Arc<Self>, batch: Vec<Self::Item>);
+}
+
+/// The items that wait for the next batch.
+#[derive(Debug)]
+pub(crate) struct Batcher<T>(Mutex<Pending<T>>);
+
+#[derive(Debug)]
+struct Pending<T> {
+    items: Vec<T>,
+    /// Whether the driver has been notified.
+    is_scheduled: bool,
+    in_flight: usize,
+}
+
+impl<T> Default for Batcher<T> {
+    fn default() -> Self {
+        Self(Mutex::new(Pending { items: Vec::new(), is_scheduled: false, in_flight: 0 }))
+    }
+}
+
+/// The most items of one batch. A store answers a call as a whole, so the first items of a longer one would wait for
+/// the last.
+const BATCH: usize = 256;
+
+impl<T: Send + 'static> Batcher<T> {
+    /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
+    pub(crate) fn push<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T, is_local: bool) {
+        if is_local {
+            let in_flight = InFlight { flusher: flusher.clone(), is_counted: false };
+            return flusher.send_one(in_flight, item);
+        }
+        let mut pending = flusher.batcher().pending();
+        if !pending.is_scheduled && pending.in_flight == 0 {
+            pending.in_flight += 1;
+            drop(pending);
+            let in_flight = InFlight { flusher: flusher.clone(), is_counted: true };
+            return flusher.send_one(in_flight, item);
+        }
+        Self::schedule(flusher, pending, item);
+    }
+
+    /// Adds `item` to the next batch.
+    pub(crate) fn push_later<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T) {
+        Self::schedule(flusher, flusher.batcher().pending(), item);
+    }
+
+    fn schedule<F: Flusher<Item = T>>(
+        flusher: &Arc<F>,
+        mut pending: MutexGuard<'_, Pending<T>>,
+        item: T,
+    ) {
+        pending.items.push(item);
+        if !std::mem::replace(&mut pending.is_scheduled, true) {
+            drop(pending);
+            let flush = ScheduledFlush { flusher: flusher.clone(), is_done: false };
+            flusher.driver().spawn(flush.run());
+        }
+    }
+
+    /// The next batch. Without one, the next item schedules a flush again.
+    fn take(&self) -> Option<Vec<T>> {
+        let mut pending = self.pending();
+        pending.is_scheduled = !pending.items.is_empty();
+        if !pending.is_scheduled {
+            return None;
+        }
+        if pending.items.len() <= BATCH {
+            return Some(std::mem::take(&mut pending.items));
+        }
+        let rest = pending.items.split_off(BATCH);
+        Some(std::mem::replace(&mut pending.items, rest))
+    }
+
+    fn clear(&self) {
+        let mut pending = self.pending();
+        pending.is_scheduled = false;
+        let items = std::mem::take(&mut pending.items);
+        drop(pending);
+        // Their drop may push new items.
+        drop(items);
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One request in flight, until it is dropped.
+pub(crate) struct InFlight<F: Flusher> {
+    flusher: Arc<F>,
+    is_counted: bool,
+}
+
+impl<F: Flusher> InFlight<F> {
+    pub(crate) fn begin(flusher: &Arc<F>) -> Self {
+        flusher.batcher().pending().in_flight += 1;
+        Self { flusher: flusher.clone(), is_counted: true }
+    }
+
+    pub(crate) fn flusher(&self) -> &Arc<F> {
+        &self.flusher
+    }
+}
+
+impl<F: Flusher> Drop for InFlight<F> {
+    fn drop(&mut self) {
+        if self.is_counted {
+            self.flusher.batcher().pending().in_flight -= 1;
+        }
+    }
+}
+
+/// The task that sends batches until nothing is pending. Dropped before that, because the driver's runtime ends, it
+/// drops the pending items.
+struct ScheduledFlush<F: Flusher> {
+    flusher: Arc<F>,
+    is_done: bool,
+}
+
+impl<F: Flusher> ScheduledFlush<F> {
+    async fn run(mut self) {
+        while let Some(batch) = self.flusher.batcher().take() {
+            self.flusher.send_batch(batch);
+            // The server works on this batch while the next one is collected.
+            yield_now().await;
+        }
+        self.is_done = true;
+    }
+}
+
+impl<F: Flusher> Drop for ScheduledFlush<F> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.flusher.batcher().clear();
+        }
+    }
+}

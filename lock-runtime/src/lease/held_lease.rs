@@ -1,0 +1,72 @@
+//! A lease that ends when it is dropped.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
+
+use crate::base::error::LockError;
+use crate::exec::driver::Driver;
+use crate::lease::lease::Lease;
+
+/// Ends the leases of a pool.
+pub(crate) trait LeaseOwner: Send + Sync {
+    /// Hands the lock off to the next waiter of the process, or releases it at the store. The release goes on whether or
+    /// not the result is awaited. `None` if the lease was released before.
+    fn end_hold(self: Arc<Self>, lease: &Arc<Lease>) -> Option<Releasing>;
+}
+
+/// A lease on the way to its holder. Dropping it ends the hold.
+pub(crate) struct HeldLease {
+    lease: Arc<Lease>,
+    owner: Arc<dyn LeaseOwner>,
+}
+
+impl HeldLease {
+    pub(crate) fn new(lease: Arc<Lease>, owner: Arc<dyn LeaseOwner>) -> Self {
+        Self { lease, owner }
+    }
+
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// Ends the hold now, as [`LeaseOwner::end_hold`].
+    pub(crate) fn release(&self) -> Option<Releasing> {
+        self.owner.clone().end_hold(&self.lease)
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        drop(self.release());
+    }
+}
+
+impl std::fmt::Debug for HeldLease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("HeldLease").field(&self.lease.id).finish()
+    }
+}
+
+/// The end of a hold. Resolves when another owner can have the lock, or the release is known to have failed.
+#[derive(Debug)]
+pub(crate) enum Releasing {
+    Done,
+    InFlight(oneshot::Receiver<Result<(), LockError>>),
+}
+
+impl Future for Releasing {
+    type Output = Result<(), LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::Done => Poll::Ready(Ok(())),
+            Self::InFlight(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|answer| answer.unwrap_or_else(|_| Err(Driver::stopped_error()))),
+        }
+    }
+}

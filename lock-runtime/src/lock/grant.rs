@@ -1,0 +1,41 @@
+//! From a grant of the store to a lease of a task.
+
+use std::sync::Arc;
+
+use crate::base::clock::Instant;
+use crate::base::error::LockError;
+use crate::base::lock_spec::LockSpec;
+use crate::exec::events;
+use crate::exec::panic_boundary;
+use crate::lease::held_lease::HeldLease;
+use crate::lease::lease::{Grant, Lease};
+use crate::lock::core::PoolCore;
+use crate::lock::waiter::LeaseReply;
+
+/// Makes a lease of `grant`: tracked, scheduled for renewal, known to the queue of its key. The wait for it began at
+/// `requested_at`. `contended` is what the store says about other waiters, if it was asked.
+pub(crate) fn lease(
+    core: &Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+    grant: Grant,
+    requested_at: Instant,
+    contended: Option<bool>,
+) -> HeldLease {
+    let id = core.tracker.next_id();
+    let pool = core.name().clone();
+    let lease = Arc::new(Lease::new(id, pool, spec, grant, requested_at, core.clock()));
+    core.tracker.insert(&lease);
+    core.renewals.schedule(&lease);
+    if let Some(key) = lease.spec.single_key() {
+        core.queue.set_holder(key, lease.holder(), contended);
+    }
+    events::acquired(lease.origin(), lease.fence, lease.granted_at.since(requested_at));
+    HeldLease::new(lease, core.clone())
+}
+
+/// Gives `lease` to the task that waits for it. If the task is gone, or the pool has begun to shut down, the lease is
+/// dropped, and so released.
+pub(crate) fn deliver(core: &PoolCore, lease: HeldLease, reply: LeaseReply) {
+    let result = if core.tracker.is_open() { Ok(lease) } else { Err(LockError::pool_closed()) };
+    panic_boundary::answer(reply, result);
+}

@@ -1,0 +1,84 @@
+//! The end of a pool: drains it, cancels the holders, releases the rest.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::base::clock::Instant;
+use crate::exec::event_thread;
+use crate::lease::lease::Loss;
+use crate::lease::tracker::PoolPhase;
+use crate::lock::core::PoolCore;
+use crate::lock::release::release_all;
+
+/// How the locks ended that were held when a shutdown began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShutdownReport {
+    /// Released, and confirmed by the store.
+    pub released: usize,
+    /// Ended without a confirmation by the store. They expire with their ttl.
+    pub abandoned: usize,
+}
+
+/// Rejects waiters and new acquires, waits for the holders until `grace` is over, then cancels them and releases all
+/// leases.
+pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownReport {
+    let (clock, request_timeout) = (core.clock(), core.config.request_timeout);
+    let before = core.tracker.counts();
+    if !core.tracker.advance(PoolPhase::Draining) {
+        // Another call is at work.
+        core.tracker.closed().await;
+        return ShutdownReport::default();
+    }
+    core.queue.close();
+    if !idle_by(&core, clock.now() + grace).await {
+        for lease in core.tracker.leases() {
+            lease.lose(Loss::PoolClosed);
+        }
+        // Cancelled bodies end at their next await, and release. The leases of the others are released here.
+        let cancel_time = request_timeout.min(Duration::from_millis(500));
+        if !idle_by(&core, clock.now() + cancel_time).await {
+            release_all(&core, core.tracker.leases()).await;
+            drain(&core).await;
+        }
+    }
+    let after = core.tracker.counts();
+    core.tracker.advance(PoolPhase::Closed);
+    let _ = timeout(request_timeout, core.backend().close()).await;
+    // A program that ends now would lose them.
+    event_thread::flushed(request_timeout / 2).await;
+    ShutdownReport {
+        released: after.released - before.released,
+        // Releases that are still retried count as abandoned.
+        abandoned: after.abandoned - before.abandoned + after.held,
+    }
+}
+
+/// Waits until all leases are released, as long as the store releases some. Bodies that ended by themselves have sent
+/// their releases already.
+async fn drain(core: &PoolCore) {
+    let (clock, request_timeout) = (core.clock(), core.config.request_timeout);
+    let end = clock.now() + request_timeout.saturating_mul(10);
+    loop {
+        let held = core.tracker.counts().held;
+        if held == 0 {
+            return;
+        }
+        // As long as a release is retried before its caller gets an error.
+        let until = (clock.now() + request_timeout.saturating_mul(2)).min(end);
+        tokio::select! {
+            biased;
+            () = core.tracker.fewer_than(held) => {}
+            () = clock.sleep_until(until) => return,
+        }
+    }
+}
+
+async fn idle_by(core: &PoolCore, until: Instant) -> bool {
+    tokio::select! {
+        biased;
+        () = core.tracker.idle() => true,
+        () = core.clock().sleep_until(until) => false,
+    }
+}

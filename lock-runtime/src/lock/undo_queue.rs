@@ -1,0 +1,200 @@
+//! What unanswered requests may have left in the store, until it is released.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use crate::backend::{LeaseRef, ReleaseOutcome, ReleaseRequest};
+use crate::base::backend_error::BackendError;
+use crate::base::clock::Instant;
+use crate::base::sync::{Mutex, MutexGuard};
+use crate::lease::tracker::InFlightToken;
+
+/// Entries of one request to the store.
+const BATCH: usize = 128;
+
+/// Entries of a pool, about 250 bytes each. Beyond that, the entry that has been due for the longest time is left to its
+/// ttl.
+const MOST: usize = 65_536;
+
+/// A store that was frozen may serve a request this much later than the ttl of its grant. A request that is served
+/// even later blocks its keys for one ttl.
+const LATEST: Duration = Duration::from_secs(60);
+
+/// The longest pause between two requests for one entry.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The possible grants of one owner token, and how far they are released. Dropping it leaves them to their ttl.
+#[derive(Debug)]
+pub(super) struct Undo {
+    lease: LeaseRef,
+    /// The keys stay locked until then.
+    keep_until: Instant,
+    /// When the store has forgotten what it has granted by then.
+    until: Instant,
+    /// Requests that may have been applied, or may be applied later.
+    unanswered: usize,
+    /// Requests whose grant a release has ended.
+    undone: usize,
+    is_answered: bool,
+    pause: Duration,
+    _token: InFlightToken,
+}
+
+impl Undo {
+    pub(super) fn new(
+        lease: LeaseRef,
+        keep_until: Instant,
+        until: Instant,
+        unanswered: usize,
+        token: InFlightToken,
+    ) -> Self {
+        Self {
+            lease,
+            keep_until,
+            until,
+            unanswered,
+            undone: 0,
+            is_answered: false,
+            pause: Duration::from_millis(20),
+            _token: token,
+        }
+    }
+
+    /// The release request at `now`.
+    pub(super) fn request(&self, now: Instant) -> ReleaseRequest {
+        ReleaseRequest {
+            free_after: self.keep_until.since(now),
+            ..ReleaseRequest::new(self.lease.clone())
+        }
+    }
+
+    /// The answer to `request`. Returns when to send it again; `None` if that is not needed.
+    pub(super) fn on_outcome(
+        &mut self,
+        request: &ReleaseRequest,
+        outcome: &Result<ReleaseOutcome, BackendError>,
+        now: Instant,
+    ) -> Option<Instant> {
+        self.is_answered |= outcome.is_ok();
+        match outcome {
+            Ok(_) if now >= self.until => return None,
+            Ok(ReleaseOutcome::NotHeld) | Err(_) => {}
+            Ok(_) if request.free_after.is_zero() => self.undone += 1,
+            Ok(_) => {}
+        }
+        if self.is_answered && self.undone >= self.unanswered {
+            return None;
+        }
+        let due = now + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Some(due)
+    }
+
+    /// Whether the store has answered at all. A shutdown waits for requests that have arrived at the store, not for
+    /// those that may never arrive.
+    pub(super) fn is_answered(&self) -> bool {
+        self.is_answered
+    }
+
+    fn is_too_late(&self, now: Instant) -> bool {
+        now >= self.until + LATEST
+    }
+}
+
+/// The undos of a pool that are not complete after their first requests, by the time of the next request.
+///
+/// One task works on them, from the first entry until there is none. The number of entries is bounded by [`MOST`].
+#[derive(Debug, Default)]
+pub(crate) struct UndoQueue(Mutex<Entries>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    by_due: BTreeMap<(Instant, u64), Undo>,
+    last_id: u64,
+    /// Whether a task works on them.
+    has_worker: bool,
+}
+
+/// What the task does next.
+pub(super) enum UndoStep {
+    Send(Vec<Undo>),
+    WaitUntil(Instant),
+    Over,
+}
+
+/// How the pool limits its undos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UndoScope {
+    All,
+    /// The store is silent: without entries that are too late.
+    Silent,
+    /// The pool shuts down: without entries that are too late, and without answered ones.
+    Closing,
+    /// The pool has shut down.
+    None,
+}
+
+impl UndoQueue {
+    /// Adds `undo`, due at `due`. Returns whether the caller has to start a task.
+    pub(super) fn push(&self, undo: Undo, due: Instant) -> bool {
+        let mut entries = self.entries();
+        let excess = if entries.by_due.len() >= MOST { entries.by_due.pop_first() } else { None };
+        entries.last_id += 1;
+        let id = entries.last_id;
+        entries.by_due.insert((due, id), undo);
+        let had_worker = std::mem::replace(&mut entries.has_worker, true);
+        drop(entries);
+        drop(excess);
+        !had_worker
+    }
+
+    /// The next step at `now`. Ends the entries that `scope` excludes.
+    pub(super) fn next(&self, now: Instant, scope: UndoScope) -> UndoStep {
+        let is_over = |undo: &Undo| match scope {
+            UndoScope::All => false,
+            UndoScope::Silent => undo.is_too_late(now),
+            UndoScope::Closing => undo.is_too_late(now) || undo.is_answered,
+            UndoScope::None => true,
+        };
+        let mut entries = self.entries();
+        let mut ended = BTreeMap::new();
+        if scope != UndoScope::All {
+            let (over, rest) = std::mem::take(&mut entries.by_due)
+                .into_iter()
+                .partition::<BTreeMap<_, _>, _>(|(_, undo)| is_over(undo));
+            (ended, entries.by_due) = (over, rest);
+        }
+        let step = entries.next(now);
+        entries.has_worker = !matches!(step, UndoStep::Over);
+        drop(entries);
+        drop(ended);
+        step
+    }
+
+    /// The task has ended early.
+    pub(super) fn on_worker_dropped(&self) {
+        self.entries().has_worker = false;
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    fn next(&mut self, now: Instant) -> UndoStep {
+        let mut due = Vec::new();
+        while due.len() < BATCH
+            && let Some(first) = self.by_due.first_entry()
+        {
+            if first.key().0 > now {
+                let until = first.key().0;
+                let is_empty = due.is_empty();
+                return if is_empty { UndoStep::WaitUntil(until) } else { UndoStep::Send(due) };
+            }
+            due.push(first.remove());
+        }
+        if due.is_empty() { UndoStep::Over } else { UndoStep::Send(due) }
+    }
+}

@@ -1,0 +1,274 @@
+//! The wait queue of one key, and what is known about the key.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::base::clock::Instant;
+use crate::base::error::LockError;
+use crate::base::key::Key;
+use crate::base::lock_spec::LockSpec;
+use crate::base::options::Wait;
+use crate::base::owner::Owner;
+use crate::exec::panic_boundary;
+use crate::queue::last_answer::LastAnswer;
+use crate::queue::permit::KeyPermit;
+
+/// What a queue needs to know about a waiter for a lock.
+pub(crate) trait Waiter {
+    fn spec(&self) -> &Arc<LockSpec>;
+
+    /// Whether the caller has stopped waiting.
+    fn is_cancelled(&self) -> bool;
+
+    /// Ends the wait with `error`.
+    fn reject(self, error: LockError);
+}
+
+/// The wait queue of one key. It exists while the key's permit is out or reserved, or while a request for several keys
+/// is registered.
+#[derive(Debug)]
+pub(super) struct KeyQueue<W> {
+    pub(super) permit: PermitState,
+    /// By rank.
+    pub(super) entries: BTreeMap<u64, QueueEntry<W>>,
+    /// The rank of the request for several keys that the permit is reserved for, ahead of all later ranks.
+    pub(super) reserved_for: Option<u64>,
+    /// The permit is not reserved again before this moment.
+    pub(super) unreserved_until: Option<Instant>,
+    /// Requests for several keys that ask the store for this key.
+    pub(super) registered: Vec<Registered>,
+    pub(super) last_answer: LastAnswer,
+    /// The holder of the lock in this process.
+    pub(super) holder: Option<Holder>,
+    /// Wakes the task that waits for the store on the queue's behalf.
+    wake: Option<Arc<Notify>>,
+    /// When that task has to send a request, as far as the store has said so since the last one.
+    wake_at: Option<Instant>,
+    /// The owner token of the queue's requests.
+    pub(super) owner: Option<Owner>,
+    /// Whether other processes wait for the lock.
+    pub(super) contended: bool,
+    /// Since when the lock has not been left free.
+    pub(super) held_since: Option<Instant>,
+}
+
+/// Where the permit of a key is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PermitState {
+    #[default]
+    Free,
+    /// In use since then.
+    Out(Instant),
+}
+
+/// A lease of this process, by its number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder {
+    pub(crate) lease: u64,
+    pub(crate) owner: Owner,
+    pub(crate) since: Instant,
+}
+
+/// A request for several keys that asks the store for one of them.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) id: u64,
+    /// The owner token of its requests.
+    pub(super) owner: Owner,
+    pub(super) wake: Arc<Notify>,
+    pub(super) wake_at: Option<Instant>,
+    /// Whether the store says that others wait for the key.
+    pub(super) contended: bool,
+}
+
+/// A waiter in a queue.
+#[derive(Debug)]
+pub(crate) struct QueueEntry<W> {
+    pub(crate) id: u64,
+    /// When the wait began.
+    pub(crate) since: Instant,
+    pub(crate) deadline: Option<Instant>,
+    /// Requests sent for this waiter.
+    pub(crate) attempts: u32,
+    pub(crate) wait_for: WaitFor<W>,
+}
+
+/// What an entry waits for.
+#[derive(Debug)]
+pub(crate) enum WaitFor<W> {
+    /// The lock, from the owner of the permit.
+    Lock(W),
+    /// The permits of several keys.
+    Permits(Box<PermitsWait>),
+}
+
+/// A wait for the permits of several keys.
+#[derive(Debug)]
+pub(crate) struct PermitsWait {
+    pub(super) keys: Arc<[Key]>,
+    pub(super) wait: Wait,
+    pub(super) reply: PermitsReply,
+    /// Notified when some of the keys are reserved for it.
+    pub(super) wake: Arc<Notify>,
+    /// Since when some are.
+    pub(super) reserved_since: Option<Instant>,
+    /// Reservations that ended without all permits.
+    pub(super) failures: u32,
+    /// No key is reserved before this moment.
+    pub(super) reserve_from: Instant,
+}
+
+/// Receives the permits of several keys.
+pub(crate) type PermitsReply = oneshot::Sender<Result<KeyPermit, LockError>>;
+
+impl<W: Waiter> WaitFor<W> {
+    pub(super) fn wait(&self) -> Wait {
+        match self {
+            Self::Lock(waiter) => waiter.spec().policy.wait,
+            Self::Permits(wait) => wait.wait,
+        }
+    }
+
+    pub(super) fn reject(self, error: LockError) {
+        match self {
+            Self::Lock(waiter) => waiter.reject(error),
+            Self::Permits(wait) => panic_boundary::answer(wait.reply, Err(error)),
+        }
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        match self {
+            Self::Lock(waiter) => waiter.is_cancelled(),
+            Self::Permits(wait) => wait.reply.is_closed(),
+        }
+    }
+
+    pub(crate) fn is_lock(&self) -> bool {
+        matches!(self, Self::Lock(_))
+    }
+}
+
+impl<W> Default for KeyQueue<W> {
+    fn default() -> Self {
+        Self {
+            permit: PermitState::Free,
+            entries: BTreeMap::new(),
+            reserved_for: None,
+            unreserved_until: None,
+            registered: Vec::new(),
+            last_answer: LastAnswer::None,
+            holder: None,
+            wake: None,
+            wake_at: None,
+            owner: None,
+            contended: false,
+            held_since: None,
+        }
+    }
+}
+
+impl<W> KeyQueue<W> {
+    /// A queue whose permit goes out.
+    pub(super) fn taken(now: Instant) -> Self {
+        let (permit, last_answer) = (PermitState::Out(now), LastAnswer::Pending(now));
+        Self { permit, last_answer, held_since: Some(now), ..Self::default() }
+    }
+
+    /// Whether the next task to arrive gets the permit.
+    pub(super) fn is_open(&self) -> bool {
+        self.permit == PermitState::Free && self.reserved_for.is_none()
+    }
+
+    pub(super) fn is_vacant(&self) -> bool {
+        self.is_open() && self.entries.is_empty() && self.registered.is_empty()
+    }
+
+    /// Since when a request of rank `id` cannot have the permit; `None` if it can.
+    pub(super) fn missing_since(&self, id: u64) -> Option<Instant> {
+        match (self.permit, self.reserved_for) {
+            (PermitState::Out(since), _) => Some(since),
+            (PermitState::Free, Some(rank)) if rank < id => Some(Instant::from_nanos(u64::MAX)),
+            (PermitState::Free, _) => None,
+        }
+    }
+
+    /// Whether the permit may be reserved for a request of rank `id`.
+    pub(super) fn is_reservable(&self, id: u64, now: Instant) -> bool {
+        self.reserved_for.is_none_or(|rank| rank >= id)
+            && self.unreserved_until.is_none_or(|until| until <= now)
+    }
+
+    pub(super) fn add(&mut self, entry: QueueEntry<W>) {
+        self.entries.insert(entry.id, entry);
+        // A request for several keys that holds this one releases it sooner.
+        for registered in &self.registered {
+            registered.wake.notify_one();
+        }
+    }
+
+    /// The permit is free again.
+    pub(super) fn on_permit_dropped(&mut self) {
+        self.permit = PermitState::Free;
+        self.holder = None;
+        self.wake = None;
+        self.owner = None;
+        self.wake_at = None;
+        self.contended = false;
+    }
+
+    /// The signal for the task that waits for the store on the queue's behalf.
+    pub(super) fn wake_signal(&mut self) -> Arc<Notify> {
+        self.wake.get_or_insert_default().clone()
+    }
+
+    /// Has the store asked at once.
+    pub(super) fn wake(&mut self) {
+        self.wake_at(Instant::from_nanos(0));
+        for registered in &mut self.registered {
+            registered.wake_at(Instant::from_nanos(0));
+        }
+    }
+
+    /// Has the store asked at `moment` at the latest.
+    pub(super) fn wake_at(&mut self, moment: Instant) {
+        self.wake_at = Some(self.wake_at.map_or(moment, |known| known.min(moment)));
+        if let Some(wake) = &self.wake {
+            wake.notify_one();
+        }
+    }
+
+    pub(super) fn take_wake_time(&mut self) -> Option<Instant> {
+        self.wake_at.take()
+    }
+
+    pub(super) fn mark_contended(&mut self) {
+        self.contended = true;
+        for registered in &mut self.registered {
+            registered.contended = true;
+            registered.wake.notify_one();
+        }
+    }
+}
+
+impl Registered {
+    pub(super) fn wake_at(&mut self, moment: Instant) {
+        self.wake_at = Some(self.wake_at.map_or(moment, |known| known.min(moment)));
+        self.wake.notify_one();
+    }
+}
+
+impl PermitsWait {
+    /// When the keys that are reserved for it are free again, if some are.
+    pub(super) fn reservation_ends_at(&self) -> Option<Instant> {
+        self.reserved_since.map(|since| since + reservation_time(self.failures))
+    }
+}
+
+/// How long keys stay reserved for a request while others are missing, after `failures` such reservations: from 50 ms
+/// to 1.6 s, less than the default wait for a single key.
+fn reservation_time(failures: u32) -> Duration {
+    Duration::from_millis(50 << failures.min(5))
+}

@@ -1,0 +1,113 @@
+//! Keys that stay taken after their release, or for a minimum time.
+
+use super::*;
+
+impl<B: Backend> Suite<B> {
+    pub(super) async fn a_kept_key_stays_taken_for_a_while(&self) {
+        let mine = claim(["kept"], LONG);
+        granted(&self.one, &mine).await;
+        let began = self.clock.now();
+        let kept = ReleaseRequest { free_after: SHORT, ..release_of(&mine) };
+        assert_eq!(
+            released(&self.one, &[kept]).await,
+            [ReleaseOutcome::Freed],
+            "a release may keep the key"
+        );
+        let theirs = claim(["kept"], LONG);
+        contended(&self.other, &theirs).await;
+        self.granted_within(&self.other, &theirs, SHORT * 20).await;
+        let kept_for = self.clock.now().since(began);
+        assert!(
+            kept_for + Duration::from_millis(2) >= SHORT,
+            "kept for {kept_for:?} instead of {SHORT:?}"
+        );
+        release(&self.other, &theirs).await;
+    }
+
+    pub(super) async fn several_keys_are_kept_past_their_ttl(&self) {
+        let mine = claim(["{kept}:a", "{kept}:b"], SHORT);
+        let free_after = SHORT * 3;
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let kept = ReleaseRequest { free_after, ..release_of(&mine) };
+        assert_eq!(
+            released(&self.one, &[kept]).await,
+            [ReleaseOutcome::Freed],
+            "a release may keep keys"
+        );
+        while self.clock.now().since(began) < SHORT * 2 {
+            // One at a time: a request for both is contended if one of them is taken.
+            for key in mine.keys.iter() {
+                let theirs = claim([key.clone()], LONG);
+                if let AcquireOutcome::Acquired { .. } = attempt(&self.other, &theirs).await {
+                    let is_over = self.clock.now().since(began) >= free_after;
+                    assert!(is_over, "a release keeps every key past its ttl: {key} is free");
+                    release(&self.other, &theirs).await;
+                }
+            }
+            tokio::time::sleep(SHORT / 4).await;
+        }
+        for key in mine.keys.iter() {
+            let theirs = claim([key.clone()], LONG);
+            self.granted_within(&self.other, &theirs, SHORT * 20).await;
+            release(&self.other, &theirs).await;
+        }
+    }
+
+    pub(super) async fn only_the_owner_keeps(&self) {
+        let mine = claim(["keeper"], LONG);
+        granted(&self.one, &mine).await;
+        let theirs =
+            ReleaseRequest { free_after: SHORT / 2, ..release_of(&claim(["keeper"], LONG)) };
+        assert_eq!(
+            released(&self.other, &[theirs]).await,
+            [ReleaseOutcome::NotHeld],
+            "another owner keeps nothing taken"
+        );
+        tokio::time::sleep(SHORT).await;
+        assert_eq!(
+            holds(&self.one, &mine).await,
+            LeaseStatus::Held,
+            "a release by another owner changes no lease"
+        );
+        release(&self.one, &mine).await;
+    }
+
+    pub(super) async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
+        let hold = SHORT * 4;
+        let mine =
+            AcquireRequest { min_hold: hold, ..claim(["{min_hold}:a", "{min_hold}:b"], SHORT) };
+        let theirs = claim(["{min_hold}:b"], LONG);
+        let began = self.clock.now();
+        granted(&self.one, &mine).await;
+        let late = AcquireRequest { min_hold: Duration::ZERO, attempt: 1, ..mine.clone() };
+        granted(&self.one, &late).await;
+        let min_hold = hold.saturating_sub(self.clock.now().since(began));
+        let left = LeaseRef { min_hold, ..lease(&mine) };
+        let renewed = answer(self.one.renew(&[left])).await;
+        let renewed: Vec<_> = renewed.into_iter().map(Result::unwrap).collect();
+        assert_eq!(
+            renewed,
+            [LeaseStatus::Held],
+            "what is kept for a min_hold is renewed like any other"
+        );
+        // The owner sends nothing from here on.
+        self.granted_within(&self.other, &theirs, SHORT * 40).await;
+        let lasted = self.clock.now().since(began);
+        assert!(
+            lasted + Duration::from_millis(2) >= hold,
+            "a min_hold of {hold:?} with a ttl of {SHORT:?} was over after {lasted:?}"
+        );
+        release(&self.other, &theirs).await;
+        let mine = AcquireRequest { min_hold: LONG, ..claim(["{min_hold}:b"], SHORT) };
+        granted(&self.one, &mine).await;
+        assert_eq!(
+            release(&self.one, &mine).await,
+            ReleaseOutcome::Freed,
+            "a release ends a min_hold"
+        );
+        let theirs = claim(["{min_hold}:b"], LONG);
+        granted(&self.other, &theirs).await;
+        release(&self.other, &theirs).await;
+    }
+}
