@@ -32,18 +32,17 @@ impl LockPool {
     ///
     /// | URL | store |
     /// |---|---|
-    /// | `memory://` | this process; all pools with the same `memory://name` share one store |
-    /// | `redis://[user:password@]host[:6379][/database]` | Redis or Valkey, 6.2 or newer |
-    /// | `redis+unix:///path[?db=..]` | the same over a Unix socket; `unix://` too |
-    /// | `redis+cluster://[user:password@]host[:6379],host...` | a Redis Cluster; some of its servers are enough |
-    /// | `redlock://[user:password@]host1,host2,host3` | a majority of independent servers (Redlock); or full URLs, `redlock://redis://a,rediss://b,redis+cluster://c` |
-    /// | `rediss://..` | the same over TLS; `?ca=/path.pem` for a private authority, `?cert=..&key=..` for a client certificate, `?insecure` for any certificate, with a warning |
-    /// | `redis+sentinel://[user:password@]host[:26379],host2,host3/service[/database]` | the master that Sentinel watches under the name `service`; `?sentinel_user=..&sentinel_password=..` for the sentinels, `rediss+sentinel://` over TLS |
-    /// | any of Redis with `?replicas=n` | the same, where `n` replicas have to confirm a grant |
-    /// | any of Redis with `?connect_timeout=10s` | the same, with a limit for each new connection (`ms`, `s`, `m`) |
+    /// | `memory://`, `memory://name` | this process; all pools of one name share a store |
+    /// | `redis://host:6379/0` | one Redis or Valkey server, 6.2 or newer |
+    /// | `redis+unix:///path` | the same over a Unix socket |
+    /// | `redis+sentinel://host1,host2/service` | the master that Sentinel watches under that name |
+    /// | `redis+cluster://host1,host2` | a Redis Cluster; some of its servers are enough |
+    /// | `redlock://host1,host2,host3` | a majority of independent servers (Redlock), or of full URLs |
     ///
-    /// `valkey://` and `valkeys://` stand for `redis://` and `rediss://` in all of these. The database may also be
-    /// written as `?db=3`. Passwords and tokens that change come from [`PoolBuilder::credentials`].
+    /// All of Redis take `user:password@` in front of the hosts, `rediss` for TLS, and `valkey` for `redis`. Parameters
+    /// follow a `?`: `db`, `ca`, `cert` and `key`, `insecure`, `sentinel_user` and `sentinel_password`, `replicas`,
+    /// `connect_timeout`, `scripts`. The guide explains each: `docs/redis.md`. Passwords and tokens that change come from
+    /// [`PoolBuilder::credentials`].
     ///
     /// Scripts keep the locks in Redis. Where a server or proxy refuses scripts, plain commands keep them, without fences;
     /// [`health`](Self::health) warns of it. `?scripts=off` uses plain commands at once, `?scripts=on` makes a refusal an

@@ -160,9 +160,7 @@ fn status(held: bool) -> LeaseStatus {
 
 impl Backend for Memory {
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::default();
-        capabilities.local = true;
-        capabilities
+        Capabilities { local: true, ..Capabilities::default() }
     }
 
     fn subscribe(&self, notifier: Notifier) {

@@ -94,7 +94,7 @@ fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
                 };
                 if count > 0
                     && panic_boundary::call(|| {
-                        dispatcher::with_default(&to, || report_dropped(count))
+                        dispatcher::with_default(&to, || report_dropped(count));
                     })
                     .is_err()
                 {

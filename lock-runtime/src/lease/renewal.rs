@@ -29,8 +29,11 @@ pub(crate) struct RenewalConfig {
     pub(crate) driver: Driver,
     pub(crate) request_timeout: Duration,
     /// Releases a lease that its caller has not picked up.
-    pub(crate) on_unclaimed: Box<dyn Fn(&Arc<Lease>) + Send + Sync>,
+    pub(crate) on_unclaimed: OnUnclaimed,
 }
+
+/// Ends the hold of a lease.
+pub(crate) type OnUnclaimed = Box<dyn Fn(&Arc<Lease>) + Send + Sync>;
 
 impl fmt::Debug for RenewalConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -365,9 +365,7 @@ impl Backend for ModelConnection {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::default();
-        capabilities.wait_queue = true;
-        capabilities
+        Capabilities { wait_queue: true, ..Capabilities::default() }
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
