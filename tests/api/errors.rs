@@ -1,4 +1,4 @@
-//! What a caller is told when the store cannot or will not.
+//! Errors of calls that the store cannot or will not serve.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -11,12 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockError, LockPool, PoolBuilder, Wait, distributed_lock};
+use lock_tests::expected_error::{
+    CANARY, CONNECT_TIMEOUT, ExpectedError, KEY, REQUEST_TIMEOUT, chain, installed, set, unshown,
+    with_password, within, works,
+};
 use lock_tests::logs::Logs;
 use lock_tests::tls::{Authority, Tls};
-use lock_tests::told::{
-    CANARY, CONNECT_TIMEOUT, KEY, PATIENCE, Told, chain, installed, set, unshown, with_password,
-    within, works,
-};
 use lock_tests::{RedisServer, eventually, eventually_async};
 
 #[tokio::test]
@@ -48,15 +48,19 @@ async fn urls_that_cannot_be_right() {
         ("rediss://:PW@127.0.0.1?cert=/x.pem", "&key="),
         ("rediss://:PW@127.0.0.1?ca=/nowhere.pem", "/nowhere.pem"),
         ("redis://:PW%ff@127.0.0.1", "percent-encoded"),
-        // Characters of the password that end it, because they are not percent-encoded.
+        // Characters that end the password, because they are not percent-encoded.
         ("redis://worker:12/PW@127.0.0.1:6379", "%2F"),
         ("redis://worker:12?PW@127.0.0.1:6379", "%3F"),
         ("redis://worker:12?PW=@127.0.0.1:6379", "%3F"),
         ("redis://worker:12#PW@127.0.0.1:6379", "%23"),
     ] {
         let url = secret(url);
-        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
-        Told { pool: Some("default"), ..Told::of(ErrorKind::Config) }.check(&url, &error, &[says]);
+        let error = within(REQUEST_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
+        ExpectedError { pool: Some("default"), ..ExpectedError::of(ErrorKind::Config) }.check(
+            &url,
+            &error,
+            &[says],
+        );
     }
 }
 
@@ -77,7 +81,7 @@ async fn a_store_that_is_down_or_is_no_store_at_init() {
         let url = format!("redis://worker:{CANARY}@127.0.0.1:{port}");
         let error = within(CONNECT_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
         let at = format!("127.0.0.1:{port}");
-        Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(
+        ExpectedError { pool: Some("default"), ..ExpectedError::of(ErrorKind::Backend) }.check(
             case,
             &error,
             &[says, &at],
@@ -85,7 +89,7 @@ async fn a_store_that_is_down_or_is_no_store_at_init() {
     }
     let url = format!("redis://:{CANARY}@no-such-host.invalid");
     let error = within(CONNECT_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
-    Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(
+    ExpectedError { pool: Some("default"), ..ExpectedError::of(ErrorKind::Backend) }.check(
         "a host that does not exist",
         &error,
         &["no-such-host.invalid"],
@@ -93,7 +97,7 @@ async fn a_store_that_is_down_or_is_no_store_at_init() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_let_us_in() {
+async fn a_server_that_rejects_the_login() {
     let server = RedisServer::builder().password(CANARY).start();
     let port = server.port();
     for (case, credentials, says) in [
@@ -103,8 +107,12 @@ async fn a_server_that_does_not_let_us_in() {
         ("the password in the user's place", format!("{CANARY}@"), "wants a password"),
     ] {
         let url = format!("redis://{credentials}127.0.0.1:{port}");
-        let error = within(PATIENCE, lock_runtime::init(&url)).await.unwrap_err();
-        Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(case, &error, &[says]);
+        let error = within(REQUEST_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
+        ExpectedError { pool: Some("default"), ..ExpectedError::of(ErrorKind::Backend) }.check(
+            case,
+            &error,
+            &[says],
+        );
     }
 }
 
@@ -131,15 +139,19 @@ async fn tls_that_cannot_be_trusted() {
     ] {
         let url = url.replacen("//", &format!("//:{CANARY}@"), 1);
         let error = within(CONNECT_TIMEOUT, lock_runtime::init(&url)).await.unwrap_err();
-        Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) }.check(case, &error, &[says]);
+        ExpectedError { pool: Some("default"), ..ExpectedError::of(ErrorKind::Backend) }.check(
+            case,
+            &error,
+            &[says],
+        );
     }
-    // The same bench lets the right one in.
+    // The same server accepts the right password.
     let url = format!("rediss://127.0.0.1:{}?ca={ca}", tls(&good));
     works(&LockPool::connect(&url).await.unwrap()).await;
 }
 
 #[tokio::test]
-async fn users_who_may_not() {
+async fn users_without_permissions() {
     for (n, (case, may, fencing, says)) in [
         ("not the key", "~other:* +@all", false, ["NOPERM", "key"]),
         ("not the key, in a script", "~other:* ~lock_runtime:* +@all", true, ["NOPERM", "key"]),
@@ -155,21 +167,21 @@ async fn users_who_may_not() {
         let name = format!("acl-{n}");
         let pool = installed(&name, LockPool::builder(url)).await;
         let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_secs(20));
-        let error = within(PATIENCE, request.acquire()).await.unwrap_err();
-        Told::by(&name).check(case, &error, &says);
+        let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
+        ExpectedError::by(&name).check(case, &error, &says);
         assert_eq!(server.cli(&["EXISTS", KEY]), "0", "{case}: nothing is left behind");
     }
 }
 
-/// Told when connecting: a lock would be granted by a plain command, and then be stuck until its ttl is over.
+/// ExpectedError when connecting: a lock would be granted by a plain command, and then be stuck until its ttl is over.
 #[tokio::test]
 async fn a_user_without_scripts_takes_no_lock_that_it_cannot_release() {
     for may in ["~* +@all -@scripting", "~* +@all -eval -evalsha"] {
         let line = format!("user worker on >{CANARY} &* {may}");
         let server = RedisServer::builder().config_line(&line).start();
         let url = format!("redis://worker:{CANARY}@127.0.0.1:{}?scripts=on", server.port());
-        let error = within(PATIENCE, LockPool::connect(&url)).await.unwrap_err();
-        Told::of(ErrorKind::Backend).check(may, &error, &["NOPERM", "eval"]);
+        let error = within(REQUEST_TIMEOUT, LockPool::connect(&url)).await.unwrap_err();
+        ExpectedError::of(ErrorKind::Backend).check(may, &error, &["NOPERM", "eval"]);
     }
 }
 
@@ -243,7 +255,7 @@ async fn a_server_that_refuses_says_why_and_serves_again() {
                 server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
             },
             end: |server| drop(server.cli(&["REPLICAOF", "NO", "ONE"])),
-            // The first refusal stands until there is a master.
+            // The first refusal lasts until there is a master.
             says: &["READONLY", "master"],
         },
         // Last, as its folder is gone for good.
@@ -267,13 +279,14 @@ async fn a_server_that_refuses_says_why_and_serves_again() {
         provoke(&server);
         for fencing in [false, true] {
             let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_millis(100));
-            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+            let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
             let case = format!("{what}, {}", if fencing { "fenced" } else { "unfenced" });
-            Told::by("refusals").check(&case, &error, says);
+            ExpectedError::by("refusals").check(&case, &error, says);
             let body = settle(&pool, 7, Duration::from_millis(100));
-            let error = within(PATIENCE, body).await.unwrap_err();
-            let told = Told { template: Some("order:<id>"), ..Told::by("refusals") };
-            told.check(&format!("{what}, annotated"), &error, says);
+            let error = within(REQUEST_TIMEOUT, body).await.unwrap_err();
+            let expected =
+                ExpectedError { template: Some("order:<id>"), ..ExpectedError::by("refusals") };
+            expected.check(&format!("{what}, annotated"), &error, says);
         }
         end(&server);
         works(&pool).await;
@@ -281,13 +294,13 @@ async fn a_server_that_refuses_says_why_and_serves_again() {
 }
 
 #[tokio::test]
-async fn a_fence_counter_that_is_not_ours() {
+async fn a_fence_counter_with_a_foreign_value() {
     let server = with_password().start();
     let pool = installed("fences", LockPool::builder(server.url())).await;
     let counter = "lock_runtime:fence";
     server.cli(&["HSET", counter, "a", "b"]);
-    let error = within(PATIENCE, pool.lock(KEY).acquire()).await.unwrap_err();
-    Told::by("fences").check("a hash as fence counter", &error, &["WRONGTYPE", counter]);
+    let error = within(REQUEST_TIMEOUT, pool.lock(KEY).acquire()).await.unwrap_err();
+    ExpectedError::by("fences").check("a hash as fence counter", &error, &["WRONGTYPE", counter]);
     assert_eq!(server.cli(&["EXISTS", KEY]), "0", "nothing was taken");
     server.cli(&["DEL", counter]);
     // The server's time in microseconds takes over from what is no fence.
@@ -328,8 +341,8 @@ async fn a_server_that_is_loading() {
         loading
     })
     .await;
-    Told::by("loading").check("loading", &error.unwrap(), &["LOADING", "again"]);
-    // Whoever waits long enough gets it.
+    ExpectedError::by("loading").check("loading", &error.unwrap(), &["LOADING", "again"]);
+    // A longer wait is served.
     let guard = pool.lock(KEY).wait(Duration::from_secs(20)).acquire().await.unwrap();
     guard.release().await.unwrap();
     restarted.await.unwrap();
@@ -350,7 +363,11 @@ async fn a_server_that_is_busy_with_a_script() {
         busy
     })
     .await;
-    Told::by("busy").check("a script that does not end", &error.unwrap(), &["BUSY", "SCRIPT KILL"]);
+    ExpectedError::by("busy").check(
+        "a script that does not end",
+        &error.unwrap(),
+        &["BUSY", "SCRIPT KILL"],
+    );
     assert_eq!(server.cli(&["SCRIPT", "KILL"]), "OK");
     works(&pool).await;
 }
@@ -361,12 +378,12 @@ async fn a_server_with_too_many_clients() {
     let pool = installed("clients", LockPool::builder(server.url())).await;
     server.cli(&["CONFIG", "SET", "maxclients", "1"]);
     let error = within(CONNECT_TIMEOUT, lock_runtime::init(&server.url())).await.unwrap_err();
-    let told = Told { pool: Some("default"), ..Told::of(ErrorKind::Backend) };
-    told.check("too many clients at init", &error, &["`maxclients`"]);
+    let expected = ExpectedError { pool: Some("default"), ..ExpectedError::of(ErrorKind::Backend) };
+    expected.check("too many clients at init", &error, &["`maxclients`"]);
     server.kill_clients();
     let request = pool.lock(KEY).wait(Duration::from_millis(300)).acquire();
-    let error = within(PATIENCE, request).await.unwrap_err();
-    Told::by("clients").check("too many clients later", &error, &["`maxclients`"]);
+    let error = within(REQUEST_TIMEOUT, request).await.unwrap_err();
+    ExpectedError::by("clients").check("too many clients later", &error, &["`maxclients`"]);
     set(&server, "maxclients", "100");
     works(&pool).await;
 }
@@ -385,7 +402,7 @@ async fn a_password_that_changes_under_way() {
         refused
     })
     .await;
-    Told::by("rotation").check("another password by now", &error.unwrap(), &["password"]);
+    ExpectedError::by("rotation").check("another password by now", &error.unwrap(), &["password"]);
     set(&server, "requirepass", CANARY);
     works(&pool).await;
 }
@@ -397,29 +414,35 @@ async fn a_server_that_goes_down_and_comes_back() {
     works(&pool).await;
     server.kill();
 
-    let error = within(PATIENCE, pool.lock(KEY).wait(Duration::ZERO).acquire()).await.unwrap_err();
+    let error =
+        within(REQUEST_TIMEOUT, pool.lock(KEY).wait(Duration::ZERO).acquire()).await.unwrap_err();
     let at = format!("127.0.0.1:{}", server.port());
-    Told::by("down").check("down, one try", &error, &[&at, "check that the server is up"]);
+    ExpectedError::by("down").check("down, one try", &error, &[&at, "check that the server is up"]);
     assert!(pool.lock(KEY).try_acquire().await.unwrap_err().is_backend(), "not `None`");
 
     let wait = Duration::from_secs(1);
     let began = Instant::now();
-    let error = within(wait + PATIENCE, pool.lock(KEY).wait(wait).acquire()).await.unwrap_err();
+    let error =
+        within(wait + REQUEST_TIMEOUT, pool.lock(KEY).wait(wait).acquire()).await.unwrap_err();
     assert!(began.elapsed() >= wait, "it was worth waiting for");
-    Told::by("down").check("down, a second's wait", &error, &[&at, "refused"]);
+    ExpectedError::by("down").check("down, a second's wait", &error, &[&at, "refused"]);
 
-    let error = within(PATIENCE, pool.health()).await.unwrap_err();
-    Told { template: None, ..Told::by("down") }.check("down, health", &error, &[&at]);
+    let error = within(REQUEST_TIMEOUT, pool.health()).await.unwrap_err();
+    ExpectedError { template: None, ..ExpectedError::by("down") }.check(
+        "down, health",
+        &error,
+        &[&at],
+    );
 
-    // Those in line learn what those in front of them learn.
+    // Waiters behind the head get the error of the head.
     let waits = [800, 300, 100, 0].map(Duration::from_millis);
-    let mut line = tokio::task::JoinSet::new();
+    let mut queue = tokio::task::JoinSet::new();
     for wait in waits {
         let pool = pool.clone();
-        line.spawn(async move { pool.lock(KEY).wait(wait).acquire().await });
+        queue.spawn(async move { pool.lock(KEY).wait(wait).acquire().await });
     }
-    for outcome in within(PATIENCE, line.join_all()).await {
-        Told::by("down").check("down, in line", &outcome.unwrap_err(), &[&at]);
+    for outcome in within(REQUEST_TIMEOUT, queue.join_all()).await {
+        ExpectedError::by("down").check("down, in the wait queue", &outcome.unwrap_err(), &[&at]);
     }
 
     server.restart();
@@ -433,15 +456,15 @@ async fn a_server_that_hangs_is_no_conflict() {
     let pool = installed("hung", LockPool::builder(server.url())).await;
     server.pause();
     // The second's wait is over before the first knows that the server hangs.
-    let (first, second) = within(2 * PATIENCE, async {
+    let (first, second) = within(2 * REQUEST_TIMEOUT, async {
         tokio::join!(
             pool.lock(KEY).wait(Duration::from_millis(1_500)).acquire(),
             pool.lock(KEY).wait(Duration::from_millis(700)).acquire(),
         )
     })
     .await;
-    Told::by("hung").check("hung", &first.unwrap_err(), &["answer"]);
-    Told::by("hung").check("hung, in line", &second.unwrap_err(), &["answer"]);
+    ExpectedError::by("hung").check("hung", &first.unwrap_err(), &["answer"]);
+    ExpectedError::by("hung").check("hung, in the wait queue", &second.unwrap_err(), &["answer"]);
     server.resume();
     works(&pool).await;
     eventually_async(Duration::from_secs(5), "nothing stays taken", async || {
@@ -450,9 +473,9 @@ async fn a_server_that_hangs_is_no_conflict() {
     .await;
 }
 
-/// What another key meets is not said to those who wait for this one.
+/// A failure of another key is not in the errors of waiters for this one.
 #[tokio::test]
-async fn trouble_with_one_key_is_not_told_of_another() {
+async fn a_failure_of_one_key_is_not_reported_for_another() {
     let server = with_password().start();
     let pool = installed("two keys", LockPool::builder(server.url())).await;
     server.cli(&["HSET", "order:8", "a", "b"]);
@@ -462,30 +485,38 @@ async fn trouble_with_one_key_is_not_told_of_another() {
         pool.lock("order:8").acquire(),
     );
     assert!(other.unwrap_err().is_backend());
-    let told = Told { kind: ErrorKind::Conflict, ..Told::by("two keys") };
-    told.check("held, while another key is broken", &waiter.unwrap_err(), &["holds the lock"]);
+    let expected = ExpectedError { kind: ErrorKind::Conflict, ..ExpectedError::by("two keys") };
+    expected.check(
+        "held, while another key is broken",
+        &waiter.unwrap_err(),
+        &["held by another owner"],
+    );
     held.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn somebody_else_has_it() {
+async fn a_lock_held_by_another_owner() {
     let server = with_password().start();
     let pool = installed("conflicts", LockPool::builder(server.url())).await;
-    let told = Told { kind: ErrorKind::Conflict, ..Told::by("conflicts") };
-    server.cli(&["SET", KEY, "somebody", "PX", "60000"]);
-    for (wait, says) in [(0, "holds the lock"), (200, "within 200ms")] {
+    let expected = ExpectedError { kind: ErrorKind::Conflict, ..ExpectedError::by("conflicts") };
+    server.cli(&["SET", KEY, "another", "PX", "60000"]);
+    for (wait, says) in [(0, "held by another owner"), (200, "within 200ms")] {
         for fencing in [false, true] {
             let request = pool.lock(KEY).fencing(fencing).wait(Duration::from_millis(wait));
-            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
-            told.check("held elsewhere", &error, &[says]);
+            let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
+            expected.check("held elsewhere", &error, &[says]);
         }
     }
     let error = settle(&pool, 7, Duration::from_millis(100)).await.unwrap_err();
-    Told { template: Some("order:<id>"), ..told }.check("held elsewhere", &error, &["wait"]);
+    ExpectedError { template: Some("order:<id>"), ..expected }.check(
+        "held elsewhere",
+        &error,
+        &["wait"],
+    );
     server.cli(&["DEL", KEY]);
     let held = pool.lock(KEY).acquire().await.unwrap();
     let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
-    told.check("held by another task", &error, &["holds the lock"]);
+    expected.check("held by another task", &error, &["held by another owner"]);
     held.release().await.unwrap();
 }
 
@@ -493,41 +524,45 @@ async fn somebody_else_has_it() {
 async fn a_lock_that_is_lost() {
     let server = with_password().start();
     let pool = installed("losses", LockPool::builder(server.url())).await;
-    let told = Told { kind: ErrorKind::Lost, ..Told::by("losses") };
+    let expected = ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by("losses") };
 
     let guard = pool.lock(KEY).acquire().await.unwrap();
     server.cli(&["DEL", KEY]);
     let error = guard.verify().await.unwrap_err();
-    told.check("deleted, verify", &error, &["not ours", "fence"]);
-    told.check("deleted, release", &guard.release().await.unwrap_err(), &["not ours"]);
+    expected.check("deleted, verify", &error, &["does not hold it", "fence"]);
+    expected.check("deleted, release", &guard.release().await.unwrap_err(), &["no longer held"]);
 
     let guard = pool.lock(KEY).acquire().await.unwrap();
-    server.cli(&["SET", KEY, "somebody"]);
-    told.check("taken, release", &guard.release().await.unwrap_err(), &["not ours", "fence"]);
-    assert_eq!(server.cli(&["GET", KEY]), "somebody", "which is not touched");
+    server.cli(&["SET", KEY, "another"]);
+    expected.check(
+        "taken, release",
+        &guard.release().await.unwrap_err(),
+        &["no longer held", "fence"],
+    );
+    assert_eq!(server.cli(&["GET", KEY]), "another", "which is not touched");
     server.cli(&["DEL", KEY]);
 
     let ttl = Duration::from_millis(200);
     let guard = pool.lock(KEY).ttl(ttl).renew(false).acquire().await.unwrap();
     let error = within(ttl, guard.lost()).await;
-    told.check("ttl over", &error, &["ttl", "`renew = true`"]);
+    expected.check("ttl over", &error, &["ttl", "`renew = true`"]);
     drop(guard);
     let guard = pool.lock(KEY).ttl(ttl).max_hold(2 * ttl).acquire().await.unwrap();
     let error = within(2 * ttl, guard.lost()).await;
-    told.check("max_hold over", &error, &["max_hold"]);
+    expected.check("max_hold over", &error, &["max_hold"]);
     drop(guard);
     let guard = pool.lock(KEY).ttl(3 * ttl).acquire().await.unwrap();
     server.cli(&["ACL", "SETUSER", "default", "-pexpire", "-evalsha", "-eval"]);
     let error = within(3 * ttl, guard.lost()).await;
-    told.check("not allowed any more", &error, &["renewal", "NOPERM", "allow"]);
+    expected.check("not allowed any more", &error, &["renewal", "NOPERM", "allow"]);
     server.cli(&["ACL", "SETUSER", "default", "+@all"]);
     drop(guard);
     let guard = pool.lock(KEY).ttl(3 * ttl).acquire().await.unwrap();
     server.kill();
     let error = within(3 * ttl, guard.lost()).await;
-    told.check("the server is gone", &error, &["renewal", "Redis at", "longer ttl"]);
-    let error = within(PATIENCE, guard.verify()).await.unwrap_err();
-    told.check("the server is gone, verify", &error, &["renewal"]);
+    expected.check("the server is gone", &error, &["renewal", "Redis at", "longer ttl"]);
+    let error = within(REQUEST_TIMEOUT, guard.verify()).await.unwrap_err();
+    expected.check("the server is gone, verify", &error, &["renewal"]);
 }
 
 #[tokio::test]
@@ -536,25 +571,25 @@ async fn a_release_that_the_server_does_not_take() {
     let pool = installed("releases", LockPool::builder(server.url())).await;
     let guard = pool.lock(KEY).ttl(Duration::from_secs(3)).acquire().await.unwrap();
     server.kill();
-    let error = within(2 * PATIENCE, guard.release()).await.unwrap_err();
-    Told::by("releases").check("release, down", &error, &["check that the server is up"]);
+    let error = within(2 * REQUEST_TIMEOUT, guard.release()).await.unwrap_err();
+    ExpectedError::by("releases").check("release, down", &error, &["check that the server is up"]);
 }
 
 #[tokio::test]
 async fn a_pool_that_shuts_down() {
     let server = with_password().start();
     let pool = installed("closed", LockPool::builder(server.url())).await;
-    let told = Told { kind: ErrorKind::PoolClosed, ..Told::by("closed") };
+    let expected = ExpectedError { kind: ErrorKind::PoolClosed, ..ExpectedError::by("closed") };
     let held = pool.lock(KEY).acquire().await.unwrap();
     let (waiter, lost, _) = tokio::join!(
         pool.lock(KEY).wait(Wait::Forever).acquire(),
         held.lost(),
         pool.shutdown(Duration::from_millis(50)),
     );
-    told.check("waiting while it shuts down", &waiter.unwrap_err(), &["shutting down"]);
-    told.check("held while it shuts down", &lost, &["shutting down"]);
+    expected.check("waiting while it shuts down", &waiter.unwrap_err(), &["shutting down"]);
+    expected.check("held while it shuts down", &lost, &["shutting down"]);
     let error = pool.lock(KEY).acquire().await.unwrap_err();
-    told.check("after it has shut down", &error, &["shutting down"]);
+    expected.check("after it has shut down", &error, &["shutting down"]);
 }
 
 #[tokio::test]
@@ -597,20 +632,24 @@ async fn calls_that_cannot_work() {
         ),
     ] {
         let error = request.acquire().await.unwrap_err();
-        Told { kind, ..Told::by("calls") }.check(case, &error, &[says]);
+        ExpectedError { kind, ..ExpectedError::by("calls") }.check(case, &error, &[says]);
     }
-    let told = Told { kind: ErrorKind::InvalidKey, ..Told::by("calls") };
+    let expected = ExpectedError { kind: ErrorKind::InvalidKey, ..ExpectedError::by("calls") };
     let error = pool.lock("").acquire().await.unwrap_err();
-    Told { template: Some(""), ..told }.check("an empty key", &error, &["empty", "order:42"]);
+    ExpectedError { template: Some(""), ..expected }.check(
+        "an empty key",
+        &error,
+        &["empty", "order:42"],
+    );
     let error = pool.lock_all(Vec::<String>::new()).acquire().await.unwrap_err();
-    Told { template: Some(""), ..told }.check("no keys", &error, &["empty"]);
+    ExpectedError { template: Some(""), ..expected }.check("no keys", &error, &["empty"]);
     let error = named(&pool, "\u{7}", "").await.unwrap_err();
-    let told = Told { template: Some("user:<first>:<last>"), ..told };
-    told.check("an empty placeholder", &error, &["`<last>`", "empty"]);
+    let expected = ExpectedError { template: Some("user:<first>:<last>"), ..expected };
+    expected.check("an empty placeholder", &error, &["`<last>`", "empty"]);
 
     for (case, builder, says) in settings_that_cannot_work() {
         let error = builder.connect().await.unwrap_err();
-        Told::of(ErrorKind::Config).check(case, &error, &says);
+        ExpectedError::of(ErrorKind::Config).check(case, &error, &says);
     }
     let elsewhere = thread::spawn(|| {
         let connect = LockPool::builder("memory://").on_current_runtime().connect();
@@ -619,26 +658,27 @@ async fn calls_that_cannot_work() {
         poll_once(connect)
     });
     let error = elsewhere.join().unwrap().unwrap_err();
-    Told::of(ErrorKind::Config).check("no runtime", &error, &["on_current_runtime"]);
+    ExpectedError::of(ErrorKind::Config).check("no runtime", &error, &["on_current_runtime"]);
     let error = lock_runtime::install("calls", pool.clone()).unwrap_err();
-    let told = Told { template: None, kind: ErrorKind::Config, ..Told::by("calls") };
-    told.check("a name that is taken", &error, &["already"]);
+    let expected =
+        ExpectedError { template: None, kind: ErrorKind::Config, ..ExpectedError::by("calls") };
+    expected.check("a name that is taken", &error, &["already"]);
 }
 
-/// Each with what would work.
+/// Each with a setting that would work.
 fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str; 2])> {
     let (nothing, tiny, long) = (Duration::ZERO, Duration::from_nanos(1), Duration::MAX);
     let (ten, second) = (Duration::from_millis(10), Duration::from_secs(1));
     let pool = || LockPool::builder("memory://");
     vec![
-        ("patience 0", pool().request_timeout(nothing), ["patience", "1 ms"]),
-        ("patience 1 ns", pool().request_timeout(tiny), ["patience", "1 ms"]),
-        ("patience without end", pool().request_timeout(long), ["patience", "1 h"]),
+        ("request_timeout 0", pool().request_timeout(nothing), ["request_timeout", "1 ms"]),
+        ("request_timeout 1 ns", pool().request_timeout(tiny), ["request_timeout", "1 ms"]),
+        ("request_timeout without end", pool().request_timeout(long), ["request_timeout", "1 h"]),
         ("node_timeout 0", pool().node_timeout(nothing), ["node_timeout", "1 ms"]),
         (
-            "node_timeout > patience",
+            "node_timeout > request_timeout",
             pool().request_timeout(second).node_timeout(2 * second),
-            ["node_timeout", "`patience`"],
+            ["node_timeout", "`request_timeout`"],
         ),
         ("drift_factor 0.5", pool().drift_factor(0.5), ["drift_factor of 0.5", "0.25"]),
         ("drift_factor 0.26", pool().drift_factor(0.26), ["drift_factor", "0.25"]),
@@ -677,7 +717,7 @@ async fn settings_at_the_edge_of_what_works() {
         LockPool::builder("memory://").request_timeout(Duration::from_millis(1)),
         LockPool::builder("memory://")
             .request_timeout(Duration::from_secs(3600))
-            .node_timeout(PATIENCE),
+            .node_timeout(REQUEST_TIMEOUT),
         LockPool::builder("memory://").ttl(Duration::from_millis(10)).drift_factor(0.2),
         LockPool::builder("memory://")
             .drift_factor(0.25)
@@ -699,31 +739,38 @@ async fn the_same_task_once_more() {
     let pool = installed("twice", LockPool::builder("memory://")).await;
     let inner = pool.lock(KEY).run(async { pool.lock(KEY).acquire().await });
     let error = within(Duration::ZERO, inner).await.unwrap().unwrap_err();
-    let told = Told { kind: ErrorKind::WouldDeadlock, ..Told::by("twice") };
-    told.check("the same key in the body", &error, &[KEY, "reentrant = true"]);
+    let expected = ExpectedError { kind: ErrorKind::WouldDeadlock, ..ExpectedError::by("twice") };
+    expected.check("the same key in the body", &error, &[KEY, "reentrant = true"]);
 }
 
 #[tokio::test]
-async fn a_line_that_is_full() {
-    let pool = installed("short line", LockPool::builder("memory://").max_waiters(1)).await;
+async fn a_full_wait_queue() {
+    let pool = installed("short queue", LockPool::builder("memory://").max_waiters(1)).await;
     let held = pool.lock(KEY).acquire().await.unwrap();
     let (waiter, one_more) = tokio::join!(
         pool.lock(KEY).wait(Duration::from_millis(200)).acquire(),
         pool.lock(KEY).wait(Duration::from_millis(200)).acquire(),
     );
-    let told = Told { kind: ErrorKind::QueueFull, ..Told::by("short line") };
-    told.check("one too many", &one_more.unwrap_err(), &["max_waiters"]);
-    assert!(waiter.unwrap_err().is_conflict(), "who stands in line stays there");
+    let expected = ExpectedError { kind: ErrorKind::QueueFull, ..ExpectedError::by("short queue") };
+    expected.check("one too many", &one_more.unwrap_err(), &["max_waiters"]);
+    assert!(waiter.unwrap_err().is_conflict(), "the first waiter keeps its position");
     held.release().await.unwrap();
 }
 
 #[tokio::test]
 async fn pools_that_are_not_there() {
-    let told = Told { template: Some("order:<id>"), ..Told::of(ErrorKind::PoolNotFound) };
+    let expected = ExpectedError {
+        template: Some("order:<id>"),
+        ..ExpectedError::of(ErrorKind::PoolNotFound)
+    };
     let error = by_default(7).await.unwrap_err();
-    Told { pool: Some("default"), ..told }.check("no init", &error, &["lock_runtime::init("]);
+    ExpectedError { pool: Some("default"), ..expected }.check(
+        "no init",
+        &error,
+        &["lock_runtime::init("],
+    );
     let error = by_name(7).await.unwrap_err();
-    Told { pool: Some("nowhere"), ..told }.check(
+    ExpectedError { pool: Some("nowhere"), ..expected }.check(
         "no install",
         &error,
         &["lock_runtime::install(\"nowhere\""],
@@ -731,11 +778,15 @@ async fn pools_that_are_not_there() {
     assert!(lock_runtime::pool("nowhere").is_none());
     if std::env::var_os("LOCK_URL").is_none() {
         let error = lock_runtime::init_from_env().await.unwrap_err();
-        Told::of(ErrorKind::Config).check("no LOCK_URL", &error, &["LOCK_URL", "memory://"]);
+        ExpectedError::of(ErrorKind::Config).check(
+            "no LOCK_URL",
+            &error,
+            &["LOCK_URL", "memory://"],
+        );
     }
 }
 
-/// Everything above shows its password to no error. Here, to no log and no `Debug` either.
+/// No error above contains its password. Neither does a log or a `Debug` text.
 #[tokio::test]
 async fn a_password_is_never_shown() {
     let logs = Logs::global();
@@ -755,7 +806,7 @@ async fn a_password_is_never_shown() {
         unshown("pool", &format!("{pool:?} {pool:#?} {guard:?} {:?}", pool.health().await));
         server.kill();
         let lost = within(ttl, guard.lost()).await;
-        Told { kind: ErrorKind::Lost, ..Told::by(&format!("secret-{n}")) }.check(
+        ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by(&format!("secret-{n}")) }.check(
             "lost",
             &lost,
             &[],
@@ -799,7 +850,7 @@ async fn by_name(id: u64) -> Result<(), LockError> {
     Ok(())
 }
 
-/// Why a server would refuse.
+/// A reason of a server to refuse.
 struct Refusal {
     what: &'static str,
     provoke: fn(&RedisServer),
@@ -815,7 +866,7 @@ fn poll_once<T>(work: impl Future<Output = T>) -> T {
     }
 }
 
-/// Takes connections, says one thing to each, and is no Redis.
+/// Accepts connections and sends one text to each; not a Redis server.
 struct Stub {
     port: u16,
 }
@@ -824,7 +875,7 @@ impl Stub {
     fn start(says: &'static [u8]) -> Self {
         Self::serve(move |mut stream| {
             let _ = stream.write_all(says);
-            // Until the client hangs up.
+            // Until the client closes the connection.
             let _ = stream.read_to_end(&mut Vec::new());
         })
     }

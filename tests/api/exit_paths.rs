@@ -13,15 +13,15 @@ use std::time::Duration;
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::history::now_ns;
 use lock_tests::runtimes::{current_thread, multi_thread};
-use lock_tests::{Monitor, RedisServer, alone, eventually};
+use lock_tests::{Monitor, RedisServer, eventually, in_own_process};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// How long a release may take that nobody awaits, on a busy machine. Far below the ttl of 30 s.
+/// The limit of a release that is not awaited, on a busy machine. Far below the ttl of 30 s.
 const SOON: Duration = Duration::from_secs(3);
 
-/// What locks.
+/// The interface that locks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Api {
     Attribute,
@@ -36,7 +36,7 @@ enum Way {
     EarlyReturn,
     QuestionMark,
     Panic,
-    /// By what its caller does.
+    /// By an action of its caller.
     Never,
 }
 
@@ -58,7 +58,7 @@ enum Store {
     Memory(LockPool),
 }
 
-/// One key, and what was seen of it.
+/// One key, and the observations of it.
 struct Scene {
     api: Api,
     store: Store,
@@ -101,7 +101,7 @@ impl Scene {
         match &self.store {
             Store::Redis(server) => server.cli(&["EXISTS", &self.key]) == "1",
             Store::Memory(other) => {
-                // Memory answers at once, so that a drop can ask it.
+                // Memory answers at once, so that a drop can query it.
                 let attempt = pin!(other.lock(&self.key).try_acquire());
                 match attempt.poll(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready(guard) => guard.unwrap().is_none(),
@@ -115,7 +115,7 @@ impl Scene {
         Witness(self.clone())
     }
 
-    /// A call whose body ends that `way`.
+    /// A call with a body that ends that `way`.
     fn call(self: &Arc<Self>, way: Way) -> Call {
         let (scene, argument) = (self.clone(), self.witness());
         match self.api {
@@ -288,7 +288,7 @@ fn a_question_mark(scene: &Arc<Scene>) {
     assert!(matches!(output, Err(FailureKind::Own)), "{output:?}");
 }
 
-/// A guard that is dropped has nobody who could wait for its release.
+/// No caller can await the release of a dropped guard.
 fn is_free_as_promised(scene: &Arc<Scene>) {
     match scene.api {
         Api::Attribute | Api::Run => scene.is_free_at_once(),
@@ -338,11 +338,11 @@ fn a_drop_before_the_first_poll(scene: &Arc<Scene>) {
     };
     let monitor = Monitor::start(server);
     current_thread().block_on(async { drop(scene.call(Way::Return)) });
-    // A lock that is asked for behind it comes first.
+    // A later acquire is served first.
     current_thread().block_on(scene.pool.lock("next").fencing(false).run(async {})).unwrap();
     let sent = monitor.settled();
     let mentions = |arg: &str| {
-        // Not the look of the argument that was dropped.
+        // Without the observation of the dropped argument.
         let sent = sent.iter().filter(|ran| ran.name() != "EXISTS");
         sent.filter(|ran| ran.args.iter().any(|it| it == arg)).count()
     };
@@ -397,7 +397,10 @@ fn a_local_that_panics_as_it_is_dropped() {
 
 #[test]
 fn a_shutdown_of_the_process() {
-    alone(concat!(module_path!(), "::a_shutdown_of_the_process"), shut_down_with_all_at_once);
+    in_own_process(
+        concat!(module_path!(), "::a_shutdown_of_the_process"),
+        shut_down_with_all_at_once,
+    );
 }
 
 fn shut_down_with_all_at_once() {
@@ -418,7 +421,7 @@ fn shut_down_with_all_at_once() {
         for (scene, call) in scenes.iter().zip(calls) {
             assert!(!scene.is_taken(), "{:?}", scene.api);
             if scene.api == Api::Guard {
-                // Nobody cancels the code around a guard.
+                // The code around a guard is not cancelled.
                 call.abort();
                 continue;
             }
@@ -441,7 +444,7 @@ fn a_guard_that_is_dropped_on_a_thread_without_a_runtime() {
     eventually(SOON, "the key goes", || !scene.is_taken());
 }
 
-/// At the end of a thread a thread-local may be dropped when no runtime can be entered there any more.
+/// A thread-local may be dropped at the end of its thread, when no runtime can be entered there.
 #[test]
 fn a_guard_that_is_dropped_with_the_locals_of_its_thread() {
     thread_local! {
@@ -452,7 +455,7 @@ fn a_guard_that_is_dropped_with_the_locals_of_its_thread() {
         for local in [&FIRST, &LAST] {
             let (pool, key) = (scene.pool.clone(), scene.key.clone());
             let keep = move || {
-                // Made before anything of the runtime's, or after it.
+                // Created before the thread-locals of the runtime, or after them.
                 FIRST.set(None);
                 let guard = current_thread().block_on(pool.lock(&key).acquire()).unwrap();
                 local.set(Some(guard));
@@ -463,9 +466,9 @@ fn a_guard_that_is_dropped_with_the_locals_of_its_thread() {
     }
 }
 
-/// The request is sent from the caller's thread; what comes of it is the driver's.
+/// The caller's thread sends the request; the driver handles the outcome.
 #[test]
-fn an_acquire_that_nobody_looks_at_any_more_is_kept_or_undone() {
+fn an_acquire_that_is_no_longer_polled_is_kept_or_undone() {
     const TTL: Duration = Duration::from_secs(1);
     let scene = Scene::on_redis(Api::Guard);
     let mut acquire = Box::pin(scene.pool.lock(&scene.key).ttl(TTL).acquire());

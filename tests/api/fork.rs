@@ -1,4 +1,4 @@
-//! A fork: what the child has of the parent's pools and locks, and what it has to itself.
+//! A fork: the child has none of the parent's locks, and can use pools of its own.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use lock_tests::{RedisServer, Worker};
 
 const DEADLINE: Duration = Duration::from_secs(100);
 
-/// What stands behind `what` on its line.
+/// The text behind `what` on its line.
 #[track_caller]
-fn told<'a>(lines: &'a [String], what: &str) -> &'a str {
+fn value_of<'a>(lines: &'a [String], what: &str) -> &'a str {
     let line = lines.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(": "));
     line.unwrap_or_else(|| panic!("{what}: {lines:#?}"))
 }
@@ -23,18 +23,18 @@ fn a_child_has_nothing_of_its_parents_locks_and_can_have_its_own() {
     let lines = program.stdout();
     assert!(status.success(), "{status}: {lines:#?} {:#?}", program.stderr());
     for what in ["acquire", "annotated", "health", "verify", "lost", "release"] {
-        let told = told(&lines, &format!("child, {what}"));
+        let value = value_of(&lines, &format!("child, {what}"));
         assert!(
-            told.starts_with("Config: ") && told.contains("connect after the fork"),
-            "{what}: {told}"
+            value.starts_with("Config: ") && value.contains("connect after the fork"),
+            "{what}: {value}"
         );
     }
-    assert_eq!(told(&lines, "child, is held"), "false");
-    assert_eq!(told(&lines, "child, shutdown"), "done");
-    assert_eq!(told(&lines, "child, the parent's lock is busy"), "true");
-    assert_eq!(told(&lines, "child, annotated again"), "done");
-    assert_eq!(told(&lines, "parent, both is busy"), "true");
-    assert_eq!(told(&lines, "parent, verify"), "done");
+    assert_eq!(value_of(&lines, "child, is held"), "false");
+    assert_eq!(value_of(&lines, "child, shutdown"), "done");
+    assert_eq!(value_of(&lines, "child, the parent's lock is busy"), "true");
+    assert_eq!(value_of(&lines, "child, annotated again"), "done");
+    assert_eq!(value_of(&lines, "parent, both is busy"), "true");
+    assert_eq!(value_of(&lines, "parent, verify"), "done");
     let ends: HashSet<_> = lines.iter().filter(|line| line.ends_with(", end")).collect();
     assert_eq!(ends.len(), 2, "{lines:#?}");
     assert_eq!(server.cli(&["DBSIZE"]).trim(), "0", "{}", server.cli(&["KEYS", "*"]));

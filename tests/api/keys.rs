@@ -8,7 +8,7 @@ use lock_runtime::{ErrorKind, Key, LockError, LockPool, distributed_lock};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// What the attribute makes of a template; `texts[i]` is the literal text behind placeholder `i`.
+/// A template as the attribute expands it; `texts[i]` is the literal text behind placeholder `i`.
 struct Template {
     site: Site,
     head: &'static str,
@@ -38,7 +38,7 @@ impl Template {
         key.finish()
     }
 
-    /// What a format string would give.
+    /// The result of a plain format string.
     fn render_naively(&self, values: &[String]) -> String {
         let parts = values.iter().zip(self.texts).map(|(value, text)| format!("{value}{text}"));
         [self.head.to_owned()].into_iter().chain(parts).collect()
@@ -56,7 +56,7 @@ static TEMPLATES: [Template; 8] = [
     Template::new("lock/<a>::<b>~<c>", "lock/", &["::", "~", ""]),
 ];
 
-/// What separates, what escapes, and what an escape is made of.
+/// Separators, escapes, and the characters of escapes.
 const ALPHABET: [&str; 32] = [
     ":", "-", "/", ".", "~", " ", "ü", "::", ":x:", "}/", "]:", "{", "}", "[", "]", "<", ">", "%",
     "%", "2", "3", "5", "A", "a", "%3A", "%3a", "%25", "%7D", "x", "\0", "\r\n", "\u{301}",
@@ -327,7 +327,7 @@ fn a_literal_key_allocates_nothing() {
     assert_eq!(copied.count_total, 1);
 }
 
-/// What is kept beside the locks of a store is no lock, whichever store it is and however the name comes about.
+/// Names of auxiliary keys are no locks, in any store and by any template.
 #[tokio::test]
 async fn names_of_what_is_kept_beside_locks_are_refused() {
     let server = lock_tests::RedisServer::start();

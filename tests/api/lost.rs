@@ -1,4 +1,4 @@
-//! What `LockGuard::lost` resolves to, however the hold ends.
+//! `LockGuard::lost` resolves at every end of a hold.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::testing::{FaultyBackend, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, Lost, Progress, distributed_lock};
 use lock_tests::RedisServer;
+use lock_tests::prelude::*;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
@@ -19,25 +19,11 @@ const KEY: &str = "k";
 /// Longer than any test takes, on virtual time or on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-async fn memory() -> LockPool {
-    LockPool::connect("memory://").await.unwrap()
-}
-
-/// A pool on virtual time.
-async fn virtual_time() -> LockPool {
-    let (backend, _) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap()
-}
-
 /// Tasks that wait for the end of one hold.
-struct Told(Vec<JoinHandle<LockError>>);
+struct LossListeners(Vec<JoinHandle<LockError>>);
 
-impl Told {
-    /// Two, and both wait by now.
+impl LossListeners {
+    /// Two tasks; both wait when this returns.
     async fn of(guard: &LockGuard) -> Self {
         Self::begin([guard.lost(), guard.lost()]).await
     }
@@ -68,7 +54,8 @@ impl Told {
 
     async fn are(self, what: &str, kind: ErrorKind) {
         for task in self.0 {
-            let error = timeout(LONG, task).await.unwrap_or_else(|_| panic!("{what}: not told"));
+            let error =
+                timeout(LONG, task).await.unwrap_or_else(|_| panic!("{what}: not reported"));
             let error = error.unwrap();
             assert_eq!((error.kind(), error.is_lost()), (kind, kind == ErrorKind::Lost), "{what}");
             let progress = match kind {
@@ -84,55 +71,55 @@ impl Told {
 async fn exits_of_a_guard(pool: &LockPool) {
     let acquire = || pool.lock(KEY).wait(LONG).acquire();
     let guard = acquire().await.unwrap();
-    let told = Told::of(&guard).await;
+    let listeners = LossListeners::of(&guard).await;
     guard.release().await.unwrap();
-    told.are("a release", ErrorKind::Released).await;
+    listeners.are("a release", ErrorKind::Released).await;
 
     let guard = acquire().await.unwrap();
-    let told = Told::of(&guard).await;
+    let listeners = LossListeners::of(&guard).await;
     drop(guard.release());
-    told.are("a release that is not polled", ErrorKind::Released).await;
+    listeners.are("a release that is not polled", ErrorKind::Released).await;
 
     let guard = acquire().await.unwrap();
-    let told = Told::of(&guard).await;
+    let listeners = LossListeners::of(&guard).await;
     drop(guard);
-    told.are("a drop", ErrorKind::Released).await;
+    listeners.are("a drop", ErrorKind::Released).await;
 
     let guard = acquire().await.unwrap();
-    let told = Told::of(&guard).await;
+    let listeners = LossListeners::of(&guard).await;
     let late = guard.lost();
     let mut next = Box::pin(acquire());
     let pending = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await;
     assert!(pending);
     drop(guard);
-    told.are("a hand-over", ErrorKind::Released).await;
+    listeners.are("a hand-over", ErrorKind::Released).await;
     let next = next.await.unwrap();
     assert_eq!(late.await.kind(), ErrorKind::Released, "begun after the end");
 
-    let told = Told::of(&next).await;
+    let listeners = LossListeners::of(&next).await;
     pool.shutdown(Duration::ZERO).await;
-    told.are("a shutdown", ErrorKind::PoolClosed).await;
+    listeners.are("a shutdown", ErrorKind::PoolClosed).await;
     assert_eq!(next.lost().await.kind(), ErrorKind::PoolClosed);
     assert_eq!(next.release().await.unwrap_err().kind(), ErrorKind::PoolClosed);
 }
 
 #[tokio::test]
-async fn however_a_guard_is_let_go() {
+async fn every_end_of_a_guard_resolves_lost() {
     exits_of_a_guard(&memory().await).await;
 }
 
 #[tokio::test]
-async fn however_a_guard_is_let_go_on_redis() {
+async fn every_end_of_a_guard_resolves_lost_on_redis() {
     let server = RedisServer::start();
     exits_of_a_guard(&LockPool::connect(&server.url()).await.unwrap()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_and_stays_told() {
-    let pool = virtual_time().await;
+async fn a_loss_is_reported_and_stays_reported() {
+    let pool = on_virtual_time("memory://", |it| it).await.0;
     let guard = pool.lock(KEY).ttl(ms(200)).renew(false).acquire().await.unwrap();
-    let told = Told::of(&guard).await;
-    told.are("the ttl is over", ErrorKind::Lost).await;
+    let listeners = LossListeners::of(&guard).await;
+    listeners.are("the ttl is over", ErrorKind::Lost).await;
     let late = guard.lost();
     guard.release().await.unwrap_err();
     assert_eq!(late.await.kind(), ErrorKind::Lost);
@@ -151,27 +138,28 @@ async fn annotated(
 }
 
 #[tokio::test]
-async fn however_a_body_ends() {
+async fn every_end_of_a_body_resolves_lost() {
     let pool = memory().await;
     for end in ["return", "panic", "abort"] {
         let (inside, mut lost) = mpsc::unbounded_channel();
         let go = Arc::new(Notify::new());
-        let told_to = go.clone();
+        let notified = go.clone();
         let body = tokio::spawn(annotated(pool.clone(), inside, async move {
-            told_to.notified().await;
+            notified.notified().await;
             match end {
                 "return" => {}
                 "panic" => panic!("the body's own words"),
                 _ => pending().await,
             }
         }));
-        let told = Told::begin([lost.recv().await.unwrap(), lost.recv().await.unwrap()]).await;
+        let listeners =
+            LossListeners::begin([lost.recv().await.unwrap(), lost.recv().await.unwrap()]).await;
         if end == "abort" {
             body.abort();
         } else {
             go.notify_one();
         }
-        told.are(end, ErrorKind::Released).await;
+        listeners.are(end, ErrorKind::Released).await;
         assert_eq!(body.await.is_ok(), end == "return");
     }
 }
@@ -180,12 +168,12 @@ async fn however_a_body_ends() {
 async fn a_thousand_tasks_wait_for_one_guard_and_half_of_them_give_up() {
     let pool = memory().await;
     let guard = pool.lock(KEY).acquire().await.unwrap();
-    let told = Told::begin((0..1_000).map(|_| guard.lost())).await;
-    for task in told.0.iter().step_by(2) {
+    let listeners = LossListeners::begin((0..1_000).map(|_| guard.lost())).await;
+    for task in listeners.0.iter().step_by(2) {
         task.abort();
     }
     drop(guard);
-    for (n, task) in told.0.into_iter().enumerate() {
+    for (n, task) in listeners.0.into_iter().enumerate() {
         match timeout(LONG, task).await.expect("it ends") {
             Ok(error) => assert_eq!((error.kind(), n % 2), (ErrorKind::Released, 1)),
             Err(error) => assert!(error.is_cancelled() && n % 2 == 0),
@@ -193,7 +181,7 @@ async fn a_thousand_tasks_wait_for_one_guard_and_half_of_them_give_up() {
     }
 }
 
-/// A service that watches each of its locks in a task keeps no task for a lock that is gone.
+/// A service with a task for each of its locks keeps no task of a lock that has ended.
 #[tokio::test]
 async fn no_task_is_left_behind() {
     let pool = memory().await;

@@ -1,4 +1,4 @@
-//! A call inside of a body that holds its key: it passes through the lock around it, or is an error.
+//! A call inside a body that holds its key passes through the outer lock, or is an error.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::testing::{FaultyBackend, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, OnLost, Progress, distributed_lock};
+use lock_tests::prelude::*;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::LocalSet;
 use tokio::time::timeout;
@@ -19,23 +19,9 @@ const KEY: &str = "n:1";
 /// Longer than any test takes, on virtual time or on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-async fn memory() -> LockPool {
-    LockPool::connect("memory://").await.unwrap()
-}
-
-/// A pool on virtual time.
-async fn virtual_time() -> LockPool {
-    let (backend, _) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap()
-}
-
 type Inner<T = ()> = Pin<Box<dyn Future<Output = Result<T, LockError>> + Send>>;
 
-/// What became of a body.
+/// The end of a body.
 #[derive(Debug, Default)]
 struct Trace {
     polls: AtomicUsize,
@@ -85,7 +71,7 @@ async fn begin<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     .await
 }
 
-// The body hands its inner call out: that is the case.
+// The body returns its inner call, which is the case in question.
 #[allow(clippy::async_yields_async)]
 #[tokio::test]
 async fn a_call_that_is_moved_out_of_the_body_is_not_polled_on_when_the_body_has_ended() {
@@ -143,7 +129,7 @@ async fn a_body_that_moves_to_another_task_takes_its_calls_along() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_begun_after_the_loss_does_not_run() {
-    let pool = virtual_time().await;
+    let pool = on_virtual_time("memory://", |it| it).await.0;
     let (inner, trace) = passing(&pool, OnLost::Notify);
     let outer = async {
         tokio::time::sleep(ms(500)).await;
@@ -163,13 +149,13 @@ async fn a_call_begun_after_the_loss_does_not_run() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_is_stopped_by_the_loss_of_the_lock_around_it_unless_it_is_only_notified() {
-    let pool = virtual_time().await;
+    let pool = on_virtual_time("memory://", |it| it).await.0;
     let outer = || pool.lock(KEY).ttl(ms(200)).renew(false).on_lost(OnLost::Notify);
 
     let (inner, trace) = passing(&pool, OnLost::Cancel);
     let began = tokio::time::Instant::now();
-    // Nothing but the loss wakes it.
-    let ended = timeout(LONG, outer().run(inner)).await.expect("the inner body is told");
+    // Only the loss wakes it.
+    let ended = timeout(LONG, outer().run(inner)).await.expect("the inner body is notified");
     assert!(ended.unwrap().unwrap_err().is_lost());
     assert!(began.elapsed() < ms(210), "{:?}", began.elapsed());
     assert!(trace.is_dropped());
@@ -186,7 +172,7 @@ async fn a_call_is_stopped_by_the_loss_of_the_lock_around_it_unless_it_is_only_n
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_stops_a_call_that_passed_through() {
-    let pool = virtual_time().await;
+    let pool = on_virtual_time("memory://", |it| it).await.0;
     let (inner, trace) = passing(&pool, OnLost::Cancel);
     let inside = Arc::new(Notify::new());
     let outer = {
@@ -199,13 +185,13 @@ async fn a_shutdown_stops_a_call_that_passed_through() {
     let outer = tokio::spawn(pool.lock(KEY).on_lost(OnLost::Notify).run(outer));
     inside.notified().await;
     pool.shutdown(ms(100)).await;
-    let ended = timeout(LONG, outer).await.expect("the inner body is told").unwrap().unwrap();
+    let ended = timeout(LONG, outer).await.expect("the inner body is notified").unwrap().unwrap();
     let error = ended.unwrap_err();
     assert_eq!((error.kind(), error.progress()), (ErrorKind::PoolClosed, Progress::Unfinished));
     assert!(trace.is_dropped());
 }
 
-/// Each task of a `LocalSet` is one of its own, though all are polled within the poll of one.
+/// Each task of a `LocalSet` is separate, although all are polled within the poll of one.
 #[tokio::test]
 async fn another_task_of_a_local_set_does_not_pass_through() {
     let pool = memory().await;
@@ -231,7 +217,7 @@ async fn another_task_of_a_local_set_does_not_pass_through() {
     assert!(!strict.unwrap(), "it is another task's, and no error of this one");
 }
 
-/// What the body polls itself is the body.
+/// A future that the body polls belongs to the body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_body_polls_or_blocks_on_passes_through() {
     let pool = memory().await;
@@ -286,7 +272,7 @@ async fn a_guard_without_the_fence_that_it_promises_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("guard"), "{error}");
     }
-    // What shows no guard needs no fence; nor does a guard that is asked for without.
+    // Without a guard no fence is needed; nor with a guard that is requested without one.
     let bare = async {
         let view = pool.lock(KEY).reentrant(true).fencing(false).acquire().await?;
         assert!(view.is_held());

@@ -1,4 +1,4 @@
-//! What is told in tracing events, and what never is.
+//! The content of tracing events, and what they never contain.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -10,13 +10,11 @@ use std::time::Duration;
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{LockError, LockPool, distributed_lock};
+use lock_tests::logs::OnEvent;
+use lock_tests::prelude::*;
 use lock_tests::{RedisServer, eventually_async};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
+use tracing::{Event, Level};
 
 #[distributed_lock(key = "order:<id>", pool = pool, ttl = "300ms")]
 async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockError> {
@@ -25,81 +23,85 @@ async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockErr
 }
 
 #[tokio::test]
-async fn a_life_of_a_lock_is_told() {
+async fn acquire_renewal_and_release_are_traced() {
     let server = RedisServer::start();
-    let pool = installed("told", &server).await;
+    let pool = installed("traced", &server).await;
     settle(&pool, 7, ms(400)).await.unwrap();
-    let told = Told::of("told").await_event("released").await;
-    let acquired = told.one("acquired");
+    let traced = Traced::of("traced").await_event("released").await;
+    let acquired = traced.one("acquired");
     let name = concat!(module_path!(), "::settle");
-    acquired.has(&[("lock", "order:<id>"), ("name", name), ("pool", "told")]);
+    acquired.has(&[("lock", "order:<id>"), ("name", name), ("pool", "traced")]);
     assert!(acquired.number("waited_ms") < 300);
-    assert_eq!(acquired.fields.get("fence"), None, "none was asked for");
+    assert_eq!(acquired.fields.get("fence"), None, "none was requested");
     assert_eq!(acquired.level, Level::DEBUG);
-    let renewed = told.all("renewed");
+    let renewed = traced.all("renewed");
     assert!(!renewed.is_empty(), "after 100 ms of 400");
-    renewed[0].has(&[("lock", "order:<id>"), ("name", name), ("pool", "told")]);
+    renewed[0].has(&[("lock", "order:<id>"), ("name", name), ("pool", "traced")]);
     assert!((80..400).contains(&renewed[0].number("held_ms")), "{:?}", renewed[0]);
-    let released = told.one("released");
+    let released = traced.one("released");
     released.has(&[("lock", "order:<id>"), ("name", name), ("was_held", "true")]);
     assert!((400..2_000).contains(&released.number("held_ms")), "{released:?}");
     for nothing in ["contended", "lost", "not renewed yet", "not released yet"] {
-        assert_eq!(told.all(nothing).len(), 0, "{nothing}");
+        assert_eq!(traced.all(nothing).len(), 0, "{nothing}");
     }
-    // What the value was is nobody's business.
-    assert!(!told.events.iter().any(|event| format!("{event:?}").contains("order:7")));
+    // The value is not in the event.
+    assert!(!traced.events.iter().any(|event| format!("{event:?}").contains("order:7")));
 }
 
 #[tokio::test]
-async fn a_wait_is_told() {
+async fn a_wait_is_traced() {
     let server = RedisServer::start();
     let pool = installed("waits", &server).await;
-    server.cli(&["SET", "order:7", "somebody", "PX", "500"]);
+    server.cli(&["SET", "order:7", "another", "PX", "500"]);
     let guard = pool.lock("order:7").ttl(ms(5_000)).acquire().await.unwrap();
     let fence = guard.fence().unwrap().to_string();
     guard.release().await.unwrap();
-    let told = Told::of("waits").await_event("released").await;
-    let contended = told.one("contended");
+    let traced = Traced::of("waits").await_event("released").await;
+    let contended = traced.one("contended");
     contended.has(&[("lock", "order:7"), ("pool", "waits")]);
     assert_eq!(contended.fields.get("name"), None, "no function");
     assert!((1..=500).contains(&contended.number("expires_in_ms")), "{contended:?}");
-    let acquired = told.one("acquired");
+    let acquired = traced.one("acquired");
     acquired.has(&[("lock", "order:7"), ("fence", &fence)]);
     assert!((300..3_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
 }
 
-/// Also the wait behind a task of the same process, which asks no store.
+/// Also the wait behind a task of the same process, which sends no request.
 #[tokio::test]
-async fn a_wait_in_line_is_told() {
+async fn a_wait_in_the_process_queue_is_traced() {
     let server = RedisServer::start();
-    let pool = installed("line", &server).await;
+    let pool = installed("queue", &server).await;
     let (one, two) = tokio::join!(settle(&pool, 7, ms(250)), settle(&pool, 7, Duration::ZERO));
     one.and(two).unwrap();
-    let told = Told::of("line").await_events("released", 1).await;
-    told.one("handed off").has(&[("pool", "line")]);
+    let traced = Traced::of("queue").await_events("released", 1).await;
+    traced.one("handed off").has(&[("pool", "queue")]);
     let waits: Vec<u64> =
-        told.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
+        traced.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
     assert!(waits[0] < 200 && (200..2_000).contains(&waits[1]), "{waits:?}");
 }
 
 #[tokio::test]
-async fn a_loss_is_told() {
+async fn a_loss_is_traced() {
     let server = RedisServer::start();
     let pool = installed("losses", &server).await;
     let guard = pool.lock("order:7").ttl(ms(300)).acquire().await.unwrap();
     server.cli(&["DEL", "order:7"]);
     assert!(guard.lost().await.is_lost());
-    let told = Told::of("losses").await_event("lost").await;
-    let lost = told.one("lost");
+    let traced = Traced::of("losses").await_event("lost").await;
+    let lost = traced.one("lost");
     lost.has(&[("lock", "order:7"), ("pool", "losses"), ("reason", "Taken")]);
     assert_eq!(lost.level, Level::WARN);
     assert!(lost.number("held_ms") < 2_000);
     drop(guard);
-    Told::of("losses").await_event("released").await.one("released").has(&[("was_held", "false")]);
+    Traced::of("losses")
+        .await_event("released")
+        .await
+        .one("released")
+        .has(&[("was_held", "false")]);
 }
 
 #[tokio::test]
-async fn trouble_is_told() {
+async fn failures_are_traced() {
     LazyLock::force(&EVENTS);
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).connect().await.unwrap();
@@ -107,16 +109,16 @@ async fn trouble_is_told() {
     let guard = pool.lock("order:7").ttl(ms(900)).acquire().await.unwrap();
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
-    let told = Told::of("trouble").await_event("renewed").await;
-    let missed = told.one("not renewed yet");
+    let traced = Traced::of("trouble").await_event("renewed").await;
+    let missed = traced.one("not renewed yet");
     missed.has(&[("lock", "order:7"), ("pool", "trouble"), ("error", "a planned failure")]);
     assert_eq!(missed.level, Level::WARN);
     guard.release().await.unwrap();
-    let told = Told::of("trouble").await_event("released").await;
-    told.one("not released yet").has(&[("lock", "order:7"), ("error", "a planned failure")]);
+    let traced = Traced::of("trouble").await_event("released").await;
+    traced.one("not released yet").has(&[("lock", "order:7"), ("error", "a planned failure")]);
 }
 
-/// A pool whose name picks its events out.
+/// A pool with a name that selects its events.
 async fn installed(name: &str, server: &RedisServer) -> LockPool {
     LazyLock::force(&EVENTS);
     let pool = LockPool::connect(&server.url()).await.unwrap();
@@ -127,7 +129,13 @@ async fn installed(name: &str, server: &RedisServer) -> LockPool {
 /// All events of the target, of all threads and tests.
 static EVENTS: LazyLock<Arc<Mutex<Vec<Seen>>>> = LazyLock::new(|| {
     let events = Arc::<Mutex<Vec<Seen>>>::default();
-    tracing::subscriber::set_global_default(Collector(events.clone())).unwrap();
+    let collected = events.clone();
+    let collect = move |event: &Event<'_>| {
+        let mut seen = Seen { level: *event.metadata().level(), fields: BTreeMap::new() };
+        event.record(&mut seen);
+        collected.lock().unwrap().push(seen);
+    };
+    tracing::subscriber::set_global_default(OnEvent(collect)).unwrap();
     events
 });
 
@@ -161,13 +169,13 @@ impl Visit for Seen {
     }
 }
 
-/// What was seen of one pool.
-struct Told {
+/// The events of one pool.
+struct Traced {
     pool: &'static str,
     events: Vec<Seen>,
 }
 
-impl Told {
+impl Traced {
     fn of(pool: &'static str) -> Self {
         let events = EVENTS.lock().unwrap();
         let of_pool = |seen: &&Seen| seen.fields.get("pool").is_some_and(|it| it == pool);
@@ -197,30 +205,4 @@ impl Told {
         assert_eq!(all.len(), 1, "{message}: {:#?}", self.events);
         all[0]
     }
-}
-
-struct Collector(Arc<Mutex<Vec<Seen>>>);
-
-impl Subscriber for Collector {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "lock_runtime"
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut seen = Seen { level: *event.metadata().level(), fields: BTreeMap::new() };
-        event.record(&mut seen);
-        self.0.lock().unwrap().push(seen);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }

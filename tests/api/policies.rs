@@ -6,28 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
-use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{
     ErrorKind, Fence, LockError, LockPool, OnLost, ReleaseMode, Wait, distributed_lock,
 };
 use lock_tests::logs::Logs;
+use lock_tests::prelude::*;
 use lock_tests::sizes::{Sizes, sizes};
 use lock_tests::{Monitor, RedisServer, eventually};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-async fn memory() -> LockPool {
-    LockPool::connect("memory://").await.unwrap()
-}
-
-/// A pool on virtual time whose store counts and fails on demand.
-async fn faulty() -> (LockPool, FaultPlan) {
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let pool = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
-    (pool, faults)
-}
 
 mod conflict {
     use super::*;
@@ -92,7 +78,7 @@ mod conflict {
 
     #[tokio::test]
     async fn a_dead_store_is_no_conflict() {
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it).await;
         let runs = AtomicUsize::new(0);
         faults.always(Fault::Fail(FailureKind::Rejected));
         assert!(fails(&pool, 1).await.unwrap_err().is_backend());
@@ -113,11 +99,11 @@ mod error {
     }
 
     #[allow(clippy::needless_pass_by_value)]
-    fn told(error: LockError) -> u16 {
+    fn status_of(error: LockError) -> u16 {
         if error.is_conflict() { 409 } else { 503 }
     }
 
-    #[distributed_lock(key = "e", pool = pool, wait = "0s", on_error = told)]
+    #[distributed_lock(key = "e", pool = pool, wait = "0s", on_error = status_of)]
     async fn path(pool: &LockPool) -> u16 {
         200
     }
@@ -143,11 +129,11 @@ mod error {
         assert_eq!(path(&pool).await, 200);
         converted(&pool).await.unwrap();
         let held = pool.lock("e").acquire().await.unwrap();
-        assert!(closure(&pool).await.contains("somebody else holds the lock"));
+        assert!(closure(&pool).await.contains("the lock is held by another owner"));
         assert_eq!(path(&pool).await, 409);
         assert_eq!(converted(&pool).await.unwrap_err().0, ErrorKind::Conflict);
         held.release().await.unwrap();
-        let (dead, faults) = faulty().await;
+        let (dead, faults) = on_virtual_time("memory://", |it| it).await;
         faults.always(Fault::Fail(FailureKind::Rejected));
         assert_eq!(path(&dead).await, 503);
     }
@@ -156,7 +142,7 @@ mod error {
 mod loss {
     use super::*;
 
-    /// Tells that it was dropped.
+    /// Records that it was dropped.
     struct Dropped<'a>(&'a AtomicBool);
 
     impl Drop for Dropped<'_> {
@@ -176,14 +162,14 @@ mod loss {
         key = "l", pool = pool, ttl = "200ms", renew = false, on_lost = "notify", guard = lock
     )]
     async fn notified(pool: &LockPool) -> Result<(ErrorKind, bool), LockError> {
-        let told = lock.lost().await.kind();
+        let lost = lock.lost().await.kind();
         tokio::time::sleep(ms(500)).await;
-        Ok((told, lock.is_held()))
+        Ok((lost, lock.is_held()))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_loss_cancels_the_body_or_notifies_it() {
-        let (pool, _) = faulty().await;
+        let (pool, _) = on_virtual_time("memory://", |it| it).await;
         let dropped = AtomicBool::new(false);
         assert!(cancelled(&pool, &dropped).await.unwrap_err().is_lost());
         assert!(dropped.load(Ordering::SeqCst));
@@ -211,7 +197,7 @@ mod release {
 
     #[tokio::test(start_paused = true)]
     async fn a_result_waits_for_the_release_or_does_not() {
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it).await;
         let began = tokio::time::Instant::now();
         faults.plan(Operation::Release, Fault::DelayReply(ms(700)));
         awaited(&pool).await.unwrap();
@@ -227,7 +213,7 @@ mod release {
                 request.run(async {}).await.unwrap();
             }
             assert_eq!(began.elapsed(), Duration::ZERO);
-            // It is on its way all the same, and a call behind it waits.
+            // The release is sent all the same, and a later call waits for it.
             awaited(&pool).await.unwrap();
             assert!(began.elapsed() >= ms(700));
         }
@@ -250,7 +236,7 @@ mod when {
     }
 
     #[tokio::test]
-    async fn a_false_condition_runs_the_body_and_asks_no_store() {
+    async fn a_false_condition_runs_the_body_and_sends_no_request() {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
         let monitor = Monitor::start(&server);
@@ -263,12 +249,12 @@ mod when {
     }
 
     #[tokio::test]
-    async fn a_condition_is_asked_for_each_call() {
-        let (pool, faults) = faulty().await;
+    async fn a_condition_is_evaluated_for_each_call() {
+        let (pool, faults) = on_virtual_time("memory://", |it| it).await;
         for (id, live, locks) in [(3, true, false), (4, false, false), (4, true, true)] {
             let before = faults.count(Operation::Acquire);
             guarded(&pool, id, &live).await.unwrap();
-            // The body's own try passes through the lock that is there, or asks.
+            // The body's own try passes through the outer lock, or sends a request.
             assert_eq!(faults.count(Operation::Acquire) - before, 1, "{id} {live}");
             let locked = pool.lock(format!("w:{id}")).run(guarded(&pool, id, &live)).await;
             let refused = locked.unwrap().is_err_and(|it| it.kind() == ErrorKind::WouldDeadlock);
@@ -306,7 +292,7 @@ mod guard {
         grows(&LockPool::connect(&server.url()).await.unwrap()).await;
     }
 
-    /// What nobody looks at costs nothing.
+    /// An unused fence costs nothing.
     #[tokio::test]
     async fn no_fence_is_minted_without_a_guard() {
         let server = RedisServer::start();
@@ -398,7 +384,7 @@ mod nested {
         let pool = memory().await;
         around(&pool, 1).await.unwrap();
         assert_eq!(same(&pool, 5).await.unwrap(), 5);
-        // It is an ordinary lock where nothing is around it.
+        // Without an outer lock it is an ordinary lock.
         let held = pool.lock("n:1").acquire().await.unwrap();
         let request = pool.lock("n:1").reentrant(true).wait(Duration::ZERO).acquire();
         assert!(request.await.unwrap_err().is_conflict(), "a guard is not seen");
@@ -457,7 +443,7 @@ mod several {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
         assert_eq!(transfer(&pool, 1, 1).await.unwrap(), 1);
-        server.cli(&["SET", "acct:2", "somebody", "PX", "60000"]);
+        server.cli(&["SET", "acct:2", "another", "PX", "60000"]);
         let request = pool.lock_all(["acct:2", "acct:1", "acct:2"]).wait(ms(50));
         assert!(request.acquire().await.unwrap_err().is_conflict());
         assert_eq!(server.cli(&["EXISTS", "acct:1"]), "0", "nothing was taken");
@@ -522,7 +508,7 @@ mod holds {
 
     #[tokio::test(start_paused = true)]
     async fn min_hold_keeps_the_lock_when_the_body_is_done() {
-        let (pool, _) = faulty().await;
+        let (pool, _) = on_virtual_time("memory://", |it| it).await;
         once_a_minute(&pool).await.unwrap();
         tokio::time::sleep(ms(59_900)).await;
         assert!(once_a_minute(&pool).await.unwrap_err().is_conflict());
@@ -539,7 +525,7 @@ mod holds {
 
     #[tokio::test(start_paused = true)]
     async fn max_hold_ends_what_would_be_renewed_for_ever() {
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it).await;
         a_minute_at_most(&pool, ms(58_000)).await.unwrap();
         assert!(faults.count(Operation::Renew) > 30, "every third of the ttl");
         let error = a_minute_at_most(&pool, ms(61_000)).await.unwrap_err();
@@ -580,7 +566,7 @@ mod waits {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_or_for_ever() {
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it).await;
         let held = pool.lock("t").acquire().await.unwrap();
         let began = tokio::time::Instant::now();
         assert!(tries(&pool).await.unwrap_err().is_conflict());
@@ -595,7 +581,7 @@ mod waits {
         assert_eq!(
             faults.count(Operation::Acquire),
             1,
-            "the lock is handed on, and nobody else asks"
+            "the lock is handed off, and no other request is sent"
         );
     }
 
@@ -610,7 +596,7 @@ mod waits {
         let began = tokio::time::Instant::now();
         assert!(counts(&pool).await.unwrap_err().is_conflict());
         assert_eq!(faults.count(Operation::Acquire), 1 + 3);
-        // Each pause is a quarter of `retry_delay` to all of it.
+        // Each pause is between a quarter of `retry_delay` and all of it.
         let took = began.elapsed();
         assert!((ms(75)..=ms(310)).contains(&took), "{took:?}");
         for (count, attempts) in [(0, 1), (1, 2), (5, 6)] {
@@ -682,9 +668,9 @@ mod shapes {
         generic(&pool, 1, []).await.unwrap();
         for event in ["acquired", "released"] {
             for name in ["settle-order", concat!(module_path!(), "::generic")] {
-                let told = |line: &String| line.contains(&format!("name={name} "));
-                let is_told = || logs.lines_with(event).iter().any(told);
-                eventually(ms(10_000), &format!("{event} {name} is told"), is_told);
+                let names_it = |line: &String| line.contains(&format!("name={name} "));
+                let is_traced = || logs.lines_with(event).iter().any(names_it);
+                eventually(ms(10_000), &format!("{event} {name} is traced"), is_traced);
             }
         }
     }

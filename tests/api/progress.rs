@@ -1,4 +1,4 @@
-//! Did it run? One answer for every error, whatever its kind.
+//! `LockError::progress`: whether the body ran, for every kind of error.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -6,20 +6,16 @@ use std::future::{Future, pending, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
-use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, Progress, distributed_lock};
+use lock_tests::prelude::*;
 use tokio::sync::Notify;
 
 const KEY: &str = "k";
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// A pool on virtual time whose store fails on demand.
+/// A pool on virtual time with a store that fails on demand.
 async fn pool() -> (LockPool, FaultPlan) {
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
@@ -60,7 +56,7 @@ impl Steps {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_not_had_runs_nothing() {
+async fn a_lock_that_is_not_acquired_runs_nothing() {
     use ErrorKind::{Backend, Config, Conflict, InvalidKey, WouldDeadlock};
     use Progress::NotStarted;
     let ((pool, faults), steps) = (pool().await, Arc::<Steps>::default());
@@ -107,7 +103,7 @@ async fn a_shutdown_ends_waits_before_and_bodies_within() {
     }
 }
 
-/// The lock was had, and its time was over when the caller came to look.
+/// The lock was granted, and its validity had ended when the caller polled.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_runs_out_before_the_body_begins_runs_nothing() {
     for on_lost in [OnLost::Cancel, OnLost::Notify] {

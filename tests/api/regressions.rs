@@ -1,4 +1,4 @@
-//! What went wrong once.
+//! Regressions.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn min_hold_outlives_the_clean_up_of_an_unanswered_attempt() {
     assert!(other.lock(KEY).try_acquire().await.unwrap().is_some());
 }
 
-/// The notice before the end of belief was a tenth of the ttl, also where `max_hold` was less than that.
+/// The body was cancelled a tenth of the ttl before the end of the validity, also where `max_hold` was shorter.
 #[tokio::test(start_paused = true)]
 async fn a_short_max_hold_is_not_over_at_once() {
     let (pool, _, _) = pools("max-hold").await;
@@ -50,7 +50,7 @@ async fn a_short_max_hold_is_not_over_at_once() {
     assert_eq!(guard.lost().await.kind(), ErrorKind::Lost);
 }
 
-/// A lost lease kept its place at the head of the line for as long as its holder did not notice.
+/// A lost lease stayed at the head of the wait queue until its holder noticed the loss.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_does_not_notice_its_loss_is_not_waited_for() {
     let (pool, _, _) = pools("unnoticed").await;
@@ -61,9 +61,9 @@ async fn a_holder_that_does_not_notice_its_loss_is_not_waited_for() {
     next.verify().await.unwrap();
 }
 
-/// The caller was answered before the next in line was called, and met its own turn when it asked again.
+/// The caller got its answer before the next waiter was notified, and met its own permit at the next acquire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_released_finds_the_lock_free() {
+async fn a_released_lock_is_free_for_its_releaser() {
     let server = RedisServer::start();
     let pool = LockPool::connect(&server.url()).await.unwrap();
     for round in 0..1_000 {
@@ -72,7 +72,7 @@ async fn whoever_has_released_finds_the_lock_free() {
     }
 }
 
-/// A delay of zero asked the store without a pause, on the thread that all pools share.
+/// A delay of zero sent requests without a pause, on the thread that all pools share.
 #[tokio::test]
 async fn a_retry_delay_of_zero_is_refused() {
     let pool = LockPool::connect("memory://").await.unwrap();
@@ -82,7 +82,7 @@ async fn a_retry_delay_of_zero_is_refused() {
     assert_eq!(pool.unwrap_err().kind(), ErrorKind::Config);
 }
 
-/// Renewals that took longer than a sixth of the ttl were thrown away although they had been made.
+/// Renewals that took longer than a sixth of the ttl were discarded although they had succeeded.
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_keeps_its_locks() {
     let (pool, faults, _) = pools("slow").await;

@@ -1,4 +1,4 @@
-//! What a shutdown does with those who hold, wait and come later.
+//! The effect of a shutdown on holders, waiters and later calls.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -9,21 +9,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, ShutdownReport, distributed_lock};
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, named};
 use lock_tests::runtimes::current_thread;
-use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, alone, eventually, eventually_async};
+use lock_tests::{
+    FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async, in_own_process,
+};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 const KEY: &str = "order:7";
-/// What a busy machine may add to what happens at once.
+/// What a busy machine may add to an immediate effect.
 const PROMPT: Duration = ms(3_000);
-/// Longer than any test takes: what ends before it did not wait for it.
+/// Longer than any test takes: a call that ends earlier did not wait for it.
 const LONG: Duration = ms(60_000);
 
 async fn pool_on(server: &RedisServer) -> LockPool {
@@ -51,7 +50,7 @@ fn spawn_shutdown(pool: &LockPool, grace: Duration) -> tokio::task::JoinHandle<S
     tokio::spawn(async move { pool.shutdown(grace).await })
 }
 
-/// Until new acquires are turned away. `held` is held: asking for it takes nothing.
+/// Waits until new acquires are rejected. `held` is held, so the probe takes nothing.
 async fn has_begun(pool: &LockPool, held: &str) {
     eventually_async(PROMPT, "the shutdown begins", async || {
         let probe = pool.lock(held).try_acquire().await;
@@ -61,7 +60,7 @@ async fn has_begun(pool: &LockPool, held: &str) {
 }
 
 #[tokio::test]
-async fn after_a_shutdown_everything_is_turned_away() {
+async fn after_a_shutdown_every_call_is_rejected() {
     for url in ["memory://", &RedisServer::start().url()] {
         let Ok(pool) = LockPool::connect(url).await else { continue };
         assert_eq!(pool.shutdown(LONG).await, ShutdownReport::default());
@@ -74,7 +73,7 @@ async fn after_a_shutdown_everything_is_turned_away() {
 }
 
 #[tokio::test]
-async fn those_who_wait_are_sent_away_while_holders_go_on() {
+async fn waiters_are_rejected_while_holders_continue() {
     let server = RedisServer::start();
     let (pool, other) = (pool_on(&server).await, pool_on(&server).await);
     let held = pool.lock("here").acquire().await.unwrap();
@@ -89,7 +88,7 @@ async fn those_who_wait_are_sent_away_while_holders_go_on() {
         let request = pool.lock_all(["a", "elsewhere", "here"]).wait(LONG);
         async move { request.acquire().await.map(drop) }
     });
-    // They get into line; the first for `elsewhere` asks the store.
+    // They enter the queue; the first one for `elsewhere` sends a request.
     tokio::task::yield_now().await;
     monitor.wait_for(PROMPT, |ran| ran.is("GET", "elsewhere"));
     let shutdown = spawn_shutdown(&pool, LONG);
@@ -98,7 +97,7 @@ async fn those_who_wait_are_sent_away_while_holders_go_on() {
     assert!(!shutdown.is_finished());
     held.verify().await.unwrap();
     held.release().await.unwrap();
-    let report = timeout(PROMPT, shutdown).await.expect("nobody is left to wait for").unwrap();
+    let report = timeout(PROMPT, shutdown).await.expect("no holder is left").unwrap();
     assert_eq!(report, ShutdownReport { released: 1, abandoned: 0 });
     elsewhere.verify().await.unwrap();
     assert_eq!(locks_in(&server), 1);
@@ -123,7 +122,7 @@ async fn bodies_may_end_within_the_grace() {
     assert_eq!(server.cli(&["EXISTS", KEY]), "1");
     finish.notify_one();
     assert_eq!(body.await.unwrap().unwrap(), "done");
-    let report = timeout(PROMPT, shutdown).await.expect("nobody is left to wait for").unwrap();
+    let report = timeout(PROMPT, shutdown).await.expect("no holder is left").unwrap();
     assert_eq!(report, ShutdownReport { released: 1, abandoned: 0 });
 }
 
@@ -143,7 +142,7 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
         }
     });
     let stubborn = tokio::spawn(stubborn);
-    // Held is not yet begun, and what has not begun does not begin any more.
+    // The lock is held, but the body has not begun, and does not begin any more.
     inside.notified().await;
     let guard = pool.lock("guard").acquire().await.unwrap();
     eventually_async(PROMPT, "all are held", async || locks_in(&server) == 4).await;
@@ -156,7 +155,7 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
     assert!(!guard.is_held());
     assert_eq!(guard.lost().await.kind(), ErrorKind::PoolClosed);
     is_shutdown(guard.release().await);
-    assert!(!stubborn.is_finished(), "it only wants to be told");
+    assert!(!stubborn.is_finished(), "it is only notified");
     stubborn.abort();
 }
 
@@ -247,7 +246,7 @@ async fn a_shutdown_that_is_not_awaited_goes_on() {
     eventually_async(PROMPT, "the key goes", async || locks_in(&server) == 0).await;
 }
 
-/// The server has the lock, the caller never learns of it.
+/// The server has granted the lock; the answer never reaches the caller.
 #[tokio::test]
 async fn an_acquire_without_an_answer_is_taken_back_within_the_grace() {
     let server = RedisServer::start();
@@ -274,7 +273,7 @@ async fn in_the_default_pool(id: u32) -> Result<(), LockError> {
 #[test]
 fn the_default_pool_can_be_set_up_once_and_again_after_a_shutdown() {
     let test = "::the_default_pool_can_be_set_up_once_and_again_after_a_shutdown";
-    alone(&[module_path!(), test].concat(), || current_thread().block_on(set_up_twice()));
+    in_own_process(&[module_path!(), test].concat(), || current_thread().block_on(set_up_twice()));
 }
 
 async fn set_up_twice() {
@@ -312,7 +311,7 @@ fn sigterm_lets_bodies_end_and_leaves_no_key() {
     let worker = Worker::start(env!("CARGO_BIN_EXE_hold-until-signal"), &[server.url()]);
     worker.wait_for_line(PROMPT, |line| line == "ready");
     assert_eq!(locks_in(&server), 22);
-    eventually(PROMPT, "SIGTERM is listened to", || catches_sigterm(worker.pid()));
+    eventually(PROMPT, "a SIGTERM handler is installed", || catches_sigterm(worker.pid()));
     worker.terminate();
     let status = worker.wait_for_exit(ms(3_000) + PROMPT);
     assert_eq!(locks_in(&server), 0);

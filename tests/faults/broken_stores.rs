@@ -1,4 +1,4 @@
-//! Stores that break a rule, each in one way: the published suite finds every one of them.
+//! Stores that break one rule each: the published suite fails for every one of them.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -16,7 +16,7 @@ use lock_runtime::{Fence, Key};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-/// The one thing that a [`Table`] does wrong.
+/// The rule that a [`Table`] breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     Nothing,
@@ -24,7 +24,7 @@ enum Flaw {
     // Two connections.
     KeepsConnectionsApart,
 
-    // What is not one step.
+    // Steps that are not atomic.
     ChecksThenTakes,
     ChecksThenTakesOnItsThread,
     ChecksThenTakesWhatHasExpired,
@@ -84,7 +84,7 @@ enum Flaw {
     GivesSpareFencesAgain,
     SetsTooManyFencesAside,
 
-    // Calls that are dropped.
+    // Dropped calls.
     AnswersWhatWasDropped,
     StaysBusyWithWhatWasDropped,
 
@@ -93,7 +93,7 @@ enum Flaw {
     IgnoresCase,
     TrimsKeys,
 
-    // What it tells.
+    // Notifications.
     TellsNothing,
     TellsOfOtherKeys,
     TellsNoEndOfTheTtl,
@@ -108,7 +108,7 @@ use Flaw::*;
 struct Table {
     flaw: Flaw,
     rows: Arc<Mutex<Rows>>,
-    /// Held while a call is at work.
+    /// Locked during a call.
     line: Arc<tokio::sync::Mutex<Vec<Vec<bool>>>>,
 }
 
@@ -166,7 +166,7 @@ impl Table {
         self.row(rows, name).is_some_and(|row| row.owner == *owner)
     }
 
-    /// The time of the other owner that is in the way the longest.
+    /// The longest remaining time of another owner.
     fn in_the_way(&self, rows: &mut Rows, claim: &AcquireRequest) -> Option<Duration> {
         let asked = if self.is(AsksForTheFirstKey) { 1 } else { claim.keys.len() };
         let names = self.names(&claim.keys[..asked]);
@@ -201,7 +201,7 @@ impl Table {
         let known = mine.as_ref().map(|row| row.expires).filter(|_| !self.is(ShortensOnARetry));
         let expires = (Instant::now() + ttl).max(known.unwrap_or_else(Instant::now));
         if self.is(ForgetsFencesOnExpiry) && self.row(rows, name).is_none() {
-            // A row that is there still has run out.
+            // An existing row has expired.
             if rows.by_key.contains_key(name) {
                 rows.last_fence = 0;
             }
@@ -280,7 +280,7 @@ impl Table {
         self.take(&mut self.rows(), claim)
     }
 
-    /// Whether a lease is its owner's, as far as the table cares.
+    /// Whether the table takes a lease for its owner's.
     fn held(&self, rows: &Rows, lease: &LeaseRef, by_the_first: bool, by_any: bool) -> bool {
         let names = self.names(&lease.keys);
         let mut ours = names.iter().map(|name| self.is_ours(rows, name, &lease.owner));
@@ -301,7 +301,7 @@ impl Table {
                     lease.keys.iter().all(|key| self.row(&rows, &self.name(key)).is_some())
                 }
                 RenewsWhatHasExpired => {
-                    // It has a memory of all owners that it ever had.
+                    // It remembers all its owners.
                     lease
                         .keys
                         .iter()
@@ -401,7 +401,7 @@ impl Table {
     }
 }
 
-/// What `outcomes` come to on their way back.
+/// `outcomes` as the caller receives them.
 fn answered<T>(outcomes: Vec<T>, reversed: bool, cut: bool) -> Vec<Result<T, BackendError>> {
     let mut outcomes: Vec<_> = outcomes.into_iter().map(Ok).collect();
     if reversed {
@@ -439,7 +439,7 @@ impl Backend for Table {
                 }
             }
             AnswersWhatWasDropped => {
-                // Replies lie in the order of their requests. Of a call that is dropped one is left.
+                // Replies are in the order of their requests. A dropped call leaves one.
                 let mut replies = self.line.lock().await;
                 let mut reply = Vec::new();
                 for claim in claims {
@@ -469,7 +469,7 @@ impl Backend for Table {
                 }
             }
             TakesInReverse => {
-                // Answered as if in order, and done the other way round.
+                // Answered in order, but executed in reverse.
                 let is_granted: Vec<_> = claims
                     .iter()
                     .map(|claim| self.in_the_way(&mut self.rows(), claim).is_none())
@@ -483,7 +483,7 @@ impl Backend for Table {
                     .map(|yes| if *yes { AcquireOutcome::acquired(None) } else { busy })
                     .collect();
                 if claims.len() > 2 {
-                    // The last one got what the first was told that it has.
+                    // The last request was granted; the first one gets the answer.
                     let ends = [claims[0].owner, claims[claims.len() - 1].owner];
                     for row in self.rows().by_key.values_mut() {
                         if let Some(at) = ends.iter().position(|owner| *owner == row.owner) {
@@ -574,7 +574,7 @@ macro_rules! stores {
     )* };
 }
 
-/// So what the others fail for is their flaw.
+/// So each other table fails because of its flaw.
 #[tokio::test(start_paused = true)]
 async fn without_a_flaw_the_table_passes() {
     let [one, other] = Table::connections(Nothing);

@@ -1,4 +1,4 @@
-//! Fences grow, whatever happens to the store.
+//! Fences grow whatever fails in the store.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn a_fence_grows_while_the_servers_clock_lags_behind_it() {
         resource.write_through(&pools, "by the counter").await;
         assert_eq!(resource.last.unwrap().get(), ahead + 4 * n, "counted on");
     }
-    // What is no number of ours is left behind for the clock.
+    // A foreign number is replaced by the clock.
     for broken in ["", "soon", "1e400", "-7", "18446744073709551615"] {
         server.cli(&["SET", COUNTER, broken]);
         let guard = pools[0].lock("other").acquire().await.unwrap();
@@ -104,7 +104,7 @@ async fn a_fence_grows_while_the_servers_clock_lags_behind_it() {
     }
 }
 
-/// All tasks of a process in line for one key, and all keys of a request.
+/// All tasks of a process in the queue of one key, and all keys of a request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_grow_in_the_order_of_the_grants() {
     let server = RedisServer::start();
@@ -142,7 +142,7 @@ async fn a_thousand_locks_leave_one_counter_behind() {
 async fn a_fence_grows_over_reopenings_of_the_memory_store() {
     let mut resource = Resource::default();
     for cycle in 0..20 {
-        // The last pool of a name takes the store along.
+        // The store ends with the last pool of its name.
         let pools = two_pools("memory://fence-test").await;
         resource.write_through(&pools, &format!("in cycle {cycle}")).await;
     }
@@ -150,7 +150,7 @@ async fn a_fence_grows_over_reopenings_of_the_memory_store() {
 }
 
 #[tokio::test]
-async fn no_fence_is_minted_that_nobody_asked_for() {
+async fn no_fence_is_minted_without_a_request_for_it() {
     let server = RedisServer::start();
     let [pool, _] = two_pools(&server.url()).await;
     let guard = pool.lock("order:7").fencing(false).acquire().await.unwrap();

@@ -1,23 +1,21 @@
-//! How a connection is made and kept: over slow links, behind names that lead elsewhere, to servers that hang up.
+//! How a connection is made and kept: over slow links, behind changing names, to servers that close connections.
 
 #![allow(clippy::disallowed_methods)]
 
 use std::net::TcpStream;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Command, Direction, named};
 use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
 
 const KEY: &str = "order:42";
-/// What a busy machine may take for something that is done at once.
+/// The limit of immediate effects on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Each way takes half of it.
+/// Each direction takes half of it.
 fn round_trip(proxy: &FaultProxy, time: Duration) {
     proxy.delay(Direction::ToServer, time / 2);
     proxy.delay(Direction::ToClient, time / 2);
@@ -63,7 +61,7 @@ async fn a_master_that_is_demoted_is_left_for_the_one_that_the_address_leads_to(
     held.release().await.unwrap();
 }
 
-/// It copies the data of the new master, and says `LOADING` until it has them.
+/// It copies the data of the new master, and answers `LOADING` until it has them.
 #[tokio::test]
 async fn a_master_that_loads_the_data_of_another_is_left_too() {
     let config = || RedisServer::builder().arg("enable-debug-command", "yes");
@@ -72,7 +70,7 @@ async fn a_master_that_loads_the_data_of_another_is_left_too() {
     let new = config().start();
     new.cli(&["DEBUG", "POPULATE", "10000", "key", "100"]);
     let proxy = FaultProxy::start(&old);
-    // While it loads it answers slowly, and is not to be left for that.
+    // While it loads it answers slowly, which is no reason to leave it.
     let pool = LockPool::builder(proxy.url()).request_timeout(SOON).connect().await.unwrap();
     works(&pool).await;
     // A server that has served for a while.
@@ -87,7 +85,7 @@ async fn a_master_that_loads_the_data_of_another_is_left_too() {
     assert!(old.cli(&["INFO", "persistence"]).contains("\nloading:1"), "it would load for long");
 }
 
-/// A name that goes on leading to the replica is looked up again and again, but not all the time.
+/// A name that still resolves to the replica is looked up at intervals.
 #[tokio::test]
 async fn a_replica_is_not_dialled_all_the_time() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
@@ -131,7 +129,7 @@ async fn a_link_of_half_a_second_is_connected_to_and_survives_a_cut() {
     held.release().await.unwrap();
 }
 
-/// With the patience of a second that is the default.
+/// With the default request timeout of a second.
 #[tokio::test]
 async fn a_link_of_300_ms_needs_no_settings() {
     let server = RedisServer::start();
@@ -161,7 +159,7 @@ async fn the_setting_for_a_slow_link_is_named_and_works() {
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Config);
 }
 
-/// `wait` bounds when another request may begin. One request always gets the time that it takes.
+/// `wait` bounds the start of further requests. One request always gets the time that it takes.
 #[tokio::test]
 async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
     const CALLS: u64 = 8;
@@ -174,7 +172,7 @@ async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
         let guard = pool.lock(format!("order:{n}")).acquire().await;
         guard.unwrap().release().await.unwrap();
     }
-    // A link that becomes slow is learned, too.
+    // The pool also adapts to a link that becomes slow.
     round_trip(&proxy, ms(900));
     let mut failures = 0;
     for n in 0..CALLS {
@@ -186,15 +184,15 @@ async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
             }
         }
     }
-    assert!(failures <= 3, "{failures} of {CALLS} free locks were not had");
+    assert!(failures <= 3, "{failures} of {CALLS} free locks were not acquired");
 }
 
 /// Whichever answer is lost.
-#[tokio::test]
-async fn a_connect_ends_whatever_is_lost() {
+#[test]
+fn a_connect_ends_whatever_is_lost() {
     const LIMIT: Duration = ms(1_500);
-    let mut said = Vec::new();
-    for scripts in ["", "?scripts=off", "?replicas=1"] {
+    let said = Mutex::new(Vec::new());
+    on_each(["", "?scripts=off", "?replicas=1"], async |scripts| {
         for n in 1..12 {
             let server = RedisServer::start();
             let proxy = FaultProxy::start(&server);
@@ -213,11 +211,11 @@ async fn a_connect_ends_whatever_is_lost() {
                 let took = began.elapsed();
                 assert!(text.contains("did not answer within 1.5s: "), "{scripts} {n}: {text}");
                 assert!(text.contains("`connect_timeout`"), "{scripts} {n}: {text}");
-                said.push(format!("{scripts} {n} {took:?}: {text}"));
+                said.lock().unwrap().push(format!("{scripts} {n} {took:?}: {text}"));
             }
         }
-    }
-    let said = said.join("\n");
+    });
+    let said = said.into_inner().unwrap().join("\n");
     println!("{said}");
     for reached in ["no answer over it", "the log-in is answered", "it is connected, and"] {
         assert!(said.contains(reached), "{reached}: {said}");
@@ -245,7 +243,7 @@ async fn a_server_that_hangs_up_on_its_clients_is_not_dialled_all_the_time() {
     println!("first success {:?} after the last kill", began.elapsed());
 }
 
-/// As behind a proxy whose server is away: what is sent is never answered, and the connection is closed.
+/// As behind a proxy without a server: no request is answered, and the connection is closed.
 #[tokio::test]
 async fn a_server_that_hangs_up_on_requests_is_not_dialled_all_the_time() {
     let server = RedisServer::start();
@@ -279,20 +277,20 @@ async fn a_server_with_all_its_clients_is_dialled_once_by_each_attempt() {
     server.cli(&["CONFIG", "SET", "maxclients", "1"]);
     proxy.cut();
     let (began, before) = (Instant::now(), proxy.connections());
-    let mut told = String::new();
+    let mut text = String::new();
     while began.elapsed() < ms(3_000) {
         let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
-        told = error.to_string();
+        text = error.to_string();
         tokio::time::sleep(ms(2)).await;
     }
     let (took, dialled) = (began.elapsed(), proxy.connections() - before);
-    println!("{dialled} connections in {took:?}; {told}");
-    assert!(told.contains("maxclients"), "{told}");
+    println!("{dialled} connections in {took:?}; {text}");
+    assert!(text.contains("maxclients"), "{text}");
     assert!(dialled < 40, "{dialled} connections in {took:?}");
     server.cli(&["CONFIG", "SET", "maxclients", "1000"]);
     works(&pool).await;
 
-    // A first attempt says why, too.
+    // The error of a first attempt contains the reason, too.
     server.cli(&["CONFIG", "SET", "maxclients", "1"]);
     let before = proxy.connections();
     let error = LockPool::connect(proxy.url()).await.unwrap_err();
@@ -301,20 +299,21 @@ async fn a_server_with_all_its_clients_is_dialled_once_by_each_attempt() {
     assert!(dialled <= 2, "{dialled} dials");
 }
 
-/// It is told within two patiences, however far the tries are.
+/// It fails within two request timeouts, however many tries were made.
 #[tokio::test]
-async fn a_release_at_a_frozen_server_is_told_in_time() {
-    const PATIENCE: Duration = ms(2_000);
+async fn a_release_at_a_frozen_server_fails_in_time() {
+    const REQUEST_TIMEOUT: Duration = ms(2_000);
     let server = RedisServer::start();
-    let pool = LockPool::builder(server.url()).request_timeout(PATIENCE).connect().await.unwrap();
+    let pool =
+        LockPool::builder(server.url()).request_timeout(REQUEST_TIMEOUT).connect().await.unwrap();
     let guard = pool.lock(KEY).ttl(ms(60_000)).acquire().await.unwrap();
     server.pause();
     let began = Instant::now();
     let error = guard.release().await.unwrap_err();
     let took = began.elapsed();
-    println!("told after {took:?}: {error}");
+    println!("failed after {took:?}: {error}");
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(took < PATIENCE * 5 / 2, "{took:?}");
+    assert!(took < REQUEST_TIMEOUT * 5 / 2, "{took:?}");
     server.resume();
     eventually_async(SOON, "it is released all the same", async || {
         server.cli(&["EXISTS", KEY]) == "0"
@@ -323,7 +322,7 @@ async fn a_release_at_a_frozen_server_is_told_in_time() {
     works(&pool).await;
 }
 
-/// Nothing in the greeting is left out when the link breaks in it: what comes back is spoken to in full.
+/// A link that breaks during the greeting leaves nothing out: the next connection is greeted in full.
 #[tokio::test]
 async fn a_server_that_was_known_is_not_taken_for_a_proxy() {
     let server = RedisServer::start();

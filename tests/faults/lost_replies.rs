@@ -8,22 +8,19 @@ use std::time::Duration;
 use lock_runtime::{LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::monitor::{Caller, Ran};
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Command, Trap};
 use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 /// How long one request may take.
 /// Twice that is for a release that is not answered, and then for a new connection on a busy machine.
-const PATIENCE: Duration = ms(800);
-/// Far longer than a test takes: what is gone before has been cleaned up.
+const REQUEST_TIMEOUT: Duration = ms(800);
+/// Far longer than a test takes: a key that is gone earlier was cleaned up.
 const LONG: Duration = ms(60_000);
 
-/// A client behind a faulty wire, and one beside it.
+/// A client behind a faulty proxy, and one with a direct connection.
 struct Bench {
     server: RedisServer,
     proxy: FaultProxy,
@@ -35,8 +32,11 @@ impl Bench {
     async fn new() -> Self {
         let server = server();
         let proxy = FaultProxy::start(&server);
-        let pool =
-            LockPool::builder(proxy.url()).request_timeout(PATIENCE).connect().await.unwrap();
+        let pool = LockPool::builder(proxy.url())
+            .request_timeout(REQUEST_TIMEOUT)
+            .connect()
+            .await
+            .unwrap();
         let other = LockPool::connect(&server.url()).await.unwrap();
         Self { server, proxy, pool, other }
     }
@@ -65,7 +65,7 @@ macro_rules! script {
 const ACQUIRE: &str = script!("fence.lua", "acquire.lua");
 const RENEW: &str = script!("renew.lua");
 const RELEASE: &str = script!("release.lua");
-/// Claims that wait, and what becomes of them.
+/// Requests to the wait queue.
 const LINE: &str = script!("fence.lua", "wait_queue.lua");
 
 /// A server that knows the scripts, so that the first request is the one that counts.
@@ -77,7 +77,7 @@ fn server() -> RedisServer {
     server
 }
 
-/// An owner, and the channel of its pool.
+/// An owner token and the channel of its pool.
 fn is_token(arg: &str) -> bool {
     let hex = |part: &str, len| part.len() == len && part.bytes().all(|b| b.is_ascii_hexdigit());
     arg.split_once('@').is_some_and(|(owner, channel)| hex(owner, 32) && hex(channel, 16))
@@ -87,7 +87,7 @@ fn sha(script: &str) -> String {
     redis::Script::new(script).get_hash().to_owned()
 }
 
-/// What clients, not scripts, have sent about `key`.
+/// Commands about `key` that clients sent, without those of scripts.
 fn sent(monitor: &Monitor<'_>, key: &str) -> Vec<Ran> {
     let about = |ran: &Ran| ran.by != Caller::Script && ran.args[1..].iter().any(|arg| arg == key);
     monitor.settled().into_iter().filter(about).collect()
@@ -102,7 +102,7 @@ fn owners(monitor: &Monitor<'_>, key: &str) -> BTreeSet<String> {
 mod lost_reply {
     use super::*;
 
-    /// The server has granted; the client does not know.
+    /// The server has granted; the reply is lost.
     async fn check_retry(action: Action, fencing: bool) {
         let bench = Bench::new().await;
         let monitor = Monitor::start(&bench.server);
@@ -129,7 +129,7 @@ mod lost_reply {
         assert!(trap.sprung());
         assert!(error.is_backend(), "{error}");
         bench.until_free("k", ms(10_000)).await;
-        // And the next one gets it.
+        // The next waiter gets the lock.
         let guard = bench.pool.lock("k").acquire().await.unwrap();
         guard.release().await.unwrap();
     }
@@ -161,7 +161,7 @@ mod lost_reply {
         cut_script: CutBeforeReply, fencing true;
     }
 
-    /// The server is gone for good after it granted: the ttl cleans up.
+    /// The server disappears after the grant: the ttl cleans up.
     #[tokio::test]
     async fn what_cannot_be_taken_back_is_gone_after_the_ttl() {
         let bench = Bench::new().await;
@@ -182,7 +182,7 @@ mod lost_reply {
 mod late_request {
     use super::*;
 
-    /// Asks once; the request is held up on its way, and the client gives up.
+    /// One try with a delayed request; the client gives up.
     async fn give_up(bench: &Bench, ttl: Duration, fencing: bool) {
         let trap = bench.on_next("k", Action::HoldRequest);
         let error = bench.pool.lock("k").ttl(ttl).fencing(fencing).try_acquire().await.unwrap_err();
@@ -191,7 +191,7 @@ mod late_request {
         assert_eq!(bench.holder("k"), None);
     }
 
-    /// The one held up arrives.
+    /// The delayed request arrives.
     async fn arrive(bench: &Bench, monitor: &Monitor<'_>, token: &str) {
         bench.proxy.release_held();
         eventually_async(ms(5000), "the late request arrives", async || {
@@ -237,19 +237,19 @@ mod late_request {
         let token = token_of_the_clean_up(&monitor).await;
         arrive(&bench, &monitor, &token).await;
         bench.until_free("k", ms(10_000)).await;
-        // The next one comes through, well before the ttl is over.
+        // The next acquire succeeds well before the end of the ttl.
         let guard = bench.other.lock("k").acquire().await.unwrap();
         guard.release().await.unwrap();
     }
 
-    /// So late that nobody looks after it any more: the ttl does.
+    /// After the end of the clean-up: the ttl ends the grant.
     async fn check_expires(fencing: bool) {
         let bench = Bench::new().await;
         let monitor = Monitor::start(&bench.server);
         let ttl = ms(1000);
         give_up(&bench, ttl, fencing).await;
         let token = token_of_the_clean_up(&monitor).await;
-        // The clean-up ends with the time when the store would have forgotten the grant.
+        // The clean-up ends when the store would have forgotten the grant.
         bench.pool.shutdown(ms(10_000)).await;
         sleep(ttl).await;
         arrive(&bench, &monitor, &token).await;
@@ -403,9 +403,9 @@ mod whole_cycle {
         a_release_cut_off: Release CutBeforeForward;
     }
 
-    /// The guard's release tells what became of it: a try whose reply was lost has freed the lock.
+    /// The release of a guard succeeds: a try with a lost reply has freed the lock.
     #[tokio::test]
-    async fn a_release_that_was_done_unheard_is_ok() {
+    async fn a_release_with_a_lost_reply_is_ok() {
         for action in [Action::DropReply, Action::CutBeforeReply] {
             let bench = Bench::new().await;
             let guard = bench.pool.lock("k").ttl(LONG).acquire().await.unwrap();
@@ -417,15 +417,15 @@ mod whole_cycle {
     }
 }
 
-/// One fault at each request of a task on its way to two keys, the second of which somebody else holds.
-mod on_the_way_to_several_keys {
+/// One fault at each request of a stepwise acquire of two keys; another owner holds the second one.
+mod during_a_stepwise_acquire {
     use super::*;
 
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Request {
         /// For `a` alone, which is free.
         First,
-        /// For `b` alone, in its line.
+        /// For `b` alone, in its wait queue.
         Second,
         /// For both, behind the grants of both.
         Both,
@@ -450,16 +450,7 @@ mod on_the_way_to_several_keys {
         bench.server.cli(&["ZCARD", &format!("{key}:lock_runtime:line")])
     }
 
-    /// Well before a line is forgotten by itself.
-    async fn until_nothing_is_left(bench: &Bench) {
-        eventually_async(ms(6_000), "nothing is left in the store", async || {
-            let left = bench.server.cli(&["KEYS", "*"]);
-            left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
-        })
-        .await;
-    }
-
-    /// As far as the fault, with the guard of `b`, if that is still held.
+    /// Runs up to the fault; returns the guard of `b`, if it is still held.
     async fn run_into(
         bench: &Bench,
         request: Request,
@@ -475,8 +466,7 @@ mod on_the_way_to_several_keys {
         let acquiring = bench.pool.lock_all(["a", "b"]).ttl(ttl).wait(ms(20_000)).acquire();
         let waiting = tokio::spawn(acquiring);
         if request == Request::Both {
-            eventually_async(ms(5_000), "it stands in line", async || in_line(bench, "b") == "1")
-                .await;
+            eventually_async(ms(5_000), "it is queued", async || in_line(bench, "b") == "1").await;
             trap = Some(set());
             held.take().unwrap().release().await.unwrap();
         }
@@ -502,7 +492,7 @@ mod on_the_way_to_several_keys {
         bench.proxy.release_held();
         guard.verify().await.unwrap();
         guard.release().await.unwrap();
-        until_nothing_is_left(&bench).await;
+        until_nothing_is_left(&bench.server).await;
     }
 
     async fn check_given_up(request: Request, action: Action) {
@@ -512,11 +502,13 @@ mod on_the_way_to_several_keys {
         drop(waiting.await);
         bench.proxy.release_held();
         if let Some(held) = held {
-            eventually_async(ms(6_000), "the line is empty", async || in_line(&bench, "b") == "0")
-                .await;
+            eventually_async(ms(6_000), "the wait queue is empty", async || {
+                in_line(&bench, "b") == "0"
+            })
+            .await;
             held.release().await.unwrap();
         }
-        until_nothing_is_left(&bench).await;
+        until_nothing_is_left(&bench.server).await;
         for key in ["a", "b"] {
             let guard = bench.other.lock(key).acquire().await.unwrap();
             guard.release().await.unwrap();
@@ -535,7 +527,7 @@ mod on_the_way_to_several_keys {
                     }
 
                     #[tokio::test]
-                    async fn whoever_gives_up_then_leaves_nothing() {
+                    async fn an_acquire_abandoned_then_leaves_nothing() {
                         check_given_up(Request::$request, Action::$action).await;
                     }
                 }
@@ -573,7 +565,7 @@ mod late_grant {
         for fencing in [false, true] {
             let server = server();
             let proxy = FaultProxy::start(&server);
-            // More patient than the lease is long.
+            // A request timeout longer than the lease.
             let pool =
                 LockPool::builder(proxy.url()).request_timeout(ms(5000)).connect().await.unwrap();
             let ttl = ms(400);
@@ -594,7 +586,7 @@ mod late_grant {
         }
     }
 
-    /// The grant waits for its caller, whose thread does something else.
+    /// The grant waits for its caller, which blocks its thread.
     #[tokio::test(flavor = "current_thread")]
     async fn a_grant_that_runs_out_before_its_caller_sees_it_is_an_error() {
         let server = RedisServer::start();
@@ -609,16 +601,16 @@ mod late_grant {
     }
 }
 
-/// A process that is stopped for twice the ttl while it holds.
+/// A process that is stopped for twice the ttl during a hold.
 #[tokio::test]
-async fn a_frozen_holder_believes_nothing_when_it_thaws() {
+async fn a_frozen_holder_finds_its_lease_lost_when_it_resumes() {
     let server = RedisServer::start();
     let dir = tempfile::tempdir().unwrap();
     let ttl = ms(1000);
     let program = env!("CARGO_BIN_EXE_frozen-holder");
     let holder = Worker::start(program, &[&server.url(), dir.path().to_str().unwrap(), "1000"]);
     holder.wait_for_line(ms(10_000), |line| line == "holding");
-    // Renewals are at work.
+    // Renewals have begun.
     sleep(ttl).await;
     let frozen_at = now_ns();
     holder.pause();
@@ -654,5 +646,9 @@ async fn a_frozen_holder_believes_nothing_when_it_thaws() {
     let history = History::read(dir.path()).unwrap();
     assert_eq!(history.grants().len(), 4);
     history.assert_safe();
-    assert_eq!(history.naive_overlaps().len(), 2, "belief until release would have been shared");
+    assert_eq!(
+        history.naive_overlaps().len(),
+        2,
+        "without validity the lock would have been shared"
+    );
 }

@@ -1,5 +1,5 @@
-//! Lost replies, frozen processes, silent servers, what a server refuses, stores that break a rule, and panics in the
-//! code of others.
+//! Lost replies, frozen processes, silent servers, refusals of servers, stores that break a rule, and panics in foreign
+//! code.
 
 mod broken_stores;
 mod chaos;

@@ -1,4 +1,4 @@
-//! `min_hold` is kept by the store: whatever becomes of the process, and of its renewals and releases.
+//! The store keeps `min_hold`, whatever happens to the process and to its renewals and releases.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -6,17 +6,14 @@ use std::time::Duration;
 
 use lock_runtime::LockPool;
 use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
+use lock_tests::prelude::*;
 use lock_tests::{RedisServer, eventually_async};
 use tokio::time::sleep;
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 const TTL: Duration = ms(1500);
 const HOLD: Duration = ms(60_000);
 
-/// How long what happens soon may take on a busy machine.
+/// The limit of effects that come soon, on a busy machine.
 const SOON: Duration = ms(20_000);
 
 async fn faulty(url: &str) -> (LockPool, FaultPlan) {
@@ -24,7 +21,7 @@ async fn faulty(url: &str) -> (LockPool, FaultPlan) {
     (LockPool::with_backend(backend).ttl(TTL).connect().await.unwrap(), faults)
 }
 
-/// How long the server keeps `key` still, in milliseconds.
+/// The remaining time of `key` on the server, in milliseconds.
 fn left(server: &RedisServer, key: &str) -> i64 {
     server.cli(&["PTTL", key]).parse().unwrap()
 }
@@ -35,7 +32,7 @@ async fn at_each(test: impl AsyncFn(&str, &[RedisServer])) {
     tokio::join!(test(&a, &one), test(&b, &other), test(&c, &quorum));
 }
 
-/// One server in two ways, and a quorum of three.
+/// One server with and without scripts, and a quorum of three.
 fn stores() -> [(String, Vec<RedisServer>); 3] {
     let one = |tail: &str| {
         let server = RedisServer::start();
@@ -47,7 +44,7 @@ fn stores() -> [(String, Vec<RedisServer>); 3] {
 }
 
 #[tokio::test]
-async fn it_outlives_a_process_that_is_heard_of_no_more() {
+async fn it_outlives_a_process_that_disappears() {
     at_each(async |url, servers| {
         let (pool, faults) = faulty(url).await;
         let guard = pool.lock("k").fencing(false).min_hold(HOLD).acquire().await.unwrap();
@@ -68,7 +65,7 @@ async fn it_outlives_a_process_that_is_heard_of_no_more() {
                 assert!((30_000..=60_000).contains(&left), "{url}: {key} is kept for {left} ms");
             }
         }
-        assert!(guards.iter().all(|guard| !guard.is_held()), "belief ends with the ttl");
+        assert!(guards.iter().all(|guard| !guard.is_held()), "the validity ends with the ttl");
     })
     .await;
 }
@@ -90,7 +87,7 @@ async fn renewals_keep_it_and_so_does_a_release_without_an_answer() {
             servers.iter().all(|server| left(server, "k") > 30_000),
             "{url}: after the release"
         );
-        // Nor do the repetitions of a release end it.
+        // Repeated releases do not end it either.
         faults.always(Fault::None);
         let tries = faults.count(Operation::Release);
         let repeated = async || faults.count(Operation::Release) > tries;
@@ -103,9 +100,9 @@ async fn renewals_keep_it_and_so_does_a_release_without_an_answer() {
     .await;
 }
 
-/// Nothing has run under it.
+/// No body has run under it.
 #[tokio::test]
-async fn a_grant_that_its_caller_was_not_told_of_is_freed_at_once() {
+async fn a_grant_that_never_reached_its_caller_is_freed_at_once() {
     at_each(async |url, servers| {
         let (pool, faults) = faulty(url).await;
         let request = || {
@@ -125,9 +122,9 @@ async fn a_grant_that_its_caller_was_not_told_of_is_freed_at_once() {
     .await;
 }
 
-/// A lock goes from task to task without a word to the store, which would not know of the next one's.
+/// A hand-off sends no request, so the store would not know the `min_hold` of the next holder.
 #[tokio::test]
-async fn the_next_holder_of_the_process_has_its_own() {
+async fn the_next_holder_of_the_process_has_its_own_min_hold() {
     let server = RedisServer::start();
     let pool = LockPool::builder(server.url()).ttl(ms(20_000)).local_handoff_limit(SOON).connect();
     let pool = pool.await.unwrap();
@@ -143,10 +140,10 @@ async fn the_next_holder_of_the_process_has_its_own() {
     behind.abort();
 }
 
-/// The first in line is gone when the answer comes; what it has asked for is not what the next one wants.
+/// The first waiter is gone when the answer comes; the next one has another `min_hold`.
 #[tokio::test(start_paused = true)]
-async fn a_grant_goes_to_the_next_in_line_only_with_its_own() {
-    let url = "memory://a_grant_goes_to_the_next_in_line_only_with_its_own";
+async fn a_grant_goes_to_the_next_waiter_only_with_its_own_min_hold() {
+    let url = "memory://a_grant_goes_to_the_next_waiter_only_with_its_own_min_hold";
     let (store, faults) = FaultyBackend::new(open_backend(url).await.unwrap());
     let pool = LockPool::with_backend(store).ttl(TTL).on_current_runtime();
     let (pool, other) = (pool.connect().await.unwrap(), LockPool::builder(url).ttl(TTL));
@@ -160,12 +157,12 @@ async fn a_grant_goes_to_the_next_in_line_only_with_its_own() {
     faults.plan(Operation::Acquire, Fault::DelayReply(ms(200)));
     held.release().await.unwrap();
     sleep(ms(100)).await;
-    assert_eq!(faults.count(Operation::Acquire), asked + 1, "asked for the first");
+    assert_eq!(faults.count(Operation::Acquire), asked + 1, "requested for the first");
     first.abort();
     let next = next.await.unwrap().unwrap();
     faults.always(Fault::LoseRequest);
     sleep(HOLD / 2).await;
-    assert!(!next.is_held(), "belief ends with the ttl");
+    assert!(!next.is_held(), "the validity ends with the ttl");
     let taken = other.lock("k").try_acquire().await.unwrap();
     assert!(taken.is_none(), "the store keeps it");
 }

@@ -1,5 +1,4 @@
-//! What a panic, or a call that blocks, in the code of others does to a pool: to the one request or event, and
-//! to no renewal and no wait.
+//! A panic or a blocking call in foreign code affects one request or event of a pool, and no renewal and no wait.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -15,30 +14,22 @@ use lock_runtime::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, FailureKind, LeaseRef, LeaseStatus,
     ReleaseOutcome, ReleaseRequest, Warning,
 };
-use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockPool, Wait};
 use lock_tests::eventually_async;
+use lock_tests::logs::OnEvent;
+use lock_tests::prelude::*;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata, Subscriber, span};
+use tracing::{Event, Subscriber};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// How long what happens soon may take on a busy machine.
+/// The limit of effects that come soon, on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-async fn faulty() -> (LockPool, FaultPlan) {
-    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-    let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
-    (pool.connect().await.unwrap(), faults)
-}
-
-/// A panicking hook would fill the tests' output.
+/// The panic hook would fill the output of the tests.
 fn silence_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -82,10 +73,10 @@ mod overflow {
 mod subscriber {
     use super::*;
 
-    /// Runs `test` in a process of its own: the thread of the events is one for the process.
+    /// Runs `test` in a process of its own: a process has one event thread.
     fn alone<F: Future<Output = ()>>(name: &str, is_paused: bool, test: impl FnOnce() -> F) {
         let name = format!("{}::{name}", module_path!());
-        lock_tests::alone(&name, || {
+        lock_tests::in_own_process(&name, || {
             let mut runtime = Builder::new_current_thread();
             runtime.enable_all().start_paused(is_paused).build().unwrap().block_on(test());
         });
@@ -96,20 +87,20 @@ mod subscriber {
         alone("its_panic_ends_one_event_and_the_next_one_says_how_many", true, async || {
             silence_panics();
             let seen = Arc::<Seen>::default();
-            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
-            let (pool, faults) = faulty().await;
+            let _default = tracing::subscriber::set_default(planned(seen.clone()));
+            let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
             *seen.trouble.lock().unwrap() = Trouble::Panics;
             let guard = pool.lock("k").acquire().await.unwrap();
             faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
             sleep(3 * TTL).await;
             assert!(guard.is_held(), "renewed");
             assert!(faults.count(Operation::Renew) >= 4);
-            let told = || seen.events.load(Ordering::SeqCst);
+            let count = || seen.events.load(Ordering::SeqCst);
             // Real time, as the events' thread has no other.
-            eventually_blocking("events of each kind panic", || told() >= 5);
+            eventually_blocking("events of each kind panic", || count() >= 5);
             *seen.trouble.lock().unwrap() = Trouble::None;
             guard.release().await.unwrap();
-            eventually_blocking("what was dropped is told", || {
+            eventually_blocking("the number of dropped events is reported", || {
                 seen.dropped.lock().unwrap().is_some()
             });
             assert!(seen.dropped.lock().unwrap().unwrap() >= 5);
@@ -120,10 +111,10 @@ mod subscriber {
     fn while_it_blocks_leases_are_renewed() {
         alone("while_it_blocks_leases_are_renewed", false, async || {
             let seen = Arc::<Seen>::default();
-            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
-            let (pool, faults) = faulty().await;
+            let _default = tracing::subscriber::set_default(planned(seen.clone()));
+            let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
             *seen.trouble.lock().unwrap() = Trouble::Blocks;
-            // Without a way out of it the test would not end where the events are told on this thread.
+            // If this thread emitted the events, the test would otherwise not end.
             let opener = seen.clone();
             thread::spawn(move || {
                 thread::sleep(SOON);
@@ -142,18 +133,18 @@ mod subscriber {
 
     /// The events of one lease come in the order in which they happened, also from several threads.
     #[test]
-    fn a_shutdown_waits_until_it_has_had_all_events() {
-        alone("a_shutdown_waits_until_it_has_had_all_events", false, async || {
+    fn a_shutdown_waits_until_it_has_received_all_events() {
+        alone("a_shutdown_waits_until_it_has_received_all_events", false, async || {
             let seen = Arc::<Seen>::default();
-            let _default = tracing::subscriber::set_default(Planned { seen: seen.clone() });
+            let _default = tracing::subscriber::set_default(planned(seen.clone()));
             let pool = LockPool::builder("memory://").request_timeout(SOON).on_current_runtime();
             let pool = pool.connect().await.unwrap();
             for _ in 0..20 {
                 pool.lock("k").acquire().await.unwrap().release().await.unwrap();
             }
             pool.shutdown(SOON).await;
-            let told = seen.messages.lock().unwrap().clone();
-            assert_eq!(told, ["acquired", "released"].repeat(20));
+            let messages = seen.messages.lock().unwrap().clone();
+            assert_eq!(messages, ["acquired", "released"].repeat(20));
         });
     }
 
@@ -173,7 +164,7 @@ mod subscriber {
     struct Seen {
         trouble: Mutex<Trouble>,
         opened: Condvar,
-        /// How many events it was given.
+        /// How many events it received.
         events: AtomicUsize,
         messages: Mutex<Vec<String>>,
         dropped: Mutex<Option<u64>>,
@@ -186,27 +177,11 @@ mod subscriber {
         }
     }
 
-    /// Does as planned with each event of the pool.
-    struct Planned {
-        seen: Arc<Seen>,
-    }
-
-    impl Subscriber for Planned {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target() == "lock_runtime"
-        }
-
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-        fn event(&self, event: &Event<'_>) {
-            self.seen.events.fetch_add(1, Ordering::SeqCst);
-            let trouble = self.seen.trouble.lock().unwrap();
+    /// Fails or blocks as planned at each event of the pool.
+    fn planned(seen: Arc<Seen>) -> impl Subscriber + Send + Sync {
+        OnEvent(move |event: &Event<'_>| {
+            seen.events.fetch_add(1, Ordering::SeqCst);
+            let trouble = seen.trouble.lock().unwrap();
             match *trouble {
                 Trouble::None => {}
                 Trouble::Panics => {
@@ -215,15 +190,11 @@ mod subscriber {
                 }
                 Trouble::Blocks => {
                     let blocks = |trouble: &mut Trouble| *trouble == Trouble::Blocks;
-                    drop(self.seen.opened.wait_while(trouble, blocks).unwrap());
+                    drop(seen.opened.wait_while(trouble, blocks).unwrap());
                 }
             }
-            event.record(&mut Fields(&self.seen));
-        }
-
-        fn enter(&self, _: &span::Id) {}
-
-        fn exit(&self, _: &span::Id) {}
+            event.record(&mut Fields(&seen));
+        })
     }
 
     struct Fields<'a>(&'a Seen);
@@ -249,7 +220,7 @@ mod store {
     /// A store with a bug.
     struct Buggy<B> {
         inner: B,
-        /// How many renewals come to a panic still.
+        /// How many more renewals panic.
         renewals: Arc<AtomicUsize>,
     }
 
@@ -312,7 +283,7 @@ mod store {
         renewals.store(0, Ordering::SeqCst);
         let later = pool.lock("later").acquire().await.unwrap();
         sleep(3 * TTL).await;
-        assert!(later.is_held(), "those that come later are renewed");
+        assert!(later.is_held(), "later leases are renewed");
     }
 
     #[tokio::test(start_paused = true)]
@@ -341,7 +312,7 @@ mod waker {
         }
     }
 
-    /// As an executor with a bug polls it.
+    /// Polls like an executor with a bug.
     fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics))))
     }
@@ -349,7 +320,7 @@ mod waker {
     #[tokio::test(start_paused = true)]
     async fn its_panic_at_a_loss_costs_no_other_lease_its_renewal() {
         silence_panics();
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
         let short = pool.lock("short").max_hold(ms(1000)).acquire().await.unwrap();
         let guard = pool.lock("k").acquire().await.unwrap();
         let mut lost = pin!(short.lost());
@@ -363,7 +334,7 @@ mod waker {
     #[tokio::test(start_paused = true)]
     async fn its_panic_at_the_end_of_a_wait_ends_no_other_wait() {
         silence_panics();
-        let (pool, _) = faulty().await;
+        let (pool, _) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
         let guard = pool.lock("k").acquire().await.unwrap();
         let mut waits = pin!(pool.lock("k").wait(ms(1000)).acquire());
         assert!(poll(waits.as_mut()).is_pending());
@@ -374,12 +345,12 @@ mod waker {
         guard.release().await.unwrap();
     }
 
-    /// All of these are answered by one call to the store.
+    /// One call to the store answers all of these.
     #[tokio::test(start_paused = true)]
-    async fn its_panic_at_an_answer_is_no_other_callers() {
+    async fn its_panic_at_an_answer_affects_no_other_caller() {
         silence_panics();
-        let (pool, faults) = faulty().await;
-        // While this one is on its way the others gather.
+        let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
+        // While this one is in flight the others gather.
         faults.plan(Operation::Acquire, Fault::DelayReply(ms(100)));
         let mut first = pin!(pool.lock("first").acquire());
         let mut bad = pin!(pool.lock("bad").acquire());

@@ -1,4 +1,4 @@
-//! A lease is kept alive while it is held, and given up in time when it cannot be.
+//! A lease is renewed while it is held, and ends in time if it cannot be renewed.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -14,19 +14,16 @@ use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_bac
 use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, distributed_lock};
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
+use lock_tests::prelude::*;
 use lock_tests::{Monitor, RedisServer, Worker, eventually, eventually_async};
 use tokio::time::{Instant, sleep, timeout};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 fn nanos(span: Duration) -> u64 {
     span.as_nanos().try_into().unwrap()
 }
 
-/// How long a grant of `ttl` is believed, as the README says.
-fn belief(ttl: Duration) -> Duration {
+/// The validity of a grant of `ttl`, as documented in the README.
+fn validity(ttl: Duration) -> Duration {
     ttl - ttl / 100 - ms(2)
 }
 
@@ -37,7 +34,7 @@ fn sha(script: &str) -> String {
 mod kept {
     use super::*;
 
-    /// Another process that tries for `key` all the time. It has tried once when this returns.
+    /// Another process that tries `key` continuously. It has tried once when this returns.
     fn contender(server: &RedisServer, key: &str) -> Worker {
         let worker = Worker::start(env!("CARGO_BIN_EXE_contender"), &[&server.url(), key]);
         worker.wait_for_line(ms(10_000), |line| line == "busy");
@@ -54,7 +51,7 @@ mod kept {
         eventually(ms(60_000), "it tries often", || tries(contender) >= 50);
     }
 
-    /// It tried often, and got in as soon as the lock was free at `freed_ns`, but not before.
+    /// The contender tried often, and entered after the lock was free at `freed_ns`, but not before.
     fn assert_kept_out(contender: &Worker, freed_ns: u64) {
         assert!(tries(contender) >= 50);
         let got_in = contender.wait_for_line(ms(10_000), |line| line.starts_with("in "));
@@ -77,7 +74,7 @@ mod kept {
         assert_kept_out(&contender, freed_ns);
     }
 
-    /// Blocks its thread, and says whether the lock is held afterwards.
+    /// Blocks its thread, and returns whether the lock is held afterwards.
     #[distributed_lock(key = "k", ttl = ttl, pool = pool, guard = guard)]
     async fn block(
         pool: &LockPool,
@@ -107,7 +104,7 @@ mod kept {
         let server = Arc::new(RedisServer::start());
         let pool = LockPool::connect(&server.url()).await.unwrap();
         let ttl = ms(600);
-        // Only threads that are blocked at the same time get past it.
+        // Passes only when all threads are blocked at the same time.
         let all = Arc::new(Barrier::new(2));
         let (everybody, threads) = (all.clone(), server.clone());
         let (other, contending) = std::sync::mpsc::channel();
@@ -152,7 +149,7 @@ mod kept {
 mod ended {
     use super::*;
 
-    /// What the server saw of one owner, in its order.
+    /// The commands of one owner, in the order of the server.
     #[derive(Default)]
     struct Seen {
         renewed: Vec<u64>,
@@ -162,7 +159,7 @@ mod ended {
     }
 
     fn owner_of(ran: &Ran) -> Option<String> {
-        // Alone, or in front of its pool's channel.
+        // Alone, or followed by the channel of its pool.
         let owner = |arg: &'_ String| arg.split('@').next().unwrap_or_default().to_owned();
         ran.args[1..]
             .iter()
@@ -205,7 +202,7 @@ mod ended {
 
     const RACES: u64 = 1000;
 
-    /// Ends one hold at a random moment around a tick of the watchdog, in one of three ways.
+    /// Ends one hold at a random moment around a renewal, in one of three ways.
     async fn race(pool: LockPool, n: u64) {
         const RENEW: Duration = Duration::from_millis(6);
         let key = format!("race:{n}");
@@ -240,11 +237,11 @@ mod ended {
         }
     }
 
-    /// Redisson #7272, #1626; RedLock.net #64: a renewal behind the release brought the key back.
+    /// Redisson #7272, #1626; RedLock.net #64: a renewal after the release brought the key back.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn nothing_is_renewed_after_a_release_a_panic_or_an_abort_in_a_thousand_races() {
         let (mut renewed, mut ended, mut close) = (0, 0, 0);
-        // Until either side has won often enough, and both were close together.
+        // Until each side has won often enough, and both were close together.
         for _ in 0..10 {
             let (now_renewed, now_close) = races().await;
             renewed += now_renewed;
@@ -261,7 +258,7 @@ mod ended {
     async fn races() -> (usize, usize) {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
-        // Teaches the server the scripts.
+        // The server learns the scripts.
         race(pool.clone(), 3 * RACES).await;
         let monitor = Monitor::start(&server);
         let mut races = tokio::task::JoinSet::new();
@@ -272,7 +269,7 @@ mod ended {
             races.spawn(race(pool.clone(), n));
         }
         races.join_all().await;
-        // Longer than several ticks without a command of any owner: nothing comes any more.
+        // No command of any owner for longer than several renewal intervals: none follows.
         let report = pool.shutdown(ms(5000)).await;
         assert_eq!(report.abandoned, 0);
         let settled = monitor.settled().len();
@@ -302,7 +299,7 @@ mod ended {
 mod taken {
     use super::*;
 
-    /// Does to the key what nobody should, and waits for ever.
+    /// Changes the key from outside, and waits for ever.
     #[distributed_lock(key = "k", ttl = "5s", renew = "200ms", pool = pool)]
     async fn robbed(
         pool: &LockPool,
@@ -321,15 +318,15 @@ mod taken {
         let ended = timeout(ms(20_000), robbed(&pool, &server, by)).await;
         let error = ended.expect("the body is stopped").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost);
-        assert!(error.to_string().contains("not ours any more"), "{error}");
+        assert!(error.to_string().contains("does not hold it"), "{error}");
 
-        // A guard's owner hears it too, and its release touches nothing.
+        // A guard is notified too, and its release changes nothing.
         server.cli(&["FLUSHALL"]);
         let guard = pool.lock("k").ttl(ms(5000)).renew(ms(200)).acquire().await.unwrap();
         for command in by {
             server.cli(command);
         }
-        let lost = timeout(ms(20_000), guard.lost()).await.expect("the loss is told");
+        let lost = timeout(ms(20_000), guard.lost()).await.expect("the loss is reported");
         assert_eq!(lost.kind(), ErrorKind::Lost);
         assert!(!guard.is_held());
         assert_eq!(guard.valid_for(), Duration::ZERO);
@@ -362,7 +359,7 @@ mod taken {
     }
 
     #[tokio::test]
-    async fn verify_asks_the_store() {
+    async fn verify_sends_a_request() {
         let server = RedisServer::start();
         let pool =
             LockPool::builder(server.url()).request_timeout(ms(300)).connect().await.unwrap();
@@ -375,7 +372,7 @@ mod taken {
         eventually_async(ms(5000), "the connection is back", async || guard.verify().await.is_ok())
             .await;
         server.cli(&["SET", "k", "theirs"]);
-        // The next renewal is far away. The server may have told of the change, though.
+        // The next renewal is far away. A push of the server may have reported the change, though.
         assert!(guard.verify().await.unwrap_err().is_lost());
         assert!(!guard.is_held());
         assert!(guard.lost().await.is_lost());
@@ -387,7 +384,7 @@ mod taken {
 mod unreachable_store {
     use super::*;
 
-    /// What a body saw of its lease: the end of belief, and when it was dropped.
+    /// Observations of a body: the end of its validity, and the time of its drop.
     #[derive(Default)]
     struct Watched {
         deadline_ns: AtomicU64,
@@ -414,7 +411,7 @@ mod unreachable_store {
     }
 
     #[tokio::test]
-    async fn the_body_ends_before_belief_does_and_no_answer_is_needed() {
+    async fn the_body_ends_before_validity_does_and_needs_no_answer() {
         let server = RedisServer::start();
         let pool = LockPool::connect(&server.url()).await.unwrap();
         let guard = pool.lock("guard").ttl(ms(5000)).acquire().await.unwrap();
@@ -423,7 +420,7 @@ mod unreachable_store {
             let (pool, watched) = (pool.clone(), watched.clone());
             async move { watch(&pool, &watched).await }
         });
-        // Past a renewal, so that not the grant alone is looked at.
+        // After a renewal, so that the test covers more than the grant.
         let began = now_ns();
         eventually_async(ms(5000), "a renewal", async || {
             watched.deadline_ns.load(Ordering::SeqCst) > began + nanos(ms(6000))
@@ -432,7 +429,7 @@ mod unreachable_store {
         server.pause();
 
         let mut deadline_ns = 0;
-        eventually_async(ms(20_000), "belief ends", async || {
+        eventually_async(ms(20_000), "the validity ends", async || {
             let now = now_ns();
             let valid = nanos(guard.valid_for());
             if valid > 0 {
@@ -450,9 +447,9 @@ mod unreachable_store {
         let dropped_ns = watched.dropped_ns.load(Ordering::SeqCst);
         assert!(dropped_ns < deadline_ns, "{} ns too late", dropped_ns - deadline_ns);
         let early = Duration::from_nanos(deadline_ns - dropped_ns);
-        assert!(early < ms(510), "{early:?} before the end of belief");
+        assert!(early < ms(510), "{early:?} before the end of the validity");
 
-        // It comes back and holds nothing against us.
+        // The server returns and serves again.
         server.resume();
         drop(guard);
         eventually(ms(10_000), "both are released or expired", || {
@@ -460,14 +457,14 @@ mod unreachable_store {
         });
     }
 
-    /// With the watchdog on the thread that is blocked, nobody is there to end belief.
+    /// The renewal task is on the blocked thread, so no task can end the validity.
     #[tokio::test]
-    async fn belief_ends_by_the_clock_alone() {
+    async fn validity_ends_by_the_clock_alone() {
         let memory = LockPool::builder("memory://").on_current_runtime();
         let pool = memory.connect().await.unwrap();
         let guard = pool.lock("k").ttl(ms(100)).acquire().await.unwrap();
         let left = guard.valid_for();
-        assert!(left <= belief(ms(100)));
+        assert!(left <= validity(ms(100)));
         std::thread::sleep(left);
         assert!(!guard.is_held());
         assert_eq!(guard.valid_for(), Duration::ZERO);
@@ -480,18 +477,12 @@ mod virtual_time {
     use super::*;
 
     const TTL: Duration = ms(10_000);
-    /// The body is told a tenth of the ttl before belief ends, 500 ms at most.
+    /// The body is cancelled a tenth of the ttl before the validity ends, 500 ms at most.
     const NOTICE: Duration = ms(500);
-    /// What is due within this span is done together.
+    /// Renewals due within this span are sent together.
     const TICK: Duration = ms(2);
 
-    async fn faulty() -> (LockPool, FaultPlan) {
-        let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
-        let pool = LockPool::with_backend(backend).ttl(TTL).on_current_runtime();
-        (pool.connect().await.unwrap(), faults)
-    }
-
-    /// Runs until the lock is lost; how long that was, and why.
+    /// Runs until the lock is lost; returns the time and the reason.
     async fn held_until_lost(pool: &LockPool, held: impl AsyncFnOnce()) -> (Duration, LockError) {
         let dropped = Mutex::new(None);
         let began = Instant::now();
@@ -524,8 +515,8 @@ mod virtual_time {
             Fault::DelayReply(ms(900)),
             Fault::DelayReply(TTL),
         ] {
-            let (pool, faults) = faulty().await;
-            // Two in a row, then a good one, and so on.
+            let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
+            // Two failures, then a success, and so on.
             let body = async {
                 for _ in 0..10 {
                     faults.plan(Operation::Renew, fault);
@@ -542,7 +533,7 @@ mod virtual_time {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_cannot_be_renewed_is_lost_just_before_belief_ends() {
+    async fn a_lease_that_cannot_be_renewed_is_lost_just_before_validity_ends() {
         for fault in [
             Fault::Fail(FailureKind::NotApplied),
             Fault::Fail(FailureKind::MaybeApplied),
@@ -551,38 +542,38 @@ mod virtual_time {
             Fault::LoseReply,
             Fault::DelayReply(TTL),
         ] {
-            let (pool, faults) = faulty().await;
+            let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
             let (held, error) = held_until_lost(&pool, async || faults.always(fault)).await;
             assert_eq!(error.kind(), ErrorKind::Lost, "{fault:?}");
             if let Fault::Fail(_) = fault {
                 let why = error.source().map(ToString::to_string);
                 assert_eq!(why.as_deref(), Some("a planned failure"), "{fault:?}");
             }
-            assert!(held < belief(TTL), "{fault:?}: {held:?}");
-            assert!(held >= belief(TTL) - NOTICE - TICK, "{fault:?}: {held:?}");
+            assert!(held < validity(TTL), "{fault:?}: {held:?}");
+            assert!(held >= validity(TTL) - NOTICE - TICK, "{fault:?}: {held:?}");
             let tries = faults.count(Operation::Renew);
             assert!((3..100).contains(&tries), "{fault:?}: {tries} tries");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn belief_counts_from_when_a_renewal_was_sent() {
-        let (pool, faults) = faulty().await;
+    async fn validity_counts_from_the_sending_of_a_renewal() {
+        let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
         faults.plan(Operation::Renew, Fault::DelayReply(ms(900)));
         let began = Instant::now();
         let guard = pool.lock("k").renew(ms(4000)).acquire().await.unwrap();
         let before = guard.valid_for() + began.elapsed();
-        assert_eq!(before, belief(TTL));
+        assert_eq!(before, validity(TTL));
         eventually_async(TTL, "the renewal", async || guard.valid_for() + began.elapsed() > before)
             .await;
-        // Renewals meet on a grid, and so are early by up to a quarter of the interval.
+        // Renewals are rounded to a grid, and so are early by up to a quarter of the interval.
         assert!(began.elapsed() >= ms(900 + 3000));
         let renewed = guard.valid_for() + began.elapsed() - before;
         assert!(renewed <= ms(4000) && renewed >= ms(3000) - TICK, "{renewed:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slow_renewals_do_not_delay_those_of_others() {
+    async fn slow_renewals_do_not_delay_other_renewals() {
         let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
         let pool = LockPool::with_backend(backend).ttl(TTL).request_timeout(ms(3000));
         let pool = pool.on_current_runtime().connect().await.unwrap();
@@ -607,7 +598,7 @@ mod virtual_time {
 
     #[tokio::test(start_paused = true)]
     async fn leases_that_are_due_together_share_a_round_trip() {
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
         let mut guards = Vec::new();
         for n in 0..1000 {
             guards.push(pool.lock(format!("k:{n}")).acquire().await.unwrap());
@@ -626,13 +617,13 @@ mod virtual_time {
             pending().await
         }
 
-        let (pool, faults) = faulty().await;
+        let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
         let began = Instant::now();
         let error = job(&pool).await.unwrap_err();
         let held = began.elapsed();
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert!(error.to_string().contains("its ttl is over"), "{error}");
-        assert!(held < belief(TTL) && held >= belief(TTL) - NOTICE - TICK, "{held:?}");
+        assert!(held < validity(TTL) && held >= validity(TTL) - NOTICE - TICK, "{held:?}");
         assert_eq!(faults.count(Operation::Renew), 0);
     }
 
@@ -645,7 +636,7 @@ mod virtual_time {
 
         // Shorter and longer than the ttl. The notice is a tenth of the shorter of the two.
         for (max_hold, notice) in [(ms(1000), ms(100)), (ms(35_000), NOTICE)] {
-            let (pool, faults) = faulty().await;
+            let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
             let began = Instant::now();
             let error = job(&pool, max_hold).await.unwrap_err();
             let held = began.elapsed();
@@ -665,14 +656,17 @@ mod virtual_time {
             let began = Instant::now();
             faults.always(Fault::Fail(FailureKind::NotApplied));
             assert!(guard.lost().await.is_lost());
-            let told = began.elapsed();
+            let cancelled = began.elapsed();
             sleep(3 * TTL).await;
-            Ok((told, guard.is_held()))
+            Ok((cancelled, guard.is_held()))
         }
 
-        let (pool, faults) = faulty().await;
-        let (told, held) = job(&pool, &faults).await.unwrap();
-        assert!(told < belief(TTL) && told >= belief(TTL) - NOTICE - TICK, "{told:?}");
+        let (pool, faults) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
+        let (cancelled, held) = job(&pool, &faults).await.unwrap();
+        assert!(
+            cancelled < validity(TTL) && cancelled >= validity(TTL) - NOTICE - TICK,
+            "{cancelled:?}"
+        );
         assert!(!held);
 
         faults.always(Fault::None);
@@ -688,7 +682,7 @@ mod virtual_time {
             Ok(())
         }
 
-        let (pool, _) = faulty().await;
+        let (pool, _) = on_virtual_time("memory://", |it| it.ttl(TTL)).await;
         let began = Instant::now();
         job(&pool).await.unwrap();
         assert_eq!(began.elapsed(), Duration::ZERO, "the caller does not wait");
@@ -703,7 +697,7 @@ mod virtual_time {
         pool.lock("long").min_hold(ms(25_000)).run(body).await.unwrap();
         assert!(pool.lock("long").try_acquire().await.unwrap().is_some());
 
-        // Also on the other ways out.
+        // Also at the other exits.
         let aborted = tokio::spawn(pool.lock("cut").min_hold(ms(25_000)).run(pending::<()>()));
         sleep(ms(1000)).await;
         aborted.abort();
@@ -716,7 +710,7 @@ mod virtual_time {
 }
 
 #[tokio::test]
-async fn min_hold_outlives_the_process_that_asked_for_it() {
+async fn min_hold_outlives_the_process_that_requested_it() {
     let server = RedisServer::start();
     let pool = LockPool::connect(&server.url()).await.unwrap();
     let guard = pool.lock("k").ttl(ms(1000)).min_hold(ms(3000)).acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! What comes of each reply with which a server refuses, provoked on real servers.
+//! The effect of each error reply, provoked on real servers.
 //!
 //! | reply | test |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | BUSY | errors: `a_server_that_is_busy_with_a_script` |
 //! | UNKILLABLE | [`a_script_that_cannot_be_killed`] |
 //! | NOSCRIPT | [`scripts_that_the_server_has_forgotten`] |
-//! | NOAUTH, WRONGPASS | errors: `a_server_that_does_not_let_us_in`, `a_password_that_changes_under_way` |
-//! | NOPERM, key and command | errors: `users_who_may_not`; under way: [`rights_that_are_taken_away_under_way`] |
+//! | NOAUTH, WRONGPASS | errors: `a_server_that_rejects_the_login`, `a_password_that_changes_under_way` |
+//! | NOPERM, key and command | errors: `users_without_permissions`; under way: [`rights_that_are_taken_away_under_way`] |
 //! | NOPERM, channel | wait_queue: `refused`; under way: [`rights_that_are_taken_away_under_way`] |
-//! | WRONGTYPE of a key beside the lock | errors: `a_fence_counter_that_is_not_ours`; [`a_line_that_is_not_ours`] |
+//! | WRONGTYPE of a key beside the lock | errors: `a_fence_counter_with_a_foreign_value`; [`a_wait_queue_key_of_another_type`] |
 //! | max number of clients | errors: `a_server_with_too_many_clients` |
 //! | CLUSTERDOWN | [`cluster::a_node_without_slots`] |
 //! | MOVED, ASK, TRYAGAIN | [`cluster::a_node_that_does_not_have_the_slot`] |
@@ -28,22 +28,19 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_tests::expected_error::{
+    CANARY, CONNECT_TIMEOUT, ExpectedError, KEY, NOISE, REQUEST_TIMEOUT, installed, set, unshown,
+    with_password, within, works,
+};
 use lock_tests::logs::Logs;
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Command};
 use lock_tests::resp;
 use lock_tests::tls::{Authority, Identity, Tls};
-use lock_tests::told::{
-    CANARY, CONNECT_TIMEOUT, KEY, NOISE, PATIENCE, Told, installed, set, unshown, with_password,
-    within, works,
-};
 use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
 use tokio::task::JoinSet;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-const LINE: &str = "order:7:lock_runtime:line";
+const QUEUE: &str = "order:7:lock_runtime:line";
 
 /// How often the server gave an error of this code.
 fn count_of(server: &RedisServer, code: &str) -> u64 {
@@ -55,12 +52,12 @@ fn count_of(server: &RedisServer, code: &str) -> u64 {
 
 async fn nothing_stays_taken(server: &RedisServer) {
     eventually_async(ms(5_000), "nothing stays taken", async || {
-        server.cli(&["EXISTS", KEY, LINE]) == "0"
+        server.cli(&["EXISTS", KEY, QUEUE]) == "0"
     })
     .await;
 }
 
-/// Nobody notices: each step sends its script once more.
+/// No caller notices: each step sends its script once more.
 #[tokio::test]
 async fn scripts_that_the_server_has_forgotten() {
     let server = with_password().start();
@@ -95,16 +92,16 @@ async fn scripts_that_the_server_has_forgotten() {
         guard.verify().await.unwrap();
         let next = theirs.lock(KEY).wait(ms(10_000)).acquire();
         let next = tokio::spawn(next);
-        eventually_async(ms(5_000), "the next is in line", async || {
-            server.cli(&["ZCARD", LINE]) == "1"
+        eventually_async(ms(5_000), "the next is queued", async || {
+            server.cli(&["ZCARD", QUEUE]) == "1"
         })
         .await;
-        forget("a claim in line");
+        forget("a queued request");
         guard.release().await.unwrap();
-        let guard = within(PATIENCE, next).await.unwrap().unwrap();
+        let guard = within(REQUEST_TIMEOUT, next).await.unwrap().unwrap();
         assert!(guard.fence() > last);
         last = guard.fence();
-        forget("a release to the next in line");
+        forget("a release to the next waiter");
         guard.release().await.unwrap();
         forget("a release");
         let several = ours.lock_all([KEY, "order:8"]).acquire().await.unwrap();
@@ -116,7 +113,7 @@ async fn scripts_that_the_server_has_forgotten() {
     nothing_stays_taken(&server).await;
 }
 
-/// It has written already: the remedy of BUSY, SCRIPT KILL, is refused, and one has to wait.
+/// The script has written already: the server refuses SCRIPT KILL, and only waiting helps.
 #[tokio::test]
 async fn a_script_that_cannot_be_killed() {
     let server = with_password().arg("busy-reply-threshold", "50").start();
@@ -135,13 +132,13 @@ async fn a_script_that_cannot_be_killed() {
         busy
     })
     .await;
-    let told = Told::by("unkillable");
-    told.check("a script that has written", &error.unwrap(), &["BUSY", "again"]);
+    let expected = ExpectedError::by("unkillable");
+    expected.check("a script that has written", &error.unwrap(), &["BUSY", "again"]);
     let refused = server.cli(&["SCRIPT", "KILL"]);
     assert!(refused.starts_with("UNKILLABLE"), "{refused}");
-    // Still so; and whoever waits long enough gets it.
-    let error = within(PATIENCE, pool.lock(KEY).wait(ms(100)).acquire()).await.unwrap_err();
-    told.check("after SCRIPT KILL", &error, &["BUSY", "again"]);
+    // Still busy; a longer wait is served.
+    let error = within(REQUEST_TIMEOUT, pool.lock(KEY).wait(ms(100)).acquire()).await.unwrap_err();
+    expected.check("after SCRIPT KILL", &error, &["BUSY", "again"]);
     let guard = pool.lock(KEY).wait(ms(20_000)).acquire().await.unwrap();
     guard.release().await.unwrap();
     works(&pool).await;
@@ -168,21 +165,21 @@ async fn rights_that_are_taken_away_under_way() {
         };
         rights(without);
         for fencing in [false, true] {
-            // It would wait, but that helps nobody.
+            // Waiting would not help.
             let request = pool.lock(KEY).fencing(fencing).wait(ms(20_000));
-            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+            let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
             let case = format!("without right {n}, fencing {fencing}");
-            Told::by("rights").check(&case, &error, &["NOPERM", says]);
+            ExpectedError::by("rights").check(&case, &error, &["NOPERM", says]);
         }
         rights(with);
         works(&pool).await;
     }
-    // Without channels nobody is called: one asks instead. The server ends connections that listen to
-    // what is forbidden now.
+    // Without channels no waiter is notified, so waiters poll. The server closes connections that are subscribed to a
+    // channel that is forbidden now.
     let guard = pool.lock(KEY).acquire().await.unwrap();
     let waiter = installed("rights of a waiter", LockPool::builder(&url)).await;
     let waiting = tokio::spawn(waiter.lock(KEY).wait(Wait::Forever).acquire());
-    eventually_async(ms(5_000), "it stands in line", async || server.cli(&["ZCARD", LINE]) == "1")
+    eventually_async(ms(5_000), "it is queued", async || server.cli(&["ZCARD", QUEUE]) == "1")
         .await;
     assert_eq!(server.cli(&["ACL", "SETUSER", "worker", "resetchannels"]), "OK");
     guard.release().await.unwrap();
@@ -196,23 +193,28 @@ async fn rights_that_are_taken_away_under_way() {
 }
 
 #[tokio::test]
-async fn a_line_that_is_not_ours() {
+async fn a_wait_queue_key_of_another_type() {
     let server = with_password().start();
-    let pool = installed("lines", LockPool::builder(server.url())).await;
+    let pool = installed("queues", LockPool::builder(server.url())).await;
     let other = installed("other lines", LockPool::builder(server.url())).await;
     let guard = other.lock(KEY).acquire().await.unwrap();
-    server.cli(&["SET", LINE, "somebody's"]);
-    let error = within(PATIENCE, pool.lock(KEY).wait(ms(20_000)).acquire()).await.unwrap_err();
-    Told::by("lines").check("a string as line", &error, &["WRONGTYPE", ":lock_runtime:line"]);
-    // Who holds it can still let go.
+    server.cli(&["SET", QUEUE, "foreign"]);
+    let error =
+        within(REQUEST_TIMEOUT, pool.lock(KEY).wait(ms(20_000)).acquire()).await.unwrap_err();
+    ExpectedError::by("queues").check(
+        "a string as wait queue",
+        &error,
+        &["WRONGTYPE", ":lock_runtime:line"],
+    );
+    // The holder can still release.
     guard.release().await.unwrap();
     assert_eq!(server.cli(&["EXISTS", KEY]), "0");
-    assert_eq!(server.cli(&["GET", LINE]), "somebody's", "which is not touched");
-    server.cli(&["DEL", LINE]);
+    assert_eq!(server.cli(&["GET", QUEUE]), "foreign", "which is not touched");
+    server.cli(&["DEL", QUEUE]);
     works(&pool).await;
 }
 
-/// There is no MULTI that one refusal could abort, only one write for many requests.
+/// There is no MULTI that one refusal could abort: many requests share only one write.
 #[tokio::test]
 async fn one_refusal_does_not_abort_its_batch() {
     const COUNT: usize = 60;
@@ -231,7 +233,7 @@ async fn one_refusal_does_not_abort_its_batch() {
             tasks.spawn(async move { (n, request.acquire().await) });
         }
         let (mut guards, mut refused) = (Vec::new(), 0);
-        for (n, outcome) in within(PATIENCE, tasks.join_all()).await {
+        for (n, outcome) in within(REQUEST_TIMEOUT, tasks.join_all()).await {
             match outcome {
                 Ok(guard) => {
                     assert!(!is_broken(n), "{n} is a hash");
@@ -239,8 +241,9 @@ async fn one_refusal_does_not_abort_its_batch() {
                 }
                 Err(error) => {
                     assert!(is_broken(n), "{n}: {error}");
-                    let told = Told { template: Some(&key(n)), ..Told::by("batches") };
-                    told.check("a hash among locks", &error, &["WRONGTYPE", "Redisson"]);
+                    let expected =
+                        ExpectedError { template: Some(&key(n)), ..ExpectedError::by("batches") };
+                    expected.check("a hash among locks", &error, &["WRONGTYPE", "Redisson"]);
                     refused += 1;
                 }
             }
@@ -252,27 +255,27 @@ async fn one_refusal_does_not_abort_its_batch() {
     }
     let stats = server.cli(&["INFO", "commandstats"]);
     assert!(!stats.contains("cmdstat_multi:") && !stats.contains("cmdstat_exec:"), "{stats}");
-    // A proxy that puts requests into a MULTI of its own could still pass it on.
+    // A proxy that wraps requests into a MULTI of its own could still return it.
     let aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
     let trap = proxy.on_next(|command| command.mentions(KEY), Action::AnswerWith(aborted));
-    let error = within(PATIENCE, pool.lock(KEY).acquire()).await.unwrap_err();
+    let error = within(REQUEST_TIMEOUT, pool.lock(KEY).acquire()).await.unwrap_err();
     assert!(trap.sprung());
-    Told::by("batches").check("EXECABORT", &error, &["EXECABORT"]);
-    // Here it has been run, though, and nobody knows.
+    ExpectedError::by("batches").check("EXECABORT", &error, &["EXECABORT"]);
+    // Here the request was executed, and its result is unknown.
     server.cli(&["DEL", KEY]);
     works(&pool).await;
 }
 
-/// What is told to who holds a lock already.
+/// Errors that reach a holder.
 mod holder {
     use super::*;
 
     const TTL: Duration = ms(900);
 
-    /// These refuse every write: the lock runs out.
-    #[tokio::test]
-    async fn of_a_server_that_refuses_all_writes() {
-        for (case, provoke, end, code) in [
+    /// These refuse every write: the lock expires.
+    #[test]
+    fn of_a_server_that_refuses_all_writes() {
+        let cases = [
             (
                 "a replica",
                 &[&["REPLICAOF", "127.0.0.1", "1"][..]][..],
@@ -300,7 +303,8 @@ mod holder {
                 &[&["ACL", "SETUSER", "default", "+@all"]],
                 "NOPERM",
             ),
-        ] {
+        ];
+        on_each(cases, async |(case, provoke, end, code)| {
             let server = with_password().start();
             let name = format!("holder: {case}");
             let pool = installed(&name, LockPool::builder(server.url())).await;
@@ -315,27 +319,28 @@ mod holder {
                 let freed = freed.acquire().await.unwrap();
                 runs(provoke);
                 let began = Instant::now();
-                let error = within(PATIENCE, freed.release()).await.unwrap_err();
-                let told = Told { template: Some("order:8"), ..Told::by(&name) };
-                told.check(&format!("{case}, release"), &error, &[code]);
+                let error = within(REQUEST_TIMEOUT, freed.release()).await.unwrap_err();
+                let expected =
+                    ExpectedError { template: Some("order:8"), ..ExpectedError::by(&name) };
+                expected.check(&format!("{case}, release"), &error, &[code]);
                 let lost = within(TTL, kept.lost()).await;
-                let told = Told { kind: ErrorKind::Lost, ..Told::by(&name) };
-                told.check(&format!("{case}, lost"), &lost, &["renewal"]);
-                // Why, is told by the log.
+                let expected = ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by(&name) };
+                expected.check(&format!("{case}, lost"), &lost, &["renewal"]);
+                // The log contains the reason.
                 let refused = |line: &str| line.contains("not renewed yet") && line.contains(code);
-                let is_told = async || Logs::global().text().lines().any(refused);
-                eventually_async(ms(10_000), case, is_told).await;
+                let is_logged = async || Logs::global().text().lines().any(refused);
+                eventually_async(ms(10_000), case, is_logged).await;
                 println!("{case}: lost after {:?}", began.elapsed());
-                let error = within(PATIENCE, kept.verify()).await.unwrap_err();
-                told.check(&format!("{case}, verify"), &error, &["renewal"]);
+                let error = within(REQUEST_TIMEOUT, kept.verify()).await.unwrap_err();
+                expected.check(&format!("{case}, verify"), &error, &["renewal"]);
                 drop(kept);
                 runs(end);
                 works(&pool).await;
             }
-        }
+        });
     }
 
-    /// This refuses only what takes memory: locks are kept and freed.
+    /// This refuses only commands that take memory: locks are renewed and freed.
     #[tokio::test]
     async fn of_a_server_without_memory() {
         let server = with_password().start();
@@ -349,21 +354,24 @@ mod holder {
         for guard in [&guard, &second, &third] {
             guard.verify().await.unwrap();
         }
-        // By hand, by its end, and to one who waits in this process.
+        // By a release, by the end of the guard, and to a waiter of this process.
         let next = tokio::spawn(pool.lock("order:9").wait(ms(5_000)).acquire());
         guard.release().await.unwrap();
         drop(second);
         third.release().await.unwrap();
-        eventually_async(PATIENCE, "two are free", async || {
+        eventually_async(REQUEST_TIMEOUT, "two are free", async || {
             server.cli(&["EXISTS", KEY, "order:8"]) == "0"
         })
         .await;
-        // Whoever waits is told, or has got it; never is it stuck.
-        match within(PATIENCE, next).await.unwrap() {
+        // A waiter gets an error or the lock, and never hangs.
+        match within(REQUEST_TIMEOUT, next).await.unwrap() {
             Ok(guard) => guard.release().await.unwrap(),
             Err(error) => {
-                let told = Told { template: Some("order:9"), ..Told::by("holder: memory") };
-                told.check("who waits", &error, &["OOM", "`maxmemory`"]);
+                let expected = ExpectedError {
+                    template: Some("order:9"),
+                    ..ExpectedError::by("holder: memory")
+                };
+                expected.check("the waiter", &error, &["OOM", "`maxmemory`"]);
             }
         }
         assert_eq!(server.cli(&["EXISTS", "order:9"]), "0");
@@ -371,7 +379,7 @@ mod holder {
         works(&pool).await;
     }
 
-    /// A key of another type is nobody's lock.
+    /// A key of another type is no lock.
     #[tokio::test]
     async fn of_a_key_that_became_something_else() {
         let server = with_password().start();
@@ -380,20 +388,21 @@ mod holder {
         server.cli(&["DEL", KEY]);
         server.cli(&["HSET", KEY, "uuid:1", "1"]);
         let lost = within(TTL, guard.lost()).await;
-        let told = Told { kind: ErrorKind::Lost, ..Told::by("holder: types") };
-        told.check("a hash in its place", &lost, &["not ours"]);
-        told.check("release", &guard.release().await.unwrap_err(), &["not ours"]);
+        let expected =
+            ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by("holder: types") };
+        expected.check("a hash in its place", &lost, &["does not hold it"]);
+        expected.check("release", &guard.release().await.unwrap_err(), &["no longer held"]);
         assert_eq!(server.cli(&["HGET", KEY, "uuid:1"]), "1", "which is not touched");
         server.cli(&["DEL", KEY]);
         works(&pool).await;
     }
 }
 
-/// One node, or two, of a Redis Cluster, asked by `redis://`, which is for a server that has all keys.
+/// One or two nodes of a Redis Cluster behind `redis://`, the scheme of a server with all keys.
 mod cluster {
     use super::*;
 
-    /// With all keys in one slot everything can be done on the node that has it.
+    /// With all keys in one slot, the node of the slot can serve everything.
     const PREFIX: &str = "{app}:";
 
     fn node() -> RedisServer {
@@ -416,15 +425,15 @@ mod cluster {
         for fencing in [false, true] {
             let wait = ms(300);
             let (began, request) = (Instant::now(), pool.lock(KEY).fencing(fencing).wait(wait));
-            let error = within(PATIENCE, request.acquire()).await.unwrap_err();
-            assert!(began.elapsed() >= wait, "it is asked again while one waits");
-            Told::by("no slots").check("no slots", &error, &["CLUSTERDOWN", "again"]);
+            let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
+            assert!(began.elapsed() >= wait, "requests repeat during a wait");
+            ExpectedError::by("no slots").check("no slots", &error, &["CLUSTERDOWN", "again"]);
         }
         let waiting = tokio::spawn(pool.lock(KEY).wait(ms(20_000)).acquire());
         all_slots_to(&node);
-        within(PATIENCE, waiting).await.unwrap().unwrap().release().await.unwrap();
+        within(REQUEST_TIMEOUT, waiting).await.unwrap().unwrap().release().await.unwrap();
         works(&pool).await;
-        // A holder, too, comes through it.
+        // A holder survives it, too.
         let guard = pool.lock(KEY).ttl(ms(6_000)).renew(ms(300)).acquire().await.unwrap();
         assert_eq!(node.cli(&["CLUSTER", "DELSLOTSRANGE", "0", "16383"]), "OK");
         let refusals = count_of(&node, "CLUSTERDOWN");
@@ -458,7 +467,7 @@ mod cluster {
         let pool = installed("elsewhere", builder).await;
         // Also has the server keep a fence counter.
         works(&pool).await;
-        // MOVED and ASK cannot get better by waiting, TRYAGAIN does.
+        // Waiting does not help against MOVED and ASK; it does against TRYAGAIN.
         type Case<'a> = (&'a str, &'a [&'a str], &'a [&'a str], &'a [(bool, &'a str)]);
         let cases: [Case<'_>; 2] = [
             (
@@ -484,15 +493,15 @@ mod cluster {
             for &(fencing, code) in answers {
                 let wait = if code == "TRYAGAIN" { ms(200) } else { ms(20_000) };
                 let request = pool.lock(KEY).fencing(fencing).wait(wait);
-                let error = within(PATIENCE, request.acquire()).await.unwrap_err();
+                let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
                 let remedy = if code == "TRYAGAIN" { "again" } else { "Redis Cluster" };
                 let case = format!("{case}, fencing {fencing}");
-                Told::by("elsewhere").check(&case, &error, &[code, remedy]);
+                ExpectedError::by("elsewhere").check(&case, &error, &[code, remedy]);
             }
             set_slot(end);
             works(&pool).await;
         }
-        // One who holds a lock that moves with its slot.
+        // The holder of a lock that moves with its slot.
         let guard = pool.lock(KEY).ttl(ms(900)).acquire().await.unwrap();
         set_slot(&["MIGRATING", &theirs]);
         for change in ["NODE", "IMPORTING"] {
@@ -503,12 +512,12 @@ mod cluster {
             ["MIGRATE", "127.0.0.1", &port, "", "0", "3000", "AUTH", CANARY, "KEYS", &lock];
         eventually_async(ms(10_000), "the other takes it", async || node.cli(&migrate) == "OK")
             .await;
-        let lost = within(PATIENCE, guard.lost()).await;
-        let told = Told { kind: ErrorKind::Lost, ..Told::by("elsewhere") };
-        told.check("a held lock has moved", &lost, &["renewal"]);
+        let lost = within(REQUEST_TIMEOUT, guard.lost()).await;
+        let expected = ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by("elsewhere") };
+        expected.check("a held lock has moved", &lost, &["renewal"]);
         let refused = |line: &str| line.contains("not renewed yet") && line.contains("ASK ");
-        let is_told = async || Logs::global().text().lines().any(refused);
-        eventually_async(ms(10_000), "it is told", is_told).await;
+        let is_logged = async || Logs::global().text().lines().any(refused);
+        eventually_async(ms(10_000), "it is logged", is_logged).await;
         drop(guard);
         set_slot(&["STABLE"]);
         works(&pool).await;
@@ -520,15 +529,17 @@ mod cluster {
         let node = node();
         all_slots_to(&node);
         let pool = installed("two slots", LockPool::builder(node.url())).await;
-        let guard = within(PATIENCE, pool.lock(KEY).wait(ms(20_000)).acquire()).await.unwrap();
+        let guard =
+            within(REQUEST_TIMEOUT, pool.lock(KEY).wait(ms(20_000)).acquire()).await.unwrap();
         assert!(guard.fence().is_some());
         guard.release().await.unwrap();
         let says = &["CROSSSLOT", "share a slot", "`order:{<id>}`"];
         let several = pool.lock_all([KEY, "order:8"]).fencing(false).wait(ms(20_000));
-        let error = within(PATIENCE, several.acquire()).await.unwrap_err();
+        let error = within(REQUEST_TIMEOUT, several.acquire()).await.unwrap_err();
         let template = error.template().unwrap_or_default().to_owned();
-        let told = Told { template: Some(&template), ..Told::by("two slots") };
-        told.check("several locks", &error, says);
+        let expected =
+            ExpectedError { template: Some(&template), ..ExpectedError::by("two slots") };
+        expected.check("several locks", &error, says);
         assert!(template.contains(KEY), "{template}");
         assert_eq!(node.cli(&["EXISTS", KEY]), "0", "nothing is left behind");
         // The cause removed: all keys in one slot.
@@ -537,7 +548,7 @@ mod cluster {
     }
 }
 
-/// A connection that worked, and then says what no Redis says.
+/// A connection that worked, and then sends invalid replies.
 mod wire {
     use super::*;
 
@@ -550,15 +561,15 @@ mod wire {
         ("an odd text", Action::AnswerWith(b"+QUEUED\r\n")),
     ];
 
-    /// Not what takes a grant back that was not answered: no release says for how long.
+    /// Without requests that take back an unanswered grant: no release contains a duration.
     fn acquires(command: &Command) -> bool {
         command.mentions(KEY) && command.mentions("30000")
     }
 
-    /// It may have been taken: whoever waits gets it, and whoever does not leaves nothing taken.
-    #[tokio::test]
-    async fn instead_of_the_answer_to_an_acquire() {
-        for (n, (case, action)) in CASES.into_iter().enumerate() {
+    /// The lock may have been granted: a waiting acquire gets it, and a single try leaves nothing.
+    #[test]
+    fn instead_of_the_answer_to_an_acquire() {
+        on_each(CASES.into_iter().enumerate(), async |(n, (case, action))| {
             let server = with_password().start();
             let proxy = FaultProxy::start(&server);
             let name = format!("wire {n}");
@@ -568,9 +579,13 @@ mod wire {
                 let request = || pool.lock(KEY).fencing(fencing);
                 let trap = proxy.on_next(acquires, action);
                 let asked = request().wait(Duration::ZERO).acquire();
-                let error = within(PATIENCE, asked).await.unwrap_err();
+                let error = within(REQUEST_TIMEOUT, asked).await.unwrap_err();
                 assert!(trap.sprung(), "{case}");
-                Told::by(&name).check(&format!("{case}, fencing {fencing}"), &error, &["Redis"]);
+                ExpectedError::by(&name).check(
+                    &format!("{case}, fencing {fencing}"),
+                    &error,
+                    &["Redis"],
+                );
                 nothing_stays_taken(&server).await;
                 works(&pool).await;
                 let trap = proxy.on_next(acquires, action);
@@ -581,13 +596,13 @@ mod wire {
                 guard.release().await.unwrap();
                 nothing_stays_taken(&server).await;
             }
-        }
+        });
     }
 
-    /// The lock is free then, whatever is told.
-    #[tokio::test]
-    async fn instead_of_the_answer_to_a_release() {
-        for (n, (case, action)) in CASES.into_iter().enumerate() {
+    /// The lock is free then, whatever the caller receives.
+    #[test]
+    fn instead_of_the_answer_to_a_release() {
+        on_each(CASES.into_iter().enumerate(), async |(n, (case, action))| {
             let server = with_password().start();
             let proxy = FaultProxy::start(&server);
             let name = format!("wire of a release {n}");
@@ -598,18 +613,18 @@ mod wire {
             assert!(trap.sprung(), "{case}");
             println!("{case}: {released:?}");
             if let Err(error) = released {
-                unshown(case, &lock_tests::told::chain(&error));
+                unshown(case, &lock_tests::expected_error::chain(&error));
                 assert!(error.is_backend(), "{case}: {error}");
             }
             nothing_stays_taken(&server).await;
             works(&pool).await;
-        }
+        });
     }
 
     /// One bad answer to a renewal loses no lock.
-    #[tokio::test]
-    async fn instead_of_the_answer_to_a_renewal() {
-        for (n, (case, action)) in CASES.into_iter().enumerate() {
+    #[test]
+    fn instead_of_the_answer_to_a_renewal() {
+        on_each(CASES.into_iter().enumerate(), async |(n, (case, action))| {
             let server = with_password().start();
             let proxy = FaultProxy::start(&server);
             let name = format!("wire of a renewal {n}");
@@ -620,14 +635,14 @@ mod wire {
             let renewal = proxy.on_next(|command| command.mentions(KEY), Action::HoldReply);
             eventually_async(ms(5_000), "one more", async || renewal.sprung()).await;
             proxy.release_held();
-            within(PATIENCE, guard.verify()).await.unwrap_or_else(|e| panic!("{case}: {e}"));
+            within(REQUEST_TIMEOUT, guard.verify()).await.unwrap_or_else(|e| panic!("{case}: {e}"));
             guard.release().await.unwrap();
             works(&pool).await;
-        }
+        });
     }
 }
 
-/// The server shows or wants something else than when the pool was connected.
+/// The TLS settings of the server change after the connect.
 #[tokio::test]
 async fn tls_trouble_under_way() {
     let (authority, stranger) = (Authority::new(), Authority::new());
@@ -661,7 +676,7 @@ async fn tls_trouble_under_way() {
         ("an expired one", step(authority.issue_expired(&names)), step(good.clone()), "expired"),
         (
             "clients need one",
-            // The certificate once more, or the server would take up the old session again.
+            // The certificate again: otherwise the server would resume the old session.
             Box::new(|| {
                 clients("yes");
                 show(&good);
@@ -693,10 +708,10 @@ async fn tls_trouble_under_way() {
             is_it
         })
         .await;
-        Told::by("tls").check(case, &error.unwrap(), &[says]);
+        ExpectedError::by("tls").check(case, &error.unwrap(), &[says]);
         let wait = ms(300);
-        let error = within(PATIENCE, pool.lock(KEY).wait(wait).acquire()).await.unwrap_err();
-        Told::by("tls").check(&format!("{case}, a longer wait"), &error, &[says]);
+        let error = within(REQUEST_TIMEOUT, pool.lock(KEY).wait(wait).acquire()).await.unwrap_err();
+        ExpectedError::by("tls").check(&format!("{case}, a longer wait"), &error, &[says]);
         end();
         works(&pool).await;
     }

@@ -1,4 +1,4 @@
-//! A grant that its caller does not pick up is given back.
+//! A grant that its caller does not poll for is given back.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -7,17 +7,14 @@ use std::time::Duration;
 
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
+use lock_tests::prelude::*;
 
 const KEY: &str = "order:7";
 const TTL: Duration = Duration::from_secs(3);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, LockError>>>>;
 
-/// Polls once, and not again.
+/// Polls once and parks the future.
 async fn parked(acquire: impl Future<Output = Result<LockGuard, LockError>> + 'static) -> Acquire {
     let mut acquire: Acquire = Box::pin(acquire);
     let is_pending = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_pending())).await;
@@ -25,11 +22,11 @@ async fn parked(acquire: impl Future<Output = Result<LockGuard, LockError>> + 's
     acquire
 }
 
-/// A pool whose store answers later, and another one on the same store.
+/// A pool with a slow store, and another one on the same store.
 async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::FaultPlan) {
     let url = format!("memory://{name}");
     let (store, faults) = FaultyBackend::new(open_backend(&url).await.unwrap());
-    // Otherwise the first poll would have it.
+    // Otherwise the first poll would return it.
     faults.plan(Operation::Acquire, Fault::DelayReply(ms(10)));
     let ours = LockPool::with_backend(store).on_current_runtime().connect().await.unwrap();
     let theirs = LockPool::builder(url).on_current_runtime().connect().await.unwrap();
@@ -39,7 +36,7 @@ async fn pools(name: &str) -> ([LockPool; 2], lock_runtime::testing::FaultPlan) 
 fn is_given_back(outcome: Result<LockGuard, LockError>) {
     let error = outcome.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
-    assert!(error.to_string().contains("given back"), "{error}");
+    assert!(error.to_string().contains("released again"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,7 +99,7 @@ async fn a_parked_waiter_is_sent_away_at_the_end_of_its_wait() {
     assert_eq!(acquire.await.unwrap_err().kind(), ErrorKind::Conflict);
 }
 
-/// The caller has the lock, or the next one may have it: never both, never neither.
+/// Either the caller has the lock or the next waiter may have it: never both, never neither.
 #[tokio::test(start_paused = true)]
 async fn a_pick_up_in_the_instant_of_the_return() {
     let ttl = ms(300);

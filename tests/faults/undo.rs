@@ -1,18 +1,15 @@
-//! What ambiguous failures of acquires leave is taken back, with bounded effort.
+//! Grants of ambiguous acquires are undone, with bounded effort.
 
 use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
 use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::prelude::*;
 
 const TTL: Duration = Duration::from_secs(30);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Acquires of as many keys, of which all fail and each may have been granted.
+/// Acquires of so many keys; all fail, and each may have been granted.
 async fn fail(pool: &LockPool, faults: &FaultPlan, count: usize) {
     for _ in 0..count {
         faults.plan(Operation::Acquire, Fault::LoseReply);
@@ -36,10 +33,10 @@ async fn pools(name: &str) -> ([LockPool; 2], FaultPlan) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_answers_nothing_is_asked_once_a_second_and_not_for_ever() {
+async fn a_silent_store_receives_one_undo_a_second_and_not_for_ever() {
     let ([ours, _], faults) = pools("undo-silent").await;
     fail(&ours, &faults, 1_000).await;
-    // By themselves they give up soon.
+    // The acquires give up soon by themselves.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = faults.count(Operation::Release);
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -75,5 +72,5 @@ async fn a_shutdown_does_not_wait_for_a_silent_store() {
     ours.shutdown(Duration::from_secs(3)).await;
     let before = faults.count(Operation::Release);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(faults.count(Operation::Release), before, "a pool that is shut down asks nothing");
+    assert_eq!(faults.count(Operation::Release), before, "a closed pool sends nothing");
 }

@@ -1,4 +1,4 @@
-// Locks with node-redlock what it is told to, as holder.py does with redis-py; see there.
+// Locks with node-redlock by the commands of holder.py; see there.
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 const require = createRequire(process.env.MODULES + "/");
@@ -40,7 +40,7 @@ for await (const line of createInterface({ input: process.stdin })) {
     const lock = held;
     held = undefined;
     try {
-      // What is not ours any more does not become so by asking again.
+      // A lost lock stays lost: no retries.
       await redlock.release(lock, { retryCount: 0 });
       console.log(String(now));
     } catch (error) {

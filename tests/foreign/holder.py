@@ -1,8 +1,8 @@
-# Locks with redis-py what it is told to, and says when on the machine's monotonic clock.
+# Locks with redis-py by commands on standard input, and prints times of the machine's monotonic clock.
 # Arguments: port, key. Lines in, lines out:
 #   try      "held" or "busy"
 #   count n  n times under the lock adds one to `<key>:count`, unprotected otherwise; then "counted"
-#   any      waits for the lock, then "held"; if it is held, lets go: nanoseconds before that, or "lost"
+#   any      waits for the lock, then "held"; if it is held, releases it: nanoseconds before that, or "lost"
 import sys, time
 import redis
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Puts the lock libraries of other languages, which the tests of interoperation lock with, into
-# target/foreign. What is there already is left as it is.
+# Installs the lock libraries of other languages for the interoperability tests into target/foreign. Existing
+# installations stay.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -9,7 +9,7 @@ mkdir -p "${target}"
 folder="$(cd "${target}" && pwd)/foreign"
 mkdir -p "${folder}"
 
-# There only when it is whole: half of an installation is done again.
+# The marker exists only for a complete installation; a partial one is repeated.
 missing() {
     [[ ! -f "${folder}/$1.done" || "$(<"${folder}/$1.done")" != "$2" ]] && rm -rf "${folder:?}/$1" "${folder}/$1.done"
 }

@@ -18,7 +18,7 @@ const REQUESTS: usize = 2_000;
 const ORDERS: usize = 50;
 const CLIENTS: usize = 32;
 const CLOSED: usize = 200;
-/// Time for what takes a moment; the example's ttl is 5 s.
+/// The limit of effects that take a moment; the ttl of the example is 5 s.
 const SOON: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,7 +66,7 @@ async fn every_order_is_settled_once() {
 
     let cut = close_in_mid_handler(&server, &addresses, ledger.path()).await;
 
-    // The service goes on, and does what was cut short.
+    // The service continues, and settles the interrupted orders.
     let mut client = Client::connect(&addresses[0]).await;
     for order in &cut {
         assert_eq!(client.settle(*order).await, 200, "order {order}");

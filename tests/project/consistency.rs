@@ -1,4 +1,4 @@
-//! What has to agree between files, and nothing else would notice.
+//! Facts that must agree between files, and that no compiler checks.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -6,8 +6,8 @@ use lock_tests::{RedisServer, Worker, eventually, example};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs the example on memory, and on a server that has no lock left afterwards. Each run's output
-/// contains `says`.
+/// Runs the example on memory, and on a server that has no lock left afterwards. The output of each run contains
+/// `says`.
 #[track_caller]
 fn ends_well(name: &str, says: &[&str]) {
     run(name, &[], says);
@@ -62,7 +62,7 @@ fn axum_orders() {
         &["memory://", "0", folder.path().to_str().unwrap()],
     );
     worker.wait_for_line(DEADLINE, |line| line.starts_with("listening on "));
-    eventually(DEADLINE, "signals are listened to", || catches_sigterm(worker.pid()));
+    eventually(DEADLINE, "signal handlers are installed", || catches_sigterm(worker.pid()));
     worker.terminate();
     assert!(worker.wait_for_exit(DEADLINE).success());
 }

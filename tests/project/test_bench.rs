@@ -1,4 +1,4 @@
-//! The bench itself, on real servers: a fault that it does not cause tests nothing.
+//! The test harness itself, on real servers.
 
 #![allow(clippy::disallowed_methods)]
 

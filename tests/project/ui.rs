@@ -1,4 +1,4 @@
-//! What the attribute accepts, and what it says about what it does not.
+//! Functions that the attribute accepts, and the diagnostics for others.
 
 #[test]
 fn the_attribute_accepts_and_refuses() {

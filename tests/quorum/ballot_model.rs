@@ -1,5 +1,5 @@
 //! Fences by ballot over a quorum (`redlock://`), as a model: everything that may happen, in every order, within
-//! bounds, looked at by stateright's checker. The product's rules are at the head of its `quorum` module.
+//! bounds, explored by stateright's checker. The product's rules are at the head of its `quorum` module.
 //!
 //! **Modelled.** Three nodes: the key with its owner, its number and its expiry, the greatest number promised, and
 //! the greatest one accepted that may have been granted. Two or three attempts, each with a token of its own:
@@ -8,15 +8,15 @@
 //! of times, or never, before or after whatever else was sent; only replies to the newest round or renewal count. A
 //! deadline may pass at any moment, and a key may expire at any moment after the last deadline that was set for it,
 //! never before. A new round may propose any number above that of the round before, so nothing here depends on
-//! clocks or counters, but where a test says so. The key's numbers may be forgotten at any moment, if a floor
+//! clocks or counters, unless a test states it. The key's numbers may be forgotten at any moment, if a floor
 //! stands in for them. Nodes may lose their data, or their clocks jump.
 //!
 //! **Not modelled.** More nodes, attempts and rounds than the bounds say. How fast clocks run: the drift margin is
-//! taken to be right. That anybody gets the lock in the end: two may outbid one another for ever, which is why
-//! they wait for a random time. A node that comes back with a part of its data, or with half of a script. Several
+//! taken to be right. That an attempt succeeds in the end: two may outbid one another for ever, which is why
+//! they wait for a random time. A node that returns with a part of its data, or with half of a script. Several
 //! keys in one request, and locks without fences. A seed that is read while nodes fail.
 //!
-//! Claimed: **M** no two believe to hold at the same time. **F1** a fence is above all that were granted before its
+//! Claimed: **M** no two leases are valid at the same time. **F1** a fence is above all that were granted before its
 //! acquire began. **F2** none is granted twice. **R** no renewal succeeds that was sent after a newer grant was
 //! complete. **H** no number of a block is handed on after a newer grant. "Holds" is said of the whole space. Its
 //! states are in thousands; `LOCK_MODEL=long` adds a round or a number to most (some minutes in all). Steps are those
@@ -47,18 +47,18 @@
 //! | wrong rule | what it breaks |
 //! |---|---|
 //! | a node takes the key on a low proposal | F1, F2: 10 steps |
-//! | a renewal re-takes a node whose number has moved on | R: 14 steps with a clock that jumps, or if late ones count |
+//! | a renewal re-takes a node with a greater number | R: 14 steps with a clock that jumps, or if late ones count |
 //! | what was granted ends as if it had never been | R: 15 steps with a clock that jumps |
 //! | a token is proposed again after its release was sent | M: 11 steps |
 //! | a second grant does not set the ttl again | M: 11 steps |
 //! | a register is forgotten without a floor | F1, F2: 10 steps |
 //!
-//! **What may be promised.** With any delay, loss, reordering and duplication of messages, and with nodes that
-//! restart but lose no write they have acknowledged, at most one client believes to hold the lock, and every fence
+//! **What the protocol guarantees.** With any delay, loss, reordering and duplication of messages, and with nodes that
+//! restart but lose no write they have acknowledged, at most one client has a valid lease, and every fence
 //! is above all that were granted before its acquire began. No fence is granted twice. This needs no clocks that
 //! agree, only clocks that measure a ttl rightly.
 //!
-//! If a node's clock jumps, two may believe to hold the lock. Fences are still unique and in order, so a resource
+//! If a node's clock jumps, two leases may be valid. Fences are still unique and in order, so a resource
 //! that refuses lower ones is safe; what a stale holder hands on inside a block is below the newer grant.
 //!
 //! A node that has lost its data has to stay away for the longest ttl, and then either take the greatest number from
@@ -81,18 +81,18 @@ const GRANTS: &[Claim] = &[SomeAllGranted, SomeGrantedAfterRelease];
 const ALL_AND_R: &[Claim] = &[Exclusive, Ordered, Unique, NoRenewalOutlives];
 const GRANTS_AND_RENEWALS: &[Claim] = &[SomeAllGranted, SomeGrantedAfterRelease, SomeRenewed];
 
-/// Larger bounds, by the minute: `LOCK_MODEL=long`.
+/// Larger bounds, which take minutes: `LOCK_MODEL=long`.
 fn is_long() -> bool {
     std::env::var("LOCK_MODEL").is_ok_and(|length| length == "long")
 }
 
 /// Three attempts with one round each.
 fn three() -> Rules {
-    Rules::ours(3, 1, if is_long() { 3 } else { 2 })
+    Rules::of_product(3, 1, if is_long() { 3 } else { 2 })
 }
 
 fn renewed() -> Rules {
-    Rules { renewals: 1, ..Rules::ours(2, if is_long() { 2 } else { 1 }, 3) }
+    Rules { renewals: 1, ..Rules::of_product(2, if is_long() { 2 } else { 1 }, 3) }
 }
 
 mod without_faults {
@@ -100,17 +100,17 @@ mod without_faults {
 
     #[test]
     fn one_holds_at_a_time_and_fences_grow() {
-        for rules in [Rules::ours(2, 2, 3), Rules::ours(3, 1, 3)] {
+        for rules in [Rules::of_product(2, 2, 3), Rules::of_product(3, 1, 3)] {
             check("no faults", rules, ALL, &[], GRANTS);
         }
         if is_long() {
-            check("no faults, long", Rules::ours(3, 2, 3), ALL, &[], GRANTS);
+            check("no faults, long", Rules::of_product(3, 2, 3), ALL, &[], GRANTS);
         }
     }
 
     #[test]
     fn no_renewal_outlives_a_newer_grant() {
-        let rules = Rules { renewals: 1, ..Rules::ours(2, 2, 3) };
+        let rules = Rules { renewals: 1, ..Rules::of_product(2, 2, 3) };
         check("renewals", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
         if is_long() {
             let rules = Rules { renewals: 2, ..renewed() };
@@ -125,7 +125,7 @@ mod without_faults {
         check("renewals, strictly above", rules, ALL_AND_R, &[], GRANTS_AND_RENEWALS);
     }
 
-    /// Safe as well, but then whoever asks in vain keeps renewals away from nodes.
+    /// Safe as well, but then a failed proposal blocks renewals at nodes.
     #[test]
     fn what_came_to_nothing_may_count_like_a_grant() {
         let rules = Rules { withdrawal: Withdrawal::Never, ..renewed() };
@@ -149,14 +149,14 @@ mod without_faults {
         let hold = [ALL, &[HandedOnInOrder]].concat();
         let happen = [GRANTS, &[SomeHandedOn]].concat();
         let greatest = if is_long() { 5 } else { 4 };
-        let rules = Rules { block: 2, ..Rules::ours(2, 2, greatest) };
+        let rules = Rules { block: 2, ..Rules::of_product(2, 2, greatest) };
         check("blocks of 2", rules, &hold, &[], &happen);
     }
 
     #[test]
     fn registers_may_give_way_to_a_floor() {
         let registers = Registers::GiveWayToFloor;
-        for rules in [Rules::ours(2, 2, 3), three()] {
+        for rules in [Rules::of_product(2, 2, 3), three()] {
             check("floors", Rules { registers, ..rules }, ALL, &[], &[SomeGrantedAfterRelease]);
         }
         check(
@@ -174,12 +174,12 @@ mod a_clock_that_jumps {
 
     #[test]
     fn lets_two_hold_but_fences_still_grow() {
-        for rules in [Rules::ours(2, 2, 3), three()] {
+        for rules in [Rules::of_product(2, 2, 3), three()] {
             let rules = Rules { faults: Faults::ClockSteps(1), ..rules };
             check("clock step", rules, FENCES, &[Exclusive], &[SomeGrantedAfterFaults]);
         }
         if is_long() {
-            let rules = Rules { faults: Faults::ClockSteps(3), ..Rules::ours(3, 1, 3) };
+            let rules = Rules { faults: Faults::ClockSteps(3), ..Rules::of_product(3, 1, 3) };
             check("three clock steps", rules, FENCES, &[Exclusive], &[SomeAllGranted]);
         }
     }
@@ -197,7 +197,7 @@ mod a_clock_that_jumps {
 
     #[test]
     fn lets_a_stale_holder_hand_on_what_is_below_the_newer_grant() {
-        let rules = Rules { block: 2, faults: Faults::ClockSteps(1), ..Rules::ours(2, 1, 4) };
+        let rules = Rules { block: 2, faults: Faults::ClockSteps(1), ..Rules::of_product(2, 1, 4) };
         let fail = [Exclusive, HandedOnInOrder];
         check("clock step, blocks of 2", rules, FENCES, &fail, &[SomeHandedOn]);
     }
@@ -212,20 +212,20 @@ mod a_node_that_loses_its_data {
 
     #[test]
     fn breaks_both_promises_if_it_votes_at_once() {
-        let rules = losses(1, Back::AtOnce, Rules::ours(2, 2, 2));
+        let rules = losses(1, Back::AtOnce, Rules::of_product(2, 2, 2));
         counterexample("quick loss", rules, Exclusive, 9);
         counterexample("quick loss", rules, Ordered, 9);
     }
 
     #[test]
     fn breaks_the_order_of_fences_if_it_only_waits() {
-        let rules = losses(1, Back::AfterTtl, Rules::ours(2, 2, 2));
+        let rules = losses(1, Back::AfterTtl, Rules::of_product(2, 2, 2));
         check("delayed loss", rules, &[Exclusive], FENCES, &[SomeGrantedAfterFaults]);
     }
 
     #[test]
     fn breaks_both_promises_if_it_is_seeded_without_a_wait() {
-        let rules = losses(1, Back::Seeded, Rules::ours(2, 2, 2));
+        let rules = losses(1, Back::Seeded, Rules::of_product(2, 2, 2));
         counterexample("seeded, no wait", rules, Exclusive, 10);
         counterexample("seeded, no wait", rules, Unique, 10);
     }
@@ -233,7 +233,7 @@ mod a_node_that_loses_its_data {
     #[test]
     fn keeps_them_if_it_waits_and_is_seeded() {
         let happen = [SomeGrantedAfterFaults, SomeGrantedAfterRelease];
-        for rules in [Rules::ours(2, 2, 3), three()] {
+        for rules in [Rules::of_product(2, 2, 3), three()] {
             let rules = losses(1, Back::AfterTtlSeeded, rules);
             check("delayed loss, seeded", rules, ALL_AND_R, &[], &happen);
         }
@@ -259,7 +259,7 @@ mod a_node_that_loses_its_data {
     fn keeps_them_if_it_waits_until_clocks_have_passed_the_fences() {
         let happen = [SomeGrantedAfterFaults, SomeGrantedAfterRelease];
         let greatest = if is_long() { 3 } else { 2 };
-        let rules = losses(1, Back::AfterClocksAndTtl, Rules::ours(2, 2, greatest));
+        let rules = losses(1, Back::AfterClocksAndTtl, Rules::of_product(2, 2, greatest));
         check("delayed loss, clocks", rules, ALL_AND_R, &[], &happen);
         if is_long() {
             let rules = losses(1, Back::AfterClocksAndTtl, three());
@@ -290,7 +290,7 @@ mod the_wrong_rule {
 
     #[test]
     fn a_key_taken_on_a_low_proposal_lets_a_fence_be_granted_twice() {
-        let rules = Rules { low: Low::TakesTheKey, ..Rules::ours(2, 1, 2) };
+        let rules = Rules { low: Low::TakesTheKey, ..Rules::of_product(2, 1, 2) };
         counterexample("key taken on low", rules, Unique, 10);
         counterexample("key taken on low", rules, Ordered, 10);
     }
@@ -301,7 +301,7 @@ mod the_wrong_rule {
             retake: Retake::Always,
             faults: Faults::ClockSteps(1),
             renewals: 1,
-            ..Rules::ours(2, 1, 2)
+            ..Rules::of_product(2, 1, 2)
         };
         counterexample("re-taken though the number moved on", rules, NoRenewalOutlives, 14);
         let late = LateRenewal::IsCounted;
@@ -312,35 +312,36 @@ mod the_wrong_rule {
     #[test]
     fn a_release_that_is_a_withdrawal_lets_a_renewal_outlive_a_newer_grant() {
         let withdrawal = Withdrawal::OfAll;
-        let rules = Rules { withdrawal, faults: Faults::ClockSteps(1), ..Rules::ours(2, 1, 2) };
+        let rules =
+            Rules { withdrawal, faults: Faults::ClockSteps(1), ..Rules::of_product(2, 1, 2) };
         let rules = Rules { renewals: 1, ..rules };
         counterexample("all are withdrawn", rules, NoRenewalOutlives, 15);
     }
 
     #[test]
     fn a_token_proposed_again_after_its_release_lets_two_hold() {
-        let rules = Rules { token: Token::IsProposedAgain, ..Rules::ours(2, 2, 3) };
+        let rules = Rules { token: Token::IsProposedAgain, ..Rules::of_product(2, 2, 3) };
         counterexample("token proposed again", rules, Exclusive, 11);
     }
 
     #[test]
     fn a_grant_that_does_not_set_the_ttl_again_lets_two_hold() {
-        let rules = Rules { ttl: Ttl::StaysAsItIs, ..Rules::ours(2, 2, 3) };
+        let rules = Rules { ttl: Ttl::StaysAsItIs, ..Rules::of_product(2, 2, 3) };
         counterexample("ttl not set again", rules, Exclusive, 11);
     }
 
     #[test]
     fn a_register_forgotten_without_a_floor_lets_a_fence_be_granted_twice() {
-        let rules = Rules { registers: Registers::AreForgotten, ..Rules::ours(2, 1, 2) };
+        let rules = Rules { registers: Registers::AreForgotten, ..Rules::of_product(2, 1, 2) };
         counterexample("forgotten without a floor", rules, Unique, 10);
         counterexample("forgotten without a floor", rules, Ordered, 10);
     }
 }
 
-/// What the model leaves out to be small enough changes nothing that it says.
+/// The reduction of the model changes none of its results.
 #[test]
 fn merging_states_changes_no_outcome() {
-    let small = Rules { states: States::AreKeptApart, ..Rules::ours(2, 1, 2) };
+    let small = Rules { states: States::AreKeptApart, ..Rules::of_product(2, 1, 2) };
     check("states kept apart", small, ALL, &[], GRANTS);
     let rules = Rules { faults: Faults::ClockSteps(1), ..small };
     counterexample("states kept apart, clock step", rules, Exclusive, 9);

@@ -1,24 +1,21 @@
-//! Redis Clusters as nodes of a quorum: each votes for a lock with the server that has the lock's slot.
+//! Redis Clusters as nodes of a quorum: the server of the slot casts the vote of a lock.
 
 #![allow(clippy::disallowed_methods)]
 
 use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{conformance, open_backend};
-use lock_runtime::{ErrorKind, Fence, LockPool};
+use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::quorum::says_busy;
 use lock_tests::{Quorum, RedisCluster, RedisServer, eventually_async};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 const TTL: Duration = ms(2_000);
-const PATIENCE: Duration = ms(10_000);
+const DEADLINE: Duration = ms(10_000);
 
-/// A cluster and two servers, of which one can be away: then the cluster is in every majority.
+/// A cluster and two servers. Without one of the servers the cluster is in every majority.
 struct Mixed {
     cluster: RedisCluster,
     servers: Quorum,
@@ -35,21 +32,14 @@ impl Mixed {
     }
 
     async fn connect(&self) -> LockPool {
-        LockPool::builder(self.url()).ttl(TTL).wait(PATIENCE).connect().await.unwrap()
+        LockPool::builder(self.url()).ttl(TTL).wait(DEADLINE).connect().await.unwrap()
     }
 
-    /// Who has `key`, of all servers of the cluster that are masters.
+    /// The port of the cluster master that has `key`.
     fn holder(&self, key: &str) -> Option<u16> {
         let has = |node: &&&RedisServer| node.cli(&["KEYS", key]) == key;
         self.cluster.masters().iter().find(has).map(|node| node.port())
     }
-}
-
-async fn cycle(pool: &LockPool, key: &str) -> Fence {
-    let guard = pool.lock(key).acquire().await.unwrap();
-    let fence = guard.fence().unwrap();
-    guard.release().await.unwrap();
-    fence
 }
 
 #[tokio::test]
@@ -66,35 +56,35 @@ async fn a_cluster_votes_where_the_slot_of_the_lock_is() {
     mixed.servers[0].kill();
     for node in mixed.cluster.masters() {
         let key = &*mixed.cluster.key_at("order", node);
-        let first = cycle(&pool, key).await;
+        let first = cycle(&pool, key).await.unwrap();
         let guard = pool.lock(key).acquire().await.unwrap();
         assert!(guard.fence().unwrap() > first);
         assert_eq!(mixed.holder(key), Some(node.port()));
         assert!(rival.lock(key).try_acquire().await.unwrap().is_none());
-        // Woken by two of the three, of which the cluster is one.
+        // Woken by two of three nodes; the cluster is one of them.
         let waiting = tokio::spawn(rival.lock(key).acquire());
         guard.release().await.unwrap();
-        let next = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let next = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         assert!(next.fence().unwrap() > first);
         next.release().await.unwrap();
-        // One book for each slot.
-        eventually_async(PATIENCE, "all votes are taken back", async || {
+        // One ballot log for each slot.
+        eventually_async(DEADLINE, "all votes are taken back", async || {
             node.cli(&["KEYS", "*"]).lines().all(|key| key.ends_with("}lock_runtime:ballots"))
         })
         .await;
     }
 }
 
-/// Votes of one node, but of several servers.
+/// Votes of one node that come from several servers.
 #[tokio::test]
 async fn a_frozen_master_takes_no_votes_of_other_locks_along() {
     const TTL: Duration = ms(500);
     let mixed = Mixed::start();
     for node in mixed.cluster.nodes() {
-        // The servers take no notice meanwhile.
+        // The servers do not notice meanwhile.
         node.cli(&["CONFIG", "SET", "cluster-node-timeout", "30000"]);
     }
-    let pool = LockPool::builder(mixed.url()).ttl(TTL).wait(PATIENCE).connect().await.unwrap();
+    let pool = LockPool::builder(mixed.url()).ttl(TTL).wait(DEADLINE).connect().await.unwrap();
     let masters = mixed.cluster.masters();
     let [freezes, stays] = [masters[0], masters[1]];
     let mut acquiring = JoinSet::new();
@@ -145,7 +135,7 @@ async fn a_lock_is_held_and_freed_while_its_slot_is_divided() {
     }
 }
 
-/// Long before any of them is renewed by itself.
+/// Long before any of the leases is renewed by its timer.
 #[tokio::test]
 async fn masters_that_are_emptied_one_after_the_other_are_taken_again() {
     let mixed = Mixed::start();
@@ -155,13 +145,13 @@ async fn masters_that_are_emptied_one_after_the_other_are_taken_again() {
     let mut guards = Vec::new();
     for key in &keys {
         guards.push(pool.lock(&**key).acquire().await.unwrap());
-        eventually_async(PATIENCE, "all nodes have it", async || mixed.holder(key).is_some()).await;
+        eventually_async(DEADLINE, "all nodes have it", async || mixed.holder(key).is_some()).await;
     }
     for node in masters {
         assert_eq!(node.cli(&["FLUSHALL"]), "OK");
     }
     for key in &keys {
-        eventually_async(PATIENCE, "it is taken again", async || mixed.holder(key).is_some()).await;
+        eventually_async(DEADLINE, "it is taken again", async || mixed.holder(key).is_some()).await;
     }
 }
 
@@ -181,14 +171,14 @@ async fn a_lock_is_held_while_its_slot_moves() {
     let fence = guard.fence().unwrap();
     let left = || to.cli(&["PTTL", KEY]).parse::<i64>().unwrap();
     let moved = left();
-    eventually_async(PATIENCE, "it is renewed where it is now", async || left() > moved).await;
+    eventually_async(DEADLINE, "it is renewed where it is now", async || left() > moved).await;
     guard.verify().await.unwrap();
-    eventually_async(PATIENCE, "the rival has found it, too", async || {
+    eventually_async(DEADLINE, "the rival has found it, too", async || {
         says_busy(rival.lock(KEY)).await
     })
     .await;
     guard.release().await.unwrap();
-    assert!(cycle(&rival, KEY).await > fence);
+    assert!(cycle(&rival, KEY).await.unwrap() > fence);
 }
 
 /// The node fails for the locks of that master, and for no others.
@@ -200,17 +190,17 @@ async fn a_master_of_the_cluster_dies() {
     let [dies, stays] = [masters[0], masters[1]];
     let its = mixed.cluster.key_at("its", dies);
     let other = mixed.cluster.key_at("other", stays);
-    let before = cycle(&pool, &its).await;
+    let before = cycle(&pool, &its).await.unwrap();
     mixed.cluster.until_replicated(dies);
     dies.kill();
     // The other nodes are a majority.
-    let between = cycle(&pool, &its).await;
+    let between = cycle(&pool, &its).await.unwrap();
     assert!(between > before);
     mixed.servers[0].kill();
     cycle(&pool, &other).await;
-    // Until there is another master, this one is missed.
+    // Until there is another master, the votes of this one are missing.
     mixed.cluster.until_serving();
-    assert!(cycle(&pool, &its).await > between);
+    assert!(cycle(&pool, &its).await.unwrap() > between);
 }
 
 #[tokio::test]
@@ -226,7 +216,7 @@ async fn a_cluster_that_is_away_is_taken_in_later() {
         node.restart();
     }
     mixed.cluster.until_serving();
-    eventually_async(PATIENCE, "a renewal takes the lock there, too", async || {
+    eventually_async(DEADLINE, "a renewal takes the lock there, too", async || {
         mixed.holder("k").is_some()
     })
     .await;
@@ -259,7 +249,7 @@ async fn a_cluster_under_two_names_is_one_node() {
     let error = LockPool::connect(&url).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("are the same server"), "{error}");
-    // By what it calls its servers, so that a dead one hides nothing.
+    // Found by the server names in its slot map, so that a dead server hides nothing.
     let named =
         |node: &&&RedisServer| cluster.nodes()[..2].iter().any(|it| it.port() == node.port());
     cluster.masters().iter().find(|node| !named(node)).unwrap().kill();
@@ -280,12 +270,12 @@ async fn a_part_of_a_cluster_is_no_node() {
         assert!(error.to_string().contains("is a part of a Redis Cluster"), "{error}");
         assert!(error.to_string().contains("`redis+cluster://host`"), "{error}");
     }
-    // It is found out later, too.
+    // A later change is detected, too.
     cluster.nodes().iter().for_each(RedisServer::kill);
     let url = Quorum::url_of([cluster.nodes()[0].url()].into_iter().chain(others()));
     let pool = LockPool::connect(&url).await.unwrap();
     cluster.nodes()[0].restart();
-    eventually_async(PATIENCE, "the pool warns of it", async || {
+    eventually_async(DEADLINE, "the pool warns of it", async || {
         let warnings = pool.health().await.unwrap().warnings;
         format!("{warnings:?}").contains("is a part of a Redis Cluster")
     })

@@ -1,5 +1,5 @@
-//! A quorum in which all nodes answer, with more to do than they can do at once: a vote that waits behind others is
-//! slow, and counts. What is counted here is requests, not time, so that a busy machine changes nothing.
+//! A quorum of overloaded nodes that all answer: a vote that waits behind others is slow, and counts. The tests count
+//! requests, not time, so that a busy machine changes nothing.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -9,20 +9,17 @@ use std::time::{Duration, Instant};
 use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner};
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, Quorum, RedisServer, eventually_async};
 use tokio::sync::{Barrier, Mutex};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Longer than any of these takes where votes come to something.
+/// Longer than any of these tests takes if votes succeed.
 const BOUND: Duration = ms(120_000);
 
-/// Each keeps the machine busy, and is not to do so for the others.
+/// Each test keeps the machine busy, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// How many votes and releases a node has served. The `SET` of a script is no vote of its own.
@@ -37,7 +34,7 @@ fn served(node: &RedisServer, fencing: bool) -> u64 {
     info.lines().filter_map(calls).sum()
 }
 
-/// Those of a node that a script was not known to are sent twice.
+/// Votes and releases that a node without the script receives twice.
 #[track_caller]
 fn assert_served(node: &RedisServer, fencing: bool, needed: usize) {
     let (served, needed) = (served(node, fencing), needed as u64);
@@ -63,7 +60,7 @@ async fn cycle(pool: &LockPool, tasks: usize, cycles: usize, fencing: bool) {
             Ok::<_, lock_runtime::LockError>(())
         });
     }
-    let all = timeout(BOUND, set.join_all()).await.expect("votes come to something");
+    let all = timeout(BOUND, set.join_all()).await.expect("votes succeed");
     let errors: Vec<_> = all.into_iter().filter_map(Result::err).collect();
     assert!(errors.is_empty(), "{} errors, as {}", errors.len(), errors[0]);
 }
@@ -99,7 +96,7 @@ async fn a_frozen_node_beside_a_thousand_tasks_costs_no_error() {
     }
 }
 
-/// Further away than the shortest time that a node is given.
+/// Nodes with a delay above the shortest node timeout.
 #[tokio::test]
 async fn far_nodes_need_no_setting() {
     let _alone = ALONE.lock().await;
@@ -119,9 +116,9 @@ async fn far_nodes_need_no_setting() {
     }
 }
 
-/// Each write waits for the disk, and many wait for one another.
+/// Each write waits for the disk, and requests wait for one another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_free_locks_at_once_are_had_where_every_write_is_synced() {
+async fn a_thousand_free_locks_at_once_are_acquired_where_every_write_is_synced() {
     let _alone = ALONE.lock().await;
     const LOCKS: usize = 1_000;
     let config = RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always");
@@ -147,7 +144,7 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
     let _alone = ALONE.lock().await;
     const LOCKS: usize = 1_000;
     let quorum = Quorum::start(5);
-    // What a killed process leaves: grants that nothing renews.
+    // Grants of a killed process, which nothing renews.
     let dead = open_backend(&quorum.url()).await.unwrap();
     let claim = |n: usize| {
         let keys = [format!("k:{n}").into()];

@@ -1,5 +1,4 @@
-//! A majority of independent servers: who may enter when some of them are taken, silent, slow or refuse,
-//! and what is left behind.
+//! A majority of independent servers: grants and leftovers while some nodes are taken, silent, slow or refuse.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -9,24 +8,21 @@ use std::time::{Duration, Instant};
 use lock_runtime::backend::Warning;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, Fence, LockPool, LockRequest, Wait};
+use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Watched, eventually_async};
 use tokio::task::JoinSet;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-const PATIENCE: Duration = ms(10_000);
+const DEADLINE: Duration = ms(10_000);
 
 async fn connect(quorum: &Quorum) -> LockPool {
     LockPool::builder(quorum.url()).ttl(ms(2_000)).connect().await.unwrap()
 }
 
-/// Nobody but `other` has `key` anywhere.
+/// Waits until no node has `key` for an owner other than `other`.
 async fn until_free(quorum: &Quorum, key: &str, other: &str) {
-    eventually_async(PATIENCE, "all votes are taken back", async || {
+    eventually_async(DEADLINE, "all votes are taken back", async || {
         let alive = quorum.nodes().iter().filter(|node| node.is_running());
         alive.map(|node| node.cli(&["GET", key])).all(|held| held == "(nil)" || held == other)
     })
@@ -48,20 +44,20 @@ async fn it_conforms_while_a_node_is_down() {
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
 }
 
-/// What a node is like.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Free,
     Taken,
     Hung,
     Refusing,
-    /// Answers, later than the others.
+    /// Answers later than the others.
     Slow,
 }
 
 const STATES: [State; 5] = [State::Free, State::Taken, State::Hung, State::Refusing, State::Slow];
 
-/// Each choice of states, and each in another order of the nodes.
+/// Each choice of states, in a different order of the nodes.
 fn masks() -> Vec<[State; 5]> {
     let mut masks = Vec::new();
     for number in 0..STATES.len().pow(5) {
@@ -82,7 +78,7 @@ async fn a_lock_is_acquired_if_and_only_if_a_majority_can_be_had() {
     let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
     let pool = LockPool::builder(url)
         .ttl(ms(2_000))
-        // More than a slow node needs, so that on a busy machine the others are not silent, too.
+        // More than a slow node needs, so that the others are not silent on a busy machine.
         .node_timeout(ms(400))
         .wait(Duration::ZERO)
         .connect()
@@ -137,7 +133,7 @@ async fn what_a_node_says_is_in_the_error() {
     quorum[1].kill();
     quorum[2].cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let mut text = String::new();
-    eventually_async(PATIENCE, "the dead node is known to be dead", async || {
+    eventually_async(DEADLINE, "the dead node is known to be dead", async || {
         text = pool.lock("k").acquire().await.unwrap_err().to_string();
         text.contains("is not reachable") || text.contains("is lost")
     })
@@ -153,7 +149,7 @@ async fn what_a_node_says_is_in_the_error() {
 }
 
 #[tokio::test]
-async fn a_frozen_node_delays_nobody() {
+async fn a_frozen_node_delays_no_acquire() {
     let quorum = Quorum::start(5);
     let pool = connect(&quorum).await;
     let cycle = async || {
@@ -169,7 +165,7 @@ async fn a_frozen_node_delays_nobody() {
         spans.push(cycle().await);
     }
     spans.sort();
-    // Whoever waits for the frozen one needs the patience of a node, which is 50 ms, twice.
+    // Waiting for the frozen node would take the node timeout of 50 ms twice.
     assert!(spans[50] < ms(40), "half of all cycles take more than {:?}", spans[50]);
     quorum[3].resume();
     until_free(&quorum, "k", "").await;
@@ -188,12 +184,12 @@ async fn a_quorum_stands_while_a_minority_is_dead_and_no_longer() {
     assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
     assert!(pool.health().await.is_err());
     quorum[1].restart();
-    let guard = pool.lock("k").wait(PATIENCE).acquire().await.unwrap();
+    let guard = pool.lock("k").wait(DEADLINE).acquire().await.unwrap();
     guard.release().await.unwrap();
     let warnings = pool.health().await.unwrap().warnings;
     let is_of_a_dead_one = |warning: &&Warning| warning.to_string().contains("still stands");
     assert_eq!(warnings.iter().filter(is_of_a_dead_one).count(), 2, "{warnings:?}");
-    // Those that live keep nothing on disk.
+    // The living nodes keep nothing on disk.
     assert_eq!(warnings.len(), 5, "{warnings:?}");
 }
 
@@ -205,7 +201,7 @@ async fn a_pool_connects_to_a_majority_and_takes_the_others_in_later() {
     let guard = pool.lock("k").acquire().await.unwrap();
     assert_eq!(quorum.holders("k"), [1, 2]);
     quorum[0].restart();
-    eventually_async(PATIENCE, "a renewal takes the lock at the new node too", async || {
+    eventually_async(DEADLINE, "a renewal takes the lock at the new node too", async || {
         quorum.holders("k") == [0, 1, 2]
     })
     .await;
@@ -219,7 +215,7 @@ async fn a_pool_connects_to_a_majority_and_takes_the_others_in_later() {
 }
 
 #[tokio::test]
-async fn clocks_that_are_far_apart_are_told() {
+async fn clocks_that_are_far_apart_are_reported() {
     let nodes = [Skew::start(RedisServer::builder()), Skew::start(RedisServer::builder())];
     let plain = RedisServer::start();
     nodes[1].1.step(ms(90_000), Step::Back);
@@ -229,13 +225,13 @@ async fn clocks_that_are_far_apart_are_told() {
     let apart = warnings.iter().find(|warning| warning.to_string().contains("apart"));
     let apart = apart.unwrap_or_else(|| panic!("{warnings:?}")).to_string();
     assert!(apart.contains(&format!("127.0.0.1:{}", nodes[1].0.port())), "{apart}");
-    // A number that is far ahead of a node's clock is refused there; the others are a majority.
+    // A node refuses a number that is far ahead of its clock; the others are a majority.
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A number that is too far ahead is refused, and the text says which clocks to look at.
+/// A number that is too far ahead is refused, and the text names the clocks to check.
 #[tokio::test]
-async fn a_clock_of_this_machine_that_is_far_from_a_majority_is_told() {
+async fn a_local_clock_that_is_far_from_a_majority_is_reported() {
     let nodes: Vec<_> = (0..2).map(|_| Skew::start(RedisServer::builder())).collect();
     let plain = RedisServer::start();
     for (_, skew) in &nodes {
@@ -252,7 +248,7 @@ async fn a_clock_of_this_machine_that_is_far_from_a_majority_is_told() {
             || warning.to_string().starts_with("the clock of this machine is 90")
     };
     assert_eq!(warnings.iter().filter(is_told).count(), 1, "{warnings:?}");
-    // Which needs no number.
+    // This needs no number.
     pool.lock("k").fencing(false).acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -266,7 +262,7 @@ async fn a_replica_is_no_node() {
     let text = error.to_string();
     let says = format!("127.0.0.1:{} is a replica", quorum[1].port());
     assert!(text.contains(&says) && text.contains("redis+sentinel://"), "{text}");
-    // One that has become one since is told of.
+    // A server that became one meanwhile is reported.
     assert_eq!(quorum[1].cli(&["REPLICAOF", "NO", "ONE"]), "OK");
     let pool = connect(&quorum).await;
     assert_eq!(quorum[1].cli(&["REPLICAOF", "127.0.0.1", &master]), "OK");
@@ -282,9 +278,9 @@ async fn masters_that_sentinels_know_are_nodes_too() {
     let url = Quorum::url_of(
         [watched.url()].into_iter().chain(quorum.nodes().iter().map(RedisServer::url)),
     );
-    let pool = LockPool::builder(url).ttl(ms(2_000)).wait(PATIENCE).connect().await.unwrap();
+    let pool = LockPool::builder(url).ttl(ms(2_000)).wait(DEADLINE).connect().await.unwrap();
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
-    // Without one of the others it is part of every majority.
+    // Without one of the others it is in every majority.
     quorum[0].kill();
     let guard = pool.lock("k").acquire().await.unwrap();
     assert!(guard.fence().is_some());
@@ -314,17 +310,17 @@ async fn a_node_that_comes_back_empty_is_taken_again_before_a_second_one_fails()
         quorum[away].kill();
         let guard = holder.lock(key).acquire().await.unwrap();
         quorum[away].restart();
-        eventually_async(PATIENCE, "the lock is held everywhere", async || {
+        eventually_async(DEADLINE, "the lock is held everywhere", async || {
             quorum.holders(key).len() == 3
         })
         .await;
         quorum[lost].restart();
-        eventually_async(PATIENCE, "the lock is held everywhere again", async || {
+        eventually_async(DEADLINE, "the lock is held everywhere again", async || {
             quorum.holders(key).len() == 3
         })
         .await;
-        // A rival finds no majority, not even with the node that had lost the lock; perhaps it has not
-        // noticed yet that the nodes are back.
+        // A rival finds no majority, not even with the node that had lost the lock. It may not have noticed yet that
+        // the nodes are back.
         match rival.lock(key).try_acquire().await {
             Ok(got) => assert!(got.is_none(), "trial {trial}"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Backend, "trial {trial}"),
@@ -344,7 +340,7 @@ async fn fences_grow_from_grant_to_grant_whichever_nodes_vote() {
         // Another minority each time, so that majorities share no more than one node.
         let away = &quorum[round % 3];
         away.pause();
-        let guard = pools[round % 2].lock("k").wait(PATIENCE).acquire().await.unwrap();
+        let guard = pools[round % 2].lock("k").wait(DEADLINE).acquire().await.unwrap();
         let fence = guard.fence();
         assert!(fence > last, "round {round}: {fence:?} after {last:?}");
         last = fence;
@@ -383,7 +379,7 @@ async fn many_processes_take_turns_with_growing_fences() {
             }
         });
     }
-    tokio::time::timeout(ms(60_000), set.join_all()).await.expect("everybody is served");
+    tokio::time::timeout(ms(60_000), set.join_all()).await.expect("every task is served");
     let fences = &order.lock().unwrap().1;
     assert_eq!(fences.len(), POOLS * TURNS);
     assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
@@ -396,9 +392,9 @@ async fn a_waiter_is_woken_by_the_release() {
     let mut spans = Vec::new();
     for _ in 0..10 {
         let guard = holder.lock("k").acquire().await.unwrap();
-        let waiting = tokio::spawn(waiter.lock("k").wait(PATIENCE).acquire());
-        // Its second look has the nodes tell it of changes.
-        eventually_async(PATIENCE, "it waits", async || {
+        let waiting = tokio::spawn(waiter.lock("k").wait(DEADLINE).acquire());
+        // From its second request on the nodes notify it of changes.
+        eventually_async(DEADLINE, "it waits", async || {
             quorum.nodes().iter().all(|node| {
                 let info = node.cli(&["INFO", "clients"]);
                 let tracking = info.lines().find_map(|line| line.strip_prefix("tracking_clients:"));
@@ -415,7 +411,7 @@ async fn a_waiter_is_woken_by_the_release() {
         spans.push(freed.elapsed());
     }
     spans.sort();
-    // By itself it would look some 500 ms later.
+    // A polling waiter would send a request some 500 ms later.
     assert!(spans[5] < ms(150), "{spans:?}");
 }
 
@@ -425,7 +421,7 @@ async fn a_dropped_acquire_leaves_no_vote_behind() {
     let pool = connect(&quorum).await;
     lock_tests::poll::drop_at_every_poll(|| pool.lock("k").acquire(), async |_| {}).await;
     until_free(&quorum, "k", "").await;
-    // And the line of this process is not stuck.
+    // The wait queue of this process is not blocked.
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -435,7 +431,7 @@ async fn a_vote_that_comes_late_is_taken_back() {
     let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
     let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
     let pool = LockPool::builder(url).ttl(ms(30_000)).wait(Duration::ZERO).connect().await.unwrap();
-    // Two requests are under way for longer than anybody waits for them.
+    // Two requests are in flight for longer than any caller waits.
     for proxy in &proxies[..2] {
         proxy.hold(Direction::ToServer);
     }
@@ -446,8 +442,8 @@ async fn a_vote_that_comes_late_is_taken_back() {
         proxy.release_held();
     }
     until_free(&quorum, "k", "").await;
-    let guard = pool.lock("k").wait(PATIENCE).acquire().await.unwrap();
-    eventually_async(PATIENCE, "all nodes vote again", async || quorum.holders("k").len() == 3)
+    let guard = pool.lock("k").wait(DEADLINE).acquire().await.unwrap();
+    eventually_async(DEADLINE, "all nodes vote again", async || quorum.holders("k").len() == 3)
         .await;
     guard.release().await.unwrap();
 }
@@ -460,7 +456,7 @@ async fn several_locks_are_taken_together_or_not_at_all() {
     let b = other.lock("b").acquire().await.unwrap();
     assert!(pool.lock_all(["a", "b", "c"]).try_acquire().await.unwrap().is_none());
     until_free(&quorum, "a", "").await;
-    let waiting = tokio::spawn(pool.lock_all(["a", "b", "c"]).wait(PATIENCE).acquire());
+    let waiting = tokio::spawn(pool.lock_all(["a", "b", "c"]).wait(DEADLINE).acquire());
     b.release().await.unwrap();
     let all = waiting.await.unwrap().unwrap();
     assert!(other.lock("c").try_acquire().await.unwrap().is_none());
@@ -475,7 +471,7 @@ async fn a_lock_that_the_nodes_lost_is_lost() {
     for node in &quorum.nodes()[..2] {
         node.cli(&["SET", "k", "stranger"]);
     }
-    let loss = tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the loss is noticed");
+    let loss = tokio::time::timeout(DEADLINE, guard.lost()).await.expect("the loss is noticed");
     assert_eq!(loss.kind(), ErrorKind::Lost);
     assert!(!guard.is_held());
     drop(guard);
@@ -490,12 +486,12 @@ async fn nothing_but_one_bounded_book_stays_in_the_nodes() {
         pool.lock(format!("k:{n}")).acquire().await.unwrap().release().await.unwrap();
     }
     for node in quorum.nodes() {
-        eventually_async(PATIENCE, "votes are taken back", async || {
+        eventually_async(DEADLINE, "votes are taken back", async || {
             node.cli(&["KEYS", "*"]) == "lock_runtime:ballots"
         })
         .await;
         assert_eq!(node.cli(&["ZCARD", "lock_runtime:ballots"]), "20");
-        // Of full books the least is forgotten, and the floor stands in for it.
+        // A full ballot log forgets its least entry, and the floor replaces it.
         node.cli(&[
             "EVAL",
             "for n = 1, 100000 do redis.call('ZADD', KEYS[1], n, 'old:' .. n) end",
@@ -506,7 +502,7 @@ async fn nothing_but_one_bounded_book_stays_in_the_nodes() {
     pool.lock("k:20").acquire().await.unwrap().release().await.unwrap();
     for node in quorum.nodes() {
         let floor = || node.cli(&["ZSCORE", "lock_runtime:ballots", ""]);
-        eventually_async(PATIENCE, "the floor is there", async || floor() != "(nil)").await;
+        eventually_async(DEADLINE, "the floor is there", async || floor() != "(nil)").await;
         let floor: f64 = floor().parse().unwrap();
         let least = node.cli(&["ZRANGE", "lock_runtime:ballots", "0", "1", "WITHSCORES"]);
         let least: f64 = least.lines().last().unwrap().parse().unwrap();
@@ -518,7 +514,7 @@ async fn nothing_but_one_bounded_book_stays_in_the_nodes() {
 struct Node(RedisServer, &'static str);
 
 impl Node {
-    /// With a book of eight entries, whether or not their locks are held.
+    /// With a ballot log of eight entries, for held and free locks.
     fn start() -> Self {
         Self(RedisServer::start(), "8")
     }
@@ -539,17 +535,17 @@ impl Node {
 
     fn ask_for(&self, ttl: &str, locks: &[&str], what: &str, owner: &str, number: u64) -> String {
         let script = include_str!("../../lock-runtime/src/backend/redis/quorum/ballot.lua");
-        // Nothing but hex digits, as an owner is, and all of one length.
+        // Hex digits of one length, like an owner token.
         let token: String = owner.bytes().map(|byte| format!("{byte:02x}")).collect();
         let (token, number) = (format!("{token:0>32}/01"), number.to_string());
         let (count, keys) = (locks.len().to_string(), (locks.len() + 1).to_string());
-        // A book of eight entries.
+        // A ballot log of eight entries.
         let (most, spare) = ("8", self.1);
         let arguments = ["book", what, &token, ttl, &count, &number, &number, most, spare];
         self.0.cli(&[&["EVAL", script, &keys], locks, &arguments].concat())
     }
 
-    /// With a book of eight entries, or of 64 of locks that are held.
+    /// With a ballot log of eight entries, or of 64 entries of held locks.
     fn ask_sparing(&self, lock: &str, what: &str, number: u64) -> String {
         let script = include_str!("../../lock-runtime/src/backend/redis/quorum/ballot.lua");
         let token = format!("{number:032x}/01");
@@ -561,13 +557,13 @@ impl Node {
         )
     }
 
-    /// `owner` has the node's vote for 50, and the node forgets it; then `rival` votes.
+    /// The node votes 50 for `owner` and forgets it; then `rival` gets its vote.
     fn with_vote_of_rival() -> Self {
         let node = Self::start();
         assert_eq!(node.ask("propose", "owner", 50), "1");
         node.0.cli(&["DEL", "k"]);
         assert_eq!(node.ask("propose", "rival", 100), "1");
-        assert_eq!(node.ask("extend", "owner", 50), "0", "somebody else's");
+        assert_eq!(node.ask("extend", "owner", 50), "0", "held by another owner");
         node
     }
 }
@@ -580,7 +576,7 @@ fn a_vote_that_came_to_nothing_keeps_no_renewal_away_and_is_not_taken_again() {
     let late = node.ask("propose", "rival", 110);
     assert_eq!(late.lines().next(), Some("2"), "{late}");
     assert_eq!(node.ask("extend", "owner", 50), "2");
-    // Nor does the next one who asks in vain.
+    // Nor does the next failed proposal.
     assert_eq!(node.ask("withdraw", "other", 120), "0");
     node.0.cli(&["DEL", "k"]);
     assert_eq!(node.ask("propose", "other", 120).lines().next(), Some("2"));
@@ -600,7 +596,7 @@ fn a_vote_that_may_have_come_to_something_keeps_renewals_away() {
 }
 
 #[test]
-fn a_release_counts_also_where_somebody_elses_vote_stands() {
+fn a_release_counts_also_on_a_node_that_voted_for_another_owner() {
     let node = Node::with_vote_of_rival();
     assert_eq!(node.ask("release", "owner", 50), "0");
     assert_eq!(node.ask("withdraw", "rival", 100), "1");
@@ -618,7 +614,7 @@ fn what_is_promised_outlives_its_place_in_the_book() {
     for n in 1..10 {
         grant(&format!("old:{n}"), 10 * n);
     }
-    // Votes of before the floor was where it will be.
+    // Votes from before the floor rises.
     for (lock, number) in [("c", 110), ("d", 111)] {
         assert_eq!(ask(lock, "propose", number), "1");
     }
@@ -632,7 +628,7 @@ fn what_is_promised_outlives_its_place_in_the_book() {
     }
     assert_eq!(node.0.cli(&["ZSCORE", "book", "k"]), "(nil)", "it has been forgotten");
     assert_eq!(ask("k", "propose", 104).lines().next(), Some("2"));
-    // Room in the book, for two entries that are below the floor.
+    // Room in the ballot log for two entries below the floor.
     for (lock, number) in [("x", 220), ("y", 221)] {
         assert_eq!(ask(lock, "propose", number), "1");
     }
@@ -657,10 +653,10 @@ fn a_book_of_a_slot_forgets_locks_that_are_not_held_before_those_that_are() {
     }
     let entries: usize = node.0.cli(&["ZCARD", "book"]).parse().unwrap();
     assert!((21..=29).contains(&entries), "{entries}: 20 are held");
-    // What was forgotten is promised all the same.
+    // The promise of a forgotten entry holds all the same.
     let late = node.ask_sparing("free:210", "propose", 210);
     assert_eq!(late.lines().next(), Some("2"), "{late}");
-    // And what is held is taken again where the node has lost it.
+    // A held lock is taken again on a node that has lost it.
     for number in 100..120 {
         node.0.cli(&["DEL", &format!("held:{number}")]);
         assert_eq!(node.ask_sparing(&format!("held:{number}"), "extend", number), "2");
@@ -668,7 +664,7 @@ fn a_book_of_a_slot_forgets_locks_that_are_not_held_before_those_that_are() {
 }
 
 #[test]
-fn a_lock_that_is_kept_for_a_while_is_nobody_s_to_extend() {
+fn a_lock_kept_for_its_min_hold_cannot_be_extended() {
     let node = Node::start();
     let ask = |what: &str| node.ask_for("60000", &["k"], what, "owner", 50);
     assert_eq!(ask("propose"), "1");
@@ -692,7 +688,7 @@ fn a_release_leaves_what_others_have_written_as_it_is() {
     }
 }
 
-/// Whose clock is far ahead is refused, and shuts nobody else out.
+/// A proposal of a clock that is far ahead is refused, and blocks no other owner.
 #[test]
 fn a_number_that_was_refused_is_not_promised_by_its_withdrawal() {
     let node = Node::start();
@@ -705,13 +701,13 @@ fn a_number_that_was_refused_is_not_promised_by_its_withdrawal() {
     assert!(promised < (now() + 62_000_000) as f64, "{promised}");
 }
 
-/// One that wants some locks of a node, as far as the node could know.
+/// A client of a node, as the node can observe it.
 struct Attempt {
     owner: String,
     locks: Vec<&'static str>,
-    /// Of its rounds.
+    /// The numbers of its rounds.
     numbers: Vec<u64>,
-    /// Whether other nodes will have granted it.
+    /// Whether other nodes grant it.
     is_granted: bool,
     is_decided: bool,
     has_ended: bool,
@@ -723,8 +719,8 @@ impl Attempt {
     }
 }
 
-/// Whatever arrives, in whatever order, however often, and with a book that is much too small: what was promised is
-/// kept, and no renewal takes what a newer one may have been granted.
+/// Messages arrive in any order and any number of times, at a node with a very small ballot log: promises hold, and no
+/// renewal takes a lock that a newer owner may have been granted.
 #[test]
 fn a_node_keeps_its_promises() {
     const LOCKS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -739,7 +735,7 @@ fn a_node_keeps_its_promises() {
             let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             (z ^ (z >> 31)) % limit
         };
-        // In half of the histories locks that are held stay longer in the book.
+        // In half of the histories held locks stay longer in the ballot log.
         node.1 = if seed % 2 == 0 { "8" } else { "4" };
         node.0.cli(&["FLUSHALL"]);
         let mut attempts: Vec<Attempt> = Vec::new();
@@ -753,7 +749,7 @@ fn a_node_keeps_its_promises() {
                 attempts.push(Attempt {
                     owner: format!("owner{clock}"),
                     locks: LOCKS.into_iter().cycle().skip(first).take(count).collect(),
-                    // Of a client whose clock lags behind.
+                    // Of a client with a slow clock.
                     numbers: vec![clock - below(40)],
                     is_granted: below(2) == 0,
                     is_decided: false,
@@ -846,7 +842,7 @@ async fn far(quorum: &Quorum, ttl: Duration, delay: Duration) -> Far {
     Far { proxies, pool }
 }
 
-/// Somebody waits whose grant is on its way; gives up; and `next` gets what it asked for.
+/// A waiter gives up while its grant is in flight, and `next` gets its own settings.
 async fn gives_up_to<T>(
     quorum: &Quorum,
     far: &Far,
@@ -860,10 +856,10 @@ where
     let holder = LockPool::connect(&quorum.url()).await.unwrap();
     let guard = holder.lock("k").acquire().await.unwrap();
     let first = tokio::spawn(first.acquire());
-    eventually_async(PATIENCE, "it asks", async || far.proxies[0].commands() > 5).await;
+    eventually_async(DEADLINE, "it sends a request", async || far.proxies[0].commands() > 5).await;
     let next = tokio::spawn(next);
     guard.release().await.unwrap();
-    eventually_async(PATIENCE, "the nodes have voted for it", async || {
+    eventually_async(DEADLINE, "the nodes have voted for it", async || {
         quorum.holders("k").len() == 3
     })
     .await;
@@ -873,7 +869,7 @@ where
 }
 
 #[tokio::test]
-async fn whoever_inherits_a_grant_has_the_fence_that_it_wants() {
+async fn a_successor_of_a_grant_has_the_fence_that_it_needs() {
     let quorum = Quorum::start(3);
     let far = far(&quorum, ms(30_000), ms(100)).await;
     let first = far.pool.lock("k").fencing(false).wait(Wait::Forever);
@@ -883,7 +879,7 @@ async fn whoever_inherits_a_grant_has_the_fence_that_it_wants() {
 }
 
 #[tokio::test]
-async fn whoever_inherits_a_grant_that_is_over_is_served_all_the_same() {
+async fn a_successor_of_an_expired_grant_is_served() {
     let quorum = Quorum::start(3);
     let far = far(&quorum, ms(1_000), ms(100)).await;
     let first = far.pool.lock("k").ttl(ms(1_100)).wait(Wait::Forever);
@@ -892,7 +888,7 @@ async fn whoever_inherits_a_grant_that_is_over_is_served_all_the_same() {
         for proxy in &far.proxies {
             proxy.hold(Direction::ToServer);
         }
-        eventually_async(PATIENCE, "the nodes forget it", async || quorum.holders("k").is_empty())
+        eventually_async(DEADLINE, "the nodes forget it", async || quorum.holders("k").is_empty())
             .await;
         for proxy in &far.proxies {
             proxy.release_held();
@@ -915,12 +911,12 @@ async fn a_number_far_ahead_spoils_one_lock_and_no_other() {
     assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
     assert!(error.to_string().contains("ahead of this machine's clock"), "{error}");
     pool.lock("good").acquire().await.unwrap().release().await.unwrap();
-    // Who needs no fence needs no number.
+    // Without a fence no number is needed.
     pool.lock("bad").fencing(false).acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_dead_node_is_to_be_told_piles_up_in_one_task() {
+async fn pending_messages_to_a_dead_node_share_one_task() {
     let quorum = Quorum::start(3);
     let builder = LockPool::builder(quorum.url()).ttl(ms(60_000)).on_current_runtime();
     let pool = builder.connect().await.unwrap();
@@ -930,7 +926,7 @@ async fn what_a_dead_node_is_to_be_told_piles_up_in_one_task() {
     for n in 0..1_000 {
         pool.lock(format!("k:{n}")).acquire().await.unwrap().release().await.unwrap();
     }
-    eventually_async(PATIENCE, "the tasks are done", async || tasks() < before + 20).await;
+    eventually_async(DEADLINE, "the tasks are done", async || tasks() < before + 20).await;
     quorum[2].restart();
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
     until_free(&quorum, "k", "").await;
@@ -941,14 +937,14 @@ async fn a_release_that_a_majority_answers_late_is_no_loss() {
     let quorum = Quorum::start(3);
     let pool = LockPool::builder(quorum.url()).ttl(ms(30_000)).connect().await.unwrap();
     let guard = pool.lock("k").acquire().await.unwrap();
-    eventually_async(PATIENCE, "held everywhere", async || quorum.holders("k").len() == 3).await;
+    eventually_async(DEADLINE, "held everywhere", async || quorum.holders("k").len() == 3).await;
     for node in &quorum.nodes()[..2] {
         node.pause();
     }
     let began = Instant::now();
     let release = tokio::spawn(guard.release());
-    // Past what one try waits for a majority.
-    eventually_async(PATIENCE, "it tries again", async || began.elapsed() > ms(850)).await;
+    // Longer than one try waits for a majority.
+    eventually_async(DEADLINE, "it tries again", async || began.elapsed() > ms(850)).await;
     for node in &quorum.nodes()[..2] {
         node.resume();
     }
@@ -972,7 +968,7 @@ async fn of_three_that_try_at_once_one_gets_the_free_lock() {
         pools.push(pool);
         wires.push(proxies);
     }
-    let mut nobody = 0;
+    let mut failed = 0;
     for trial in 0..10 {
         let key = format!("job:{trial}");
         let try_it = |pool: &LockPool| tokio::spawn(pool.lock(key.as_str()).try_acquire());
@@ -982,10 +978,10 @@ async fn of_three_that_try_at_once_one_gets_the_free_lock() {
             guards.extend(one.await.unwrap().unwrap());
         }
         assert!(guards.len() < 2);
-        nobody += usize::from(guards.is_empty());
+        failed += usize::from(guards.is_empty());
     }
     // Three that back off three times each may still meet every time.
-    assert!(nobody < 3, "{nobody} of 10 times nobody got a lock that nobody held");
+    assert!(failed < 3, "{failed} of 10 times no try got a free lock");
 }
 
 #[tokio::test]

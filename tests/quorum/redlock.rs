@@ -1,23 +1,23 @@
-//! The scenarios of the Redlock debate, each on real servers: what a quorum keeps to, and what it does not.
+//! The scenarios of the Redlock debate, each on real servers: the guarantees of a quorum, and their limits.
 //!
 //! | | scenario | result |
 //! |---|---|---|
-//! | R1 | a holder is frozen for longer than its ttl | its first check says lost; a store that checks fences refuses its writes |
-//! | R2 | a client is frozen while the votes are on their way to it | an error, never a lease that is over; it is served when its turn comes |
+//! | R1 | a holder is frozen for longer than its ttl | its first check reports the loss; a store that checks fences refuses its writes |
+//! | R2 | a client is frozen while the votes are on their way to it | an error, never an expired lease; it is served in its turn |
 //! | R3 | the clock of one node steps forward, and a bare majority had granted | **a second holder**; its fence is the greater one |
 //! | R4 | the clock of one node steps forward, and all had granted | one holder; its next renewal takes the node again |
 //! | R5 | clocks step back | one holder; a dead holder's lock is free that much later, if a majority stepped |
-//! | R6 | a node restarts at once, and empty | one holder if all had granted, or by the next renewal, whoever asks before it; **a second one** before it, of a bare majority |
+//! | R6 | a node restarts at once, and empty | one holder if all had granted, or from the next renewal on; **a second holder** before it, of a bare majority |
 //! | R7 | it restarts after the ttl | one holder |
 //! | R8 | it restarts at once, and has synced every write | one holder, fences grow |
 //! | R9 | requests arrive, answers do not | an error; the votes are taken back long before the ttl |
 //! | R10 | requests arrive after the client has given up, or died | one holder; votes of the dead end with the ttl |
 //! | R11 | the nodes have voted, then the connections are reset; a request arrives twice, or after the release | granted, not blocked by itself; the same fence; nothing |
-//! | R12 | the clock of one node runs fast | one holder at 1 %, or if all had granted; **a second one** at 10 % of a bare majority |
+//! | R12 | the clock of one node runs fast | one holder at 1 %, or if all had granted; **a second holder** at 10 % of a bare majority |
 //!
-//! "A second one" is a test, too: that it happens as documented, and that fences tell the two apart. I1 to
-//! I7 are invariants: I1 no two believe in one lock at once, I2 fences grow, I3 a store that checks fences
-//! takes no stale write, I4 whoever has lost a lock learns it in time, I7 everybody is served in the end.
+//! "A second holder" is tested, too: it happens as documented, and the fences distinguish the two. I1 to I7 are
+//! invariants: I1 no two leases of a lock are valid at once, I2 fences grow, I3 a store that checks fences accepts no
+//! stale write, I4 the loss of a lock is reported in time, I7 every waiter is served in the end.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -29,22 +29,19 @@ use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, Rele
 use lock_runtime::testing::open_backend;
 use lock_runtime::{Fence, Health, LockError, LockGuard, LockPool, PoolBuilder};
 use lock_tests::history::{History, Recorder, now_ns};
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Direction};
 use lock_tests::quorum::says_busy;
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Worker, eventually, eventually_async};
 use tempfile::TempDir;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-const PATIENCE: Duration = ms(15_000);
-/// Of leases that do not end by themselves while a test runs.
+const DEADLINE: Duration = ms(15_000);
+/// The ttl of leases that do not expire during a test.
 const LONG: Duration = ms(60_000);
 const MINUTE: Duration = ms(60_000);
 
-/// The node whose clock or memory fails: C of A to E.
+/// The node with the failing clock or memory: C of A to E.
 const C: usize = 2;
 
 /// Servers with clocks of their own.
@@ -53,7 +50,7 @@ fn skewed(count: usize) -> (Quorum, Vec<Skew>) {
     (Quorum::of_nodes(nodes), skews)
 }
 
-/// A way to five nodes of which only the first three can be reached.
+/// Connections to five nodes of which only the first three are reachable.
 struct BareMajority {
     url: String,
     cut: Vec<FaultProxy>,
@@ -74,13 +71,13 @@ impl BareMajority {
     }
 }
 
-/// A wire to each node.
+/// A proxy for each node.
 fn wires(quorum: &Quorum) -> (String, Vec<FaultProxy>) {
     let wires: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
     (Quorum::url_of(wires.iter().map(|wire| wire.url().to_owned())), wires)
 }
 
-/// Those who took part in a test and wrote down what they believed.
+/// The clients of a test, which record the validity of their leases.
 struct Record(TempDir);
 
 impl Record {
@@ -89,7 +86,7 @@ impl Record {
     }
 
     async fn client(&self, name: &str, pool: PoolBuilder) -> Client {
-        let pool = pool.wait(PATIENCE).connect().await.unwrap();
+        let pool = pool.wait(DEADLINE).connect().await.unwrap();
         Client { pool, recorder: Recorder::create(self.0.path(), name).unwrap() }
     }
 
@@ -105,9 +102,9 @@ impl Record {
         history.assert_safe();
     }
 
-    /// Not I1, but I2: what a quorum does not keep to, and what is left of it.
+    /// Not I1, but I2: the limit of a quorum.
     #[track_caller]
-    fn assert_two_believed_and_fences_grew(&self) {
+    fn assert_two_leases_overlapped_and_fences_grew(&self) {
         let history = self.read();
         assert_eq!(history.grants().len(), 2);
         assert_eq!(history.overlaps().len(), 1, "{history:#?}");
@@ -137,7 +134,7 @@ impl Client {
     /// Tries until it succeeds, or `while_` is over.
     async fn try_while(&self, while_: impl Fn() -> bool) -> Option<Hold<'_>> {
         while while_() {
-            // A node that has just come back is not known to be back yet.
+            // The client has not noticed yet that a node is back.
             if let Ok(Some(hold)) = self.try_lock().await {
                 return Some(hold);
             }
@@ -146,19 +143,19 @@ impl Client {
         None
     }
 
-    /// All nodes answer it, and it does not get the lock.
+    /// All nodes answer, and the try is refused.
     async fn assert_busy(&self) {
-        // The quorum stands without a node that does not.
+        // The quorum works without a silent node.
         let misses_one = |health: &Health| {
             health.warnings.iter().any(|warning| warning.to_string().contains("still stands"))
         };
-        eventually_async(PATIENCE, "all nodes answer", async || {
+        eventually_async(DEADLINE, "all nodes answer", async || {
             self.pool.health().await.is_ok_and(|health| !misses_one(&health))
         })
         .await;
         let busy = async || says_busy(self.pool.lock("k")).await;
         for _ in 0..3 {
-            eventually_async(PATIENCE, "it is told that the lock is held", busy).await;
+            eventually_async(DEADLINE, "the answer is that the lock is held", busy).await;
         }
     }
 
@@ -169,7 +166,7 @@ impl Client {
     }
 }
 
-/// A guard, and that it is believed in.
+/// A guard, and the record of its validity.
 struct Hold<'a> {
     client: &'a Client,
     guard: LockGuard,
@@ -181,8 +178,8 @@ impl Hold<'_> {
         self.guard.fence().unwrap().get()
     }
 
-    /// Whether the lock is held as far as it knows. To be asked after whatever may not happen meanwhile.
-    fn believes(&self) -> bool {
+    /// Whether the guard is still valid. Called after the steps that must come before its end.
+    fn is_valid(&self) -> bool {
         self.client.recorder.renewed(self.grant, || self.guard.valid_for());
         self.guard.is_held()
     }
@@ -193,7 +190,7 @@ impl Hold<'_> {
     }
 }
 
-/// A resource that refuses whoever comes with a smaller fence than one that it has seen.
+/// A resource that refuses a fence smaller than the greatest one so far.
 #[derive(Default)]
 struct Store(Cell<u64>);
 
@@ -207,7 +204,7 @@ impl Store {
     }
 }
 
-/// What is left of I1: I3.
+/// I3, where I1 does not hold.
 #[track_caller]
 fn assert_told_apart(first: &Hold<'_>, second: &Hold<'_>) {
     let store = Store::default();
@@ -217,37 +214,37 @@ fn assert_told_apart(first: &Hold<'_>, second: &Hold<'_>) {
     assert!(store.takes(second.fence()));
 }
 
-/// Whoever asks first sends the scripts along; so that a request is one request, somebody has.
+/// Sends the scripts to the nodes, so that a later acquire is one request.
 async fn load_scripts(quorum: &Quorum) {
-    let pool = LockPool::builder(quorum.url()).wait(PATIENCE).connect().await.unwrap();
+    let pool = LockPool::builder(quorum.url()).wait(DEADLINE).connect().await.unwrap();
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
     until_free(quorum).await;
-    eventually_async(PATIENCE, "all nodes have voted", async || {
+    eventually_async(DEADLINE, "all nodes have voted", async || {
         quorum.nodes().iter().all(|node| node.cli(&["EXISTS", "lock_runtime:ballots"]) == "1")
     })
     .await;
 }
 
 async fn until_free(quorum: &Quorum) {
-    eventually_async(PATIENCE, "all votes are taken back", async || quorum.holders("k").is_empty())
+    eventually_async(DEADLINE, "all votes are taken back", async || quorum.holders("k").is_empty())
         .await;
 }
 
 async fn until_held_by_all(quorum: &Quorum) {
-    eventually_async(PATIENCE, "all nodes have the lock", async || {
+    eventually_async(DEADLINE, "all nodes have the lock", async || {
         quorum.holders("k").len() == quorum.nodes().len()
     })
     .await;
 }
 
 #[tokio::test]
-async fn r1_a_frozen_holder_believes_nothing_and_its_writes_are_refused() {
+async fn r1_a_frozen_holder_loses_its_lease_and_its_writes_are_refused() {
     let quorum = Quorum::start(3);
     let record = Record::new();
     let program = env!("CARGO_BIN_EXE_frozen-holder");
     let holder =
         Worker::start(program, &[&quorum.url(), record.0.path().to_str().unwrap(), "1000"]);
-    holder.wait_for_line(PATIENCE, |line| line == "holding");
+    holder.wait_for_line(DEADLINE, |line| line == "holding");
     let (store, frozen_at) = (Store::default(), now_ns());
     holder.pause();
 
@@ -257,25 +254,25 @@ async fn r1_a_frozen_holder_believes_nothing_and_its_writes_are_refused() {
     let fence = guard.fence().map(Fence::get);
     let grant = rival.recorder.granted("guard", 0, asked, || guard.valid_for(), fence);
     assert!(store.takes(fence.unwrap()));
-    eventually_async(PATIENCE, "twice the ttl is over", async || {
+    eventually_async(DEADLINE, "twice the ttl is over", async || {
         Duration::from_nanos(now_ns() - frozen_at) > ms(2_000)
     })
     .await;
     holder.resume();
 
-    let first = holder.wait_for_line(PATIENCE, |line| line.starts_with("first check"));
+    let first = holder.wait_for_line(DEADLINE, |line| line.starts_with("first check"));
     assert_eq!(first, "first check: false", "I4");
-    let write = holder.wait_for_line(PATIENCE, |line| line.starts_with("writes with "));
+    let write = holder.wait_for_line(DEADLINE, |line| line.starts_with("writes with "));
     let stale: u64 = write.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(stale > 0 && !store.takes(stale), "I3: {stale} after {fence:?}");
-    let ended = holder.wait_for_line(PATIENCE, |line| line.starts_with("body: "));
+    let ended = holder.wait_for_line(DEADLINE, |line| line.starts_with("body: "));
     assert_eq!(ended, "body: Lost");
     guard.verify().await.unwrap();
     rival.recorder.release(grant);
     guard.release().await.unwrap();
     record.assert_safe(3);
     let naive = record.read().naive_overlaps().len();
-    assert_eq!(naive, 1, "belief until release would have been shared");
+    assert_eq!(naive, 1, "without validity the lock would have been shared");
 }
 
 #[tokio::test]
@@ -288,12 +285,12 @@ async fn r2_votes_that_wait_for_a_frozen_client_are_no_lease() {
     let program = env!("CARGO_BIN_EXE_contender");
     let client = Worker::start(program, &[&url, "k", "3000", "2500"]);
     for trap in &traps {
-        trap.wait(PATIENCE);
+        trap.wait(DEADLINE);
     }
     client.pause();
     assert_eq!(client.stdout(), [""; 0], "frozen before it had an answer");
     assert_eq!(quorum.holders("k"), [0, 1, 2], "all nodes have voted for it");
-    // The votes are on their way to it, and will have been there for long.
+    // The votes are in flight, and arrive long before it resumes.
     wires.iter().for_each(FaultProxy::release_held);
     until_free(&quorum).await;
 
@@ -301,7 +298,7 @@ async fn r2_votes_that_wait_for_a_frozen_client_are_no_lease() {
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     let hold = rival.lock(true).await;
     client.resume();
-    client.wait_for_line(PATIENCE, |line| line == "busy");
+    client.wait_for_line(DEADLINE, |line| line == "busy");
     let said = client.stdout();
     assert!(said[0].contains("need") || said[0].contains("within"), "an error first: {said:?}");
     assert!(!said.iter().any(|line| line.starts_with("in ")), "{said:?}");
@@ -309,13 +306,13 @@ async fn r2_votes_that_wait_for_a_frozen_client_are_no_lease() {
     let freed_at = now_ns();
     hold.free().await;
     // I7, and I1: not before.
-    let entered = client.wait_for_line(PATIENCE, |line| line.starts_with("in "));
+    let entered = client.wait_for_line(DEADLINE, |line| line.starts_with("in "));
     assert!(entered[3..].parse::<u64>().unwrap() > freed_at);
 }
 
-/// What a grant that came too late is to the store: its owner asks again.
+/// A grant that came too late: its owner sends the request again.
 #[tokio::test]
-async fn r2_who_was_granted_too_late_is_served_after_others_were() {
+async fn r2_a_waiter_granted_too_late_is_served_after_others() {
     let quorum = Quorum::start(3);
     let [late, other] =
         [open_backend(&quorum.url()).await.unwrap(), open_backend(&quorum.url()).await.unwrap()];
@@ -334,7 +331,7 @@ async fn r2_who_was_granted_too_late_is_served_after_others_were() {
     }
 }
 
-/// What a new owner asks the backend for.
+/// The request of a new owner.
 fn claim(ttl: Duration, fencing: bool) -> AcquireRequest {
     let mut request = AcquireRequest::new(["k".into()], Owner::random().unwrap(), ttl);
     request.fencing = fencing;
@@ -354,10 +351,10 @@ async fn fence_of(backend: &impl Backend, claim: &AcquireRequest) -> Option<u64>
     }
 }
 
-/// Asks until it is granted, as an acquire that waits does.
+/// Repeats the request until it is granted, like a waiting acquire.
 async fn served(backend: &impl Backend, claim: &mut AcquireRequest) -> u64 {
     let mut fence = None;
-    eventually_async(PATIENCE, "it is served (I7)", async || {
+    eventually_async(DEADLINE, "it is served (I7)", async || {
         fence = fence_of(backend, claim).await;
         claim.attempt += 1;
         fence.is_some()
@@ -367,7 +364,7 @@ async fn served(backend: &impl Backend, claim: &mut AcquireRequest) -> u64 {
 }
 
 #[tokio::test]
-async fn r3_a_forward_step_lets_a_second_one_in_where_a_bare_majority_had_granted() {
+async fn r3_a_forward_step_admits_a_second_holder_where_a_bare_majority_had_granted() {
     let (quorum, skews) = skewed(5);
     let (record, way) = (Record::new(), BareMajority::of(&quorum));
     let holder = record.client("holder", LockPool::builder(&way.url).ttl(ms(30_000))).await;
@@ -377,26 +374,26 @@ async fn r3_a_forward_step_lets_a_second_one_in_where_a_bare_majority_had_grante
     rival.assert_busy().await;
     skews[C].step(MINUTE, Step::Forward);
 
-    let second = rival.try_while(|| first.believes()).await.expect("the second one gets in");
-    assert!(first.believes() && second.believes());
+    let second = rival.try_while(|| first.is_valid()).await.expect("the second one gets in");
+    assert!(first.is_valid() && second.is_valid());
     assert_told_apart(&first, &second);
-    // Whoever asks instead of believing learns of it.
+    // `verify` reports the loss.
     assert!(first.guard.verify().await.is_err());
-    record.assert_two_believed_and_fences_grew();
+    record.assert_two_leases_overlapped_and_fences_grew();
 }
 
 #[tokio::test]
-async fn r4_a_forward_step_lets_nobody_in_where_all_had_granted() {
+async fn r4_a_forward_step_admits_no_second_holder_where_all_had_granted() {
     let (quorum, skews) = skewed(5);
-    nobody_gets_in(&quorum, || skews[C].step(MINUTE, Step::Forward)).await;
+    assert_no_second_holder(&quorum, || skews[C].step(MINUTE, Step::Forward)).await;
 }
 
-/// Else one step after the other would in the end leave no majority.
+/// Otherwise repeated steps would leave no majority.
 #[tokio::test]
 async fn r4_a_renewal_takes_the_lock_again_where_a_node_has_forgotten_it() {
     for fencing in [true, false] {
         let (quorum, skews) = skewed(5);
-        let pool = || LockPool::builder(quorum.url()).ttl(ms(2_000)).wait(PATIENCE);
+        let pool = || LockPool::builder(quorum.url()).ttl(ms(2_000)).wait(DEADLINE);
         let (holder, rival) = (pool().connect().await.unwrap(), pool().connect().await.unwrap());
         let guard = holder.lock("k").fencing(fencing).acquire().await.unwrap();
         until_held_by_all(&quorum).await;
@@ -420,22 +417,22 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     let record = Record::new();
     let holder = record.client("holder", LockPool::builder(quorum.url()).ttl(ms(1_000))).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
-    // Nobody renews or releases it: as if its holder had died.
+    // Without renewal and release, as if its holder had died.
     let dead = holder.lock(false).await;
     until_held_by_all(&quorum).await;
     skews[C].step(MINUTE, Step::Back);
     let vote = quorum[C].cli(&["GET", "k"]);
-    // One node's clock matters to nobody.
+    // The clock of one node changes nothing.
     let next = rival.lock(true).await;
     assert_eq!(quorum[C].cli(&["GET", "k"]), vote, "C is of another opinion");
     let left: u64 = quorum[C].cli(&["PTTL", "k"]).parse().unwrap();
     assert!(left > 40_000, "for {left} ms");
-    assert!(!dead.believes());
+    assert!(!dead.is_valid());
     next.free().await;
     quorum[C].cli(&["DEL", "k"]);
     until_free(&quorum).await;
 
-    // A majority's clocks: so much longer, and no longer.
+    // The clocks of a majority: the lock lasts longer by the step, and no more.
     let back = ms(3_000);
     let granted_at = now_ns();
     let dead = holder.lock(false).await;
@@ -446,19 +443,19 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     let next = rival.lock(true).await;
     let waited = Duration::from_nanos(now_ns() - granted_at);
     assert!(waited > back, "{waited:?}");
-    assert!(!dead.believes());
+    assert!(!dead.is_valid());
     next.free().await;
     record.assert_safe(4);
 }
 
 #[tokio::test]
-async fn r6_an_empty_restart_lets_nobody_in_where_all_had_granted() {
+async fn r6_an_empty_restart_admits_no_second_holder_where_all_had_granted() {
     let quorum = Quorum::start(5);
-    nobody_gets_in(&quorum, || quorum[C].restart()).await;
+    assert_no_second_holder(&quorum, || quorum[C].restart()).await;
 }
 
 /// Where all have granted a lock, and then `forget` makes C forget it.
-async fn nobody_gets_in(quorum: &Quorum, forget: impl FnOnce()) {
+async fn assert_no_second_holder(quorum: &Quorum, forget: impl FnOnce()) {
     let record = Record::new();
     let pool = || LockPool::builder(quorum.url()).ttl(LONG);
     let (holder, rival) =
@@ -469,14 +466,14 @@ async fn nobody_gets_in(quorum: &Quorum, forget: impl FnOnce()) {
     assert_eq!(quorum.holders("k"), [0, 1, 3, 4], "C has forgotten it");
     rival.assert_busy().await;
     first.guard.verify().await.unwrap();
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     rival.lock(false).await.free().await;
     record.assert_safe(2);
 }
 
 #[tokio::test]
-async fn r6_an_empty_restart_lets_a_second_one_in_before_the_renewal_of_a_bare_majority() {
+async fn r6_an_empty_restart_admits_a_second_holder_before_the_renewal_of_a_bare_majority() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     let way = BareMajority::of(&quorum);
     let holder = record.client("holder", LockPool::builder(&way.url).ttl(LONG)).await;
@@ -484,10 +481,10 @@ async fn r6_an_empty_restart_lets_a_second_one_in_before_the_renewal_of_a_bare_m
     let first = holder.lock(false).await;
     rival.assert_busy().await;
     quorum[C].restart();
-    let second = rival.try_while(|| first.believes()).await.expect("the second one gets in");
-    assert!(first.believes() && second.believes());
+    let second = rival.try_while(|| first.is_valid()).await.expect("the second one gets in");
+    assert!(first.is_valid() && second.is_valid());
     assert_told_apart(&first, &second);
-    record.assert_two_believed_and_fences_grew();
+    record.assert_two_leases_overlapped_and_fences_grew();
 }
 
 #[tokio::test]
@@ -506,15 +503,15 @@ async fn r6_a_renewal_makes_up_for_what_a_bare_majority_lacks() {
     // And so one node after the other may restart.
     quorum[0].restart();
     rival.assert_busy().await;
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     rival.lock(false).await.free().await;
     record.assert_safe(2);
 }
 
-/// One node after the other is replaced by an empty one, and a rival always asks there before the holder.
+/// The nodes are replaced by empty ones in turn, and the request of a rival always arrives before the renewal.
 #[tokio::test]
-async fn r6_who_asks_in_vain_keeps_no_renewal_away() {
+async fn r6_a_failed_proposal_blocks_no_renewal() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     let (url, wires) = wires(&quorum);
     let holder = record.client("holder", LockPool::builder(url).ttl(ms(3_000))).await;
@@ -525,14 +522,14 @@ async fn r6_who_asks_in_vain_keeps_no_renewal_away() {
         wire.refuse(true);
         quorum[at].restart();
         rival.assert_busy().await;
-        eventually_async(PATIENCE, "the votes are taken back", async || {
+        eventually_async(DEADLINE, "the votes are taken back", async || {
             quorum.holders("k").len() == 4
         })
         .await;
         wire.refuse(false);
     }
     until_held_by_all(&quorum).await;
-    assert!(first.believes());
+    assert!(first.is_valid());
     let fence = first.fence();
     first.free().await;
     let second = rival.lock(false).await;
@@ -542,7 +539,7 @@ async fn r6_who_asks_in_vain_keeps_no_renewal_away() {
 }
 
 #[tokio::test]
-async fn r7_a_node_that_stays_away_for_the_ttl_lets_nobody_in() {
+async fn r7_a_node_that_stays_away_for_the_ttl_admits_no_second_holder() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     let way = BareMajority::of(&quorum);
     let ttl = ms(2_000);
@@ -552,14 +549,14 @@ async fn r7_a_node_that_stays_away_for_the_ttl_lets_nobody_in() {
     quorum[C].kill();
     let killed_at = now_ns();
     let is_away = || Duration::from_nanos(now_ns() - killed_at) < ttl;
-    // A and B have other opinions than D and E for as long as that; afterwards four nodes are enough.
+    // Until then A and B vote differently from D and E; afterwards four nodes are enough.
     if let Some(second) = rival.try_while(is_away).await {
-        assert!(!first.believes(), "a second holder");
+        assert!(!first.is_valid(), "a second holder");
         second.free().await;
     }
     quorum[C].restart();
     rival.lock(false).await.free().await;
-    assert!(!first.believes());
+    assert!(!first.is_valid());
     record.read().assert_safe();
 }
 
@@ -574,13 +571,13 @@ async fn r8_a_node_that_syncs_every_write_may_restart_at_once() {
     quorum[C].restart();
     assert_eq!(quorum.holders("k"), [0, 1, 2], "C has forgotten nothing");
     rival.assert_busy().await;
-    // Nor has anybody else.
+    // No other owner holds it either.
     for node in quorum.nodes() {
         node.restart();
     }
     assert_eq!(quorum.holders("k"), [0, 1, 2]);
     rival.assert_busy().await;
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     rival.lock(false).await.free().await;
     record.assert_safe(2);
@@ -635,15 +632,15 @@ async fn r10_requests_that_come_late_take_nothing_from_the_holder() {
     let hold = rival.lock(true).await;
     let before: Vec<_> = quorum.nodes().iter().map(scripts).collect();
     wires.iter().for_each(FaultProxy::release_held);
-    eventually_async(PATIENCE, "the late requests are there", async || {
+    eventually_async(DEADLINE, "the late requests are there", async || {
         (0..3).all(|at| scripts(&quorum[at]) > before[at])
     })
     .await;
     late.assert_busy().await;
     hold.guard.verify().await.unwrap();
-    assert!(hold.believes());
+    assert!(hold.is_valid());
     hold.free().await;
-    // I7: nothing of the late ones is left either.
+    // I7: nothing of the late requests remains either.
     until_free(&quorum).await;
     late.lock(false).await.free().await;
     record.assert_safe(2);
@@ -658,18 +655,18 @@ async fn r10_requests_of_a_dead_client_that_come_late_end_with_their_ttl() {
     let traps: Vec<_> = wires.iter().map(holds).collect();
     let client = Worker::start(env!("CARGO_BIN_EXE_contender"), &[&url, "k", "3000", "2500"]);
     for trap in &traps {
-        trap.wait(PATIENCE);
+        trap.wait(DEADLINE);
     }
     client.kill();
     assert_eq!(client.stdout(), [""; 0], "it died before it had an answer");
     wires.iter().for_each(FaultProxy::release_held);
-    eventually(PATIENCE, "the late votes are there", || quorum.holders("k").len() == 5);
-    let rival = LockPool::builder(quorum.url()).ttl(LONG).wait(PATIENCE).connect().await.unwrap();
+    eventually(DEADLINE, "the late votes are there", || quorum.holders("k").len() == 5);
+    let rival = LockPool::builder(quorum.url()).ttl(LONG).wait(DEADLINE).connect().await.unwrap();
     rival.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn r11_who_asks_again_is_not_blocked_by_what_it_was_granted() {
+async fn r11_a_retry_is_not_blocked_by_its_own_grant() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     load_scripts(&quorum).await;
     let (url, wires) = wires(&quorum);
@@ -735,9 +732,9 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
         },
         Action::DropReply,
     );
-    let pool = LockPool::builder(url).ttl(ms(600)).wait(PATIENCE).connect().await.unwrap();
+    let pool = LockPool::builder(url).ttl(ms(600)).wait(DEADLINE).connect().await.unwrap();
     let guard = pool.lock("k").acquire().await.unwrap();
-    eventually_async(PATIENCE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
+    eventually_async(DEADLINE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
     assert_eq!(quorum[0].cli(&extension), "1", "in time it counts");
     // The pool's own renewals are not to be before this one.
@@ -748,10 +745,10 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
     guard.release().await.unwrap();
     until_free(&quorum).await;
     assert_eq!(quorum[0].cli(&extension), "0");
-    // Nor where the node had lost everything before the release.
+    // The same on a node that lost its data before the release.
     let guard = pool.lock("k").acquire().await.unwrap();
     sent.lock().unwrap().clear();
-    eventually_async(PATIENCE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
+    eventually_async(DEADLINE, "it is renewed", async || !sent.lock().unwrap().is_empty()).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
     quorum[0].cli(&["DEL", "k", "lock_runtime:ballots"]);
     guard.release().await.unwrap();
@@ -760,7 +757,7 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
     assert!(quorum.holders("k").is_empty());
 }
 
-/// A lease of five seconds of the nodes A, B and C, of which C's clock is too fast. How many believed at once?
+/// A lease of five seconds of the nodes A, B and C, of which C's clock is too fast. Returns how many were valid at once.
 async fn overlaps_with_a_fast_clock(percent: f64, drift_factor: f64) -> usize {
     let (quorum, skews) = skewed(5);
     let (record, way) = (Record::new(), BareMajority::of(&quorum));
@@ -785,13 +782,13 @@ async fn r12_a_fast_clock_is_covered_by_the_drift() {
     let pool = || LockPool::builder(quorum.url()).ttl(ms(1_500));
     let (holder, rival) =
         (record.client("holder", pool()).await, record.client("rival", pool()).await);
-    // Of all nodes it matters to nobody.
+    // With all nodes it changes nothing.
     let first = holder.lock(true).await;
     until_held_by_all(&quorum).await;
     let began = now_ns();
-    let is_soon = || first.believes() && Duration::from_nanos(now_ns() - began) < ms(5_000);
+    let is_soon = || first.is_valid() && Duration::from_nanos(now_ns() - began) < ms(5_000);
     assert!(rival.try_while(is_soon).await.is_none(), "a second holder");
-    assert!(first.believes());
+    assert!(first.is_valid());
     first.free().await;
     record.assert_safe(1);
 
@@ -802,8 +799,8 @@ async fn r12_a_fast_clock_is_covered_by_the_drift() {
 }
 
 #[tokio::test]
-async fn r12_a_clock_that_is_faster_than_the_drift_lets_a_second_one_in() {
-    // The two believe for less than half a second, which the second one may miss on a busy machine.
+async fn r12_a_clock_that_is_faster_than_the_drift_admits_a_second_holder() {
+    // Both leases are valid for less than half a second, which the second one may miss on a busy machine.
     for _ in 0..3 {
         if overlaps_with_a_fast_clock(10.0, 0.01).await == 1 {
             return;

@@ -8,7 +8,7 @@ use crate::process::Process;
 use crate::resp::Value;
 use crate::server::{Config, RedisServer, free_port};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(30);
 const SLOTS: u16 = 16_384;
 
 /// Three masters with a third of the slots each, and a replica of each: six child processes. A master that is
@@ -32,13 +32,13 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// With what `redis-cli` says, when it cannot make a cluster of them.
+    /// With the output of `redis-cli`, when it cannot create the cluster.
     #[track_caller]
     pub fn start() -> Self {
         Self::start_with(|config| config)
     }
 
-    /// [`start`](Self::start) with something special about each server.
+    /// [`start`](Self::start) with a configuration of the servers.
     ///
     /// # Panics
     ///
@@ -56,7 +56,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// A cluster of one server, which has all slots: what an endpoint is like that checks slots and serves them all.
+    /// A cluster of one server with all slots, like an endpoint that checks slots and serves all of them.
     ///
     /// # Panics
     ///
@@ -77,7 +77,7 @@ impl RedisCluster {
     pub fn give_all_slots_to(node: &RedisServer) {
         let all = (SLOTS - 1).to_string();
         must(node, &["CLUSTER", "ADDSLOTSRANGE", "0", &all]);
-        eventually(PATIENCE, "the server serves all slots", || {
+        eventually(DEADLINE, "the server serves all slots", || {
             node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
         });
     }
@@ -86,14 +86,14 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// With what `redis-cli` says, when it fails.
+    /// With the output of `redis-cli`, when it fails.
     #[track_caller]
     pub fn join(&mut self) {
         let new = node(RedisServer::builder());
         redis_cli(&["--cluster", "add-node", &address(&new), &address(&self.nodes[0])]);
         let id = id(&new);
         self.nodes.push(new);
-        eventually(PATIENCE, "all know the new server", || {
+        eventually(DEADLINE, "all know the new server", || {
             self.nodes.iter().all(|node| node.cli(&["CLUSTER", "NODES"]).contains(&id))
         });
         self.until_serving();
@@ -120,7 +120,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When no server tells within 30 s.
+    /// When no server reports them within 30 s.
     #[track_caller]
     pub fn masters(&self) -> Vec<&RedisServer> {
         let slots = self.slots();
@@ -128,7 +128,7 @@ impl RedisCluster {
         self.nodes.iter().filter(has_slots).collect()
     }
 
-    /// The slot of `key`, as a server says.
+    /// The slot of `key`, as computed by a server.
     #[track_caller]
     pub fn slot(&self, key: &str) -> u16 {
         let node = self.nodes.iter().find(|node| node.is_running()).expect("a server runs");
@@ -140,8 +140,11 @@ impl RedisCluster {
     pub fn owner(&self, slot: u16) -> &RedisServer {
         let slots = self.slots();
         let range = slots.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
-        let (_, _, port) = range.expect("somebody has the slot");
-        self.nodes.iter().find(|node| node.port() == *port).expect("it is one of ours")
+        let (_, _, port) = range.expect("a master has the slot");
+        self.nodes
+            .iter()
+            .find(|node| node.port() == *port)
+            .expect("the master is one of the servers")
     }
 
     /// A key that begins with `name` and is in a slot of `node`, in no other key's.
@@ -167,7 +170,7 @@ impl RedisCluster {
     /// After 30 s.
     #[track_caller]
     pub fn until_serving(&self) {
-        eventually(PATIENCE, "the cluster serves all slots", || {
+        eventually(DEADLINE, "the cluster serves all slots", || {
             let running: Vec<_> = self.nodes.iter().filter(|node| node.is_running()).collect();
             running.iter().all(|node| {
                 let is_ok = node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok");
@@ -191,7 +194,7 @@ impl RedisCluster {
     #[track_caller]
     pub fn until_whole(&self) {
         self.until_serving();
-        eventually(PATIENCE, "each master has its replica", || {
+        eventually(DEADLINE, "each master has its replica", || {
             let running = self.nodes.iter().filter(|node| node.is_running());
             let (mut masters, mut replicas) = (0, 0);
             for node in running {
@@ -203,7 +206,7 @@ impl RedisCluster {
         });
     }
 
-    /// Waits until the replica of `master` has what the master has by now.
+    /// Waits until the replica of `master` has all writes of the master so far.
     ///
     /// # Panics
     ///
@@ -215,7 +218,7 @@ impl RedisCluster {
         };
         let info = master.cli(&["INFO", "replication"]);
         let written = number(&info, "master_repl_offset:").expect("a server counts what it writes");
-        eventually(PATIENCE, "the replica has it too", || {
+        eventually(DEADLINE, "the replica has it too", || {
             self.nodes.iter().filter(|node| node.is_running()).any(|node| {
                 let info = node.cli(&["INFO", "replication"]);
                 number(&info, "master_port:") == Some(master.port().into())
@@ -240,7 +243,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// With what `redis-cli` says, when it fails.
+    /// With the output of `redis-cli`, when it fails.
     #[track_caller]
     pub fn reshard(&self, count: u16, from: &RedisServer, to: &RedisServer) {
         let (from_id, to_id) = (id(from), id(to));
@@ -274,7 +277,7 @@ impl RedisCluster {
 
     #[track_caller]
     fn slots(&self) -> Vec<(u16, u16, u16)> {
-        eventually_some(PATIENCE, "a server tells who has the slots", || {
+        eventually_some(DEADLINE, "a server reports the owners of the slots", || {
             let node = self.nodes.iter().find(|node| node.is_running())?;
             Some(ranges(&node.query(&["CLUSTER", "SLOTS"])))
         })
@@ -312,7 +315,7 @@ impl Move<'_> {
         // The new owner first, so that no moment is without one.
         must(self.to, &["CLUSTER", "SETSLOT", &slot, "NODE", &to]);
         must(self.from, &["CLUSTER", "SETSLOT", &slot, "NODE", &to]);
-        eventually(PATIENCE, "all know of the move", || {
+        eventually(DEADLINE, "all know of the move", || {
             self.cluster.nodes.iter().filter(|node| node.is_running()).all(|node| {
                 let slots = ranges(&node.query(&["CLUSTER", "SLOTS"]));
                 slots.iter().any(|(first, last, port)| {
@@ -330,7 +333,7 @@ fn node(config: Config) -> RedisServer {
         // By default 10,000 above the port, where outgoing connections are.
         .arg("cluster-port", &free_port().to_string())
         .arg("cluster-node-timeout", "1000")
-        // However long a replica has heard nothing.
+        // However long the replica was disconnected.
         .arg("cluster-replica-validity-factor", "0")
         .arg("cluster-allow-replica-migration", "no")
         .arg("repl-diskless-sync-delay", "0")

@@ -33,7 +33,7 @@ fn build(folder: &Path) {
         .args(["--profile", profile, "--target-dir"])
         .arg(folder.parent().expect("a profile's directory is in the target directory"))
         .current_dir(root);
-    // What cargo tells a test about its package would make build scripts run anew.
+    // Cargo's variables for tests would make build scripts run again.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| {
             name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")

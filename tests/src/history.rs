@@ -1,4 +1,4 @@
-//! Who held which lock when, in whose belief; and whether that was safe.
+//! Recorded leases with their validity, and a check of their safety.
 //!
 //! Every process writes its events to a file of its own. The clock is CLOCK_BOOTTIME, which all
 //! processes of a machine share, so the order of events is exact.
@@ -21,7 +21,7 @@ pub fn now_ns() -> u64 {
     u64::try_from(now.as_nanos()).expect("584 years of uptime")
 }
 
-/// Something that a task did or learned about a grant.
+/// An event of a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The process's name, without blanks.
@@ -43,7 +43,7 @@ pub enum Kind {
         task: u64,
         /// When the acquire was called.
         invoked_ns: u64,
-        /// Until when the task believes without further notice.
+        /// The end of the validity without a renewal.
         deadline_ns: u64,
         /// The fencing token.
         fence: Option<u64>,
@@ -52,10 +52,10 @@ pub enum Kind {
     },
     /// A renewal has moved the deadline.
     Renewed {
-        /// Until when the task believes now.
+        /// The new end of the validity.
         deadline_ns: u64,
     },
-    /// The task has learned that it lost the lock.
+    /// The loss of the lock was reported to the task.
     Lost,
     /// The release is about to be called.
     Release,
@@ -76,8 +76,7 @@ impl Recorder {
         Ok(Self { process: process.into(), file: Mutex::new(file), grants: AtomicU64::new(0) })
     }
 
-    /// An acquire has returned just now, believed for what `valid_for` says. Returns the grant's
-    /// number.
+    /// An acquire has returned just now, valid for `valid_for()`. Returns the number of the grant.
     pub fn granted(
         &self,
         key: &str,
@@ -94,7 +93,7 @@ impl Recorder {
         grant
     }
 
-    /// The grant is now believed for what `valid_for` says; nothing if that is zero.
+    /// The grant is now valid for `valid_for()`; records nothing if that is zero.
     pub fn renewed(&self, grant: u64, valid_for: impl FnOnce() -> Duration) {
         let (now_ns, valid_ns) = sample(valid_for);
         if valid_ns > 0 {
@@ -120,11 +119,11 @@ impl Recorder {
     }
 }
 
-/// The clock comes first: a process that is frozen between the two must not seem to have believed for
+/// The clock comes first: a process that is frozen between the two must not get a longer validity
 /// longer than it did.
 fn sample(valid_for: impl FnOnce() -> Duration) -> (u64, u64) {
     let now_ns = now_ns();
-    (now_ns, u64::try_from(valid_for().as_nanos()).expect("584 years of belief"))
+    (now_ns, u64::try_from(valid_for().as_nanos()).expect("584 years of validity"))
 }
 
 /// `process grant at_ns kind ...`, the key last.
@@ -194,19 +193,19 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The end of belief by our rule: release, signalled loss or deadline, whatever comes first.
-    pub fn believed_until(&self) -> u64 {
+    /// The end of the validity: release, reported loss or deadline, whichever comes first.
+    pub fn valid_until(&self) -> u64 {
         let ends = [self.release_ns, self.lost_ns, Some(self.deadline_ns)];
         ends.into_iter().flatten().min().unwrap_or(self.deadline_ns)
     }
 
-    /// The end of belief for whom only a release ends it. The dead believe nothing.
-    pub fn naively_believed_until(&self) -> u64 {
+    /// The end of a hold that only a release ends. A killed process holds nothing.
+    pub fn held_until_release(&self) -> u64 {
         self.release_ns.unwrap_or(self.deadline_ns)
     }
 }
 
-/// Two tasks believed to hold one lock at one time.
+/// Two leases of one lock that were valid at the same time.
 #[derive(Clone, Debug)]
 pub struct Overlap {
     /// The one that began first.
@@ -215,8 +214,8 @@ pub struct Overlap {
     pub second: Grant,
 }
 
-/// A fencing token that is not above all those of grants that had returned before it was asked
-/// for, or that was given twice.
+/// A fencing token that is not above the tokens of all grants that had returned before its acquire began, or that was
+/// granted twice.
 #[derive(Clone, Debug)]
 pub struct FenceFault {
     /// The grant with the higher or the same token.
@@ -289,15 +288,15 @@ impl History {
         &self.grants
     }
 
-    /// Believed holds that overlap (invariant I1); at most one per grant.
+    /// Valid leases that overlap (invariant I1); at most one per grant.
     pub fn overlaps(&self) -> Vec<Overlap> {
-        self.overlaps_until(Grant::believed_until)
+        self.overlaps_until(Grant::valid_until)
     }
 
-    /// Overlaps of those who believe until they release: the negative control. A run with pauses
-    /// that has none has tested nothing.
+    /// Overlaps if only a release ended a hold: the negative control. A run with pauses and without any has tested
+    /// nothing.
     pub fn naive_overlaps(&self) -> Vec<Overlap> {
-        self.overlaps_until(Grant::naively_believed_until)
+        self.overlaps_until(Grant::held_until_release)
     }
 
     fn overlaps_until(&self, end: impl Fn(&Grant) -> u64) -> Vec<Overlap> {
@@ -384,8 +383,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Grants of a correct lock: tasks of three processes take turns on two keys, ask long before
-    /// they are served, overstay their deadline, are killed, renew.
+    /// Grants of a correct lock: tasks of three processes take turns on two keys, wait long, exceed their deadline, are
+    /// killed, renew.
     fn good_history(rng: &mut Rng) -> Vec<Grant> {
         let mut grants = Vec::new();
         for key in ["a", "b c"] {
@@ -412,7 +411,7 @@ mod tests {
                     2 => grant.lost_ns = Some(rng.u64(granted_ns + 1..deadline_ns)),
                     _ => grant.release_ns = Some(rng.u64(granted_ns + 1..deadline_ns)),
                 }
-                now = grant.believed_until() + rng.u64(1..5 * MS);
+                now = grant.valid_until() + rng.u64(1..5 * MS);
                 fence += rng.u64(1..10);
                 grants.push(grant);
             }
@@ -488,7 +487,7 @@ mod tests {
             let mut rng = Rng::with_seed(seed);
             let mut grants = good_history(&mut rng);
             let (first, second) = neighbours(&mut rng, &grants);
-            let during = grants[first].granted_ns..grants[first].believed_until();
+            let during = grants[first].granted_ns..grants[first].valid_until();
             grants[second].granted_ns = rng.u64(during);
             grants[second].invoked_ns = grants[second].granted_ns - 1;
             let overlaps = check(&mut rng, &grants).overlaps();
@@ -516,7 +515,7 @@ mod tests {
             let mut rng = Rng::with_seed(seed);
             let mut grants = good_history(&mut rng);
             let (first, second) = neighbours(&mut rng, &grants);
-            // Asked for after the other was granted, else the order is free.
+            // Requested after the other was granted; otherwise the order is free.
             grants[second].invoked_ns = grants[second].granted_ns - 1;
             grants[second].fence = grants[first].fence.map(|fence| fence - 1);
             let history = check(&mut rng, &grants);

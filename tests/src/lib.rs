@@ -1,43 +1,47 @@
-//! The test bench of the lock crates: real servers, faults on the wire, worker processes, and a
-//! checker for what they report.
+//! The test harness of the lock crates: real servers, faults on the wire, worker processes, and a checker of lock
+//! histories.
 //!
-//! | module | gives a test |
+//! | module | content |
 //! |---|---|
-//! | [`quorum`] | several of them that vote |
+//! | [`prelude`] | helpers that most test modules use |
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
-//! | [`cluster`] | a private Redis Cluster whose masters can be killed and whose slots can be moved |
+//! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
-//! | [`versions`] | the servers of other versions that are installed |
-//! | [`tls`], [`tunnel`] | a private authority; TLS in front of a server that has none |
-//! | [`skew`] | one whose clock is stepped, or runs fast |
-//! | [`proxy`] | a wire to it that loses, holds and delays what the test names |
-//! | [`monitor`] | every command the server ran, in its order |
+//! | [`quorum`] | several independent servers that vote |
+//! | [`versions`] | the installed servers of other versions |
+//! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
+//! | [`skew`] | a server with a clock that steps or runs fast |
+//! | [`proxy`] | a connection to a server that loses, holds and delays selected messages |
+//! | [`monitor`] | every command that the server ran, in order |
 //! | [`process`] | worker processes that can be paused and killed |
-//! | [`history`] | who held what and when, and whether that was safe |
-//! | [`mod@eventually`], [`poll`] | waiting for conditions; dropping futures at every poll point |
-//! | [`prompt`] | spans that are short on a busy machine too |
-//! | [`mod@alone`] | a process of its own |
+//! | [`mod@own_process`] | a test in a process of its own |
+//! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
+//! | [`mod@eventually`] | waiting for a condition |
+//! | [`poll`] | dropping a future at each of its poll points |
+//! | [`latency`] | delays that stay below a limit on a busy machine too |
+//! | [`expected_error`] | what the text of an error must contain |
+//! | [`logs`] | all traced events, as text |
 //! | [`mod@examples`] | the programs of `examples/` |
 //! | [`runtimes`] | runtimes that a test may end |
-//! | [`sizes`] | how large wrapped futures are |
-//! | [`told`] | what an error has to tell |
-//! | [`logs`] | everything that was traced, as text |
+//! | [`sizes`] | sizes of wrapped futures |
 //!
-//! Nothing here sleeps and hopes: a wait names its condition and its deadline, and panics with both.
+//! A wait names its condition and its deadline, and panics with both. No wait is a fixed sleep.
 
-// The bench measures the product from outside, so it reads clocks and waits on its own.
+// The harness measures the product from outside, so it reads clocks and waits on its own.
 #![allow(clippy::disallowed_methods)]
 
-pub mod alone;
 pub mod cluster;
 pub mod eventually;
 pub mod examples;
+pub mod expected_error;
 pub mod history;
+pub mod latency;
 pub mod logs;
 pub mod monitor;
+pub mod own_process;
 pub mod poll;
+pub mod prelude;
 pub mod process;
-pub mod prompt;
 pub mod proxy;
 pub mod quorum;
 pub mod resp;
@@ -47,17 +51,16 @@ pub mod server;
 pub mod sizes;
 pub mod skew;
 pub mod tls;
-pub mod told;
 pub mod tunnel;
 pub mod versions;
 
-pub use alone::alone;
 pub use cluster::RedisCluster;
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
+pub use latency::Latency;
 pub use monitor::Monitor;
+pub use own_process::in_own_process;
 pub use process::Worker;
-pub use prompt::Prompt;
 pub use proxy::FaultProxy;
 pub use quorum::Quorum;
 pub use sentinel::Watched;

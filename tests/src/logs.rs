@@ -1,10 +1,11 @@
-//! Everything that was traced, as text.
+//! All traced events, as text.
 
-use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 use tracing::subscriber::DefaultGuard;
+use tracing::{Event, Metadata, Subscriber, span};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -21,7 +22,7 @@ impl Logs {
     ///
     /// # Panics
     ///
-    /// When somebody else has set the process's subscriber.
+    /// When the process has another global subscriber.
     pub fn global() -> Self {
         static LOGS: OnceLock<Logs> = OnceLock::new();
         let install = || {
@@ -32,7 +33,7 @@ impl Logs {
         LOGS.get_or_init(install).clone()
     }
 
-    /// The text of this thread alone, while the guard lives; not that of the lock driver's thread.
+    /// The text of this thread while the guard lives, without that of the driver thread.
     pub fn of_this_thread() -> (Self, DefaultGuard) {
         let logs = Self::default();
         let guard = tracing::subscriber::set_default(subscriber(logs.clone()));
@@ -89,7 +90,38 @@ impl<'a> MakeWriter<'a> for Logs {
     }
 }
 
-fn subscriber(logs: Logs) -> impl tracing::Subscriber + Send + Sync {
+/// A subscriber that passes each event of the lock runtime to a function.
+pub struct OnEvent<F>(pub F);
+
+impl<F> fmt::Debug for OnEvent<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnEvent").finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnEvent<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "lock_runtime"
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        (self.0)(event);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn subscriber(logs: Logs) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         // Fields of a span without events, and those recorded late, show only here.

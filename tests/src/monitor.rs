@@ -1,4 +1,4 @@
-//! What the server really ran, in its order.
+//! The commands that a server ran, in order.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
@@ -25,13 +25,13 @@ pub struct Ran {
     pub time_us: u64,
     /// The database.
     pub db: u32,
-    /// Who sent it.
+    /// The origin of the command.
     pub by: Caller,
     /// The command and its arguments; bytes that are not UTF-8 are replaced.
     pub args: Vec<String>,
 }
 
-/// Who sent a command.
+/// The origin of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// A connection, by its address.
@@ -91,7 +91,7 @@ impl<'a> Monitor<'a> {
         self.feed.ran.lock().unwrap().clone()
     }
 
-    /// All commands that had begun when this was called, without the bench's own marker.
+    /// All commands that had begun when this was called, without the marker of this call.
     ///
     /// # Panics
     ///

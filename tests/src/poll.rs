@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 /// How long a poll waits for the future's waker. A future that never wakes is polled anyway, as
 /// any executor may.
-const PATIENCE: Duration = Duration::from_millis(200);
+const WAKE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Polls `future` up to `polls` times and drops it; each poll but the first comes after its waker
 /// fired, or 200 ms after the poll before.
@@ -22,8 +22,8 @@ pub async fn poll_n<F: Future>(future: F, polls: usize) -> Poll<F::Output> {
     let waker = Waker::from(Arc::clone(&notifier));
     for poll in 0..polls {
         if poll > 0 {
-            // Late is allowed, see PATIENCE.
-            let _ = tokio::time::timeout(PATIENCE, notifier.0.notified()).await;
+            // Late is allowed, see WAKE_TIMEOUT.
+            let _ = tokio::time::timeout(WAKE_TIMEOUT, notifier.0.notified()).await;
         }
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return Poll::Ready(output);

@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive the test, and workers whose output a test can wait for.
+//! Child processes that cannot outlive the test, and workers with output that a test can await.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -61,7 +61,7 @@ impl Process {
         self.signal(Signal::CONT);
     }
 
-    /// Asks it to end (SIGTERM).
+    /// Sends SIGTERM.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
@@ -81,7 +81,7 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         let mut child = self.child();
-        // A child that was waited for has given its pid back, perhaps to somebody else.
+        // The pid of a child that was waited for may belong to another process.
         if child.try_wait().is_ok_and(|status| status.is_none()) {
             let pid = Pid::from_child(&child);
             kill_process(pid, signal).expect("a running child takes signals");
@@ -130,7 +130,7 @@ fn spawn_from_an_immortal_thread(command: Command) -> io::Result<Child> {
     child.recv().expect("the spawner always answers")
 }
 
-/// A worker process whose output is read line by line.
+/// A worker process; its output is read line by line.
 #[derive(Debug)]
 pub struct Worker {
     process: Process,
@@ -271,7 +271,7 @@ impl Worker {
 
 #[derive(Debug, Default)]
 struct Output {
-    /// And whether that was all.
+    /// Whether the output has ended.
     lines: Mutex<(Vec<String>, bool)>,
     grown: Condvar,
 }

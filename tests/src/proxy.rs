@@ -1,4 +1,4 @@
-//! A wire to a Redis server that fails on request.
+//! A TCP proxy in front of a Redis server that fails on demand.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -75,7 +75,7 @@ pub struct Trap {
 }
 
 impl FaultProxy {
-    /// A faultless wire to `server`'s port without TLS.
+    /// A proxy without faults to the plain port of `server`.
     ///
     /// # Panics
     ///
@@ -86,7 +86,7 @@ impl FaultProxy {
         proxy
     }
 
-    /// A faultless wire to a port of this machine.
+    /// A proxy without faults to a port of this machine.
     ///
     /// # Panics
     ///
@@ -135,7 +135,7 @@ impl FaultProxy {
         self.wire.gates.send_modify(|gates| gates.cuts += 1);
     }
 
-    /// While on, new connections are reset. Those that are there stay.
+    /// While on, new connections are reset. Existing ones stay.
     pub fn refuse(&self, on: bool) {
         self.wire.refuse.store(on, Ordering::SeqCst);
     }
@@ -186,7 +186,7 @@ impl FaultProxy {
         self.on_next(nth(n), Action::CutBeforeReply)
     }
 
-    /// From now on it knows no other commands than these, and hangs up on whoever sends one, as
+    /// From now on it accepts only these commands, and closes a connection that sends another one, as
     /// twemproxy does. See [`nutcracker`].
     pub fn know_only(&self, known: impl Fn(&Command) -> bool + Send + 'static) {
         *self.wire.known.lock().unwrap() = Some(Box::new(known));
@@ -241,7 +241,7 @@ pub fn named(name: &'static str) -> impl FnMut(&Command) -> bool + Send + 'stati
     move |command| command.is(name)
 }
 
-/// What twemproxy knows of the commands that locks could use: those on keys, of scripts those that name a key.
+/// The commands for locks that twemproxy accepts: commands on keys, and scripts with at least one key.
 pub fn nutcracker(command: &Command) -> bool {
     const KNOWN: [&str; 10] =
         ["AUTH", "PING", "GET", "MGET", "SET", "DEL", "PEXPIRE", "PTTL", "EXISTS", "QUIT"];
@@ -288,7 +288,7 @@ impl Command {
     }
 }
 
-/// What the test's threads and the proxy's share.
+/// The state that the threads of the test and of the proxy share.
 #[derive(Default)]
 struct Wire {
     upstream: AtomicU16,
@@ -457,7 +457,7 @@ enum End {
     Reset,
 }
 
-/// What has become of a connection's replies.
+/// The state of the replies of a connection.
 enum Stream {
     Whole,
     Stalled,

@@ -57,8 +57,8 @@ impl std::ops::Index<usize> for Quorum {
     }
 }
 
-/// Whether a quorum says that somebody else has the lock. On a busy machine a node may be late, and then it says
-/// nothing: to be asked again.
+/// Whether a quorum reports that another owner has the lock. On a busy machine a node may be late: then the result is
+/// false, and the caller tries again.
 ///
 /// # Panics
 ///

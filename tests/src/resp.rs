@@ -1,4 +1,4 @@
-//! The Redis protocol, versions 2 and 3, as far as a bench needs it: parsing and writing commands.
+//! The Redis protocol, versions 2 and 3, as far as the tests need it: parsing and writing commands.
 
 use std::fmt;
 

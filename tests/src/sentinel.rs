@@ -14,8 +14,14 @@ use crate::process::Process;
 use crate::resp::{self, Value};
 use crate::server::{Config, RedisServer, exchange, free_port};
 
-/// What the sentinels call the master.
+/// The name of the master at the sentinels.
 pub const SERVICE: &str = "mymaster";
+
+/// A former master becomes a replica after four publish periods. Between failovers a test need not wait for that.
+const FAST_PERIODS: [(&str, &str); 3] =
+    [("INFO-PERIOD", "500"), ("PUBLISH-PERIOD", "200"), ("ASK-PERIOD", "200")];
+const DEFAULT_PERIODS: [(&str, &str); 3] =
+    [("INFO-PERIOD", "10000"), ("PUBLISH-PERIOD", "2000"), ("ASK-PERIOD", "1000")];
 
 const SENTINELS: usize = 3;
 const READY: Duration = Duration::from_secs(30);
@@ -25,7 +31,7 @@ const READY: Duration = Duration::from_secs(30);
 pub struct Watched {
     /// The first one is the master to begin with.
     pub servers: Vec<RedisServer>,
-    /// All alike.
+    /// All with the same configuration.
     pub sentinels: Vec<Sentinel>,
     passwords: Passwords,
 }
@@ -59,7 +65,7 @@ impl Watched {
         Self::start_with(Passwords::default())
     }
 
-    /// With these.
+    /// With these passwords.
     ///
     /// # Panics
     ///
@@ -120,9 +126,21 @@ impl Watched {
     #[track_caller]
     pub fn wait_until_ready(&self) {
         let start = Instant::now();
+        self.set_periods(&FAST_PERIODS);
         while !self.is_ready() {
             assert!(start.elapsed() < READY, "not ready for a failover:\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
+        }
+        self.set_periods(&DEFAULT_PERIODS);
+    }
+
+    /// Servers before Redis 7.0 do not know the command, and keep their periods.
+    fn set_periods(&self, periods: &[(&str, &str)]) {
+        for sentinel in &self.sentinels {
+            let args = periods.iter().flat_map(|(name, millis)| [*name, *millis]);
+            let command: Vec<_> = ["SENTINEL", "DEBUG"].into_iter().chain(args).collect();
+            // A killed or paused sentinel does not answer.
+            let _ = sentinel.ask(&command);
         }
     }
 
@@ -211,7 +229,7 @@ impl Sentinel {
         Self { process, port, password: passwords.sentinel, dir }
     }
 
-    /// Where it listens.
+    /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -258,7 +276,7 @@ impl Sentinel {
         reply.map_or_else(|_| String::new(), |reply| field_of(&reply, name))
     }
 
-    /// Whether it could promote one of so many.
+    /// Whether it sees `count` healthy replicas.
     fn sees_replicas(&self, count: usize) -> bool {
         let Ok(reply) = self.ask(&["SENTINEL", "REPLICAS", SERVICE]) else { return false };
         let is_well = |replica: &&Value| {
@@ -286,7 +304,7 @@ fn field_of(reply: &Value, name: &str) -> String {
     field.map_or_else(String::new, |field| field[1].to_string())
 }
 
-/// Something that answers like a sentinel, and says what the test wants it to. It knows RESP2 only.
+/// A server that answers like a sentinel, with answers set by the test. It supports only RESP2.
 #[derive(Debug)]
 pub struct FakeSentinel {
     port: u16,

@@ -90,7 +90,7 @@ impl Config {
         for _ in 0..20 {
             match RedisServer::try_start(&self) {
                 Ok(server) => return server,
-                // Somebody was faster between our look and the server's bind.
+                // Another process took the port before the server did.
                 Err(log) if log.contains(PORT_TAKEN) => {}
                 Err(log) => panic!("redis-server did not start:\n{log}"),
             }
@@ -118,7 +118,7 @@ impl Config {
 }
 
 impl RedisServer {
-    /// A server with nothing special about it.
+    /// A server with the default configuration.
     ///
     /// # Panics
     ///
@@ -191,9 +191,9 @@ impl RedisServer {
         self.process().resume();
     }
 
-    /// Has the server close every connection but the bench's own.
+    /// Makes the server close every connection except the one of this harness.
     pub fn kill_clients(&self) {
-        // Who has subscribed to something is of another type.
+        // Connections with subscriptions are of another type.
         for kind in ["normal", "pubsub"] {
             self.cli(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
         }
@@ -301,7 +301,7 @@ impl RedisServer {
         Ok(())
     }
 
-    /// Also that it is ours which answers, not another process's on the same port.
+    /// Also checks that this server answers, and not another process on the same port.
     fn is_ready(&self) -> bool {
         let pid = format!("process_id:{}\r\n", self.pid());
         let text = |args: &[&str]| self.ask(args).map(|reply| reply.to_string());
@@ -383,7 +383,7 @@ fn log_path(dir: &TempDir) -> PathBuf {
     dir.path().join("server.log")
 }
 
-/// A port for one more thing than a server has by itself.
+/// A free port for an additional listener.
 pub fn another_port() -> u16 {
     free_port()
 }

@@ -1,6 +1,6 @@
 // Preloaded into a server, it shifts the server's clock. Only the wall clock: event loops and allocators run on
 // the monotonic one. The shift is read from a file that the test writes. Raw system calls and no dlsym, because
-// allocators ask for the time while the loader is still at work.
+// allocators read the time while the loader still runs.
 
 #define _GNU_SOURCE
 #include <fcntl.h>

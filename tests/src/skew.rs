@@ -1,4 +1,4 @@
-//! Servers whose clock can be stepped, and made to run fast or slow.
+//! Servers with a clock that can be stepped, and made to run fast or slow.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,7 +33,7 @@ pub enum Step {
 }
 
 impl Skew {
-    /// Starts a server whose clock is right until told otherwise.
+    /// Starts a server with a correct clock.
     ///
     /// # Panics
     ///

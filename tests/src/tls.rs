@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 
-/// An authority that nobody trusts until told to.
+/// An authority that no client trusts by default.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -63,7 +63,7 @@ impl Default for Authority {
     }
 }
 
-/// What a TLS server shows and asks for.
+/// The identity of a TLS server, and its demands on clients.
 #[derive(Clone, Debug)]
 pub struct Tls {
     authority: String,

@@ -1,4 +1,4 @@
-//! The servers that a test can be run on: every version that `tests/run.sh` installs.
+//! The installed servers: every version that `tests/run.sh` installs.
 
 use std::env;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::process::Command;
 pub struct Version {
     /// The program.
     pub program: PathBuf,
-    /// Whose it is.
+    /// Its vendor.
     pub make: Make,
     /// Major and minor.
     pub number: (u16, u16),
@@ -19,7 +19,7 @@ pub struct Version {
     pub tls: bool,
 }
 
-/// Whose server it is.
+/// A vendor of servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Make {
     /// Redis.
@@ -77,7 +77,7 @@ impl Version {
                 Some((parts.next()?, parts.next()?))
             })
             .unwrap_or_else(|| panic!("{} does not tell its version: {text}", program.display()));
-        // Without a certificate it does not start, and says what it lacks.
+        // Without a certificate it does not start, and names the missing option.
         let started = Command::new(&program)
             .args(["--port", "0", "--tls-port", "1"])
             .output()

@@ -1,4 +1,4 @@
-//! Locks in a Redis Cluster: each at the server that has its slot, while slots move and masters die.
+//! Locks in a Redis Cluster: each at the server of its slot, while slots move and masters die.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -13,30 +13,23 @@ use lock_runtime::backend::{
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Fence, Key, LockError, LockPool, Wait, distributed_lock};
 use lock_tests::history::{History, Recorder, now_ns};
-use lock_tests::monitor::{Caller, Ran};
-use lock_tests::{Monitor, Prompt, RedisCluster, RedisServer, eventually_async};
+use lock_tests::monitor::Ran;
+use lock_tests::prelude::*;
+use lock_tests::{Latency, Monitor, RedisCluster, RedisServer, eventually_async};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{sleep, timeout};
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Nothing here waits as long as this, so that no ttl hides a lock that was not handed on.
+/// No test waits as long, so that no ttl hides a lock that was not handed off.
 const TTL: Duration = ms(20_000);
-const PATIENCE: Duration = ms(10_000);
-/// The end of keys that are no locks.
+const DEADLINE: Duration = ms(10_000);
+/// The suffix of keys that are no locks.
 const FILLER: &str = ":filler";
 
-async fn connect(url: &str) -> LockPool {
-    LockPool::builder(url).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
-}
-
 async fn two_pools(cluster: &RedisCluster) -> [LockPool; 2] {
-    [connect(&cluster.url()).await, connect(&cluster.url()).await]
+    [patient(cluster.url(), TTL).await, patient(cluster.url(), TTL).await]
 }
 
-/// How often the servers have answered with errors of this code.
+/// The number of error replies with this code, of all servers.
 fn answered(cluster: &RedisCluster, code: &str) -> usize {
     let count = |node: &RedisServer| {
         let stats = node.cli(&["INFO", "errorstats"]);
@@ -48,14 +41,7 @@ fn answered(cluster: &RedisCluster, code: &str) -> usize {
     cluster.nodes().iter().filter(|node| node.is_running()).map(count).sum()
 }
 
-async fn cycle(pool: &LockPool, key: &str) -> Option<Fence> {
-    let guard = pool.lock(key).acquire().await.unwrap();
-    let fence = guard.fence();
-    guard.release().await.unwrap();
-    fence
-}
-
-/// Neither locks nor lines, long before a line would be forgotten by itself.
+/// Waits until there are neither locks nor wait queues, long before a wait queue expires by itself.
 async fn until_nothing_is_left(cluster: &RedisCluster) {
     let may_stay = |key: &str| key.ends_with("}lock_runtime:fence") || key.ends_with(FILLER);
     eventually_async(ms(6_000), "nothing is left in the store", async || {
@@ -81,7 +67,7 @@ mod served {
                 "redis+cluster://127.0.0.1:{one},127.0.0.1:{other},127.0.0.1:{}",
                 node.port()
             );
-            let pool = connect(&url).await;
+            let pool = patient(url, TTL).await;
             pool.health().await.unwrap();
             for n in 0..10 {
                 cycle(&pool, &format!("k{n}")).await;
@@ -111,7 +97,7 @@ mod served {
             let warnings = pool.health().await.unwrap().warnings;
             warnings.iter().any(|warning| warning.to_string().contains("`redis+cluster://`"))
         };
-        assert!(says_so(&pool).await, "and before somebody stumbles over it");
+        assert!(says_so(&pool).await, "the warning comes before the first error");
         assert!(!says_so(&LockPool::connect(&cluster.url()).await.unwrap()).await);
     }
 
@@ -193,7 +179,7 @@ mod served {
         let waiting = tokio::spawn(waiting);
         sleep(ms(50)).await;
         pair.release().await.unwrap();
-        let pair = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let pair = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         pair.release().await.unwrap();
 
         assert_eq!(settle(&ours, 7).await.unwrap(), ["order:{7}", "stock:{7}"]);
@@ -210,7 +196,7 @@ mod served {
     #[tokio::test]
     async fn a_closed_pool_listens_nowhere() {
         let cluster = RedisCluster::start();
-        let pool = connect(&cluster.url()).await;
+        let pool = patient(cluster.url(), TTL).await;
         cycle(&pool, "k").await;
         let listening = || {
             let channels = |node: &RedisServer| node.query(&["PUBSUB", "CHANNELS", "lock_*"]);
@@ -218,20 +204,16 @@ mod served {
         };
         assert_eq!(listening(), 3);
         pool.shutdown(ms(100)).await;
-        eventually_async(PATIENCE, "all connections are closed", async || listening() == 0).await;
+        eventually_async(DEADLINE, "all connections are closed", async || listening() == 0).await;
         let error = pool.lock("k").acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PoolClosed);
     }
 }
 
-mod handed_on {
+mod hand_off {
     use super::*;
 
-    fn by_clients(lines: Vec<Ran>) -> Vec<Ran> {
-        lines.into_iter().filter(|ran| ran.by != Caller::Script).collect()
-    }
-
-    /// Each call comes over three connections, and only one of them counts.
+    /// Each message arrives over three connections, and only one of them counts.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn two_pools_take_turns_for_three_commands_a_section() {
         const EACH: usize = 400;
@@ -240,42 +222,28 @@ mod handed_on {
         let pools = two_pools(&cluster).await;
         let owner = cluster.owner(cluster.slot(KEY));
         let monitor = Monitor::start(owner);
-        let turns = Arc::new(Mutex::new(Vec::new()));
-        let mut tasks = JoinSet::new();
-        for (n, pool) in pools.into_iter().enumerate() {
-            let turns = turns.clone();
-            tasks.spawn(async move {
-                for _ in 0..EACH {
-                    let guard = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-                    turns.lock().unwrap().push(n);
-                    guard.release().await.unwrap();
-                }
-            });
-        }
-        tasks.join_all().await;
+        let changes = alternate(pools, KEY, EACH).await;
         let sections = 2 * EACH;
         let ours = |ran: &Ran| ["SET", "EVAL", "EVALSHA"].contains(&ran.name().as_str());
         let lines: Vec<_> = by_clients(monitor.settled()).into_iter().filter(ours).collect();
         let commands = lines.len();
         let by_text = lines.iter().filter(|ran| ran.name() == "EVAL").count();
-        let turns = turns.lock().unwrap().clone();
-        let changes = turns.windows(2).filter(|pair| pair[0] != pair[1]).count();
         println!("{commands} commands, {by_text} by text, {changes} changes, {sections} sections");
         assert!(changes > sections * 3 / 4, "{changes} changes in {sections} sections");
-        // Some may have to teach the servers a script. More are those who pass on what they did not expect.
+        // Some requests may have to send a script by its text. More are passed-on grants.
         assert!(by_text <= 6, "{by_text} scripts by their text");
         assert!(commands < sections * 7 / 2, "{commands} commands for {sections} sections");
         until_nothing_is_left(&cluster).await;
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_called_wherever_the_lock_is() {
+    async fn a_release_notifies_the_waiter_at_every_master() {
         let cluster = RedisCluster::start();
         let [ours, theirs] = two_pools(&cluster).await;
         for node in cluster.masters() {
             let key = cluster.key_at("k", node);
-            // A waiter that asks by itself does so every 300 ms.
-            let mut took = Prompt::below(ms(60), 5);
+            // A polling waiter sends a request every 300 ms.
+            let mut took = Latency::below(ms(60), 5);
             while took.wants_more() {
                 let guard = ours.lock(key.as_str()).acquire().await.unwrap();
                 let acquiring = theirs.lock(key.as_str()).acquire();
@@ -283,14 +251,14 @@ mod handed_on {
                     let guard = acquiring.await.unwrap();
                     (Instant::now(), guard)
                 });
-                eventually_async(PATIENCE, "it stands in line", async || {
+                eventually_async(DEADLINE, "it is queued", async || {
                     let keys = node.cli(&["KEYS", &format!("*}}{key}:lock_runtime:line")]);
                     !keys.is_empty()
                 })
                 .await;
                 let freed = Instant::now();
                 guard.release().await.unwrap();
-                let (got, guard) = timeout(PATIENCE, next).await.unwrap().unwrap();
+                let (got, guard) = timeout(DEADLINE, next).await.unwrap().unwrap();
                 took.push(got - freed);
                 guard.release().await.unwrap();
             }
@@ -299,9 +267,9 @@ mod handed_on {
         until_nothing_is_left(&cluster).await;
     }
 
-    /// The copy of a call that another server passes on comes when the called one has been and gone.
+    /// The copy of a message that another server forwards arrives after its receiver has released.
     #[tokio::test]
-    async fn a_late_copy_of_a_call_frees_nothing() {
+    async fn a_late_copy_of_a_message_frees_nothing() {
         let cluster = RedisCluster::start();
         let [ours, theirs] = two_pools(&cluster).await;
         let masters = cluster.masters();
@@ -310,20 +278,20 @@ mod handed_on {
         let guard = ours.lock(key.as_str()).acquire().await.unwrap();
         let waiting = theirs.lock(key.as_str()).min_hold(ms(8_000)).acquire();
         let waiting = tokio::spawn(waiting);
-        eventually_async(PATIENCE, "it stands in line", async || {
+        eventually_async(DEADLINE, "it is queued", async || {
             !home.cli(&["KEYS", &format!("*}}{key}:lock_runtime:line")]).is_empty()
         })
         .await;
-        // Shorter than what the others take for its end.
+        // Shorter than the expiry that the others expect.
         other.pause();
         guard.release().await.unwrap();
-        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let guard = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         guard.release().await.unwrap();
         assert_eq!(home.cli(&["EXISTS", &key]), "1", "min_hold keeps the key");
         let monitor = Monitor::start(home);
         other.resume();
-        // Who hears this has heard the copy.
-        eventually_async(PATIENCE, "the other one serves again", async || {
+        // A connection that receives this has received the copy.
+        eventually_async(DEADLINE, "the other one serves again", async || {
             theirs.health().await.is_ok()
         })
         .await;
@@ -333,16 +301,16 @@ mod handed_on {
             .into_iter()
             .filter(|ran| ran.args.contains(&key) && ran.name().starts_with("EVAL"))
             .collect();
-        assert_eq!(asked, [], "somebody released the lock");
+        assert_eq!(asked, [], "the lock was released");
         assert_eq!(home.cli(&["EXISTS", &key]), "1");
     }
 
-    /// Its first claim is answered, and the answer waits for that of another server when the call comes.
+    /// The first request is answered, but its answer waits for another server when the message arrives.
     #[tokio::test]
-    async fn whoever_is_called_while_its_call_to_the_store_lasts_keeps_its_name() {
+    async fn a_waiter_granted_during_its_own_request_keeps_its_token() {
         let cluster = RedisCluster::start();
-        let ours = connect(&cluster.url()).await;
-        // On this very thread, so that what is asked for together leaves together. Others are waited for for 0.3 s.
+        let ours = patient(cluster.url(), TTL).await;
+        // On this thread, so that simultaneous requests are sent together. A batch waits 0.3 s for other servers.
         let theirs = LockPool::builder(cluster.url()).ttl(TTL).wait(Wait::Forever);
         let theirs =
             theirs.request_timeout(ms(2_400)).on_current_runtime().connect().await.unwrap();
@@ -350,12 +318,12 @@ mod handed_on {
         let (home, other) = (masters[0], masters[1]);
         let [key, elsewhere] = [cluster.key_at("k", home), cluster.key_at("k", other)];
         let in_line = async || {
-            eventually_async(PATIENCE, "it stands in line", async || {
+            eventually_async(DEADLINE, "it is queued", async || {
                 !home.cli(&["KEYS", &format!("*}}{key}:lock_runtime:line")]).is_empty()
             })
             .await;
         };
-        // Started first: a key is claimed in line at once only for a second after it was waited for.
+        // Started first: the first request of a key goes to the wait queue only for a second after a wait.
         let monitor = Monitor::start(home);
         let guard = ours.lock(key.as_str()).acquire().await.unwrap();
         let waiting = tokio::spawn(theirs.lock(key.as_str()).acquire());
@@ -371,25 +339,29 @@ mod handed_on {
         let stuck = tokio::spawn(second);
         in_line().await;
         guard.release().await.unwrap();
-        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let guard = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         other.resume();
         let about_it = |ran: &Ran| ran.name().starts_with("EVAL") && ran.args.contains(&key);
         let ran: Vec<_> = by_clients(monitor.settled()).into_iter().filter(about_it).collect();
         let claimed = |ran: &Ran| {
             ran.args.iter().position(|arg| arg == "claim").map(|at| ran.args[at + 1].clone())
         };
-        let token = ran.iter().rev().find_map(claimed).expect("the lock was claimed in line");
+        let token = ran
+            .iter()
+            .rev()
+            .find_map(claimed)
+            .expect("the lock was requested through the wait queue");
         let by_token: Vec<_> = ran.iter().filter(|ran| ran.args.contains(&token)).collect();
         assert!(by_token.iter().filter(|ran| claimed(ran).is_some()).count() > 1, "{ran:#?}");
         let released = by_token.iter().filter(|ran| ran.args.iter().any(|arg| arg == "release"));
         assert_eq!(released.count(), 0, "a token that was granted the lock was released: {ran:#?}");
         guard.release().await.unwrap();
-        timeout(PATIENCE, stuck).await.unwrap().unwrap().unwrap().release().await.unwrap();
+        timeout(DEADLINE, stuck).await.unwrap().unwrap().unwrap().release().await.unwrap();
     }
 
-    /// A claim that came to the server after its pool had given it up.
+    /// A request that reaches the server after its pool has abandoned it.
     #[tokio::test]
-    async fn a_place_that_its_pool_has_forgotten_is_passed_on() {
+    async fn a_grant_to_an_abandoned_position_is_passed_on() {
         const KEY: &str = "k";
         let cluster = RedisCluster::start();
         let [ours, theirs] = two_pools(&cluster).await;
@@ -398,7 +370,7 @@ mod handed_on {
         let ghost = "0".repeat(32) + &home.cli(&["GET", KEY])[32..];
         let waiting = tokio::spawn(theirs.lock(KEY).acquire());
         let mut line = String::new();
-        eventually_async(PATIENCE, "it stands in line", async || {
+        eventually_async(DEADLINE, "it is queued", async || {
             line = home.cli(&["KEYS", "*:lock_runtime:line"]);
             !line.is_empty()
         })
@@ -406,7 +378,7 @@ mod handed_on {
         home.cli(&["ZADD", &line, "1", &ghost]);
         let freed = Instant::now();
         guard.release().await.unwrap();
-        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let guard = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         println!("behind a forgotten place: {:?}", freed.elapsed());
         // The grant of a ttl like this is a second.
         assert!(freed.elapsed() < ms(700), "{:?}", freed.elapsed());
@@ -439,7 +411,7 @@ mod moved {
         // Still there.
         assert!(is_busy(&theirs, KEY).await);
         stays.verify().await.unwrap();
-        // What is new is on the other side.
+        // New keys are on the other side.
         let new = plain(&ours, "{7}:new").await;
         assert!(from.cli(&["KEYS", "{7}:new"]).is_empty());
         assert_eq!(to.cli(&["KEYS", "{7}:new"]), "{7}:new");
@@ -453,17 +425,17 @@ mod moved {
         stays.release().await.unwrap();
         let next = plain(&theirs, KEY).await;
         assert!(is_busy(&ours, KEY).await);
-        // Keys that belong together are on both sides: this waits for the end of the move.
+        // The keys of one request are on both sides: the request waits for the end of the move.
         let acquiring = ours.lock("{7}:fenced").acquire();
         let waiting = tokio::spawn(acquiring);
-        eventually_async(PATIENCE, "it was asked for in vain", async || {
+        eventually_async(DEADLINE, "a request was refused", async || {
             answered(&cluster, "TRYAGAIN") > 1
         })
         .await;
         assert!(!waiting.is_finished());
 
         step.finish();
-        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let guard = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         assert!(guard.fence() > fenced, "{:?} after {fenced:?}", guard.fence());
         assert!(is_busy(&theirs, "{7}:fenced").await);
         guard.release().await.unwrap();
@@ -507,7 +479,7 @@ mod moved {
     }
 
     #[tokio::test]
-    async fn who_waits_is_served_where_the_slot_has_gone() {
+    async fn a_waiter_is_served_where_the_slot_has_moved() {
         const KEY: &str = "k";
         let cluster = RedisCluster::start();
         let [ours, theirs] = two_pools(&cluster).await;
@@ -516,7 +488,7 @@ mod moved {
         let waiting = tokio::spawn(acquiring);
         let slot = cluster.slot(KEY);
         let from = cluster.owner(slot);
-        eventually_async(PATIENCE, "it stands in line", async || {
+        eventually_async(DEADLINE, "it is queued", async || {
             !from.cli(&["KEYS", "*:line"]).is_empty()
         })
         .await;
@@ -525,22 +497,22 @@ mod moved {
         assert!(!waiting.is_finished());
         let before = guard.fence();
         guard.release().await.unwrap();
-        let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        let guard = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
         assert!(guard.fence() > before);
         guard.release().await.unwrap();
         until_nothing_is_left(&cluster).await;
     }
 
-    /// A server that nobody knew of when the pools connected.
+    /// A server that joined after the pools had connected.
     #[tokio::test]
-    async fn a_new_server_is_found_and_its_waiters_are_called() {
+    async fn a_new_server_is_found_and_its_waiters_are_notified() {
         let mut cluster = RedisCluster::start();
         let [ours, theirs] = two_pools(&cluster).await;
         cluster.join();
         let new = &cluster.nodes()[6];
         let slot = cluster.slot("{7}");
         let step = cluster.begin_move(slot, new);
-        // Sent on by the old owner, and on the way to the new one by itself.
+        // Redirected by the old owner at first, and then sent directly to the new one.
         let guard = ours.lock("{7}:a").fencing(false).acquire().await.unwrap();
         assert_eq!(new.cli(&["KEYS", "{7}:a"]), "{7}:a");
         guard.release().await.unwrap();
@@ -549,16 +521,16 @@ mod moved {
             let guard = ours.lock("{7}:b").acquire().await.unwrap();
             let waiting = theirs.lock("{7}:b").acquire();
             let waiting = tokio::spawn(waiting);
-            eventually_async(PATIENCE, "it stands in line", async || {
+            eventually_async(DEADLINE, "it is queued", async || {
                 !new.cli(&["KEYS", "*:lock_runtime:line"]).is_empty()
             })
             .await;
             let monitor = Monitor::start(new);
             guard.release().await.unwrap();
-            let guard = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+            let guard = timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
             let is_call = |name: String| matches!(&*name, "PUBLISH" | "SPUBLISH");
             let calls = monitor.settled().iter().filter(|ran| is_call(ran.name())).count();
-            assert!(calls > 0, "nobody was called in round {round}");
+            assert!(calls > 0, "no waiter was notified in round {round}");
             guard.release().await.unwrap();
         }
         until_nothing_is_left(&cluster).await;
@@ -588,7 +560,7 @@ mod moved {
         println!("{} grants, {moved} MOVED, {asked} ASK, {again} TRYAGAIN", history.grants().len());
         assert_eq!(errors, Vec::<String>::new());
         history.assert_safe();
-        assert!(moved > 0 && asked + again > 0, "the move met nobody");
+        assert!(moved > 0 && asked + again > 0, "the move met no request");
         until_nothing_is_left(&cluster).await;
     }
 }
@@ -601,24 +573,24 @@ mod killed {
         asked.map_or(2, |text| text.parse().expect("a number"))
     }
 
-    /// What a master grants in its last moment may not reach its replica: Redis Cluster itself loses such a lock,
-    /// and the fence is what tells the two holders apart.
+    /// A grant in the last moment of a master may not reach its replica: Redis Cluster itself loses such a lock, and
+    /// the fences distinguish the two holders.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_master_dies_and_its_locks_are_served_by_its_replica() {
         let cluster = RedisCluster::start();
         let load = Load::start(&cluster, |_| true).await;
-        let pool = connect(&cluster.url()).await;
+        let pool = patient(cluster.url(), TTL).await;
         let mut fences = Vec::new();
         for round in 0..failovers() {
             load.until_busy().await;
             let master = cluster.masters()[round % 3];
             let key = cluster.key_at("only", master);
             fences.push((key.clone(), cycle(&pool, &key).await));
-            // A release that does not reach the replica leaves the lock taken to the end of its ttl.
+            // A release that does not reach the replica leaves the lock taken until the end of its ttl.
             block_in_place(|| cluster.until_replicated(master));
             block_in_place(|| cluster.kill(master));
             let serves = Instant::now();
-            let fence = timeout(PATIENCE, cycle(&pool, &key)).await.unwrap();
+            let fence = timeout(DEADLINE, cycle(&pool, &key)).await.unwrap();
             let took = serves.elapsed();
             println!("failover {round}: served {took:?} after the cluster serves again");
             assert!(took < ms(5_000), "{took:?}");
@@ -647,7 +619,7 @@ mod killed {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_pool_says_that_a_master_is_down_until_it_is_replaced() {
         let cluster = RedisCluster::start();
-        let pool = connect(&cluster.url()).await;
+        let pool = patient(cluster.url(), TTL).await;
         pool.health().await.unwrap();
         let master = cluster.masters()[0];
         master.kill();
@@ -659,9 +631,9 @@ mod killed {
         .await;
     }
 
-    /// What is asked for together with its locks is answered all the same.
+    /// Requests sent together with its requests are answered all the same.
     #[tokio::test]
-    async fn a_frozen_master_holds_nobody_up_who_wants_locks_elsewhere() {
+    async fn a_frozen_master_delays_no_lock_elsewhere() {
         let cluster = RedisCluster::start();
         let store = open_backend(&cluster.url()).await.unwrap();
         let masters = cluster.masters();
@@ -675,7 +647,7 @@ mod killed {
         });
         let leases = claims.each_ref().map(AcquireRequest::lease);
         frozen.pause();
-        // As long as a pool gives a request; whoever has not answered by then has answered nothing.
+        // The request timeout of a pool: a later answer does not count.
         let answers = timeout(ms(1_000), store.acquire(&claims)).await.unwrap();
         assert!(matches!(answers[0], Err(ref error) if error.kind() == FailureKind::MaybeApplied));
         assert!(matches!(answers[1], Ok(AcquireOutcome::Acquired { .. })), "{answers:?}");
@@ -686,7 +658,7 @@ mod killed {
     }
 }
 
-/// Tasks of two pools that take and free a few locks, and record what they believe.
+/// Tasks of two pools that take and free a few locks, and record the validity of their leases.
 struct Load {
     keys: Vec<String>,
     dir: tempfile::TempDir,

@@ -35,7 +35,7 @@ async fn redis_cluster_for_a_user_with_the_permissions_that_the_errors_name() {
                 +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching +asking +cluster|slots";
     let cluster = RedisCluster::start_with(|config| config.config_line(user));
     let url = cluster.url_of("worker:secret");
-    // What it may not do is refused, and what it may is enough to wait in line.
+    // Other commands are refused, and the permitted ones are enough for the wait queue.
     let connect = || LockPool::builder(&url).key_prefix("app:").connect();
     let [one, other] = [connect().await.unwrap(), connect().await.unwrap()];
     for n in 0..20 {
@@ -43,7 +43,7 @@ async fn redis_cluster_for_a_user_with_the_permissions_that_the_errors_name() {
         let guard = one.lock(key.as_str()).acquire().await.unwrap();
         let waiting = tokio::spawn(other.lock(key.as_str()).acquire());
         let line = format!("{{*}}app:{key}:lock_runtime:line");
-        eventually_async(Duration::from_secs(5), "it stands in line", async || {
+        eventually_async(Duration::from_secs(5), "it is queued", async || {
             cluster.masters().iter().any(|node| !node.cli(&["KEYS", &line]).is_empty())
         })
         .await;

@@ -1,4 +1,4 @@
-//! What a pool says about a store that serves, but could lose locks.
+//! Warnings of a pool about a store that serves, but could lose locks.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -11,12 +11,12 @@ use lock_tests::{RedisServer, eventually, eventually_async};
 
 const NOISE: Duration = Duration::from_secs(5);
 
-/// A server that can lose nothing, as far as one can.
+/// A server with the safest possible settings.
 fn fit() -> Config {
     RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always")
 }
 
-/// What `health` says, and that the connect said it too, unless it can be known by `CONFIG` alone.
+/// The warnings of `health`; the connect logged them too, unless only `CONFIG` shows them.
 async fn warnings(server: &RedisServer) -> Vec<String> {
     let logs = Logs::global();
     let pool = LockPool::connect(&server.url()).await.unwrap();
@@ -30,7 +30,7 @@ async fn warnings(server: &RedisServer) -> Vec<String> {
             .filter(|line| line.contains(&address) && line.contains("WARN lock_runtime"))
             .collect()
     };
-    eventually(Duration::from_secs(10), "all warnings are told", || logged().len() >= told);
+    eventually(Duration::from_secs(10), "all warnings are logged", || logged().len() >= told);
     let logged = logged();
     assert_eq!(logged.len(), told, "{logged:#?} {warnings:#?}");
     for warning in &warnings {
@@ -61,14 +61,14 @@ async fn eviction() {
     );
     let endless = fit().arg("maxmemory-policy", "allkeys-lfu").start();
     is_one(&warnings(&endless).await, &["would drop locks if", "`allkeys-lfu`"]);
-    // Nothing is dropped: writes are refused, which is told by an error.
+    // Nothing is dropped: writes are refused, which is an error.
     let strict = fit().arg("maxmemory", "100mb").start();
     assert_eq!(warnings(&strict).await, Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn persistence() {
-    // The bench's servers keep nothing.
+    // The servers of the harness keep nothing.
     is_one(
         &warnings(&RedisServer::start()).await,
         &["keeps nothing on disk", "appendonly yes", "fences"],
@@ -97,9 +97,9 @@ async fn what_changes_later_is_in_the_next_health() {
     assert!(health.warnings[0].to_string().contains("allkeys-random"), "{health:?}");
 }
 
-/// Nothing is said of what could not be seen, and everything works.
+/// There is no warning about invisible settings, and everything works.
 #[tokio::test]
-async fn a_user_who_may_not_ask() {
+async fn a_user_without_diagnostic_permissions() {
     let may =
         "~* &* -@all +set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select";
     let server = RedisServer::builder()
@@ -122,8 +122,8 @@ async fn a_user_who_may_not_ask() {
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_not_healthy() {
     let server = RedisServer::start();
-    let patience = Duration::from_millis(300);
-    let pool = LockPool::builder(server.url()).request_timeout(patience).connect().await.unwrap();
+    let limit = Duration::from_millis(300);
+    let pool = LockPool::builder(server.url()).request_timeout(limit).connect().await.unwrap();
     server.pause();
     let error = tokio::time::timeout(NOISE, pool.health()).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("did not answer in time"), "{error}");
@@ -133,13 +133,13 @@ async fn a_store_that_does_not_answer_is_not_healthy() {
 #[tokio::test]
 async fn a_connect_asks_once() {
     let server = RedisServer::start();
-    // The test's own question is not in the answer yet.
+    // The request of the test itself is not in the answer yet.
     server.cli(&["CONFIG", "RESETSTAT"]);
     let pool = LockPool::connect(&server.url()).await.unwrap();
     let stats = server.cli(&["INFO", "commandstats"]);
     assert!(stats.contains("cmdstat_info:calls=1,"), "{stats}");
     assert!(!stats.contains("cmdstat_config|get"), "{stats}");
-    // A connection that comes back is no news.
+    // A reconnect logs no warning again.
     server.kill_clients();
     eventually_async(NOISE, "it serves again", async || {
         pool.lock("order:7").wait(Duration::ZERO).acquire().await.is_ok()

@@ -1,8 +1,8 @@
-//! A lock shared with the libraries of other languages: redis-py, node-redlock, redsync, rslock. Nobody is
-//! inside beside a foreign one, in either direction; who waits gets its turn soon after the other's
-//! release, and what others have written is left alone.
+//! A lock shared with the libraries of other languages: redis-py, node-redlock, redsync, rslock. No two clients are
+//! inside together, in either direction. A waiter is served soon after a foreign release, and foreign values stay
+//! unchanged.
 //!
-//! `tests/foreign` has the programs, `tests/foreign/install.sh` gets the libraries.
+//! The programs are in `tests/foreign`; `tests/foreign/install.sh` installs the libraries.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -10,27 +10,24 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{LockGuard, LockPool, Wait};
-use lock_tests::{Prompt, RedisServer, Worker, eventually_async};
+use lock_tests::prelude::*;
+use lock_tests::{Latency, RedisServer, Worker, eventually_async};
 use redis::AsyncCommands;
 use rslock::LockManager;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Of theirs and of ours; nothing here waits as long.
+/// Of foreign leases and of this library; no test waits as long.
 const TTL: Duration = ms(30_000);
-const PATIENCE: Duration = ms(10_000);
-/// Of a third of all rounds. A client that asks regularly, ours every 400 ms on average, is later.
+const DEADLINE: Duration = ms(10_000);
+/// The limit of a third of all rounds. A polling client, with 400 ms on average in this library, is later.
 const PROMPT: Duration = ms(120);
 const ROUNDS: usize = 5;
 const KEY: &str = "order:7";
-const LINE: &str = "order:7:lock_runtime:line";
+const QUEUE: &str = "order:7:lock_runtime:line";
 const COUNT: &str = "order:7:count";
 
-/// A library of others, with one lock of it.
+/// A foreign library, with one lock of it.
 enum Foreign {
     Program { worker: Worker, read: usize },
     Rslock(Box<Rslock>),
@@ -42,11 +39,11 @@ struct Rslock {
     held: Option<rslock::Lock>,
 }
 
-/// What has become of their release.
+/// The outcome of a foreign release.
 #[derive(Debug, PartialEq)]
 enum Freed {
     Yes,
-    /// It was not theirs any more.
+    /// The client did not hold it any more.
     No,
 }
 
@@ -92,7 +89,7 @@ fn rslock(server: &RedisServer) -> Foreign {
     Foreign::Rslock(Box::new(Rslock { locks, client, held: None }))
 }
 
-/// `None` where the installation says why there is none.
+/// `None` if the installation recorded a reason for its absence.
 fn redsync(server: &RedisServer) -> Option<Foreign> {
     let why = installed("node").with_file_name("redsync.left_out");
     if let Ok(why) = std::fs::read_to_string(why) {
@@ -103,7 +100,7 @@ fn redsync(server: &RedisServer) -> Option<Foreign> {
 }
 
 impl Foreign {
-    /// Sends a line and returns the answer to it.
+    /// Sends a command line and returns the answer.
     async fn ask(&mut self, line: &str) -> String {
         let Self::Program { worker, read } = self else { panic!("it is no program") };
         worker.send_line(line);
@@ -163,7 +160,7 @@ impl Foreign {
         }
     }
 
-    /// Adds one, so often, under the lock and by that alone protected.
+    /// Adds one so many times, protected only by the lock.
     async fn count(&mut self, times: usize) {
         match self {
             Self::Program { .. } => {
@@ -188,10 +185,6 @@ async fn add_one(client: &mut redis::aio::MultiplexedConnection) {
     let (): () = client.set(COUNT, count.unwrap_or_default() + 1).await.unwrap();
 }
 
-async fn connect(server: &RedisServer) -> LockPool {
-    LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
-}
-
 fn come(pool: &LockPool, fencing: bool) -> JoinHandle<(Instant, LockGuard)> {
     let acquiring = pool.lock(KEY).fencing(fencing).acquire();
     tokio::spawn(async move {
@@ -200,18 +193,11 @@ fn come(pool: &LockPool, fencing: bool) -> JoinHandle<(Instant, LockGuard)> {
     })
 }
 
-async fn soon<T>(what: &str, task: JoinHandle<T>) -> T {
-    match timeout(PATIENCE, task).await {
-        Ok(done) => done.unwrap(),
-        Err(_) => panic!("not within {PATIENCE:?}: {what}"),
-    }
-}
-
-/// Until one waits, as it does for long.
+/// Waits until one waiter is queued and watches the key.
 async fn until_it_waits(server: &RedisServer) {
-    eventually_async(PATIENCE, "one stands in line", async || server.cli(&["ZCARD", LINE]) == "1")
+    eventually_async(DEADLINE, "one is queued", async || server.cli(&["ZCARD", QUEUE]) == "1")
         .await;
-    eventually_async(PATIENCE, "the key is watched", async || {
+    eventually_async(DEADLINE, "the key is watched", async || {
         !server.cli(&["INFO", "stats"]).contains("tracking_total_keys:0")
     })
     .await;
@@ -222,10 +208,10 @@ fn median(mut spans: Vec<Duration>) -> Duration {
     spans[spans.len() / 2]
 }
 
-/// They hold, we wait.
+/// The foreign client holds, this library waits.
 async fn they_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
-    let pool = connect(server).await;
-    let mut took = Prompt::below(PROMPT, 3);
+    let pool = patient(server.url(), TTL).await;
+    let mut took = Latency::below(PROMPT, 3);
     for round in 0.. {
         if !took.wants_more() {
             break;
@@ -238,40 +224,40 @@ async fn they_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
         }
         let waiting = come(&pool, round % 2 == 0);
         until_it_waits(server).await;
-        assert_eq!(server.cli(&["GET", KEY]), value, "their value is left alone");
+        assert_eq!(server.cli(&["GET", KEY]), value, "the foreign value is unchanged");
         assert!(!waiting.is_finished());
         let freed = Instant::now();
         assert_eq!(theirs.free().await, Freed::Yes);
-        let (got, guard) = soon("we get it", waiting).await;
+        let (got, guard) = within(DEADLINE, "this library gets it", waiting).await.unwrap();
         took.push(got.saturating_duration_since(freed));
-        assert!(!theirs.try_lock().await, "we hold it");
+        assert!(!theirs.try_lock().await, "this library holds it");
         guard.release().await.unwrap();
     }
-    println!("{library} lets go: we are in after {took}");
+    println!("{library} releases: this library is in after {took}");
 }
 
-/// We hold, they wait, beside one of ours.
+/// This library holds; a foreign client and a pool of this library wait.
 async fn we_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
-    let (ours, others) = (connect(server).await, connect(server).await);
+    let (ours, others) = (patient(server.url(), TTL).await, patient(server.url(), TTL).await);
     let mut took = Vec::new();
     for round in 0..ROUNDS {
         let guard = ours.lock(KEY).fencing(round % 2 == 0).acquire().await.unwrap();
-        assert!(!theirs.try_lock().await, "we hold it");
+        assert!(!theirs.try_lock().await, "this library holds it");
         let ours_too = (round % 2 == 1).then(|| come(&others, true));
         if ours_too.is_some() {
-            eventually_async(PATIENCE, "one of ours is in line", async || {
-                server.cli(&["ZCARD", LINE]) == "1"
+            eventually_async(DEADLINE, "a waiter of this library is queued", async || {
+                server.cli(&["ZCARD", QUEUE]) == "1"
             })
             .await;
         }
-        assert!(!theirs.try_lock().await, "we hold it, and one of ours waits");
+        assert!(!theirs.try_lock().await, "this library holds it and another pool waits");
         let release = async {
-            // They ask every 20 ms: by now they wait.
+            // The foreign client polls every 20 ms: it waits by now.
             tokio::time::sleep(ms(100)).await;
             let freed = Instant::now();
             guard.release().await.unwrap();
             if let Some(ours) = ours_too {
-                soon("ours", ours).await.1.release().await.unwrap();
+                within(DEADLINE, "ours", ours).await.unwrap().1.release().await.unwrap();
             }
             freed
         };
@@ -280,18 +266,18 @@ async fn we_hold(library: &str, server: &RedisServer, theirs: &mut Foreign) {
         assert!(ours.lock(KEY).try_acquire().await.unwrap().is_none(), "they hold it");
         assert_eq!(theirs.free().await, Freed::Yes);
     }
-    println!("we let go: {library} is in after {took:?}");
-    assert!(median(took) < PATIENCE);
+    println!("this library releases: {library} is in after {took:?}");
+    assert!(median(took) < DEADLINE);
 }
 
-/// Somebody deletes the key under who holds it.
+/// The key is deleted during a hold.
 async fn an_operator_deletes(server: &RedisServer, theirs: &mut Foreign) {
-    let pool = connect(server).await;
+    let pool = patient(server.url(), TTL).await;
     assert!(theirs.try_lock().await);
     let waiting = come(&pool, true);
     until_it_waits(server).await;
     assert_eq!(server.cli(&["DEL", KEY]), "1");
-    let (_, guard) = soon("we get what was deleted", waiting).await;
+    let (_, guard) = within(DEADLINE, "this library gets the deleted lock", waiting).await.unwrap();
     assert_eq!(theirs.free().await, Freed::No);
     guard.verify().await.unwrap();
 
@@ -299,23 +285,29 @@ async fn an_operator_deletes(server: &RedisServer, theirs: &mut Foreign) {
     theirs.lock().await;
     let value = server.cli(&["GET", KEY]);
     assert!(guard.release().await.unwrap_err().is_lost());
-    assert_eq!(server.cli(&["GET", KEY]), value, "what is theirs is left alone");
+    assert_eq!(server.cli(&["GET", KEY]), value, "the foreign value is unchanged");
     assert_eq!(theirs.free().await, Freed::Yes);
-    // A lock of theirs without a time limit: waited for until somebody ends it.
+    // A foreign lock without a time limit: it is waited for until it is deleted.
     assert!(theirs.try_lock().await);
     assert_eq!(server.cli(&["PERSIST", KEY]), "1");
     let waiting = come(&pool, false);
     until_it_waits(server).await;
     assert!(!waiting.is_finished());
     assert_eq!(theirs.free().await, Freed::Yes);
-    soon("we get what had no limit", waiting).await.1.release().await.unwrap();
+    within(DEADLINE, "this library gets the lock that had no limit", waiting)
+        .await
+        .unwrap()
+        .1
+        .release()
+        .await
+        .unwrap();
 }
 
 async fn everything(library: &str, server: &RedisServer, mut theirs: Foreign) {
     they_hold(library, server, &mut theirs).await;
     we_hold(library, server, &mut theirs).await;
     an_operator_deletes(server, &mut theirs).await;
-    eventually_async(PATIENCE, "nothing is left", async || server.cli(&["EXISTS", KEY]) == "0")
+    eventually_async(DEADLINE, "nothing is left", async || server.cli(&["EXISTS", KEY]) == "0")
         .await;
 }
 
@@ -345,9 +337,9 @@ async fn with_rslock() {
     everything("rslock", &server, rslock(&server)).await;
 }
 
-/// Ours wait by asking alone, for one who has no time limit.
+/// This library waits by polling alone, for a holder without a time limit.
 #[tokio::test]
-async fn who_may_hear_nothing_waits_by_asking() {
+async fn a_user_without_channels_polls() {
     let server = RedisServer::builder()
         .config_line("user deaf on >secret ~* resetchannels +@all -client|tracking")
         .start();
@@ -364,16 +356,16 @@ async fn who_may_hear_nothing_waits_by_asking() {
             line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0_u64)
         };
         let before = looks();
-        eventually_async(PATIENCE, "it asks again", async || looks() >= before + 2).await;
+        eventually_async(DEADLINE, "it polls again", async || looks() >= before + 2).await;
         assert!(!waiting.is_finished());
         assert_eq!(theirs.free().await, Freed::Yes);
-        soon("we get it", waiting).await.1.release().await.unwrap();
+        within(DEADLINE, "this library gets it", waiting).await.unwrap().1.release().await.unwrap();
     }
 }
 
-/// All of them at once count under one lock; two inside would lose an addition.
+/// All clients count under one lock at the same time; two inside would lose an addition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_inside_beside_another() {
+async fn no_two_libraries_are_inside_together() {
     const TIMES: usize = 25;
     let server = RedisServer::start();
     let mut foreign = vec![redis_py(&server), node_redlock(&server), rslock(&server)];
@@ -385,7 +377,7 @@ async fn nobody_is_inside_beside_another() {
         sum += TIMES;
     }
     for fencing in [false, true] {
-        let pool = connect(&server).await;
+        let pool = patient(server.url(), TTL).await;
         let client = redis::Client::open(server.url()).unwrap();
         let mut client = client.get_multiplexed_async_connection().await.unwrap();
         everybody.spawn(async move {
@@ -397,6 +389,6 @@ async fn nobody_is_inside_beside_another() {
         });
         sum += TIMES;
     }
-    timeout(6 * PATIENCE, everybody.join_all()).await.expect("nobody starves");
+    timeout(6 * DEADLINE, everybody.join_all()).await.expect("no client starves");
     assert_eq!(server.cli(&["GET", COUNT]), sum.to_string());
 }

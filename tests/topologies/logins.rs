@@ -1,4 +1,4 @@
-//! How a pool gets in: passwords that change, Unix sockets, Valkey's schemes, certificates that no authority vouches for.
+//! Logins: changing passwords, Unix sockets, Valkey's schemes, certificates without a known authority.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -9,21 +9,18 @@ use std::time::Duration;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Credentials, ErrorKind, LockPool, PoolBuilder, Wait};
 use lock_tests::logs::Logs;
+use lock_tests::prelude::*;
 use lock_tests::sentinel::Passwords;
 use lock_tests::server::Config;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::{Quorum, RedisCluster, RedisServer, Watched, eventually_async};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 const SOON: Duration = ms(30_000);
 const LONG: Duration = ms(120_000);
 const OLD: &str = "c4n4ry-one";
 const NEW: &str = "c4n4ry-two";
 
-/// What a provider gives, and how often it is asked.
+/// The credentials of a provider, and the number of its calls.
 #[derive(Clone)]
 struct Vault {
     password: Arc<Mutex<String>>,
@@ -57,7 +54,7 @@ fn with_worker(config: Config) -> Config {
     config.config_line(&format!("user worker on >{OLD} ~* &* +@all"))
 }
 
-/// At the server the old password is over, also for those that are logged in.
+/// The server rejects the old password, also on connections that are logged in.
 fn rotate(servers: &[&RedisServer]) {
     for server in servers {
         assert_eq!(
@@ -72,7 +69,7 @@ fn is_redacted(text: &str) {
     assert!(!text.contains("c4n4ry"), "{text}");
 }
 
-/// A lock that is held outlives the change, and the pool never has to be built again.
+/// A held lock outlives the change, and the pool need not be built again.
 async fn outlives_a_rotation(url: &str, servers: &[&RedisServer]) {
     let vault = Vault::new();
     let builder = vault.builder(url);
@@ -83,7 +80,7 @@ async fn outlives_a_rotation(url: &str, servers: &[&RedisServer]) {
     assert!(asked > 0);
 
     rotate(servers);
-    eventually_async(SOON, "the provider is asked again", async || vault.asked() > asked).await;
+    eventually_async(SOON, "the provider is called again", async || vault.asked() > asked).await;
     eventually_async(SOON, "the old password is refused", async || {
         let refused = pool.lock("other").fencing(false).wait(Duration::ZERO).acquire().await;
         let Err(error) = refused else { return false };
@@ -193,7 +190,7 @@ mod provider {
         assert!(says.iter().all(|says| text.contains(says)), "{text}");
     }
 
-    /// A provider that blocks its thread keeps nothing else of the process from being renewed.
+    /// A provider that blocks its thread delays no renewal of the process.
     #[tokio::test]
     async fn that_blocks_holds_up_no_renewal() {
         let server = RedisServer::start();
@@ -285,7 +282,7 @@ async fn the_schemes_of_valkey() {
     pool.lock("k").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A certificate that is expired, for another name, and by an authority that is not known.
+/// A certificate that is expired, for another name, and of an unknown authority.
 fn untrusted() -> RedisServer {
     let authority = Authority::new();
     let tls = Tls::new(&authority).server(authority.issue_expired(&["elsewhere"]));

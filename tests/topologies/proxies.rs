@@ -1,4 +1,4 @@
-//! Redis behind proxies that know a part of its commands, and hang up on the others.
+//! Redis behind proxies that know a part of its commands, and close the connection on the others.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -53,7 +53,7 @@ async fn a_waiter_behind_it_polls_until_it_is_its_turn() {
     let pools = [
         LockPool::builder(proxy.url()).wait(LONG).connect().await.unwrap(),
         LockPool::builder(proxy.url()).wait(LONG).connect().await.unwrap(),
-        // With pushes, past the proxy.
+        // With pushes, without the proxy.
         LockPool::builder(server.url()).wait(LONG).connect().await.unwrap(),
     ];
     let before = proxy.hang_ups();
@@ -69,7 +69,7 @@ async fn a_waiter_behind_it_polls_until_it_is_its_turn() {
             monitor.lines().iter().skip(at).filter(|ran| ran.name().starts_with("EVAL")).count()
         };
         let seen = monitor.lines().len();
-        eventually_async(SOON, "the waiter asks", async || asked(seen) >= 2).await;
+        eventually_async(SOON, "the waiter polls", async || asked(seen) >= 2).await;
         assert!(!waiting.is_finished());
         held.release().await.unwrap();
         waiting.await.unwrap().release().await.unwrap();
@@ -100,7 +100,7 @@ async fn it_comes_back_after_the_proxy_was_away() {
 }
 
 #[tokio::test]
-async fn a_password_goes_through_and_a_wrong_one_is_told() {
+async fn a_password_goes_through_and_a_wrong_one_is_reported() {
     let server = RedisServer::builder().password("pw").start();
     let proxy = FaultProxy::start(&server);
     proxy.know_only(nutcracker);
@@ -125,7 +125,7 @@ async fn a_proxy_that_hangs_up_later_is_noticed_too() {
     assert_eq!(proxy.hang_ups(), before);
 }
 
-/// What goes down as it is greeted is not taken for a proxy: it would be polled ever after.
+/// A server that disappears during the greeting is not taken for a proxy, which would be polled from then on.
 #[tokio::test]
 async fn a_connection_that_breaks_while_it_is_made_is_no_proxy() {
     for command in ["HELLO", "SUBSCRIBE", "EVAL"] {
@@ -166,7 +166,7 @@ async fn a_proxy_through_which_no_lock_can_be_freed_safely_is_refused() {
         }
         assert_eq!(server.cli(&["DBSIZE"]), "0");
     }
-    // Asked for scripts, it is told that there are none.
+    // With `scripts=on` the error states that there are none.
     let (_server, proxy) = behind(without_scripts);
     let error = LockPool::connect(&format!("{}?scripts=on", proxy.url())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);

@@ -1,4 +1,4 @@
-//! `?replicas=n`: no grant is believed in that n replicas do not have.
+//! `?replicas=n`: a grant is valid only if n replicas have it.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -6,24 +6,20 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::sentinel::FakeSentinel;
 use lock_tests::{Monitor, RedisServer, eventually_async};
 
 const KEY: &str = "order:7";
 const NOISE: Duration = Duration::from_secs(5);
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// A master and its replicas, in step.
+/// A master and its replicas, in sync.
 async fn servers(replicas: usize) -> (RedisServer, Vec<RedisServer>) {
     let master = RedisServer::builder().arg("repl-diskless-sync-delay", "0").start();
     let follow = format!("replicaof 127.0.0.1 {}", master.port());
     let replicas: Vec<_> =
         (0..replicas).map(|_| RedisServer::builder().config_line(&follow).start()).collect();
-    // A master that never had a replica counts no writes, and then takes one that is still loading for one that
-    // is in step.
+    // A master that never had a replica counts no writes, and then takes a loading replica for one that is in sync.
     eventually_async(ms(30_000), "the replicas are in step", async || {
         let info = master.cli(&["INFO", "replication"]);
         if info.matches("state=online").count() < replicas.len() {
@@ -59,7 +55,7 @@ async fn a_replica_has_what_is_granted() {
         for _ in 0..50 {
             let request = pool.lock(KEY).fencing(fencing);
             let guard = request.acquire().await.unwrap();
-            // At once, without a look at the master.
+            // At once, without a request to the master.
             assert_eq!(replicas[0].cli(&["EXISTS", KEY]), "1");
             guard.release().await.unwrap();
         }
@@ -85,15 +81,16 @@ async fn a_replica_that_hangs() {
     assert!(text.contains("0 of the 1 replicas"), "{text}");
     assert!(text.contains("INFO replication"), "{text}");
     is_free(&master).await;
-    // Who holds it already goes on: renewals do not wait.
+    // Existing holders continue: renewals do not wait.
     replicas[0].resume();
     let guard = pool.lock(KEY).ttl(ms(400)).wait(NOISE).acquire().await.unwrap();
     replicas[0].pause();
     tokio::time::timeout(ms(1_200), guard.lost()).await.unwrap_err();
     guard.release().await.unwrap();
-    // Back again while one waits.
+    // The replicas return during a wait.
     let waiting = tokio::spawn(pool.lock(KEY).wait(ms(20_000)).acquire());
-    eventually_async(NOISE, "it asks", async || master.cli(&["EXISTS", KEY]) == "1").await;
+    eventually_async(NOISE, "it sends a request", async || master.cli(&["EXISTS", KEY]) == "1")
+        .await;
     replicas[0].resume();
     waiting.await.unwrap().unwrap().release().await.unwrap();
     is_free(&master).await;
@@ -111,7 +108,7 @@ async fn fewer_than_wanted() {
     is_free(&alone).await;
 }
 
-/// The caller is gone at any moment: nothing is left behind.
+/// The caller leaves at any moment: nothing remains.
 #[tokio::test]
 async fn a_caller_that_gives_up() {
     let (master, replicas) = servers(1).await;
@@ -129,7 +126,7 @@ async fn a_caller_that_gives_up() {
     is_free(&master).await;
 }
 
-/// One `WAIT` speaks for all that have come meanwhile, and holds up nothing else.
+/// One `WAIT` covers all requests that came meanwhile, and delays nothing else.
 #[tokio::test]
 async fn many_at_once_share_the_wait() {
     const MANY: usize = 200;
@@ -140,7 +137,7 @@ async fn many_at_once_share_the_wait() {
     replicas[0].pause();
     let request = |n: usize| pool.lock(format!("key:{n}")).wait(ms(20_000)).acquire();
     let asked: Vec<_> = (0..MANY).map(|n| tokio::spawn(request(n))).collect();
-    eventually_async(NOISE, "all have asked", async || {
+    eventually_async(NOISE, "all have sent a request", async || {
         master.cli(&["DBSIZE"]).parse::<usize>().unwrap() >= MANY
     })
     .await;
@@ -155,7 +152,7 @@ async fn many_at_once_share_the_wait() {
     assert!((1..MANY / 4).contains(&waits), "{waits}");
 }
 
-/// The two connections may be to two servers for a moment: a master, and the one that was it.
+/// The two connections may be to two servers for a moment: the master and the former master.
 #[tokio::test]
 async fn what_another_server_has_does_not_count() {
     let (old, _old_replicas) = servers(1).await;
@@ -176,7 +173,7 @@ async fn what_another_server_has_does_not_count() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_wait_learns_it_at_the_connect() {
+async fn a_user_without_wait_is_rejected_at_connect() {
     let user = "user worker on >secret ~* &* +@all -wait";
     let server = RedisServer::builder().config_line(user).start();
     let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());

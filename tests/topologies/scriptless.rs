@@ -1,4 +1,4 @@
-//! Redis for users, and behind proxies, that may not run scripts: the same locks by plain commands.
+//! Redis without scripts, because of the user or of a proxy: the same locks by plain commands.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -12,19 +12,19 @@ use lock_tests::{FaultProxy, Monitor, RedisServer, eventually, eventually_async}
 
 const KEY: &str = "order:42";
 const SOON: Duration = Duration::from_secs(10);
-/// Far longer than a test takes: what is gone before has been cleaned up.
+/// Far longer than a test takes: a key that is gone earlier was cleaned up.
 const LONG: Duration = Duration::from_secs(60);
 /// How long one request may take.
 /// Twice that is for a release that is not answered, and then for a new connection on a busy machine.
-const PATIENCE: Duration = Duration::from_millis(800);
-/// By hand, as it was never a token of ours.
-const STRANGER: &str = "somebody else";
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(800);
+/// A value that is no owner token of this library.
+const STRANGER: &str = "another client";
 
 fn off(url: &str) -> String {
     format!("{url}?scripts=off")
 }
 
-/// A server whose user `worker` may do what `rules` say, and the URL for it.
+/// A server with a user `worker` with these ACL `rules`, and its URL.
 fn server_for(rules: &str) -> (RedisServer, String) {
     let server =
         RedisServer::builder().config_line(&format!("user worker on >pw ~* &* {rules}")).start();
@@ -32,7 +32,7 @@ fn server_for(rules: &str) -> (RedisServer, String) {
     (server, url)
 }
 
-/// A client behind a faulty wire, and one beside it.
+/// A client behind a faulty proxy, and one with a direct connection.
 struct Bench {
     server: RedisServer,
     proxy: FaultProxy,
@@ -45,7 +45,7 @@ impl Bench {
         let server = RedisServer::start();
         let proxy = FaultProxy::start(&server);
         let builder = |url: &str| LockPool::builder(off(url)).ttl(LONG);
-        let pool = builder(proxy.url()).request_timeout(PATIENCE).connect().await.unwrap();
+        let pool = builder(proxy.url()).request_timeout(REQUEST_TIMEOUT).connect().await.unwrap();
         let other = builder(&server.url()).connect().await.unwrap();
         Self { server, proxy, pool, other }
     }
@@ -67,8 +67,8 @@ impl Bench {
         self.server.cli(&["SET", KEY, STRANGER, "PX", "60000"]);
     }
 
-    /// Nobody has touched what the stranger holds.
-    fn is_still_the_strangers(&self) {
+    /// Whether the key of the stranger is unchanged.
+    fn is_still_held_by_the_stranger(&self) {
         assert_eq!(self.holder(), STRANGER);
         let left: u64 = self.server.cli(&["PTTL", KEY]).parse().unwrap();
         assert!(left > 30_000, "{left} ms left");
@@ -114,7 +114,7 @@ async fn the_suite_passes_with_nothing_but_the_needed_commands_and_without_pushe
 }
 
 #[tokio::test]
-async fn the_mode_is_told_once_and_stays_visible() {
+async fn the_mode_is_logged_once_and_stays_visible() {
     let logs = Logs::global();
     let (server, url) = server_for("+@all -@scripting");
     let pool = LockPool::connect(&url).await.unwrap();
@@ -123,7 +123,7 @@ async fn the_mode_is_told_once_and_stays_visible() {
         let told = logs.lines_with("without scripts");
         told.into_iter().filter(|line| line.contains(&at)).collect()
     };
-    eventually(Duration::from_secs(10), "it is told", || !told().is_empty());
+    eventually(Duration::from_secs(10), "it is logged", || !told().is_empty());
     let told = told();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("WARN") && told[0].contains("NOPERM"), "{told:?}");
@@ -133,7 +133,7 @@ async fn the_mode_is_told_once_and_stays_visible() {
     for says in [&*at, "no scripts", "no fences", "NOPERM", "`EVAL`"] {
         assert!(warnings[0].contains(says), "{warnings:?}");
     }
-    // A server that runs scripts has nothing to warn of.
+    // A server that runs scripts causes no warning.
     let server = RedisServer::start();
     let pool = LockPool::connect(&server.url()).await.unwrap();
     let warnings = pool.health().await.unwrap().warnings;
@@ -212,10 +212,10 @@ async fn processes_with_and_without_scripts_exclude_each_other_and_take_turns() 
 }
 
 #[tokio::test]
-async fn a_release_wakes_who_waits() {
+async fn a_release_wakes_the_waiter() {
     let bench = Bench::new().await;
     let held = bench.other.lock(KEY).fencing(false).acquire().await.unwrap();
-    // Polling would ask more often than a test can wait for.
+    // Polling would take longer than the limit of the test.
     let request = bench.pool.lock(KEY).fencing(false).wait(LONG).acquire();
     let waiting = tokio::spawn(async move { request.await.unwrap() });
     let asked = || bench.server.cli(&["INFO", "commandstats"]).contains("cmdstat_client|caching:");
@@ -237,7 +237,7 @@ async fn a_held_lock_is_renewed_and_a_stolen_one_is_lost() {
     let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
     assert_eq!(lost.kind(), ErrorKind::Lost);
     assert!(guard.release().await.unwrap_err().is_lost());
-    bench.is_still_the_strangers();
+    bench.is_still_held_by_the_stranger();
 }
 
 #[tokio::test]
@@ -251,7 +251,7 @@ async fn a_key_is_kept_for_its_min_hold() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_told_and_left_alone() {
+async fn a_key_of_another_type_is_reported_and_left_unchanged() {
     let bench = Bench::new().await;
     bench.server.cli(&["HSET", KEY, "uuid:1", "1"]);
     for keys in [vec![KEY], vec![KEY, "order:43"]] {
@@ -262,7 +262,7 @@ async fn a_key_of_another_type_is_told_and_left_alone() {
     assert_eq!(bench.server.cli(&["EXISTS", "order:43"]), "0");
 }
 
-/// The server has granted; the client does not know.
+/// The server has granted; the reply is lost.
 #[tokio::test]
 async fn a_grant_whose_reply_is_lost_is_found_again() {
     for action in [Action::DropReply, Action::CutBeforeReply, Action::CutBeforeForward] {
@@ -335,7 +335,7 @@ async fn a_release_whose_reply_is_lost_is_repeated() {
     }
 }
 
-/// Between what a release reads and what it writes the lock is over, and somebody else has it.
+/// Between the read and the write of a release the lock expires, and another client takes it.
 #[tokio::test]
 async fn a_lock_that_changes_hands_while_it_is_released_is_not_freed() {
     let bench = Bench::new().await;
@@ -345,14 +345,14 @@ async fn a_lock_that_changes_hands_while_it_is_released_is_not_freed() {
     bench.until_sprung(&trap).await;
     bench.is_stolen();
     bench.proxy.release_held();
-    // After a try without an answer "not there" may be that try's doing, and is no error.
+    // After a try without an answer, "not there" may be the effect of that try, and is no error.
     let _ = releasing.await.unwrap();
-    bench.is_still_the_strangers();
+    bench.is_still_held_by_the_stranger();
 }
 
-/// The same, and the transaction arrives when its sender has given it up.
+/// The same, and the transaction arrives after its sender has given up.
 #[tokio::test]
-async fn a_late_release_does_not_free_what_is_somebody_elses_by_then() {
+async fn a_late_release_does_not_free_a_lock_of_another_owner() {
     let bench = Bench::new().await;
     let guard = bench.pool.lock(KEY).fencing(false).acquire().await.unwrap();
     let trap = bench.proxy.on_next(named("MULTI"), Action::HoldRequest);
@@ -403,7 +403,7 @@ async fn several_keys_are_taken_in_one_transaction_or_not_at_all() {
     let error = asking.await.unwrap().unwrap_err();
     assert!(error.is_conflict(), "{error}");
     assert_eq!(bench.server.cli(&["EXISTS", "order:1", "order:2"]), "0");
-    bench.is_still_the_strangers();
+    bench.is_still_held_by_the_stranger();
     bench.server.cli(&["DEL", KEY]);
     // All of them were taken, and the answer is lost.
     for action in [Action::DropReply, Action::CutBeforeReply] {
@@ -418,7 +418,7 @@ async fn several_keys_are_taken_in_one_transaction_or_not_at_all() {
     }
 }
 
-/// Two exchanges on one connection would write over each other's watch.
+/// Two exchanges on one connection would overwrite the watch of each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_counts_right() {
     let server = RedisServer::start();
@@ -490,9 +490,8 @@ async fn releases_of_many_tasks_do_not_wait_for_each_other() {
     const TASKS: u64 = 100;
     let server = RedisServer::start();
     let proxy = FaultProxy::start(&server);
-    let patience = Duration::from_secs(2);
-    let builder =
-        LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).request_timeout(patience);
+    let limit = Duration::from_secs(2);
+    let builder = LockPool::builder(off(proxy.url())).ttl(LONG).wait(LONG).request_timeout(limit);
     let pool = builder.connect().await.unwrap();
     let mut guards = Vec::new();
     for n in 0..TASKS {

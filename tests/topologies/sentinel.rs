@@ -1,4 +1,4 @@
-//! A master that sentinels watch, and that is another one from time to time.
+//! A master that sentinels watch, and failovers.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::sentinel::{FakeSentinel, Passwords, SERVICE, Watched, role};
 use lock_tests::{RedisServer, eventually_async};
 
@@ -17,12 +18,8 @@ const KEYS: u64 = 4;
 const TASKS: u64 = 8;
 /// Of each kind; `LOCK_FAILOVERS` sets another number.
 const FAILOVERS: u64 = 2;
-/// From the moment that the sentinels name another master.
+/// Counted from the moment when the sentinels name another master.
 const RECOVERY: Duration = Duration::from_secs(5);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_conforms_with_passwords_on_both() {
@@ -33,7 +30,7 @@ async fn it_conforms_with_passwords_on_both() {
     let master = watched.master().unwrap();
     assert_ne!(master.cli(&["GET", "lock_runtime:fence"]), "(nil)", "the locks were in the master");
 
-    // Each password is for its own side.
+    // Each password belongs to one side.
     for (server, sentinel, says) in [
         (
             Some("m4ster"),
@@ -77,9 +74,9 @@ async fn errors_say_which_side_it_is() {
     assert!(unknown.contains("sentinel monitor"), "{unknown}");
 
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let nobody = text(&format!("redis+sentinel://127.0.0.1:{free},127.0.0.1:{free}/m")).await;
-    assert!(nobody.contains("no sentinel of `m` is reachable"), "{nobody}");
-    assert!(nobody.contains("refused") && nobody.contains("26379"), "{nobody}");
+    let unreachable = text(&format!("redis+sentinel://127.0.0.1:{free},127.0.0.1:{free}/m")).await;
+    assert!(unreachable.contains("no sentinel of `m` is reachable"), "{unreachable}");
+    assert!(unreachable.contains("refused") && unreachable.contains("26379"), "{unreachable}");
 
     let server = text(&format!("redis+sentinel://127.0.0.1:{}/m", master.port())).await;
     assert!(server.contains("is not a sentinel"), "{server}");
@@ -89,7 +86,7 @@ async fn errors_say_which_side_it_is() {
     let silent = text(&format!("redis+sentinel://127.0.0.1:{port}/m")).await;
     assert!(silent.contains("no sentinel of `m`"), "{silent}");
 
-    // One of three is enough, whichever.
+    // Any one of three is enough.
     let url = format!("redis+sentinel://127.0.0.1:{free},127.0.0.1:{port},");
     let url = FakeSentinel::url(&[&fake]).replace("redis+sentinel://", &url);
     works(&LockPool::connect(&url).await.unwrap()).await.unwrap();
@@ -109,7 +106,7 @@ async fn a_named_server_that_is_no_master_is_not_used() {
     works(&LockPool::connect(&url).await.unwrap()).await.unwrap();
 }
 
-/// The old master answers, and two of three name it still.
+/// The old master answers, and two of three sentinels still name it.
 #[tokio::test]
 async fn the_latest_configuration_is_followed_at_once() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
@@ -122,7 +119,7 @@ async fn the_latest_configuration_is_followed_at_once() {
         is_in(&new, &pool).await.unwrap_or(false)
     })
     .await;
-    // Also by a connection that has to be made anew.
+    // Also by a new connection.
     for _ in 0..3 {
         new.kill_clients();
         eventually_async(RECOVERY, "the new master is used", async || works(&pool).await.is_ok())
@@ -131,7 +128,7 @@ async fn the_latest_configuration_is_followed_at_once() {
     }
 }
 
-/// It keeps its connections, and the sentinels know nothing yet.
+/// It keeps its connections, and the sentinels have not noticed yet.
 #[tokio::test]
 async fn a_master_that_becomes_a_replica_is_left() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
@@ -139,7 +136,7 @@ async fn a_master_that_becomes_a_replica_is_left() {
     let pool = LockPool::connect(&FakeSentinel::url(&[&fake])).await.unwrap();
     let guard = pool.lock("held").ttl(ms(300)).acquire().await.unwrap();
     old.cli(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
-    // Over the old connection it would refuse for ever.
+    // Over the old connection every write would be refused.
     eventually_async(RECOVERY, "the replica is left", async || match works(&pool).await {
         Ok(()) => false,
         Err(error) => error.to_string().contains("is not a master"),
@@ -169,13 +166,13 @@ async fn a_master_that_hangs_is_left() {
     old.resume();
 }
 
-/// What waits here for a release that happened elsewhere is told by nobody.
+/// No message reaches a waiter at the old master about a release at the new one.
 #[tokio::test]
-async fn who_waits_asks_the_new_master() {
+async fn a_waiter_retries_at_the_new_master() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
     let fake = FakeSentinel::start(&old);
     let pool = LockPool::connect(&FakeSentinel::url(&[&fake])).await.unwrap();
-    old.cli(&["SET", "busy", "somebody", "PX", "600000"]);
+    old.cli(&["SET", "busy", "another", "PX", "600000"]);
     let request = pool.lock("busy").wait(ms(30_000));
     let waiting = tokio::spawn(request.acquire());
     eventually_async(RECOVERY, "it waits", async || {
@@ -190,9 +187,9 @@ async fn who_waits_asks_the_new_master() {
     guard.release().await.unwrap();
 }
 
-/// For all that time it would go on saying OK.
+/// Meanwhile the old master would continue to answer OK.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_graceful_failover_does_not_leave_us_with_the_old_master() {
+async fn after_a_graceful_failover_the_old_master_is_left() {
     let watched = Watched::start();
     let pool = LockPool::connect(&watched.url()).await.unwrap();
     for _ in 0..failovers() {
@@ -205,7 +202,11 @@ async fn a_graceful_failover_does_not_leave_us_with_the_old_master() {
             is_in(new, &pool).await.unwrap_or(false)
         })
         .await;
-        assert_eq!(role(old), "master", "nobody has told the old one, so we left it ourselves");
+        assert_eq!(
+            role(old),
+            "master",
+            "the old master is not demoted yet, so the pool left it by itself"
+        );
         watched.wait_until_ready();
     }
 }
@@ -251,7 +252,7 @@ struct Load {
 struct Shared {
     ended: AtomicBool,
     grants: AtomicU64,
-    /// When each pool was given a lock last that it had asked for at this moment or later.
+    /// For each pool, the latest request time among its granted locks.
     successes: Vec<Mutex<Instant>>,
     fences: Mutex<BTreeSet<u64>>,
     /// The last one by pool and key: a pool has one key once at a time.
@@ -278,7 +279,7 @@ impl Load {
         Self { shared, tasks }
     }
 
-    /// Waits until each pool has been given a lock that was asked for after `moment`.
+    /// Waits until each pool was granted a lock that it requested after `moment`.
     async fn next_success(&self, moment: Instant) {
         let all =
             async || self.shared.successes.iter().all(|success| *success.lock().unwrap() > moment);
@@ -321,7 +322,7 @@ async fn work(shared: Arc<Shared>, pool: LockPool, at: usize, key: u64) {
                 }
                 shared.succeeded(at, asked);
                 tokio::time::sleep(ms(2)).await;
-                // It may be lost.
+                // The lease may be lost.
                 let _ = guard.release().await;
             }
             Err(error) if matches!(error.kind(), ErrorKind::Backend | ErrorKind::Conflict) => {

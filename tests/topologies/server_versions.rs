@@ -1,4 +1,4 @@
-//! Every version of Redis and Valkey that is installed, in each of the ways that it can be set up.
+//! Every version of Redis and Valkey that is installed, in every supported setup.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{LockError, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Trap, named, nutcracker};
 use lock_tests::server::Config;
 use lock_tests::tls::{Authority, Tls};
@@ -20,7 +21,7 @@ const SOON: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
 
 fn server_of(version: &Version) -> Config {
-    // What fails next failed on this one.
+    // A later failure belongs to this version.
     println!("{version}, {}", version.program.display());
     RedisServer::builder().program(&version.program)
 }
@@ -41,7 +42,7 @@ fn calls(server: &RedisServer, command: &str) -> u64 {
     calls.map_or(0, |(calls, _)| calls.parse().unwrap())
 }
 
-/// Two pools pass a lock to each other by the line, and a stranger's release is pushed.
+/// Two pools hand a lock off through the wait queue, and a foreign release is pushed.
 async fn takes_turns(server: &RedisServer, url: &str) {
     let connect = async || LockPool::builder(url).wait(LONG).connect().await.unwrap();
     let (one, other) = (connect().await, connect().await);
@@ -53,21 +54,24 @@ async fn takes_turns(server: &RedisServer, url: &str) {
         last = held.fence();
         let waiting = tokio::spawn(waiter.lock(KEY).acquire());
         let line = format!("{KEY}:lock_runtime:line");
-        eventually_async(SOON, "the waiter stands in line", async || {
+        eventually_async(SOON, "the waiter is queued", async || {
             server.cli(&["ZCARD", &line]) == "1"
         })
         .await;
         held.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
-    assert!(calls(server, "publish") >= published + 4, "the holder is told, and who is next");
+    assert!(
+        calls(server, "publish") >= published + 4,
+        "the holder and the next waiter are notified"
+    );
     is_pushed_to(server, &one).await;
 }
 
-/// A key that somebody else deletes wakes who waits for it.
+/// A deletion of the key by another client wakes the waiter.
 async fn is_pushed_to(server: &RedisServer, pool: &LockPool) {
     let armed = calls(server, "client|caching") + calls(server, "client");
-    server.cli(&["SET", KEY, "somebody else"]);
+    server.cli(&["SET", KEY, "another client"]);
     let waiting = tokio::spawn(pool.lock(KEY).fencing(false).acquire());
     eventually_async(SOON, "the waiter has the key watched", async || {
         calls(server, "client|caching") + calls(server, "client") > armed
@@ -106,19 +110,19 @@ async fn refused(server: &RedisServer, query: &str) -> LockError {
     }
 }
 
-#[tokio::test]
-async fn every_version_passes_the_suite_and_hands_over() {
-    for version in versions::installed() {
+#[test]
+fn every_version_passes_the_suite_and_hands_over() {
+    on_each(versions::installed(), async |version| {
         let server = server_of(&version).start();
         conforms(&server.url()).await;
         takes_turns(&server, &server.url()).await;
-    }
+    });
 }
 
-#[tokio::test]
-async fn every_version_serves_over_tls_with_a_client_certificate() {
+#[test]
+fn every_version_serves_over_tls_with_a_client_certificate() {
     let authority = Authority::new();
-    for version in versions::installed() {
+    on_each(versions::installed(), async |version| {
         let tls = Tls::new(&authority).require_client_certificate();
         let config = server_of(&version);
         // Some were built without TLS.
@@ -138,12 +142,12 @@ async fn every_version_serves_over_tls_with_a_client_certificate() {
         takes_turns(&server, &url).await;
         conforms_without_fences(&format!("{url}&scripts=off")).await;
         assert!(LockPool::connect(&ca).await.is_err(), "a client needs a certificate");
-    }
+    });
 }
 
-#[tokio::test]
-async fn every_version_serves_the_user_that_is_documented() {
-    for version in versions::installed() {
+#[test]
+fn every_version_serves_the_user_that_is_documented() {
+    on_each(versions::installed(), async |version| {
         let server = server_of(&version)
             .config_line(&documented_user("~app:*"))
             .config_line(&documented_user("~*").replacen("locks", "suite", 1))
@@ -156,31 +160,31 @@ async fn every_version_serves_the_user_that_is_documented() {
         let (one, other) = (connect().await, connect().await);
         let held = one.lock("order:7").acquire().await.unwrap();
         let waiting = tokio::spawn(other.lock("order:7").acquire());
-        eventually_async(SOON, "the waiter stands in line", async || {
+        eventually_async(SOON, "the waiter is queued", async || {
             server.cli(&["ZCARD", "app:order:7:lock_runtime:line"]) == "1"
         })
         .await;
         held.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
         assert_eq!(one.health().await.unwrap().warnings, []);
-    }
+    });
 }
 
-#[tokio::test]
-async fn every_version_serves_the_user_that_the_error_recommends() {
-    for version in versions::installed() {
+#[test]
+fn every_version_serves_the_user_that_the_error_recommends() {
+    on_each(versions::installed(), async |version| {
         let commands = recommended_commands(&version).await;
         let user =
             format!("user locks on >password ~* resetchannels &lock_runtime:* -@all {commands}");
         let server = server_of(&version).config_line(&user).start();
         conforms(&url_of_user(&server)).await;
         takes_turns(&server, &url_of_user(&server)).await;
-    }
+    });
 }
 
-#[tokio::test]
-async fn every_version_serves_without_scripts() {
-    for version in versions::installed() {
+#[test]
+fn every_version_serves_without_scripts() {
+    on_each(versions::installed(), async |version| {
         let server = server_of(&version).start();
         let url = format!("{}?scripts=off", server.url());
         conforms_without_fences(&url).await;
@@ -193,12 +197,12 @@ async fn every_version_serves_without_scripts() {
         } else {
             assert!(calls(&server, "exec") > 100, "releases by transactions");
         }
-    }
+    });
 }
 
-#[tokio::test]
-async fn every_version_is_found_to_refuse_scripts() {
-    for version in versions::installed() {
+#[test]
+fn every_version_is_found_to_refuse_scripts() {
+    on_each(versions::installed(), async |version| {
         for rules in ["+@all -@scripting", "+@all -eval -evalsha"] {
             let user = format!("user locks on >password ~* &* {rules}");
             let server = server_of(&version).config_line(&user).start();
@@ -214,13 +218,13 @@ async fn every_version_is_found_to_refuse_scripts() {
             let error = refused(&server, "").await.to_string();
             assert!(error.contains("no other way to free a lock safely"), "{error}");
         }
-    }
+    });
 }
 
 /// Nothing but commands that compare: behind a proxy without scripts and without transactions.
-#[tokio::test]
-async fn a_server_that_compares_needs_no_transactions() {
-    for version in versions::installed().into_iter().filter(Version::compares) {
+#[test]
+fn a_server_that_compares_needs_no_transactions() {
+    on_each(versions::installed().into_iter().filter(Version::compares), async |version| {
         let server = server_of(&version).start();
         let proxy = FaultProxy::start(&server);
         proxy.know_only(|command| {
@@ -245,9 +249,9 @@ async fn a_server_that_compares_needs_no_transactions() {
         assert_eq!(holder(), "(nil)");
 
         let stolen = lock().acquire().await.unwrap();
-        server.cli(&["SET", KEY, "somebody else"]);
+        server.cli(&["SET", KEY, "another client"]);
         assert!(stolen.release().await.unwrap_err().is_lost());
-        assert_eq!(holder(), "somebody else");
+        assert_eq!(holder(), "another client");
         server.cli(&["DEL", KEY]);
 
         let kept = lock().min_hold(Duration::from_secs(30)).acquire().await.unwrap();
@@ -260,7 +264,7 @@ async fn a_server_that_compares_needs_no_transactions() {
         assert_eq!(server.cli(&["DBSIZE"]), "0");
 
         assert_eq!(proxy.hang_ups(), before);
-        // What was granted without an answer is free again, and then ours, when its time is over.
+        // A grant without an answer is free after its ttl, and can then be acquired.
         for action in [Action::DropReply, Action::CutBeforeReply] {
             let trap: Trap = proxy.on_next(named("SET"), action);
             let guard = lock().acquire().await.unwrap();
@@ -273,5 +277,5 @@ async fn a_server_that_compares_needs_no_transactions() {
         }
         // Each new connection is greeted in full, twice; nothing else goes wrong.
         assert!(proxy.hang_ups() <= before + 8, "{} hang-ups", proxy.hang_ups() - before);
-    }
+    });
 }

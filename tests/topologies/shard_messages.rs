@@ -1,4 +1,4 @@
-//! What the processes of a Redis Cluster tell each other goes to the shard of the lock, and not to every server.
+//! Messages between the processes of a Redis Cluster go to the shard of the lock, and not to every server.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -6,12 +6,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_tests::prelude::*;
 use lock_tests::{RedisCluster, RedisServer, eventually_async};
 use tokio::task::{JoinSet, block_in_place};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 const SOON: Duration = ms(20_000);
 const ROUNDS: u64 = 20;
@@ -36,7 +33,7 @@ fn shard_channels(node: &RedisServer) -> HashSet<String> {
     channels.lines().filter(|it| it.starts_with("lock_runtime:")).map(str::to_owned).collect()
 }
 
-/// The lock goes from one pool to the other, each time to one that stands in line.
+/// The lock passes between two pools, each time to a queued waiter.
 async fn hand_over(node: &RedisServer, pools: &[LockPool; 2], key: &str) {
     let mut last = None;
     for round in 0..ROUNDS as usize {
@@ -44,7 +41,7 @@ async fn hand_over(node: &RedisServer, pools: &[LockPool; 2], key: &str) {
         assert!(held.fence() > last);
         last = held.fence();
         let waiting = tokio::spawn(pools[(round + 1) % 2].lock(key).acquire());
-        eventually_async(SOON, "the other stands in line", async || {
+        eventually_async(SOON, "the other is queued", async || {
             let line = node.cli(&["KEYS", &format!("*{key}:lock_runtime:line")]);
             !line.is_empty() && node.cli(&["GET", key]).ends_with('+')
         })
@@ -69,12 +66,15 @@ async fn a_hand_off_reaches_the_servers_of_one_shard() {
         let (to_all, to_shard) = (after.0 - before.0, after.1 - before.1);
         println!("{ROUNDS} hand-offs: {to_all} messages to all servers, {to_shard} in the shard");
         assert_eq!(to_all, 0);
-        // A waiter that looks at the right moment needs no message.
-        assert!(to_shard >= ROUNDS / 2, "the replica hears what the master does: {to_shard}");
+        // A waiter that polls at the right moment needs no message.
+        assert!(
+            to_shard >= ROUNDS / 2,
+            "the replica receives the messages of the master: {to_shard}"
+        );
     }
 }
 
-/// One may not listen to a shard, the other may not speak to one.
+/// One user may not subscribe to shard channels, the other may not publish to them.
 #[tokio::test]
 async fn users_without_the_right_to_it_reach_each_other_all_the_same() {
     let cluster = RedisCluster::start_with(|config| {
@@ -89,7 +89,7 @@ async fn users_without_the_right_to_it_reach_each_other_all_the_same() {
     let before = (sent(&cluster, "publish"), sent(&cluster, "publishshard"));
     hand_over(node, &pools, &key).await;
     assert!(sent(&cluster, "publish") >= before.0 + ROUNDS);
-    assert!(sent(&cluster, "publishshard") > before.1, "one of them hears the shard");
+    assert!(sent(&cluster, "publishshard") > before.1, "one of them receives shard messages");
 }
 
 /// The server takes the channel away by an unrequested push. It must not be taken for an answer.
@@ -114,7 +114,7 @@ async fn a_slot_that_moves_takes_the_channel_along() {
                     let guard = pool.lock(key.as_str()).acquire().await.unwrap();
                     assert!(guard.fence() > last, "{key}: {:?} after {last:?}", guard.fence());
                     last = guard.fence();
-                    // Not answered where the connection ends, and never by what is another request's answer.
+                    // Unanswered if the connection ends, and never with the answer of another request.
                     if let Err(error) = guard.verify().await {
                         assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
                     }

@@ -8,13 +8,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use lock_runtime::testing::{conformance, open_backend};
-use lock_runtime::{ErrorKind, Fence, LockPool, Wait};
+use lock_runtime::{ErrorKind, Fence, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, named};
 use lock_tests::{FaultProxy, RedisCluster, RedisServer, eventually_async};
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 const SOON: Duration = ms(10_000);
 const LONG: Duration = ms(60_000);
@@ -28,10 +25,6 @@ fn as_cluster(server: &RedisServer) -> String {
     server.url().replace("redis://", "redis+cluster://")
 }
 
-async fn connect(url: &str) -> LockPool {
-    LockPool::builder(url).ttl(LONG).wait(Wait::Forever).connect().await.unwrap()
-}
-
 async fn fence(pool: &LockPool, key: &str) -> Fence {
     let guard = pool.lock(key).acquire().await.unwrap();
     let fence = guard.fence().unwrap();
@@ -39,7 +32,7 @@ async fn fence(pool: &LockPool, key: &str) -> Fence {
     fence
 }
 
-/// The keys of the server that are no locks of their own.
+/// The auxiliary keys of the server.
 fn beside(server: &RedisServer) -> Vec<String> {
     let keys = server.cli(&["KEYS", "*lock_runtime:*"]);
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
@@ -58,7 +51,7 @@ async fn it_conforms() {
 #[tokio::test]
 async fn a_lock_has_a_fence_and_is_kept_for_its_min_hold() {
     let server = endpoint();
-    let pool = connect(&server.url()).await;
+    let pool = patient(server.url(), LONG).await;
     let mut last = None;
     for n in 0..20 {
         let fence = fence(&pool, &format!("k{}", n % 3)).await;
@@ -76,9 +69,9 @@ async fn a_lock_has_a_fence_and_is_kept_for_its_min_hold() {
 }
 
 #[tokio::test]
-async fn waiters_stand_in_line_with_those_of_the_same_server_as_a_cluster() {
+async fn waiters_share_a_queue_with_cluster_clients_of_the_same_server() {
     let server = endpoint();
-    let pools = [connect(&server.url()).await, connect(&as_cluster(&server)).await];
+    let pools = [patient(server.url(), LONG).await, patient(as_cluster(&server), LONG).await];
     let mut last = None;
     for n in 0..6 {
         let (holder, waiter) = (&pools[n % 2], &pools[(n + 1) % 2]);
@@ -86,7 +79,7 @@ async fn waiters_stand_in_line_with_those_of_the_same_server_as_a_cluster() {
         assert!(held.fence() > last, "one counter for both");
         last = held.fence();
         let waiting = tokio::spawn(waiter.lock(KEY).acquire());
-        eventually_async(SOON, "the waiter stands in line", async || {
+        eventually_async(SOON, "the waiter is queued", async || {
             beside(&server).iter().any(|key| {
                 key.ends_with("}order:7:lock_runtime:line") && server.cli(&["ZCARD", key]) == "1"
             })
@@ -105,7 +98,7 @@ async fn waiters_stand_in_line_with_those_of_the_same_server_as_a_cluster() {
 #[tokio::test]
 async fn several_keys_share_a_slot_or_the_error_says_so() {
     let server = endpoint();
-    let pool = connect(&server.url()).await;
+    let pool = patient(server.url(), LONG).await;
     let guard = pool.lock_all(["order:{7}", "stock:{7}"]).acquire().await.unwrap();
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
@@ -143,7 +136,7 @@ async fn many_leases_in_many_slots_are_renewed() {
 async fn it_begins_to_check_slots_as_it_is_restarted() {
     let server = RedisServer::start();
     let url = server.url();
-    let pool = connect(&url).await;
+    let pool = patient(&url, LONG).await;
     let before = fence(&pool, KEY).await;
     assert_eq!(beside(&server), ["lock_runtime:fence"]);
 
@@ -162,12 +155,12 @@ async fn it_begins_to_check_slots_as_it_is_restarted() {
     held.release().await.unwrap();
     let names = beside(&server);
     assert!(!names.is_empty() && names.iter().all(|key| key.starts_with('{')), "{names:?}");
-    let newcomer = connect(&url).await;
+    let newcomer = patient(&url, LONG).await;
     assert!(fence(&newcomer, KEY).await > before);
     assert_eq!(beside(&server), names, "both pools have the same names");
 }
 
-/// Where no connection ends, the first refusal tells, and the request that met it is put once more.
+/// Without a reconnect the first refusal shows it, and the refused request is sent again.
 #[tokio::test]
 async fn it_begins_to_check_slots_under_way() {
     const REFUSAL: &[u8] = b"-CROSSSLOT Keys in request don't hash to the same slot\r\n";
@@ -180,7 +173,7 @@ async fn it_begins_to_check_slots_under_way() {
     }
     let first = fence(&pool, KEY).await;
     assert_eq!(beside(&server), ["lock_runtime:fence"]);
-    // Of whichever request it is, also a renewal of all three.
+    // For any request, also a renewal of all three.
     let trap = proxy.on_next(named("EVALSHA"), Action::AnswerWith(REFUSAL));
     eventually_async(SOON, "a script is refused", async || trap.sprung()).await;
     eventually_async(SOON, "its answer has come, and the names are tagged", async || {

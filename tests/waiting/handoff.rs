@@ -1,55 +1,36 @@
-//! A lock goes from task to task of a process without asking the store; whatever happens on the way, the
-//! next one gets it, and at once.
+//! A lock passes from task to task of a process without a request to the store. Whatever fails on the way, the
+//! next waiter gets it at once.
 //!
-//! Every ttl here is far longer than any wait that passes: whom a ttl would have to free was stuck.
+//! Every ttl here is far longer than any wait that passes, so a waiter that only a ttl would free fails its test.
 
 #![allow(clippy::disallowed_methods)]
 
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::FailureKind;
-use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
 use lock_runtime::{
     ErrorKind, LockError, LockGuard, LockPool, LockRequest, Wait, distributed_lock,
 };
 use lock_tests::monitor::Caller;
 use lock_tests::poll::drop_at_every_poll;
+use lock_tests::prelude::*;
 use lock_tests::{Monitor, RedisServer, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 const KEY: &str = "k";
 const TTL: Duration = ms(60_000);
-/// What a busy machine may add to something that happens at once.
+/// What a busy machine may add to an immediate effect.
 const NOISE: Duration = ms(1_500);
-/// The same where time is virtual: what timers round by.
+/// The same on virtual time: the rounding of timers.
 const INSTANT: Duration = ms(2);
 
-async fn memory() -> LockPool {
-    LockPool::builder("memory://").ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
-}
-
-async fn redis(server: &RedisServer) -> LockPool {
-    LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever).connect().await.unwrap()
-}
-
-/// A pool in virtual time, on a store that counts its requests and fails on demand.
-async fn virtual_time(store: &str) -> (LockPool, FaultPlan) {
-    let (backend, faults) = FaultyBackend::new(open_backend(store).await.unwrap());
-    let pool = LockPool::with_backend(backend).ttl(TTL).wait(Wait::Forever);
-    (pool.on_current_runtime().connect().await.unwrap(), faults)
-}
-
-/// A task that wants the lock. On the tests' current-thread runtimes it is in line when this returns.
-async fn come(request: LockRequest) -> JoinHandle<Result<LockGuard, LockError>> {
+/// A task that acquires the lock. On the current-thread runtimes of the tests it is queued when this returns.
+async fn queued(request: LockRequest) -> JoinHandle<Result<LockGuard, LockError>> {
     let waiting = tokio::spawn(request.acquire());
     tokio::task::yield_now().await;
     waiting
@@ -59,35 +40,6 @@ async fn come(request: LockRequest) -> JoinHandle<Result<LockGuard, LockError>> 
 fn at_once(began: tokio::time::Instant, what: &str) {
     let took = began.elapsed();
     assert!(took <= INSTANT, "{what}: after {took:?}");
-}
-
-async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    match timeout(NOISE, future).await {
-        Ok(output) => output,
-        Err(_) => panic!("stuck: {what}"),
-    }
-}
-
-async fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
-    let mut future = Some(future);
-    std::future::poll_fn(|cx| {
-        let polled = future.take().map(|future| future.poll(cx));
-        std::task::Poll::Ready(match polled {
-            Some(std::task::Poll::Ready(output)) => Some(output),
-            _ => None,
-        })
-    })
-    .await
-}
-
-/// Neither locks nor lines.
-async fn until_nothing_is_left(server: &RedisServer) {
-    let mut left = String::new();
-    eventually_async(ms(6_000), "nothing is left in the store", async || {
-        left = server.cli(&["KEYS", "*"]);
-        left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
-    })
-    .await;
 }
 
 #[distributed_lock(key = "k", pool = pool, ttl = "60s", wait = "forever")]
@@ -116,13 +68,13 @@ mod order {
 
     #[tokio::test]
     async fn first_come_first_served_in_memory() {
-        first_come_first_served(&memory().await).await;
+        first_come_first_served(&patient("memory://", TTL).await).await;
     }
 
     #[tokio::test]
     async fn first_come_first_served_on_redis() {
         let server = RedisServer::start();
-        first_come_first_served(&redis(&server).await).await;
+        first_come_first_served(&patient(server.url(), TTL).await).await;
         until_nothing_is_left(&server).await;
     }
 
@@ -143,7 +95,7 @@ mod order {
                     tokio::task::yield_now().await;
                 }))
             });
-            // The only other task of this runtime that runs gets into line.
+            // The only other task of this runtime that runs enters the queue.
             tokio::task::yield_now().await;
         }
         for at in gone {
@@ -151,29 +103,30 @@ mod order {
         }
         held.release().await.unwrap();
         for (n, task) in tasks.into_iter().enumerate() {
-            let done = soon("the line goes on", task).await;
+            let done = within(NOISE, "the queue moves on", task).await;
             assert_eq!(done.is_err(), gone.contains(&n), "{n}");
         }
         let expected: Vec<_> = (0..ALL).filter(|n| !gone.contains(n)).collect();
         assert_eq!(*order.lock().unwrap(), expected);
     }
 
-    /// Those who leave one after the other while the line moves.
+    /// Waiters leave one after the other while the queue moves.
     #[tokio::test(start_paused = true)]
-    async fn those_who_leave_while_it_moves_hold_nobody_up() {
-        let (pool, faults) = virtual_time("memory://").await;
+    async fn leaving_waiters_delay_no_other_waiter() {
+        let (pool, faults) =
+            on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for _ in 0..60 {
-            line.push(come(pool.lock(KEY).fencing(false)).await);
+            queue.push(queued(pool.lock(KEY).fencing(false)).await);
         }
         let began = tokio::time::Instant::now();
         drop(held);
-        let mut line = line.into_iter().enumerate();
-        while let Some((n, next)) = line.next() {
+        let mut queue = queue.into_iter().enumerate();
+        while let Some((n, next)) = queue.next() {
             let guard = next.await.unwrap().unwrap();
-            // The next one leaves before, or just after, it has been given the lock.
-            let leaves = line.next();
+            // The next waiter leaves before, or just after, it was granted the lock.
+            let leaves = queue.next();
             if n % 4 == 0 {
                 leaves.inspect(|(_, task)| task.abort());
                 drop(guard);
@@ -187,25 +140,26 @@ mod order {
     }
 }
 
-mod without_asking {
+mod without_requests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn a_thousand_times_by_the_count_of_requests() {
-        let (pool, faults) = virtual_time("memory://").await;
+        let (pool, faults) =
+            on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for _ in 0..1_000 {
-            line.push(come(pool.lock(KEY).fencing(false)).await);
+            queue.push(queued(pool.lock(KEY).fencing(false)).await);
         }
         let began = tokio::time::Instant::now();
         drop(held);
-        for next in line {
+        for next in queue {
             assert_eq!(faults.count(Operation::Release), 0);
             drop(next.await.unwrap().unwrap());
         }
         at_once(began, "all are served");
-        // The driver gets to the last one's release.
+        // The driver reaches the release of the last holder.
         eventually_async(INSTANT * 5, "it is free", async || faults.count(Operation::Release) == 1)
             .await;
         assert_eq!(faults.count(Operation::Acquire), 1);
@@ -214,13 +168,13 @@ mod without_asking {
     #[tokio::test]
     async fn a_thousand_times_by_what_redis_ran() {
         let server = RedisServer::start();
-        let pool = redis(&server).await;
+        let pool = patient(server.url(), TTL).await;
         let held = pool.lock(KEY).fencing(false).acquire().await.unwrap();
-        let mut line = JoinSet::new();
+        let mut queue = JoinSet::new();
         let inside = Arc::new(AtomicBool::new(false));
         for _ in 0..1_000 {
             let inside = inside.clone();
-            line.spawn(pool.lock(KEY).fencing(false).run(async move {
+            queue.spawn(pool.lock(KEY).fencing(false).run(async move {
                 assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
                 tokio::task::yield_now().await;
                 inside.store(false, Ordering::SeqCst);
@@ -231,7 +185,7 @@ mod without_asking {
         pool.lock("other").acquire().await.unwrap().release().await.unwrap();
         let monitor = Monitor::start(&server);
         held.release().await.unwrap();
-        for run in line.join_all().await {
+        for run in queue.join_all().await {
             run.unwrap();
         }
         let ran = monitor.settled();
@@ -243,14 +197,14 @@ mod without_asking {
 
     #[tokio::test]
     async fn each_holder_has_a_fence_of_its_own_in_memory() {
-        fences_grow(&memory().await).await;
+        fences_grow(&patient("memory://", TTL).await).await;
     }
 
     #[tokio::test]
     async fn each_holder_has_a_fence_of_its_own_on_redis() {
         let server = RedisServer::start();
         let monitor = Monitor::start(&server);
-        fences_grow(&redis(&server).await).await;
+        fences_grow(&patient(server.url(), TTL).await).await;
         let asked = monitor
             .settled()
             .into_iter()
@@ -261,15 +215,15 @@ mod without_asking {
         until_nothing_is_left(&server).await;
     }
 
-    /// More holders than fences are set aside at once, some of them without.
+    /// More holders than fences are reserved at once, some of them without a fence.
     async fn fences_grow(pool: &LockPool) {
         let held = pool.lock(KEY).acquire().await.unwrap();
         let first = held.fence().unwrap().get();
         let fences = Arc::new(Mutex::new(vec![first]));
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for n in 0..2_500 {
             let fences = fences.clone();
-            line.push(match n % 3 {
+            queue.push(match n % 3 {
                 0 => tokio::spawn(annotated_with_guard(pool.clone(), fences)),
                 1 => {
                     let acquire = pool.lock(KEY).acquire();
@@ -284,7 +238,7 @@ mod without_asking {
         }
         tokio::task::yield_now().await;
         held.release().await.unwrap();
-        for next in line {
+        for next in queue {
             next.await.unwrap().unwrap();
         }
         let fences = fences.lock().unwrap().clone();
@@ -293,24 +247,24 @@ mod without_asking {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_has_handed_it_on_does_not_hold_it() {
-        let (pool, _) = virtual_time("memory://").await;
+    async fn a_guard_is_not_held_after_a_hand_off() {
+        let (pool, _) = on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         no_more(&pool).await;
     }
 
     #[tokio::test]
-    async fn whoever_has_handed_it_on_does_not_hold_it_on_redis() {
+    async fn a_guard_is_not_held_after_a_hand_off_on_redis() {
         let server = RedisServer::start();
-        no_more(&redis(&server).await).await;
+        no_more(&patient(server.url(), TTL).await).await;
     }
 
-    /// The store is asked while the lock is still the asker's, and answers when it is another task's.
+    /// The request is sent while the guard holds the lock; the answer comes when another task holds it.
     #[tokio::test(start_paused = true)]
-    async fn whoever_hands_it_on_while_the_store_is_asked_is_not_told_that_it_holds_it() {
-        let (pool, _) = virtual_time("memory://").await;
+    async fn verify_fails_if_the_lock_is_handed_off_during_its_request() {
+        let (pool, _) = on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let body = async {
             let view = pool.lock(KEY).reentrant(true).acquire().await.unwrap();
-            let next = come(pool.lock(KEY).fencing(false)).await;
+            let next = queued(pool.lock(KEY).fencing(false)).await;
             let mut verifying = Box::pin(async move { view.verify().await });
             assert!(poll_once(verifying.as_mut()).await.is_none());
             (verifying, next)
@@ -321,10 +275,10 @@ mod without_asking {
     }
 
     async fn no_more(pool: &LockPool) {
-        // Inside of a body the lock passes through as a view of its guard, which may outlive the body.
+        // Inside a body a nested acquire borrows the outer guard, and may outlive the body.
         let body = async {
             let view = pool.lock(KEY).fencing(false).reentrant(true).acquire().await.unwrap();
-            let next = come(pool.lock(KEY).fencing(false)).await;
+            let next = queued(pool.lock(KEY).fencing(false)).await;
             view.verify().await.unwrap();
             (view, next)
         };
@@ -337,23 +291,23 @@ mod without_asking {
         assert_eq!(error.kind(), ErrorKind::Lost);
         let lost = poll_once(pin!(view.lost())).await.expect("the hold has ended");
         assert_eq!(lost.kind(), ErrorKind::Released);
-        // Dropped, it takes nothing from the successor.
+        // Its drop releases nothing of the successor.
         drop(view);
         successor.verify().await.unwrap();
         successor.release().await.unwrap();
     }
 }
 
-mod slice {
+mod handoff_limit {
     use super::*;
 
     /// Two processes, each with many tasks.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn processes_take_turns_of_about_a_slice() {
+    async fn processes_alternate_after_about_the_limit() {
         const TASKS: usize = 24;
         let slice = ms(5);
         let server = RedisServer::start();
-        let pools = [redis(&server).await, redis(&server).await];
+        let pools = [patient(server.url(), TTL).await, patient(server.url(), TTL).await];
         let end = Instant::now() + ms(2_500);
         let turns = Arc::new(Mutex::new(Vec::<(usize, Instant, usize)>::new()));
         let mut tasks = JoinSet::new();
@@ -392,11 +346,11 @@ mod slice {
         until_nothing_is_left(&server).await;
     }
 
-    /// One task of another process against many of this one, that never stop.
+    /// One task of another process against many of this one that never stop.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_single_waiter_elsewhere_gets_its_turn() {
+    async fn a_single_waiter_elsewhere_is_served() {
         let server = RedisServer::start();
-        let (ours, theirs) = (redis(&server).await, redis(&server).await);
+        let (ours, theirs) = (patient(server.url(), TTL).await, patient(server.url(), TTL).await);
         let done = Arc::new(AtomicBool::new(false));
         let mut crowd = JoinSet::new();
         for _ in 0..32 {
@@ -408,7 +362,7 @@ mod slice {
             });
         }
         for _ in 0..50 {
-            soon("the other process", theirs.lock(KEY).run(async {})).await.unwrap();
+            within(NOISE, "the other process", theirs.lock(KEY).run(async {})).await.unwrap();
         }
         done.store(true, Ordering::Relaxed);
         timeout(ms(30_000), crowd.join_all()).await.expect("the crowd is served");
@@ -416,19 +370,19 @@ mod slice {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_zero_hands_nothing_on() {
+    async fn of_zero_disables_hand_offs() {
         let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
         let pool = LockPool::with_backend(backend).local_handoff_limit(Duration::ZERO);
         let pool = pool.ttl(TTL).wait(Wait::Forever).on_current_runtime();
         let pool = pool.connect().await.unwrap();
         let held = pool.lock(KEY).acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for _ in 0..50 {
-            line.push(come(pool.lock(KEY)).await);
+            queue.push(queued(pool.lock(KEY)).await);
         }
         let began = tokio::time::Instant::now();
         drop(held);
-        for (served, next) in line.into_iter().enumerate() {
+        for (served, next) in queue.into_iter().enumerate() {
             let guard = next.await.unwrap().unwrap();
             assert_eq!(faults.count(Operation::Release), served + 1);
             drop(guard);
@@ -437,7 +391,7 @@ mod slice {
     }
 }
 
-/// Those whose lease would not do for the next release it, and the next one gets it at once all the same.
+/// A lease that does not fit the next waiter is released, and the next waiter still gets the lock at once.
 mod released_instead {
     use super::*;
 
@@ -461,12 +415,13 @@ mod released_instead {
             ("max_hold", |request| request.max_hold(ms(30_000)), same),
         ];
         for (what, first, second) in changes {
-            let (pool, faults) = virtual_time("memory://").await;
-            // Without fences, which would be a reason of their own.
+            let (pool, faults) =
+                on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
+            // Without fences, which would be another reason.
             let request = || pool.lock(KEY).fencing(false);
             let held = first(request()).acquire().await.unwrap();
-            let next = come(second(request())).await;
-            let third = come(second(request())).await;
+            let next = queued(second(request())).await;
+            let third = queued(second(request())).await;
             let began = tokio::time::Instant::now();
             drop(held);
             let guard = next.await.unwrap().unwrap();
@@ -480,9 +435,10 @@ mod released_instead {
 
     #[tokio::test(start_paused = true)]
     async fn a_successor_may_have_a_max_hold_of_its_own() {
-        let (pool, faults) = virtual_time("memory://").await;
+        let (pool, faults) =
+            on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).acquire().await.unwrap();
-        let next = come(pool.lock(KEY).fencing(false).max_hold(ms(400))).await;
+        let next = queued(pool.lock(KEY).fencing(false).max_hold(ms(400))).await;
         tokio::time::sleep(ms(900)).await;
         drop(held);
         let guard = next.await.unwrap().unwrap();
@@ -496,11 +452,11 @@ mod released_instead {
 
     #[tokio::test(start_paused = true)]
     async fn at_the_end_of_min_hold() {
-        let (pool, _) = virtual_time("memory://").await;
+        let (pool, _) = on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let began = tokio::time::Instant::now();
         let held = pool.lock(KEY).fencing(false).min_hold(ms(700)).acquire().await.unwrap();
-        let next = come(pool.lock(KEY).fencing(false)).await;
-        let behind = come(pool.lock(KEY).fencing(false)).await;
+        let next = queued(pool.lock(KEY).fencing(false)).await;
+        let behind = queued(pool.lock(KEY).fencing(false)).await;
         drop(held);
         let guard = next.await.unwrap().unwrap();
         let waited = began.elapsed();
@@ -514,9 +470,10 @@ mod released_instead {
     /// Half of the ttl and more has gone without a renewal.
     #[tokio::test(start_paused = true)]
     async fn with_too_little_of_it_left() {
-        let (pool, faults) = virtual_time("memory://").await;
+        let (pool, faults) =
+            on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).acquire().await.unwrap();
-        let next = come(pool.lock(KEY).fencing(false)).await;
+        let next = queued(pool.lock(KEY).fencing(false)).await;
         for _ in 0..100 {
             faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
         }
@@ -530,12 +487,13 @@ mod released_instead {
         assert!(guard.valid_for() > TTL * 9 / 10, "{:?}", guard.valid_for());
     }
 
-    /// The renewal is on its way as the holder lets go.
+    /// A renewal is in flight at the release.
     #[tokio::test(start_paused = true)]
     async fn while_it_is_renewed() {
-        let (pool, faults) = virtual_time("memory://").await;
+        let (pool, faults) =
+            on_virtual_time("memory://", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let held = pool.lock(KEY).renew(ms(1_000)).acquire().await.unwrap();
-        let next = come(pool.lock(KEY).renew(ms(1_000)).fencing(false)).await;
+        let next = queued(pool.lock(KEY).renew(ms(1_000)).fencing(false)).await;
         faults.plan(Operation::Renew, Fault::DelayReply(ms(300)));
         eventually_async(ms(5_000), "it is being renewed", async || {
             faults.count(Operation::Renew) == 1
@@ -550,7 +508,7 @@ mod released_instead {
     }
 }
 
-/// A waiter is dropped at every poll point; those before and behind it are served, at once.
+/// A waiter is dropped at every poll point; the waiters before and behind it are served at once.
 mod dropped {
     use super::*;
 
@@ -559,9 +517,9 @@ mod dropped {
     enum Moment {
         /// While the holder holds.
         Waiting,
-        /// As the holder has let go, before anything else happens.
+        /// Directly after the release.
         LetGo,
-        /// After so many others had their chance to run.
+        /// After so many other tasks could run.
         Yields(usize),
     }
 
@@ -572,7 +530,7 @@ mod dropped {
         Release,
         /// Its body panics.
         Panic,
-        /// The lease runs out, since nothing renews it.
+        /// The lease expires, since nothing renews it.
         Expired,
     }
 
@@ -595,9 +553,9 @@ mod dropped {
         count: usize,
         moment: Moment,
         end: End,
-        /// Whether another process has the lock.
+        /// Whether another process holds the lock.
         elsewhere: bool,
-        /// Whether the line wants different things, so that nothing can be handed on.
+        /// Whether the waiters want different settings, so that no hand-off is possible.
         unlike: bool,
     }
 
@@ -620,16 +578,16 @@ mod dropped {
     }
 
     async fn run(number: usize, case: Case) {
-        // Held for a second at most where it is to run out.
+        // Held for a second at most where the lease is to expire.
         let ttl = if case.end == End::Expired { ms(1_000) } else { TTL };
         let store = format!("memory://dropped-{number}");
-        let (ours, faults) = virtual_time(&store).await;
+        let (ours, faults) = on_virtual_time(&store, |it| it.ttl(TTL).wait(Wait::Forever)).await;
         let theirs = LockPool::builder(&*store).wait(Wait::Forever).on_current_runtime();
         let theirs = theirs.connect().await.unwrap();
         let holder = if case.elsewhere { &theirs } else { &ours };
         let request = holder.lock(KEY).ttl(ttl).renew(case.end != End::Expired);
         let held = request.acquire().await.unwrap();
-        let mut line = Vec::new();
+        let mut queue = Vec::new();
         for n in 0..5 {
             let request = if case.unlike && n % 2 == 1 {
                 ours.lock(KEY).ttl(TTL * 2)
@@ -640,18 +598,18 @@ mod dropped {
             for _ in 0..case.polls {
                 assert!(poll_once(waiting.as_mut()).await.is_none(), "{case:?}");
             }
-            line.push(Some(waiting));
+            queue.push(Some(waiting));
             tokio::task::yield_now().await;
         }
         let mut victims: Vec<_> =
-            line.iter_mut().skip(case.at).take(case.count).map(Option::take).collect();
+            queue.iter_mut().skip(case.at).take(case.count).map(Option::take).collect();
         if case.moment == Moment::Waiting {
             victims.clear();
         }
         let began = match case.end {
             End::Expired => {
                 held.lost().await;
-                // What the store keeps is longer than what is believed.
+                // The lease in the store is longer than its validity.
                 tokio::time::Instant::now() + ms(120)
             }
             _ => tokio::time::Instant::now(),
@@ -674,13 +632,13 @@ mod dropped {
             }
         }
         drop(victims);
-        for waiting in line.into_iter().flatten() {
+        for waiting in queue.into_iter().flatten() {
             let guard = timeout(ms(30_000), waiting).await;
             let guard = guard.unwrap_or_else(|_| panic!("{case:?}: stuck")).unwrap();
             at_once(began, &format!("{case:?}"));
             drop(guard);
         }
-        // Nobody is in the way of the other process either.
+        // The other process is not blocked either.
         let next = timeout(ms(30_000), theirs.lock(KEY).acquire()).await;
         next.unwrap_or_else(|_| panic!("{case:?}: left behind")).unwrap().release().await.unwrap();
         at_once(began, &format!("{case:?}: all"));
@@ -697,14 +655,15 @@ mod dropped {
     /// From before the first poll to after the last one, of an annotated function, between two others.
     #[tokio::test(start_paused = true)]
     async fn an_annotated_call_at_every_poll_in_virtual_time() {
-        let (pool, _) = virtual_time("memory://annotated").await;
+        let (pool, _) =
+            on_virtual_time("memory://annotated", |it| it.ttl(TTL).wait(Wait::Forever)).await;
         at_every_poll(&pool, INSTANT).await;
     }
 
     #[tokio::test]
     async fn an_annotated_call_at_every_poll_on_redis() {
         let server = RedisServer::start();
-        at_every_poll(&redis(&server).await, NOISE).await;
+        at_every_poll(&patient(server.url(), TTL).await, NOISE).await;
         until_nothing_is_left(&server).await;
     }
 
@@ -718,7 +677,7 @@ mod dropped {
             let holder = pool.lock(KEY).acquire();
             *around.borrow_mut() = Some(served);
             async move {
-                // In line: the holder, one before, the victim, one behind; then the line moves.
+                // The holder, a waiter before, the victim, a waiter behind; then the queue moves.
                 let (mut before, mut after) = (Box::pin(before), Box::pin(after));
                 let mut victim = Box::pin(victim);
                 let held = holder.await.unwrap();
@@ -749,52 +708,52 @@ mod dropped {
     }
 }
 
-/// The holder ends in other ways than by letting go.
+/// The hold ends in other ways than by a release.
 mod lost {
     use super::*;
 
-    /// The key is deleted; the holder, who does not look, keeps nobody waiting.
+    /// The key is deleted; a holder that does not notice delays no waiter.
     #[tokio::test]
     async fn a_deleted_key_goes_to_the_next() {
         let server = RedisServer::start();
-        let (ours, theirs) = (redis(&server).await, redis(&server).await);
+        let (ours, theirs) = (patient(server.url(), TTL).await, patient(server.url(), TTL).await);
         for round in 0..20 {
-            // Before its first renewals nobody tells the holder, who finds out by the next one.
+            // Before the first renewal no message reaches the holder, which notices the loss at the next renewal.
             let held = ours.lock(KEY).renew(ms(200)).acquire().await.unwrap();
-            let mut line = Vec::new();
+            let mut queue = Vec::new();
             for n in 0..6 {
                 let acquire = if n % 3 == 2 { &theirs } else { &ours }.lock(KEY).acquire();
-                line.push(tokio::spawn(async move { acquire.await?.release().await }));
+                queue.push(tokio::spawn(async move { acquire.await?.release().await }));
                 tokio::task::yield_now().await;
             }
-            // Those of the other process may be on their way still.
-            let victim = line.remove(round % 5);
+            // Requests of the other process may still be in flight.
+            let victim = queue.remove(round % 5);
             server.cli(&["DEL", KEY]);
             victim.abort();
-            for waiting in line {
-                soon("the next after a loss", waiting).await.unwrap().unwrap();
+            for waiting in queue {
+                within(NOISE, "the next after a loss", waiting).await.unwrap().unwrap();
             }
-            assert!(soon("the holder is told", held.lost()).await.is_lost());
+            assert!(within(NOISE, "the holder is notified", held.lost()).await.is_lost());
             assert!(held.release().await.unwrap_err().is_lost());
         }
         until_nothing_is_left(&server).await;
     }
 
-    /// The key is deleted under a line that hands the lock on all the time.
+    /// The key is deleted while the lock is handed off continuously.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn deletions_under_a_moving_line() {
+    async fn deletions_during_hand_offs() {
         let server = RedisServer::start();
-        let pool = redis(&server).await;
+        let pool = patient(server.url(), TTL).await;
         let served = Arc::new(AtomicUsize::new(0));
         let end = Instant::now() + ms(1_500);
-        let mut line = JoinSet::new();
+        let mut queue = JoinSet::new();
         for _ in 0..16 {
             let (pool, served) = (pool.clone(), served.clone());
-            line.spawn(async move {
+            queue.spawn(async move {
                 while Instant::now() < end {
                     let guard = match pool.lock(KEY).acquire().await {
                         Ok(guard) => guard,
-                        // Lost on its way here.
+                        // Lost during the hand-off.
                         Err(error) => {
                             assert!(error.is_lost(), "{error}");
                             continue;
@@ -809,28 +768,28 @@ mod lost {
         while Instant::now() < end {
             let before = served.load(Ordering::Relaxed);
             server.cli(&["DEL", KEY]);
-            eventually_async(NOISE, "the line goes on", async || {
+            eventually_async(NOISE, "the queue moves on", async || {
                 served.load(Ordering::Relaxed) > before + 3 || Instant::now() >= end
             })
             .await;
         }
-        timeout(ms(10_000), line.join_all()).await.expect("all are served");
+        timeout(ms(10_000), queue.join_all()).await.expect("all are served");
         until_nothing_is_left(&server).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_shutdown_sends_the_line_away_and_the_other_process_goes_on() {
+    async fn a_shutdown_rejects_the_queue_and_the_other_process_continues() {
         for moment in 0..6 {
             let store = format!("memory://shutdown-{moment}");
-            let (ours, _) = virtual_time(&store).await;
+            let (ours, _) = on_virtual_time(&store, |it| it.ttl(TTL).wait(Wait::Forever)).await;
             let theirs = LockPool::builder(&*store).wait(Wait::Forever).on_current_runtime();
             let theirs = theirs.connect().await.unwrap();
             let held = ours.lock(KEY).acquire().await.unwrap();
-            let mut line = Vec::new();
+            let mut queue = Vec::new();
             for _ in 0..4 {
-                line.push(come(ours.lock(KEY)).await);
+                queue.push(queued(ours.lock(KEY)).await);
             }
-            let next = come(theirs.lock(KEY)).await;
+            let next = queued(theirs.lock(KEY)).await;
             let began = tokio::time::Instant::now();
             let shutdown = {
                 let pool = ours.clone();
@@ -839,10 +798,10 @@ mod lost {
             for _ in 0..moment {
                 tokio::task::yield_now().await;
             }
-            // As the pool closes, or just before or after.
+            // While the pool closes, or just before or after.
             drop(held);
             let mut served = 0;
-            for waiting in line {
+            for waiting in queue {
                 match waiting.await.unwrap() {
                     Ok(guard) => {
                         served += 1;
@@ -859,7 +818,7 @@ mod lost {
     }
 }
 
-/// All at once.
+/// Everything at the same time.
 mod storm {
     use super::*;
 
@@ -872,7 +831,7 @@ mod storm {
         entered: AtomicUsize,
         given_up: AtomicUsize,
         panicked: AtomicUsize,
-        /// Whether the key is deleted now and then, so that two may be inside for a moment.
+        /// Whether the key is sometimes deleted, so that two may be inside for a moment.
         robbed: bool,
     }
 
@@ -955,7 +914,7 @@ mod storm {
     async fn storm(robbed: bool) {
         let server = RedisServer::start();
         let storm = Arc::new(Storm {
-            pools: [redis(&server).await, redis(&server).await],
+            pools: [patient(server.url(), TTL).await, patient(server.url(), TTL).await],
             inside: AtomicUsize::new(0),
             last_fence: Mutex::new(0),
             entered: AtomicUsize::new(0),
@@ -1001,10 +960,10 @@ mod storm {
             if entered > seen.0 {
                 seen = (entered, Instant::now());
             }
-            assert!(longest < NOISE, "nobody entered for {longest:?}");
+            assert!(longest < NOISE, "no task entered for {longest:?}");
         }
         let over = timeout(NOISE * 4, tasks.join_all()).await;
-        assert!(over.is_ok(), "somebody is stuck");
+        assert!(over.is_ok(), "a task is stuck");
         let count = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
         println!(
             "{} sections, {} given up, {} panicked, longest pause {longest:?}",

@@ -1,4 +1,4 @@
-//! How a lock that is waited for passes from one to the next, within a process and between them.
+//! How a contended lock passes from holder to waiter, within a process and between processes.
 
 mod handoff;
 mod multi_key;

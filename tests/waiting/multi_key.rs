@@ -1,4 +1,4 @@
-//! Requests for several keys, each of which may be handed from one process to the next all the time.
+//! Requests for several keys, each of which may be handed off between processes continuously.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -7,14 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockGuard, LockPool};
+use lock_tests::prelude::*;
 use lock_tests::{Monitor, RedisServer, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use crate::wait_queue::{
-    How, NOISE, PATIENCE, come, come_with, free, median, ms, pools, soon, until_in_line,
-    until_nothing_is_left,
-};
+use crate::wait_queue::{GiveUp, pools};
 
 /// Tasks that take locks again and again.
 struct Crowd {
@@ -22,7 +20,7 @@ struct Crowd {
     tasks: JoinSet<()>,
 }
 
-/// Who is inside, by key.
+/// Whether a task is inside, by key.
 type Floor = Arc<[AtomicBool; 3]>;
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
@@ -48,7 +46,7 @@ impl Crowd {
         Self { over: Arc::default(), tasks: JoinSet::new() }
     }
 
-    /// Four tasks of `pool` that want `keys` all the time.
+    /// Four tasks of `pool` that acquire `keys` continuously.
     fn want(&mut self, pool: &LockPool, keys: &'static [&str], floor: &Floor) {
         for _ in 0..4 {
             let (pool, over, floor) = (pool.clone(), self.over.clone(), floor.clone());
@@ -66,22 +64,22 @@ impl Crowd {
 
     async fn end(self) {
         self.over.store(true, Ordering::Relaxed);
-        timeout(PATIENCE, self.tasks.join_all()).await.expect("all are served");
+        timeout(DEADLINE, self.tasks.join_all()).await.expect("all are served");
     }
 }
 
-/// `pool` has `a` on its way to `b`, for which it stands in line.
-async fn until_half_way(server: &RedisServer) {
-    until_in_line(server, "b", 1).await;
+/// Waits until a stepwise acquire holds `a` and is queued for `b`.
+async fn until_between_steps(server: &RedisServer) {
+    until_queued(server, "b", 1).await;
     assert_eq!(server.cli(&["EXISTS", "a", "b"]), "2");
 }
 
-fn come_for(pool: &LockPool, keys: &'static [&str]) -> JoinHandle<(Instant, LockGuard)> {
-    come_with(pool.lock_all(keys.iter().copied()))
+fn acquire_all_in_task(pool: &LockPool, keys: &'static [&str]) -> JoinHandle<(Instant, LockGuard)> {
+    run_in_task(pool.lock_all(keys.iter().copied()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_keys_that_are_never_free_are_had_together() {
+async fn two_keys_that_are_never_free_are_acquired_together() {
     const ROUNDS: usize = 8;
     for fencing in [false, true] {
         let server = RedisServer::start();
@@ -92,7 +90,7 @@ async fn two_keys_that_are_never_free_are_had_together() {
         crowd.want(&second, &["a"], &floor);
         crowd.want(&third, &["b"], &floor);
         crowd.want(&fourth, &["b"], &floor);
-        until_in_line(&server, "a", 1).await;
+        until_queued(&server, "a", 1).await;
         let mut took = Vec::new();
         for round in 0..ROUNDS {
             let asked = Instant::now();
@@ -112,9 +110,9 @@ async fn two_keys_that_are_never_free_are_had_together() {
     }
 }
 
-/// One pool hands each of them on among its tasks.
+/// Each key is handed off among the tasks of one pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_keys_that_one_pool_each_keeps_busy_are_had_together() {
+async fn three_keys_that_one_pool_each_keeps_busy_are_acquired_together() {
     let server = RedisServer::start();
     let [first, second, third, ours] = pools(&server).await;
     let floor = Floor::default();
@@ -145,10 +143,10 @@ async fn requests_whose_keys_overlap_do_not_wait_for_each_other() {
     crowd.want(&fourth, &["c"], &floor);
     for (pool, keys) in [(&first, &KEYS[..2]), (&second, &KEYS[1..]), (&third, &KEYS[..])] {
         for _ in 0..5 {
-            let guard = soon(keys, come_for(pool, keys)).await.1;
+            let guard = joined(keys, acquire_all_in_task(pool, keys)).await.1;
             enter(&floor, keys);
             leave(&floor, keys);
-            free(guard).await;
+            release(guard).await;
         }
     }
     crowd.end().await;
@@ -156,57 +154,57 @@ async fn requests_whose_keys_overlap_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn whoever_gives_up_half_way_leaves_nothing() {
+async fn an_abandoned_stepwise_acquire_leaves_nothing() {
     let server = RedisServer::start();
     let [holder, ours, theirs] = pools(&server).await;
-    for how in [How::Dropped, How::TimedOut] {
+    for how in [GiveUp::Dropped, GiveUp::TimedOut] {
         let guard = holder.lock("b").acquire().await.unwrap();
         let mut leaver = None;
-        if how == How::Dropped {
-            leaver = Some(come_for(&ours, &["a", "b"]));
-            until_half_way(&server).await;
+        if how == GiveUp::Dropped {
+            leaver = Some(acquire_all_in_task(&ours, &["a", "b"]));
+            until_between_steps(&server).await;
         }
-        let timed_out = (how == How::TimedOut).then(|| {
+        let timed_out = (how == GiveUp::TimedOut).then(|| {
             let acquiring = ours.lock_all(["a", "b"]).wait(ms(600)).acquire();
             tokio::spawn(async move { acquiring.await.unwrap_err() })
         });
-        until_half_way(&server).await;
-        let next = come(&theirs, "a");
-        let last = come(&theirs, "b");
-        until_in_line(&server, "a", 1).await;
-        until_in_line(&server, "b", 2).await;
+        until_between_steps(&server).await;
+        let next = acquire_in_task(&theirs, "a");
+        let last = acquire_in_task(&theirs, "b");
+        until_queued(&server, "a", 1).await;
+        until_queued(&server, "b", 2).await;
         if let Some(leaver) = leaver {
             leaver.abort();
         }
         if let Some(timed_out) = timed_out {
-            let error = soon(how, timed_out).await;
+            let error = joined(how, timed_out).await;
             assert!(error.is_conflict(), "{error}");
         }
-        free(soon("who waits for what had been climbed", next).await.1).await;
-        until_in_line(&server, "b", 1).await;
-        free(guard).await;
-        free(soon("who waits for the next key", last).await.1).await;
+        release(joined("the waiter for the key held between steps", next).await.1).await;
+        until_queued(&server, "b", 1).await;
+        release(guard).await;
+        release(joined("the waiter for the next key", last).await.1).await;
         until_nothing_is_left(&server).await;
     }
 }
 
 #[tokio::test]
-async fn whoever_gives_up_in_the_line_of_the_first_key_leaves_it() {
+async fn an_acquire_abandoned_in_the_queue_of_the_first_key_leaves_it() {
     let server = RedisServer::start();
     let [holder, ours] = pools(&server).await;
     let guard = holder.lock("a").acquire().await.unwrap();
-    let leaver = come_for(&ours, &["a", "b"]);
-    until_in_line(&server, "a", 1).await;
-    // What is further up is free for others.
-    free(soon("another key", come(&holder, "b")).await.1).await;
+    let leaver = acquire_all_in_task(&ours, &["a", "b"]);
+    until_queued(&server, "a", 1).await;
+    // The later keys are free for others.
+    release(joined("another key", acquire_in_task(&holder, "b")).await.1).await;
     leaver.abort();
-    until_in_line(&server, "a", 0).await;
-    free(guard).await;
+    until_queued(&server, "a", 0).await;
+    release(guard).await;
     until_nothing_is_left(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_up_at_any_moment_leaves_nothing_and_stops_nobody() {
+async fn giving_up_at_any_moment_leaves_nothing_and_blocks_no_waiter() {
     const ROUNDS: usize = 150;
     let server = RedisServer::start();
     let [first, second, ours] = pools(&server).await;
@@ -217,10 +215,10 @@ async fn giving_up_at_any_moment_leaves_nothing_and_stops_nobody() {
     crowd.want(&second, &["b"], &floor);
     let mut served = 0;
     for _ in 0..ROUNDS {
-        let patience = Duration::from_micros(fastrand::u64(..30_000));
-        if let Ok(guard) = timeout(patience, ours.lock_all(["a", "b"]).acquire()).await {
+        let limit = Duration::from_micros(fastrand::u64(..30_000));
+        if let Ok(guard) = timeout(limit, ours.lock_all(["a", "b"]).acquire()).await {
             served += 1;
-            free(guard.unwrap()).await;
+            release(guard.unwrap()).await;
         }
     }
     println!("{served} of {ROUNDS} served");
@@ -230,97 +228,97 @@ async fn giving_up_at_any_moment_leaves_nothing_and_stops_nobody() {
 }
 
 #[tokio::test]
-async fn a_pool_that_shuts_down_half_way_leaves_nothing() {
+async fn a_pool_shut_down_during_a_stepwise_acquire_leaves_nothing() {
     let server = RedisServer::start();
     let [holder, ours, theirs] = pools(&server).await;
     let guard = holder.lock("b").acquire().await.unwrap();
     let acquiring = ours.lock_all(["a", "b"]).acquire();
     let waiting = tokio::spawn(async move { acquiring.await.unwrap_err() });
-    until_half_way(&server).await;
-    let next = come(&theirs, "a");
-    until_in_line(&server, "a", 1).await;
-    timeout(NOISE, ours.shutdown(PATIENCE)).await.expect("nothing is waited for");
-    assert_eq!(soon("the waiter", waiting).await.kind(), ErrorKind::PoolClosed);
-    free(soon("who waits for what had been climbed", next).await.1).await;
-    until_in_line(&server, "b", 0).await;
-    free(guard).await;
+    until_between_steps(&server).await;
+    let next = acquire_in_task(&theirs, "a");
+    until_queued(&server, "a", 1).await;
+    timeout(NOISE, ours.shutdown(DEADLINE)).await.expect("nothing is waited for");
+    assert_eq!(joined("the waiter", waiting).await.kind(), ErrorKind::PoolClosed);
+    release(joined("the waiter for the key held between steps", next).await.1).await;
+    until_queued(&server, "b", 0).await;
+    release(guard).await;
     until_nothing_is_left(&server).await;
 }
 
 #[tokio::test]
-async fn what_is_had_on_the_way_is_renewed() {
+async fn keys_held_between_steps_are_renewed() {
     let server = RedisServer::start();
     let [holder, ours] = pools(&server).await;
     let guard = holder.lock("b").acquire().await.unwrap();
     let acquiring = ours.lock_all(["a", "b"]).ttl(ms(250)).acquire();
     let next = tokio::spawn(async move { acquiring.await.unwrap() });
-    until_half_way(&server).await;
+    until_between_steps(&server).await;
     let token = server.cli(&["GET", "a"]);
-    // More than a ttl, and less than it is kept at most.
+    // More than a ttl, and less than the limit of a stepwise acquire.
     for _ in 0..5 {
         let monitor = Monitor::start(&server);
-        monitor.wait_for(PATIENCE, |ran| ran.is("PEXPIRE", "a"));
+        monitor.wait_for(DEADLINE, |ran| ran.is("PEXPIRE", "a"));
     }
     assert_eq!(server.cli(&["GET", "a"]), token);
-    let freed = free(guard).await;
-    let guard = soon("both keys", next).await;
+    let freed = release(guard).await;
+    let guard = joined("both keys", next).await;
     assert!(freed.elapsed() < NOISE);
     assert_eq!(server.cli(&["GET", "a"])[..32], token[..32]);
     guard.verify().await.unwrap();
-    free(guard).await;
+    release(guard).await;
     until_nothing_is_left(&server).await;
 }
 
 #[tokio::test]
-async fn what_is_taken_away_on_the_way_is_climbed_again() {
+async fn keys_lost_between_steps_are_acquired_again() {
     let server = RedisServer::start();
     let [holder, ours, theirs] = pools(&server).await;
     for taken in [false, true] {
         let guard = holder.lock("b").acquire().await.unwrap();
         let acquiring = ours.lock_all(["a", "b"]).ttl(ms(500)).acquire();
         let next = tokio::spawn(async move { acquiring.await.unwrap() });
-        until_half_way(&server).await;
+        until_between_steps(&server).await;
         let token = server.cli(&["GET", "a"]);
         server.cli(&["DEL", "a"]);
         if taken {
             let thief = theirs.lock("a").acquire().await.unwrap();
-            until_in_line(&server, "a", 1).await;
-            until_in_line(&server, "b", 0).await;
+            until_queued(&server, "a", 1).await;
+            until_queued(&server, "b", 0).await;
             thief.verify().await.unwrap();
-            free(thief).await;
+            release(thief).await;
         }
-        eventually_async(PATIENCE, "it has the key again", async || {
+        eventually_async(DEADLINE, "it has the key again", async || {
             let now = server.cli(&["GET", "a"]);
             !now.is_empty() && now != token
         })
         .await;
-        free(guard).await;
-        let guard = soon("both keys", next).await;
+        release(guard).await;
+        let guard = joined("both keys", next).await;
         guard.verify().await.unwrap();
-        free(guard).await;
+        release(guard).await;
         until_nothing_is_left(&server).await;
     }
 }
 
-/// Whoever holds the next key wants the one that is had on the way.
+/// The holder of the next key acquires the key that is held between steps.
 #[tokio::test]
-async fn nobody_holds_what_the_holder_of_the_next_key_waits_for_for_long() {
+async fn a_key_held_between_steps_is_soon_free_for_the_holder_of_the_next() {
     let server = RedisServer::start();
     let [holder, ours] = pools(&server).await;
     let b = holder.lock("b").acquire().await.unwrap();
-    let next = come_for(&ours, &["a", "b"]);
-    until_half_way(&server).await;
+    let next = acquire_all_in_task(&ours, &["a", "b"]);
+    until_between_steps(&server).await;
     let asked = Instant::now();
-    let (got, a) = soon("who came from the other side", come(&holder, "a")).await;
-    println!("a key that somebody had on the way: {:?}", got - asked);
+    let (got, a) = joined("the holder of the next key", acquire_in_task(&holder, "a")).await;
+    println!("a key that was held between steps: {:?}", got - asked);
     assert!(got - asked < ms(1_000) + NOISE);
-    free(b).await;
-    free(a).await;
-    free(soon("both keys", next).await.1).await;
+    release(b).await;
+    release(a).await;
+    release(joined("both keys", next).await.1).await;
     until_nothing_is_left(&server).await;
 }
 
-/// A call under a name that was given up half-way is passed on.
+/// A grant to an owner token that was abandoned between steps is passed on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn given_up_in_the_instant_of_the_grant() {
     const ROUNDS: usize = 60;
@@ -328,24 +326,18 @@ async fn given_up_in_the_instant_of_the_grant() {
     let [holder, ours, theirs] = pools(&server).await;
     for round in 0..ROUNDS {
         let guard = holder.lock("b").acquire().await.unwrap();
-        let leaver = come_for(&ours, &["a", "b"]);
-        until_half_way(&server).await;
-        let last = come(&theirs, "b");
-        until_in_line(&server, "b", 2).await;
+        let leaver = acquire_all_in_task(&ours, &["a", "b"]);
+        until_between_steps(&server).await;
+        let last = acquire_in_task(&theirs, "b");
+        until_queued(&server, "b", 2).await;
         let leave = Instant::now() + Duration::from_micros(fastrand::u64(..1_500));
-        let leaving = tokio::spawn(async move {
-            while Instant::now() < leave {
-                tokio::task::yield_now().await;
-            }
-            leaver.abort();
-            drop(leaver.await);
-        });
-        let freed = free(guard).await;
+        let leaving = tokio::spawn(abort_at(leave, leaver));
+        let freed = release(guard).await;
         leaving.await.unwrap();
-        let (got, guard) = soon(round, last).await;
+        let (got, guard) = joined(round, last).await;
         assert!(got - freed < NOISE, "{:?}", got - freed);
-        free(guard).await;
-        free(soon(round, come(&theirs, "a")).await.1).await;
+        release(guard).await;
+        release(joined(round, acquire_in_task(&theirs, "a")).await.1).await;
     }
     until_nothing_is_left(&server).await;
 }

@@ -1,5 +1,5 @@
-//! What the server says without being asked: a lock that is taken away or falls free outside our order is
-//! noticed at once, by those who wait and by who holds it; and no storm of losses makes two believers.
+//! Pushes of the server: a lock that is taken away, or freed outside the wait queue, is noticed at once by waiters
+//! and by its holder. No storm of losses makes two valid leases.
 //!
 //! A second pool stands for another process.
 
@@ -10,74 +10,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::wait_queue::connect;
 use lock_runtime::{Fence, LockGuard, LockPool, Wait};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::monitor::Caller;
-use lock_tests::{FaultProxy, Monitor, Prompt, RedisServer, eventually_async};
+use lock_tests::prelude::*;
+use lock_tests::{FaultProxy, Latency, Monitor, RedisServer, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Nothing here waits as long as this, so that no ttl hides a loss that was not noticed.
+/// No test waits as long, so that no ttl hides an unnoticed loss.
 const TTL: Duration = ms(20_000);
-/// What a busy machine may add, and a connection that comes back.
-const NOISE: Duration = ms(700);
-/// Of a third of all rounds. Less than any regular look.
+/// The limit of a third of all rounds. Less than any polling interval.
 const PROMPT: Duration = ms(60);
-const PATIENCE: Duration = ms(30_000);
 const KEY: &str = "k";
 
-async fn connect(url: &str) -> LockPool {
-    let pool = LockPool::builder(url).ttl(TTL).wait(Wait::Forever);
-    // Every server answers here: a request that takes long on a busy machine is not repeated.
-    pool.request_timeout(ms(5_000)).connect().await.unwrap()
-}
-
-/// A task that wants the lock; when it got it, with the guard.
-fn come(pool: &LockPool, key: &str) -> JoinHandle<(Instant, LockGuard)> {
-    let acquiring = pool.lock(key).acquire();
-    tokio::spawn(async move {
-        let guard = acquiring.await.unwrap();
-        (Instant::now(), guard)
-    })
-}
-
-async fn soon<T>(what: &str, task: JoinHandle<T>) -> T {
-    match timeout(PATIENCE, task).await {
-        Ok(done) => done.unwrap(),
-        Err(_) => panic!("not within {PATIENCE:?}: {what}"),
-    }
-}
-
-async fn until_in_line(server: &RedisServer, key: &str, count: usize) {
-    let (line, count) = (format!("{key}:lock_runtime:line"), count.to_string());
-    eventually_async(PATIENCE, "they stand in line", async || {
-        server.cli(&["ZCARD", &line]) == count
-    })
-    .await;
-}
-
-/// Who waits has the key watched a moment after it joined the line.
+/// A waiter watches the key a moment after it was queued.
 async fn until_watched(server: &RedisServer) {
-    eventually_async(PATIENCE, "the key is watched", async || {
+    eventually_async(DEADLINE, "the key is watched", async || {
         let info = server.cli(&["INFO", "stats"]);
         !info.contains("tracking_total_keys:0")
     })
     .await;
 }
 
-async fn until_nothing_is_left(server: &RedisServer) {
-    eventually_async(ms(6_000), "nothing is left in the store", async || {
-        let left = server.cli(&["KEYS", "*"]);
-        left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
-    })
-    .await;
-}
-
-/// When `guard` is known to be lost.
+/// The time when `guard` is known to be lost.
 fn watch(guard: LockGuard) -> JoinHandle<Instant> {
     tokio::spawn(async move {
         guard.lost().await;
@@ -89,46 +46,46 @@ mod taken_away {
     use super::*;
 
     #[tokio::test]
-    async fn a_deleted_lock_goes_to_who_waits_and_its_holder_is_told() {
+    async fn a_deleted_lock_goes_to_the_waiter_and_its_holder_is_notified() {
         let server = RedisServer::start();
         let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
-        let (mut entered, mut told) = (Prompt::below(PROMPT, 2), Prompt::below(PROMPT, 2));
+        let (mut entered, mut told) = (Latency::below(PROMPT, 2), Latency::below(PROMPT, 2));
         while entered.wants_more() || told.wants_more() {
-            // The renewal behind the first, which is what has the key watched, comes late.
+            // The first renewal makes the server watch the key; the next one comes late.
             let guard = ours.lock(KEY).renew(ms(700)).acquire().await.unwrap();
             let monitor = Monitor::start(&server);
-            monitor.wait_for(PATIENCE, |ran| ran.is("PEXPIRE", KEY));
-            let next = come(&theirs, KEY);
-            until_in_line(&server, KEY, 1).await;
+            monitor.wait_for(DEADLINE, |ran| ran.is("PEXPIRE", KEY));
+            let next = acquire_in_task(&theirs, KEY);
+            until_queued(&server, KEY, 1).await;
             let loss = watch(guard);
-            // Where others have just waited, a lock is watched from the second look on.
+            // After recent waiters, a lock is watched from the second poll on.
             sleep(ms(350)).await;
             let deleted = Instant::now();
             server.cli(&["DEL", KEY]);
-            let (got, guard) = soon("who waits", next).await;
+            let (got, guard) = joined("the waiter", next).await;
             entered.push(got - deleted);
-            told.push(soon("the holder is told", loss).await - deleted);
+            told.push(joined("the holder is notified", loss).await - deleted);
             guard.release().await.unwrap();
         }
-        println!("DEL of a held lock: the next is in after {entered}, the holder told: {told}");
+        println!("DEL of a held lock: the next is in after {entered}, the holder notified: {told}");
         until_nothing_is_left(&server).await;
     }
 
     #[tokio::test]
-    async fn a_flushed_server_tells_holders_and_those_who_wait_for_any_lock() {
+    async fn a_flushed_server_notifies_holders_and_waiters_of_every_lock() {
         const LOCKS: usize = 5;
         let server = RedisServer::start();
         let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
-        let (mut all_in, mut all_told) = (Prompt::below(NOISE, 3), Prompt::below(NOISE, 3));
+        let (mut all_in, mut all_told) = (Latency::below(NOISE, 3), Latency::below(NOISE, 3));
         while all_in.wants_more() || all_told.wants_more() {
             let (mut held, mut waiting) = (Vec::new(), Vec::new());
             for n in 0..LOCKS {
                 let key = &*format!("k{n}");
                 held.push(ours.lock(key).acquire().await.unwrap());
                 for _ in 0..2 {
-                    waiting.push(come(&theirs, key));
+                    waiting.push(acquire_in_task(&theirs, key));
                 }
-                until_in_line(&server, key, 1).await;
+                until_queued(&server, key, 1).await;
             }
             let told: Vec<_> = held.into_iter().map(watch).collect();
             sleep(ms(20)).await;
@@ -136,28 +93,28 @@ mod taken_away {
             server.cli(&["FLUSHALL"]);
             let (mut entered, mut lost) = (Duration::ZERO, Duration::ZERO);
             for told in told {
-                lost = lost.max(soon("a holder is told", told).await - flushed);
+                lost = lost.max(joined("a holder is notified", told).await - flushed);
             }
             for next in waiting {
-                let (got, guard) = soon("who waits", next).await;
+                let (got, guard) = joined("the waiter", next).await;
                 entered = entered.max(got - flushed);
                 guard.release().await.unwrap();
             }
             all_in.push(entered);
             all_told.push(lost);
         }
-        println!("FLUSHALL: all in after {all_in}, all told after {all_told}");
+        println!("FLUSHALL: all in after {all_in}, all notified after {all_told}");
         until_nothing_is_left(&server).await;
     }
 
-    /// What is told too often, or wrong, costs a request and nothing else.
+    /// A repeated or wrong message costs a request and nothing else.
     #[tokio::test]
     async fn false_alarms_are_harmless() {
         let server = RedisServer::start();
         let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
         let guard = ours.lock(KEY).acquire().await.unwrap();
-        let next = come(&theirs, KEY);
-        until_in_line(&server, KEY, 1).await;
+        let next = acquire_in_task(&theirs, KEY);
+        until_queued(&server, KEY, 1).await;
         let token = server.cli(&["GET", KEY]);
         let waiting = server.cli(&["ZRANGE", "k:lock_runtime:line", "0", "-1"]);
         let channel = |token: &str| format!("lock_runtime:{}", &token[33..45]);
@@ -180,7 +137,7 @@ mod taken_away {
                 assert_eq!(server.cli(&["PUBLISH", channel, &message]), "1");
             }
         }
-        // A request of each, behind what it was told.
+        // A request of each, after the message.
         theirs.health().await.unwrap();
         guard.verify().await.unwrap();
         assert!(guard.is_held() && !next.is_finished());
@@ -189,20 +146,20 @@ mod taken_away {
         println!("{commands} commands after 1000 false alarms");
         assert!(commands < 2_000, "{commands}");
         guard.release().await.unwrap();
-        soon("who waits", next).await.1.release().await.unwrap();
+        joined("the waiter", next).await.1.release().await.unwrap();
         until_nothing_is_left(&server).await;
     }
 }
 
-/// A holder who knows nothing of our lines: `SET NX PX` and a plain `DEL`.
+/// A holder without knowledge of wait queues: `SET NX PX` and a plain `DEL`.
 mod foreign {
     use super::*;
 
     #[tokio::test]
-    async fn its_release_wakes_who_waits() {
+    async fn its_release_wakes_the_waiter() {
         let server = RedisServer::start();
         let pools = [connect(&server.url()).await, connect(&server.url()).await];
-        let mut took = Prompt::below(PROMPT, 10);
+        let mut took = Latency::below(PROMPT, 10);
         while took.wants_more() {
             assert_eq!(server.cli(&["SET", KEY, "foreign", "NX", "PX", "20000"]), "OK");
             let waiting = pools.each_ref().map(|pool| {
@@ -214,13 +171,13 @@ mod foreign {
                     got
                 })
             });
-            until_in_line(&server, KEY, 2).await;
+            until_queued(&server, KEY, 2).await;
             until_watched(&server).await;
             let freed = Instant::now();
             assert_eq!(server.cli(&["DEL", KEY]), "1");
             let mut got = Vec::new();
             for waiting in waiting {
-                got.push(soon("who waits", waiting).await - freed);
+                got.push(joined("the waiter", waiting).await - freed);
             }
             took.push(got[0].min(got[1]));
         }
@@ -229,15 +186,15 @@ mod foreign {
     }
 
     #[tokio::test]
-    async fn the_end_of_its_ttl_wakes_who_waits() {
+    async fn the_end_of_its_ttl_wakes_the_waiter() {
         let server = RedisServer::start();
         let pool = connect(&server.url()).await;
-        let mut late = Prompt::below(ms(100), 4);
+        let mut late = Latency::below(ms(100), 4);
         while late.wants_more() {
             let ttl = ms(400);
             server.cli(&["SET", KEY, "foreign", "NX", "PX", "400"]);
             let set = Instant::now();
-            let (got, guard) = soon("who waits", come(&pool, KEY)).await;
+            let (got, guard) = joined("the waiter", acquire_in_task(&pool, KEY)).await;
             assert!(got - set > ttl - ms(20), "{:?}", got - set);
             late.push((got - set).saturating_sub(ttl));
             guard.release().await.unwrap();
@@ -266,7 +223,7 @@ mod foreign {
         assert_eq!(server.cli(&["GET", KEY]), "foreign", "its value is left alone");
         let freed = Instant::now();
         server.cli(&["DEL", KEY]);
-        let took = [soon("one key", one).await - freed, soon("several", several).await - freed];
+        let took = [joined("one key", one).await - freed, joined("several", several).await - freed];
         println!("after a foreign DEL without a ttl, one key and several: {took:?}");
         assert!(took.iter().all(|&took| took < NOISE), "{took:?}");
         until_nothing_is_left(&server).await;
@@ -281,15 +238,15 @@ mod missed {
         let server = RedisServer::start();
         let pool = connect(&server.url()).await;
         // The greeting of the new connection takes four round trips.
-        let mut took = Prompt::below(ms(100), 5);
+        let mut took = Latency::below(ms(100), 5);
         while took.wants_more() {
             server.cli(&["SET", KEY, "foreign"]);
-            let next = come(&pool, KEY);
-            until_in_line(&server, KEY, 1).await;
+            let next = acquire_in_task(&pool, KEY);
+            until_queued(&server, KEY, 1).await;
             server.kill_clients();
             let freed = Instant::now();
             server.cli(&["DEL", KEY]);
-            let (got, guard) = soon("who waits", next).await;
+            let (got, guard) = joined("the waiter", next).await;
             took.push(got - freed);
             guard.release().await.unwrap();
         }
@@ -297,27 +254,27 @@ mod missed {
         until_nothing_is_left(&server).await;
     }
 
-    /// The holder's release finds nobody who listens; and then nobody is told when the lock is deleted.
+    /// The release finds no subscriber; then the deletion of the lock notifies no waiter either.
     #[tokio::test]
-    async fn a_call_that_nobody_heard() {
+    async fn a_message_without_a_receiver() {
         let server = RedisServer::start();
         let ours = connect(&server.url()).await;
         let proxy = FaultProxy::start(&server);
         let theirs = connect(proxy.url()).await;
-        let mut took = Prompt::below(NOISE, 5);
+        let mut took = Latency::below(NOISE, 5);
         while took.wants_more() {
             let guard = ours.lock(KEY).acquire().await.unwrap();
-            let next = come(&theirs, KEY);
-            until_in_line(&server, KEY, 1).await;
+            let next = acquire_in_task(&theirs, KEY);
+            until_queued(&server, KEY, 1).await;
             proxy.refuse(true);
             proxy.cut();
             let alone = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]).lines().count() == 1;
-            eventually_async(PATIENCE, "one pool is cut off", async || alone()).await;
+            eventually_async(DEADLINE, "one pool is cut off", async || alone()).await;
             guard.release().await.unwrap();
-            assert_eq!(server.cli(&["EXISTS", KEY]), "0", "nobody to give it to");
+            assert_eq!(server.cli(&["EXISTS", KEY]), "0", "there is no waiter to grant it to");
             let back = Instant::now();
             proxy.refuse(false);
-            let (got, guard) = soon("who waits", next).await;
+            let (got, guard) = joined("the waiter", next).await;
             took.push(got - back);
             guard.release().await.unwrap();
         }
@@ -346,7 +303,7 @@ mod storms {
     }
 
     impl Crowd {
-        /// Works while `storm` blows over the server.
+        /// Works while `storm` hits the server.
         async fn work(dir: &Path, storm: Storm) -> Self {
             let server = RedisServer::start();
             let served: Arc<[AtomicUsize; POOLS * TASKS]> =
@@ -380,7 +337,7 @@ mod storms {
                 }
             }
             over.store(true, Ordering::Relaxed);
-            timeout(PATIENCE, tasks.join_all()).await.expect("all are served");
+            timeout(DEADLINE, tasks.join_all()).await.expect("all are served");
             Self { server, served }
         }
 
@@ -392,7 +349,7 @@ mod storms {
         }
     }
 
-    /// True if nothing went wrong.
+    /// True if the section ended without an error or a loss.
     async fn section(pool: &LockPool, recorder: &Recorder, task: u64) -> bool {
         let key = format!("hot:{}", fastrand::u8(..KEYS));
         let asked = now_ns();
@@ -407,9 +364,9 @@ mod storms {
         guard.release().await.is_ok() && lost.is_err()
     }
 
-    /// Nothing is lost in the store, so nobody may share.
+    /// The store loses nothing, so no two may hold the lock.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn of_cut_connections_make_no_two_believers() {
+    async fn of_cut_connections_never_make_two_valid_leases() {
         let dir = tempfile::tempdir().unwrap();
         let crowd = Crowd::work(dir.path(), Storm::Cuts).await;
         History::read(dir.path()).unwrap().assert_safe();
@@ -417,15 +374,15 @@ mod storms {
         until_nothing_is_left(&crowd.server).await;
     }
 
-    /// The store loses its locks, so two may hold one: the one who lost it, until it is told, and the next.
-    /// They do so for a moment, not for the rest of a ttl; and the fence tells them apart.
+    /// The store loses its locks, so two may hold one: the old holder until it is notified, and the next one.
+    /// This lasts a moment, not the rest of a ttl; the fences differ.
     async fn share_for_a_moment(storm: Storm) {
         let dir = tempfile::tempdir().unwrap();
         let crowd = Crowd::work(dir.path(), storm).await;
         let history = History::read(dir.path()).unwrap();
         let overlaps = history.overlaps();
         let longest = overlaps.iter().map(|overlap| {
-            let end = overlap.first.believed_until().min(overlap.second.believed_until());
+            let end = overlap.first.valid_until().min(overlap.second.valid_until());
             Duration::from_nanos(end - overlap.second.granted_ns)
         });
         println!(
@@ -450,14 +407,14 @@ mod storms {
         share_for_a_moment(Storm::Both).await;
     }
 
-    /// Scripts and plain acquires of those who wait. What a connection costs to make is not counted.
+    /// Scripts and plain acquires of waiters, without the commands of new connections.
     #[tokio::test]
-    async fn are_no_reason_to_ask_all_the_time() {
+    async fn cause_no_continuous_requests() {
         let server = RedisServer::start();
         let pool = connect(&server.url()).await;
         server.cli(&["SET", KEY, "foreign"]);
-        let next = come(&pool, KEY);
-        until_in_line(&server, KEY, 1).await;
+        let next = acquire_in_task(&pool, KEY);
+        until_queued(&server, KEY, 1).await;
         let asks = || -> u64 {
             let stats = server.cli(&["INFO", "commandstats"]);
             let calls = |name: &str| {
@@ -471,7 +428,7 @@ mod storms {
         for _ in 0..10 {
             server.kill_clients();
             sleep(ms(50)).await;
-            // Told with every change, and to ask again.
+            // Each change is a message and leads to another request.
             for _ in 0..20 {
                 server.cli(&["SET", KEY, "foreign"]);
             }
@@ -481,11 +438,11 @@ mod storms {
         println!("{asked} scripts in a second of cuts and false alarms");
         assert!(asked < 500, "{asked}");
         server.cli(&["DEL", KEY]);
-        soon("who waits", next).await.1.release().await.ok();
+        joined("the waiter", next).await.1.release().await.ok();
     }
 }
 
-/// A value that looks almost like ours is somebody else's all the same.
+/// A value that resembles an owner token of this library is foreign all the same.
 #[tokio::test]
 async fn a_foreign_value_is_waited_for_and_left_as_it_is() {
     let server = RedisServer::start();
@@ -494,22 +451,22 @@ async fn a_foreign_value_is_waited_for_and_left_as_it_is() {
     for host in ["@worker-01.prod.example", "@0123456789abcdef-", "@0123456789abcdef++"] {
         let value = format!("{owner}{host}");
         assert_eq!(server.cli(&["SET", KEY, &value, "PX", "20000"]), "OK");
-        let waiting = come(&pool, KEY);
-        until_in_line(&server, KEY, 1).await;
-        // For a look or two.
+        let waiting = acquire_in_task(&pool, KEY);
+        until_queued(&server, KEY, 1).await;
+        // For one or two polls.
         sleep(ms(400)).await;
         assert_eq!(server.cli(&["GET", KEY]), value);
         server.cli(&["DEL", KEY]);
-        let (_, guard) = soon("it has the lock", waiting).await;
+        let (_, guard) = joined("it has the lock", waiting).await;
         guard.release().await.unwrap();
     }
 }
 
-/// A lock that our tasks and processes hand to each other is never free, but for the window.
+/// A lock that is handed off continuously is free only in the barging window.
 mod window {
     use super::*;
 
-    /// Keeps the lock busy with tasks of two pools until told to stop, and counts the sections of each.
+    /// Keeps the lock busy with tasks of two pools until `stop`, and counts the sections of each.
     fn crowd(pools: &[LockPool; 2]) -> (Arc<AtomicBool>, Arc<[AtomicUsize; 8]>, JoinSet<()>) {
         let (stop, sections) =
             (Arc::new(AtomicBool::new(false)), Arc::<[AtomicUsize; 8]>::default());
@@ -528,7 +485,7 @@ mod window {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn those_who_stand_in_no_line_get_the_lock_in_the_window() {
+    async fn waiters_outside_the_queue_get_the_lock_in_the_window() {
         let server = RedisServer::start();
         let connect = async || {
             let pool = LockPool::builder(server.url()).ttl(TTL).wait(Wait::Forever);
@@ -539,23 +496,23 @@ mod window {
         let several = connect().await;
         for _ in 0..3 {
             let request = several.lock_all([KEY, "another"]);
-            let guard = timeout(PATIENCE, request.acquire()).await.expect("in a window").unwrap();
+            let guard = timeout(DEADLINE, request.acquire()).await.expect("in a window").unwrap();
             guard.release().await.unwrap();
         }
         for _ in 0..3 {
-            eventually_async(PATIENCE, "the other client's turn", async || {
-                server.cli(&["SET", KEY, "somebody", "NX", "PX", "20000"]) == "OK"
+            eventually_async(DEADLINE, "the other client's turn", async || {
+                server.cli(&["SET", KEY, "foreign client", "NX", "PX", "20000"]) == "OK"
             })
             .await;
-            assert_eq!(server.cli(&["GET", KEY]), "somebody", "and nobody else has it");
+            assert_eq!(server.cli(&["GET", KEY]), "foreign client", "and no other owner has it");
             server.cli(&["DEL", KEY]);
         }
-        eventually_async(PATIENCE, "everybody else has had many turns, too", async || {
+        eventually_async(DEADLINE, "all other tasks had many turns, too", async || {
             sections.iter().all(|sections| sections.load(Ordering::Relaxed) > 5)
         })
         .await;
         stop.store(true, Ordering::Relaxed);
-        timeout(PATIENCE, tasks.join_all()).await.expect("nobody is left waiting");
+        timeout(DEADLINE, tasks.join_all()).await.expect("no task is left waiting");
         until_nothing_is_left(&server).await;
     }
 }

@@ -8,19 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockGuard, LockPool, Wait};
-use lock_tests::{RedisServer, eventually_async};
+use lock_tests::RedisServer;
+use lock_tests::prelude::*;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// No call of a test that is served takes as long.
-const PATIENCE: Duration = ms(20_000);
-
-/// What a busy machine may add.
-const NOISE: Duration = ms(700);
+/// The limit of every call that is served.
+const DEADLINE: Duration = ms(20_000);
 
 /// A pool in memory, then one on a server, which lives as long as the second value.
 async fn pool(at: Store) -> (LockPool, Option<RedisServer>) {
@@ -46,31 +40,10 @@ fn want(pool: &LockPool, keys: &[&str]) -> JoinHandle<LockGuard> {
     tokio::spawn(async move { acquiring.await.unwrap() })
 }
 
-async fn soon<T>(what: &str, task: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, task).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
-}
-
-/// Waits until `task` has had every chance to come to its first wait.
+/// Waits until `task` could reach its first wait.
 async fn until_waiting<T>(task: &JoinHandle<T>) {
     sleep(ms(100)).await;
     assert!(!task.is_finished());
-}
-
-async fn until_in_line(server: &RedisServer, key: &str, count: usize) {
-    let line = format!("{key}:lock_runtime:line");
-    let count = count.to_string();
-    eventually_async(PATIENCE, "the waiters stand in line", async || {
-        server.cli(&["ZCARD", &line]) == count
-    })
-    .await;
-}
-
-async fn until_nothing_is_left(server: &RedisServer) {
-    eventually_async(ms(6_000), "nothing is left in the store", async || {
-        let left = server.cli(&["KEYS", "*"]);
-        left.lines().all(|key| key.is_empty() || key == "lock_runtime:fence")
-    })
-    .await;
 }
 
 mod a_key_that_cannot_be_used_yet {
@@ -88,7 +61,7 @@ mod a_key_that_cannot_be_used_yet {
                 a.unwrap_or_else(|error| panic!("{store:?}: {error}")).release().await.unwrap();
             }
             b.release().await.unwrap();
-            soon("both keys", both).await.unwrap().release().await.unwrap();
+            within(DEADLINE, "both keys", both).await.unwrap().release().await.unwrap();
         }
     }
 
@@ -99,12 +72,19 @@ mod a_key_that_cannot_be_used_yet {
             let b = pool.lock("b").acquire().await.unwrap();
             let both = want(&pool, &["a", "b"]);
             until_waiting(&both).await;
-            let a = soon("a, by the holder of b", pool.lock("a").acquire()).await.unwrap();
+            let a =
+                within(DEADLINE, "a, by the holder of b", pool.lock("a").acquire()).await.unwrap();
             a.release().await.unwrap();
             let nested = pool.lock("b2").run(pool.lock_all(["a", "c"]).acquire());
-            soon("nested calls", nested).await.unwrap().unwrap().release().await.unwrap();
+            within(DEADLINE, "nested calls", nested)
+                .await
+                .unwrap()
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
             b.release().await.unwrap();
-            soon("both keys", both).await.unwrap().release().await.unwrap();
+            within(DEADLINE, "both keys", both).await.unwrap().release().await.unwrap();
         }
     }
 
@@ -128,13 +108,13 @@ mod a_key_that_cannot_be_used_yet {
             }
             println!("{store:?}: `a` by the holder of `b` after {waits:?}");
             b.release().await.unwrap();
-            soon("both keys", both).await.unwrap().release().await.unwrap();
+            within(DEADLINE, "both keys", both).await.unwrap().release().await.unwrap();
         }
     }
 
-    /// The holder of `b` is another process, so the request waits in the line of the server.
+    /// The holder of `b` is another process, so the request waits in the queue of the server.
     #[tokio::test]
-    async fn is_had_by_its_own_process_as_soon_as_by_another() {
+    async fn is_acquired_by_its_own_process_as_soon_as_by_another() {
         let server = RedisServer::start();
         let (holder, ours, theirs) = (
             connect(&server.url()).await,
@@ -143,7 +123,7 @@ mod a_key_that_cannot_be_used_yet {
         );
         let b = holder.lock("b").acquire().await.unwrap();
         let both = want(&ours, &["a", "b"]);
-        until_in_line(&server, "b", 1).await;
+        until_queued(&server, "b", 1).await;
         for (name, pool) in [("our", &ours), ("their", &theirs)] {
             for round in 0..5 {
                 let asked = Instant::now();
@@ -155,7 +135,7 @@ mod a_key_that_cannot_be_used_yet {
         }
         assert!(!both.is_finished());
         b.release().await.unwrap();
-        soon("both keys", both).await.unwrap().release().await.unwrap();
+        within(DEADLINE, "both keys", both).await.unwrap().release().await.unwrap();
         until_nothing_is_left(&server).await;
     }
 }
@@ -188,11 +168,11 @@ mod orders {
                     }
                 });
             }
-            soon("all of a ring", tasks.join_all()).await;
+            within(DEADLINE, "all of a ring", tasks.join_all()).await;
         }
     }
 
-    /// The holder of each key asks for the next one while requests for pairs wait.
+    /// The holder of each key acquires the next one while requests for pairs wait.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn nested_calls_beside_requests_for_pairs_are_served() {
         for store in STORES {
@@ -208,7 +188,7 @@ mod orders {
                         } else {
                             let outer = pool.lock("n:b").acquire().await.unwrap();
                             sleep(ms(1)).await;
-                            // The other order alone would be a deadlock of the test's own making.
+                            // The other order alone would deadlock by itself.
                             if n % 4 == 1 {
                                 let inner = pool.lock("n:c").acquire().await.unwrap();
                                 inner.release().await.unwrap();
@@ -218,7 +198,7 @@ mod orders {
                     }
                 });
             }
-            soon("nested calls and pairs", tasks.join_all()).await;
+            within(DEADLINE, "nested calls and pairs", tasks.join_all()).await;
         }
     }
 }
@@ -226,9 +206,9 @@ mod orders {
 mod fairness {
     use super::*;
 
-    /// Keys that tasks of the same process take all the time, and a request for both of them.
+    /// Two keys that tasks of the same process acquire continuously, and a request for both.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn both_of_two_keys_that_are_never_free_are_had() {
+    async fn two_keys_that_are_never_free_are_both_acquired() {
         for store in STORES {
             let (pool, _server) = pool(store).await;
             let over = Arc::new(AtomicBool::new(false));
@@ -243,7 +223,7 @@ mod fairness {
                         let guard = pool.lock(key).fencing(n < 4).acquire().await.unwrap();
                         longest = longest.max(asked.elapsed());
                         sleep(ms(2)).await;
-                        // The holder of one key may ask for the other, without waiting for it.
+                        // The holder of one key may try the other, without waiting for it.
                         if n == 5 {
                             drop(pool.lock(other).try_acquire().await.unwrap());
                         }
@@ -256,7 +236,7 @@ mod fairness {
             for round in 0..30 {
                 let asked = Instant::now();
                 let order = if round % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
-                let guard = soon("both", pool.lock_all(order).acquire()).await.unwrap();
+                let guard = within(DEADLINE, "both", pool.lock_all(order).acquire()).await.unwrap();
                 took.push(asked.elapsed());
                 sleep(ms(1)).await;
                 guard.release().await.unwrap();
@@ -308,7 +288,7 @@ mod fairness {
                     (Duration::ZERO, took)
                 });
             }
-            let waits = soon("all transfers", tasks.join_all()).await;
+            let waits = within(DEADLINE, "all transfers", tasks.join_all()).await;
             println!(
                 "{store:?}: {refused:?} of {TASKS} calls on idle accounts refused; longest wait of a transfer {:?}, of a call {:?}",
                 waits.iter().map(|wait| wait.0).max().unwrap(),
@@ -324,7 +304,7 @@ mod the_wait {
     use super::*;
 
     #[tokio::test]
-    async fn is_kept_when_the_server_falls_silent_while_one_key_is_had() {
+    async fn is_kept_when_the_server_falls_silent_while_one_key_is_held() {
         let server = RedisServer::start();
         let (holder, ours) = (connect(&server.url()).await, connect(&server.url()).await);
         let b = holder.lock("b").acquire().await.unwrap();
@@ -332,12 +312,12 @@ mod the_wait {
         let asked = Instant::now();
         let acquiring = ours.lock_all(["a", "b"]).ttl(ms(2_000)).wait(wait).acquire();
         let waiting = tokio::spawn(acquiring);
-        until_in_line(&server, "b", 1).await;
+        until_queued(&server, "b", 1).await;
         server.pause();
-        let error = soon("the end of the wait", waiting).await.unwrap().unwrap_err();
+        let error = within(DEADLINE, "the end of the wait", waiting).await.unwrap().unwrap_err();
         let took = asked.elapsed();
         server.resume();
-        println!("asked to wait for {wait:?}, told after {took:?}: {error}");
+        println!("asked to wait for {wait:?}, failed after {took:?}: {error}");
         assert!(took < wait + ms(250) + NOISE, "{took:?}");
         b.release().await.unwrap();
         until_nothing_is_left(&server).await;
@@ -353,7 +333,7 @@ mod the_wait {
             assert!(error.is_conflict(), "{error}");
             assert!(asked.elapsed() >= ms(300));
             let one_try = pool.lock_all(["a", "b"]).try_acquire();
-            assert!(soon("a single try", one_try).await.unwrap().is_none());
+            assert!(within(DEADLINE, "a single try", one_try).await.unwrap().is_none());
             b.release().await.unwrap();
         }
     }
@@ -369,7 +349,7 @@ mod the_wait {
             let stopping = pool.shutdown(Duration::from_secs(5));
             tokio::pin!(stopping);
             let error = tokio::select! {
-                error = soon("the waiter", waiting) => error.unwrap().unwrap_err(),
+                error = within(DEADLINE, "the waiter", waiting) => error.unwrap().unwrap_err(),
                 _ = &mut stopping => panic!("`b` is held"),
             };
             assert_eq!(error.kind(), ErrorKind::PoolClosed);
@@ -422,14 +402,14 @@ mod the_number_of_keys {
             until_waiting(&next).await;
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
-            soon("the next", next).await.unwrap().release().await.unwrap();
-            // One of them is held elsewhere: all others are had on the way.
+            within(DEADLINE, "the next", next).await.unwrap().release().await.unwrap();
+            // One of them is held elsewhere: all others are acquired between steps.
             let last = ours.lock("{tag}:127").acquire().await.unwrap();
             let next = theirs.lock_all(names(MOST)).acquire();
             let next = tokio::spawn(async move { next.await.unwrap() });
             until_waiting(&next).await;
             last.release().await.unwrap();
-            soon("all of them", next).await.unwrap().release().await.unwrap();
+            within(DEADLINE, "all of them", next).await.unwrap().release().await.unwrap();
         }
     }
 }

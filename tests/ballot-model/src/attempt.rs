@@ -17,7 +17,7 @@ pub(crate) enum Sending {
 pub(crate) enum Stage {
     Idle,
     Asking,
-    /// Believes to hold until the deadline of this sending.
+    /// Its lease is valid until the deadline of this sending.
     Holding(u8),
     /// It has sent a release: of what it held, or of what it gave up.
     Released,
@@ -34,7 +34,7 @@ pub(crate) struct Attempt {
     pub(crate) fence: u8,
     /// How many numbers of its block beyond the first it has handed on.
     pub(crate) handed: u8,
-    /// Who had been granted the lock before this one began, a bit each.
+    /// The attempts that had been granted the lock before this one began, a bit each.
     pub(crate) follows: u8,
     /// Whether a greater number had been granted when the newest renewal was sent.
     pub(crate) is_outdated: bool,
@@ -42,9 +42,9 @@ pub(crate) struct Attempt {
     pub(crate) outlived_a_newer: bool,
     /// Whether it has handed a number on after a greater one was granted.
     pub(crate) handed_late: bool,
-    /// Whether it released what it believed to hold.
+    /// Whether it released a lock with a valid lease.
     pub(crate) released_in_time: bool,
-    /// The greatest number that its release says it has proposed, or 0 before the release.
+    /// The greatest number that its release names as proposed, or 0 before the release.
     pub(crate) released: u8,
 }
 
@@ -64,7 +64,7 @@ impl Attempt {
         released: 0,
     };
 
-    pub(crate) fn believes(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         matches!(self.stage, Stage::Holding(sending) if sending >= self.ended)
     }
 
@@ -115,7 +115,7 @@ impl Attempt {
         }
     }
 
-    /// The first of its sendings whose deadline still matters: it may end a belief, or the time for replies.
+    /// The first of its sendings with a relevant deadline: the deadline may end the validity, or the time for replies.
     pub(crate) fn matters_from(&self) -> u8 {
         match self.stage {
             Stage::Idle | Stage::Released => u8::MAX,
@@ -124,7 +124,7 @@ impl Attempt {
         }
     }
 
-    /// Forgets what makes no difference any more, so that states that differ in nothing else are one.
+    /// Forgets irrelevant facts, so that states that differ only in them are one.
     pub(crate) fn settle(&mut self, late_too: bool) {
         if self.ended <= self.matters_from() {
             self.ended = 0;
@@ -134,7 +134,7 @@ impl Attempt {
         }
     }
 
-    /// All that makes it what it is.
+    /// All relevant facts.
     pub(crate) fn packed(&self) -> u64 {
         let (stage, valid) = match self.stage {
             Stage::Idle => (0, 0),

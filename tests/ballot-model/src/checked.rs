@@ -1,4 +1,4 @@
-//! A model checked, and what came of it.
+//! A checked model and the outcome.
 
 use std::collections::BTreeMap;
 

@@ -8,9 +8,9 @@ use crate::world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// M: no two believe to hold at the same time.
+    /// M: no two leases are valid at the same time.
     Exclusive,
-    /// F1: a grant's numbers are above those of all that were granted before it was asked for.
+    /// F1: a grant's numbers are above those of all that were granted before its acquire began.
     Ordered,
     /// F2: no number is granted twice.
     Unique,

@@ -25,14 +25,14 @@ pub(crate) enum Presence {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
-    /// For people only: nodes that differ in nothing else are the same.
+    /// For output only: nodes that differ only in it are the same.
     pub(crate) name: char,
     pub(crate) key: Option<Key>,
     /// No number up to this will be accepted: the key's register, or the floor that stands in for it.
     pub(crate) promised: u8,
     /// The greatest number that was accepted and may have been granted.
     pub(crate) accepted: u8,
-    /// Whose newest sending it has granted, a bit for each attempt.
+    /// The attempts with a granted newest sending, a bit for each attempt.
     pub(crate) votes: u8,
     pub(crate) presence: Presence,
 }
@@ -64,7 +64,7 @@ impl Node {
                 return Reply::Held;
             }
             is_again = key.first == first;
-            // An earlier round is nobody else's number.
+            // An earlier round has no number of another attempt.
             before = key.before;
             until = match rules.ttl {
                 // A late copy of an earlier round makes it no shorter.
@@ -175,7 +175,7 @@ impl Node {
         }
     }
 
-    /// All that makes it what it is, but the name.
+    /// All relevant facts without the name.
     pub(crate) fn packed(&self) -> u64 {
         let word = match self.key {
             None => Word::default().with(14, 0),

@@ -26,7 +26,7 @@ pub struct Rules {
 }
 
 /// States that differ only in what makes no difference to anything that may follow: in the order of nodes, and
-/// in deadlines that nobody asks for any more.
+/// in deadlines without a further effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum States {
     AreMerged,
@@ -66,11 +66,11 @@ pub enum Retake {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LateRenewal {
     CountsForNothing,
-    /// The lock is believed again. Ours in one case: a grant that nobody has taken is asked for again.
+    /// The lease is valid again. The product does so in one case: a grant without a caller is requested again.
     IsCounted,
 }
 
-/// A token whose release has been sent.
+/// A token after its release was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     IsNotUsedAgain,
@@ -91,7 +91,7 @@ pub enum Release {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withdrawal {
     OfWhatWasNotGranted,
-    /// What came to nothing counts like a grant. So whoever asks in vain keeps renewals away.
+    /// A failed proposal counts like a grant, and so blocks renewals.
     Never,
     /// Wrong: also of what was granted.
     OfAll,
@@ -131,8 +131,8 @@ pub enum Back {
 }
 
 impl Rules {
-    /// Those that the product keeps to: attempts, rounds each, first numbers up to.
-    pub const fn ours(attempts: u8, rounds: u8, greatest: u8) -> Self {
+    /// The rules of the product: attempts, rounds each, first numbers up to.
+    pub const fn of_product(attempts: u8, rounds: u8, greatest: u8) -> Self {
         Self {
             attempts,
             rounds,

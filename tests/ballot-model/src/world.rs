@@ -176,7 +176,7 @@ impl Model for World {
 }
 
 impl World {
-    /// Nobody believes anything any more, or will.
+    /// No lease is valid any more, or will be.
     fn is_over(&self, state: &State) -> bool {
         let attempts = &state.attempts[..place(self.rules.attempts)];
         self.rules.token == Token::IsNotUsedAgain
@@ -206,7 +206,7 @@ impl World {
             if attempt.renewals() < self.rules.renewals {
                 steps.push(Step::Renew { attempt: at });
             }
-            if attempt.believes() && attempt.handed + 1 < self.rules.block {
+            if attempt.is_valid() && attempt.handed + 1 < self.rules.block {
                 steps.push(Step::HandOn { attempt: at });
             }
         }
@@ -261,7 +261,7 @@ impl World {
         let matters_from = next.attempts.each_ref().map(Attempt::matters_from);
         for node in &mut next.nodes {
             node.settle(&matters_from);
-            // Only renewals ask what was accepted.
+            // Only renewals depend on the accepted number.
             if self.rules.renewals == 0 {
                 node.forget_accepted();
             }
@@ -315,7 +315,7 @@ impl World {
 
     fn release(&self, next: &mut State, at: u8) {
         let attempt = &mut next.attempts[place(at)];
-        attempt.released_in_time = attempt.believes();
+        attempt.released_in_time = attempt.is_valid();
         attempt.stage = Stage::Released;
         attempt.released = self.rules.last(attempt.greatest());
         next.drop_votes_for(at);
@@ -391,12 +391,12 @@ impl World {
 
     // What must hold.
 
-    /// M: no two believe to hold at the same time.
+    /// M: no two leases are valid at the same time.
     pub(crate) fn is_exclusive(&self, state: &State) -> bool {
-        state.attempts.iter().filter(|attempt| attempt.believes()).count() <= 1
+        state.attempts.iter().filter(|attempt| attempt.is_valid()).count() <= 1
     }
 
-    /// F1: a grant's numbers are above those of all that were granted before it was asked for.
+    /// F1: a grant's numbers are above those of all that were granted before its acquire began.
     pub(crate) fn is_ordered(&self, state: &State) -> bool {
         let granted = |attempt: &&Attempt| attempt.was_granted();
         state.attempts.iter().filter(granted).all(|later| {
@@ -434,7 +434,7 @@ impl World {
         state.attempts[..place(self.rules.attempts)].iter().all(Attempt::was_granted)
     }
 
-    /// A grant ended by its release, not by time, and the next one believes.
+    /// A grant ended by its release, not by time, and the next lease is valid.
     pub(crate) fn is_granted_after_release(&self, state: &State) -> bool {
         let was_released =
             |attempt: &Attempt| attempt.released_in_time && attempt.stage == Stage::Released;
@@ -442,12 +442,12 @@ impl World {
         let mut released = released.filter(|(_, attempt)| was_released(attempt));
         released.any(|(at, _)| {
             let follows = |later: &Attempt| later.follows & (1 << at) != 0;
-            state.attempts.iter().any(|later| follows(later) && later.believes())
+            state.attempts.iter().any(|later| follows(later) && later.is_valid())
         })
     }
 
     pub(crate) fn is_renewed(&self, state: &State) -> bool {
-        state.attempts.iter().any(|attempt| attempt.believes() && attempt.has_renewed())
+        state.attempts.iter().any(|attempt| attempt.is_valid() && attempt.has_renewed())
     }
 
     pub(crate) fn is_handed_on(&self, state: &State) -> bool {

@@ -1,5 +1,4 @@
-// Locks with redsync what it is told to, as holder.py does with redis-py; see there.
-// It tells no time: a release is answered by "freed".
+// Locks with redsync by the commands of holder.py; see there. It prints no time: the answer to a release is "freed".
 package main
 
 import (

@@ -1,5 +1,5 @@
-//! `contender <url> <key> [<ttl in ms> <patience in ms>]` tries for a lock all the time and prints what came
-//! of each try: `busy`, or `in` and the moment, or the error.
+//! `contender <url> <key> [<ttl in ms> <request timeout in ms>]` tries to acquire a lock continuously and prints the
+//! outcome of each try: `busy`, or `in` and the time, or the error.
 
 use std::error::Error;
 use std::time::Duration;
@@ -12,10 +12,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let (url, key) = (args.next().ok_or("no url")?, args.next().ok_or("no key")?);
     let mut pool = LockPool::builder(&url).ttl(Duration::from_secs(1));
-    if let (Some(ttl), Some(patience)) = (args.next(), args.next()) {
-        let patience = Duration::from_millis(patience.parse()?);
+    if let (Some(ttl), Some(timeout)) = (args.next(), args.next()) {
+        let timeout = Duration::from_millis(timeout.parse()?);
         pool = pool.ttl(Duration::from_millis(ttl.parse()?));
-        pool = pool.request_timeout(patience).node_timeout(patience);
+        pool = pool.request_timeout(timeout).node_timeout(timeout);
     }
     let pool = pool.connect().await?;
     loop {

@@ -1,5 +1,5 @@
 //! `crowd <url> <history> <process> <seed>`: eight tasks that take and free four hot locks until standard
-//! input ends, and record what they believe. Prints `working` when it begins.
+//! input ends, and record the validity of their leases. Prints `working` when it begins.
 
 use std::error::Error;
 use std::io::Read;
@@ -48,7 +48,7 @@ async fn work(
     while !over.load(Ordering::SeqCst) {
         let key = format!("hot:{}", rng.u8(..KEYS));
         let asked = now_ns();
-        // A conflict or a cut connection: somebody else's turn.
+        // A conflict or a cut connection: the next try follows.
         let Ok(guard) = pool.lock(key.as_str()).acquire().await else { continue };
         let fence = guard.fence().map(Fence::get);
         let grant = recorder.granted(&key, task, asked, || guard.valid_for(), fence);
@@ -61,7 +61,7 @@ async fn work(
             recorder.lost(grant);
         }
         recorder.release(grant);
-        // That the lock was lost, or the store did not answer, is part of the game.
+        // A lost lock and a silent store are expected here.
         let _ = guard.release().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Forks while it holds a lock at the store whose URL it is given, and prints what parent and child find. For the
+//! Forks while it holds a lock at the store of the given URL, and prints the observations of parent and child. For the
 //! test of forks.
 
 // Pauses between two looks at a condition.
@@ -26,7 +26,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// What `future` comes to, and `hung` if that takes for ever.
+/// The outcome of `future`, or `hung` if there is none.
 async fn told<T>(future: impl Future<Output = Result<T, LockError>>) -> String {
     match timeout(SOON, future).await {
         Err(_) => "hung".to_owned(),
@@ -35,7 +35,7 @@ async fn told<T>(future: impl Future<Output = Result<T, LockError>>) -> String {
     }
 }
 
-/// Whether `key` is held, not by this try.
+/// Whether `key` is held by another owner.
 async fn is_busy(pool: &LockPool, key: &'static str) -> bool {
     let guard = pool.lock(key).fencing(false).try_acquire().await.expect("an answer");
     match guard {
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     let pool = parent.block_on(lock_runtime::init(&url)).expect("a pool");
     let acquire = |key: &'static str| pool.lock(key).fencing(false).acquire();
     let guard = parent.block_on(acquire("parent")).expect("a lock");
-    // A token that was used tells nothing of the next, which both would take.
+    // A used token does not show whether parent and child would draw the same next one.
     match fork::fork().expect("a fork") {
         Fork::Child => {
             let child = runtime();
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
             let waiting = pool.clone();
             let waiting = thread::spawn(move || wait_until_busy(&runtime(), &waiting, "ready"));
             waiting.join().expect("the child is ready");
-            // With the child's token it would be granted, as if asked for again.
+            // With the token of the child it would be granted, like a repeated request.
             let stays_busy = (0..64).all(|_| parent.block_on(is_busy(&pool, "both")));
             println!("parent, both is busy: {stays_busy}");
             println!("parent, verify: {}", parent.block_on(told(guard.verify())));

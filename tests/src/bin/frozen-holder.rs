@@ -1,6 +1,6 @@
 //! `frozen-holder <url> <history> <ttl in ms>` holds the lock `guard` and, around a body, the lock
-//! `body`, and prints `holding`. Frozen for longer than the ttl, it prints what it finds when it thaws, and
-//! what a careless one would write with: its fence.
+//! `body`, and prints `holding`. After a freeze longer than the ttl, it prints its observations and
+//! the fence that a careless writer would use.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Looks at the guard all the time until it is not held any more.
+/// Checks the guard continuously until it is not held any more.
 fn watch(guard: &LockGuard, ttl: Duration, asked: u64, recorder: &Recorder) {
     let grant = note(guard, asked, recorder);
     let mut last = now_ns();

@@ -1,4 +1,4 @@
-//! Starts a server, prints its pid, port and directory, and ends as told: `panic`, or `wait` to be
+//! Starts a server, prints its pid, port and directory, and ends as requested: `panic`, or `wait` to be
 //! killed. For the test that no server outlives its test.
 
 use lock_tests::RedisServer;

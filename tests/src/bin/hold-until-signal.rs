@@ -1,4 +1,4 @@
-//! Holds locks at the store whose URL it is given, prints `ready`, and shuts down at a signal: prints the
+//! Holds locks at the store of the given URL, prints `ready`, and shuts down at a signal: prints the
 //! report, and how the bodies ended. For the test of `shutdown_on_signal`.
 
 use std::future::pending;

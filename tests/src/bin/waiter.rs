@@ -1,6 +1,6 @@
-//! `stander <url> <history> <process> <ttl in ms>` stands in line for the lock `k` as its standard input
-//! says, line by line: `lock`, `free`, or `loop <pause in ms>` for one short section after the other, which
-//! does not end. Records what it believes; prints `ready`, `in <moment>` and `out`.
+//! `waiter <url> <history> <process> <ttl in ms>` waits for the lock `k` by the commands of its standard
+//! input, line by line: `lock`, `free`, or `loop <pause in ms>` for one short section after the other, which
+//! does not end. Records the validity of its leases; prints `ready`, `in <moment>` and `out`.
 
 use std::error::Error;
 use std::path::Path;
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                     recorder.lost(grant);
                 }
                 recorder.release(grant);
-                // That it was lost while this process was frozen is part of the game.
+                // A loss during a freeze of this process is expected.
                 let _ = guard.release().await;
                 tokio::time::sleep(pause).await;
             }
@@ -55,7 +55,7 @@ async fn lock(pool: &LockPool, recorder: &Recorder) -> Result<(LockGuard, u64), 
                 let grant = recorder.granted("k", 0, asked, || guard.valid_for(), fence);
                 return Ok((guard, grant));
             }
-            // Granted, and then frozen until that was over.
+            // Granted, and then frozen until the end of the validity.
             Err(error) if error.is_lost() => {}
             Err(error) => return Err(error.into()),
         }

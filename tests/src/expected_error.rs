@@ -1,5 +1,5 @@
-//! What an error has to tell a caller, whatever the store says: its kind, where, why, what to do, and no
-//! secret; in time and without a panic.
+//! The required content of an error, for every reply of the store: its kind, the place, the cause and a remedy, but no
+//! secret. An error comes in time and without a panic.
 
 use std::error::Error;
 use std::future::Future;
@@ -13,21 +13,21 @@ use crate::eventually_async;
 use crate::logs::Logs;
 use crate::server::{Config, RedisServer};
 
-/// A password that must not be seen anywhere.
+/// A password that must not be shown anywhere.
 pub const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
-/// The lock that is asked for.
+/// The requested lock.
 pub const KEY: &str = "order:7";
-/// What `init` and a plain builder give a request.
-pub const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a connection may take to be made, by default.
+/// The default request timeout.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// The default connect timeout.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a busy machine may add to any time limit.
 pub const NOISE: Duration = Duration::from_secs(2);
 
-/// What an error has to tell.
+/// The required content of an error.
 #[derive(Clone, Copy, Debug)]
-pub struct Told<'a> {
-    /// What kind it has.
+pub struct ExpectedError<'a> {
+    /// The kind of the error.
     pub kind: ErrorKind,
     /// The pool that it names.
     pub pool: Option<&'a str>,
@@ -35,7 +35,7 @@ pub struct Told<'a> {
     pub template: Option<&'a str>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> ExpectedError<'a> {
     /// Of this kind; it names neither pool nor key.
     pub fn of(kind: ErrorKind) -> Self {
         Self { kind, pool: None, template: None }
@@ -46,7 +46,7 @@ impl<'a> Told<'a> {
         Self { kind: ErrorKind::Backend, pool: Some(pool), template: Some(KEY) }
     }
 
-    /// Checks all of it, and that the text has each of `says`.
+    /// Checks all of it, and that the text contains each of `says`.
     ///
     /// # Panics
     ///
@@ -74,7 +74,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// All that an error shows of itself and of what caused it.
+/// All texts of an error and of its causes.
 pub fn chain(error: &LockError) -> String {
     let mut shown = format!("{error} {error:?} {error:#?}");
     let mut cause: Option<&dyn Error> = error.source();
@@ -97,7 +97,7 @@ pub fn unshown(what: &str, text: &str) {
     assert_eq!(line.map(|line| line.replace(CANARY, "<PASSWORD>")), None, "{what}");
 }
 
-/// Panics of the driver, whose tasks swallow them, but for those that a test has planned.
+/// Panics of the driver, which its tasks catch, without planned panics of tests.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn watch_for_panics() {
@@ -114,7 +114,7 @@ fn watch_for_panics() {
     });
 }
 
-/// A server that asks for [`CANARY`].
+/// A server with the password [`CANARY`].
 pub fn with_password() -> Config {
     RedisServer::builder().password(CANARY)
 }
@@ -142,7 +142,7 @@ pub fn set(server: &RedisServer, name: &str, value: &str) {
     assert_eq!(server.cli(&["CONFIG", "SET", name, value]), "OK");
 }
 
-/// The same pool serves, at the latest in a moment.
+/// Checks that the same pool serves, at once or soon.
 ///
 /// # Panics
 ///
@@ -161,7 +161,7 @@ pub async fn works(pool: &LockPool) {
     }
 }
 
-/// The outcome of `work`, which comes in time.
+/// The outcome of `work`, within `limit`.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Tests that need a process to themselves: what they set up or end is one per process.
+//! Tests that need a process of their own, because they change state that exists once per process.
 
 use std::env;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 ///
 /// With the output of the process, when it fails or when no test has this path.
 #[track_caller]
-pub fn alone(test: &str, body: impl FnOnce()) {
+pub fn in_own_process(test: &str, body: impl FnOnce()) {
     let (_, name) = test.split_once("::").expect("a path begins with the name of the program");
     if env::var(VARIABLE).is_ok_and(|it| it == name) {
         return body();
