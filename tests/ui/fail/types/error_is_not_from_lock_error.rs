@@ -1,9 +1,9 @@
 use lock_runtime::distributed_lock;
 
-struct FailureKind;
+struct Failure;
 
 #[distributed_lock(key = "order:<id>")]
-async fn settle(id: u64) -> Result<(), FailureKind> {
+async fn settle(id: u64) -> Result<(), Failure> {
     Ok(())
 }
 
