@@ -341,7 +341,7 @@ async fn a_server_that_is_loading() {
         loading
     })
     .await;
-    ExpectedError::by("loading").check("loading", &error.unwrap(), &["LOADING", "again"]);
+    ExpectedError::by("loading").check("loading", &error.unwrap(), &["LOADING", "repeated"]);
     // A longer wait is served.
     let guard = pool.lock(KEY).wait(Duration::from_secs(20)).acquire().await.unwrap();
     guard.release().await.unwrap();
@@ -698,14 +698,18 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
             pool().local_handoff_limit(long),
             ["local_handoff_limit", "from_millis(5)"],
         ),
-        ("no window", pool().barging_window(nothing, nothing), ["open_window", "at least 1 ms"]),
-        ("windows all the time", pool().barging_window(nothing, ten), ["open_window", "shorter"]),
+        ("no window", pool().barging_window(nothing, nothing), ["barging_window", "at least 1 ms"]),
+        (
+            "windows all the time",
+            pool().barging_window(nothing, ten),
+            ["barging_window", "shorter"],
+        ),
         (
             "a window of nothing",
             pool().barging_window(second, nothing),
-            ["open_window", "at least"],
+            ["barging_window", "at least"],
         ),
-        ("a window never shut", pool().barging_window(ten, ten), ["open_window", "shorter"]),
+        ("a window never shut", pool().barging_window(ten, ten), ["barging_window", "shorter"]),
         ("memory with parameters", LockPool::builder("memory://a?ttl=5s"), ["memory://", "?"]),
     ]
 }

@@ -133,12 +133,12 @@ async fn a_script_that_cannot_be_killed() {
     })
     .await;
     let expected = ExpectedError::by("unkillable");
-    expected.check("a script that has written", &error.unwrap(), &["BUSY", "again"]);
+    expected.check("a script that has written", &error.unwrap(), &["BUSY", "repeated"]);
     let refused = server.cli(&["SCRIPT", "KILL"]);
     assert!(refused.starts_with("UNKILLABLE"), "{refused}");
     // Still busy; a longer wait is served.
     let error = within(REQUEST_TIMEOUT, pool.lock(KEY).wait(ms(100)).acquire()).await.unwrap_err();
-    expected.check("after SCRIPT KILL", &error, &["BUSY", "again"]);
+    expected.check("after SCRIPT KILL", &error, &["BUSY", "repeated"]);
     let guard = pool.lock(KEY).wait(ms(20_000)).acquire().await.unwrap();
     guard.release().await.unwrap();
     works(&pool).await;
@@ -427,7 +427,7 @@ mod cluster {
             let (began, request) = (Instant::now(), pool.lock(KEY).fencing(fencing).wait(wait));
             let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
             assert!(began.elapsed() >= wait, "requests repeat during a wait");
-            ExpectedError::by("no slots").check("no slots", &error, &["CLUSTERDOWN", "again"]);
+            ExpectedError::by("no slots").check("no slots", &error, &["CLUSTERDOWN", "repeated"]);
         }
         let waiting = tokio::spawn(pool.lock(KEY).wait(ms(20_000)).acquire());
         all_slots_to(&node);
@@ -494,7 +494,7 @@ mod cluster {
                 let wait = if code == "TRYAGAIN" { ms(200) } else { ms(20_000) };
                 let request = pool.lock(KEY).fencing(fencing).wait(wait);
                 let error = within(REQUEST_TIMEOUT, request.acquire()).await.unwrap_err();
-                let remedy = if code == "TRYAGAIN" { "again" } else { "Redis Cluster" };
+                let remedy = if code == "TRYAGAIN" { "repeated" } else { "Redis Cluster" };
                 let case = format!("{case}, fencing {fencing}");
                 ExpectedError::by("elsewhere").check(&case, &error, &[code, remedy]);
             }

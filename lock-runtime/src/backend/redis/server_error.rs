@@ -217,7 +217,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         "NOREPLICAS" => (
             FailureKind::Rejected,
             answer,
-            "`min-replicas-to-write` is not met; check the replicas",
+            "`min-replicas-to-write` is not met; check that the replicas are connected",
         ),
         "READONLY" => (
             FailureKind::NotApplied,
