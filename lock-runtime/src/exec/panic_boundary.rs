@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::oneshot;
 
-use crate::backend::{BackendError, FailureKind};
+use crate::base::backend_error::{BackendError, FailureKind};
 
 /// The message of a panic.
 #[derive(Debug)]

@@ -5,3 +5,4 @@ pub(crate) mod last_answer;
 pub(crate) mod permit;
 pub(crate) mod permits_wait;
 pub(crate) mod wait_queue;
+pub(crate) mod waiting;

@@ -22,7 +22,8 @@ use crate::lock::core::PoolCore;
 use crate::lock::outgoing::{FirstRequest, Outgoing};
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
-use crate::queue::wait_queue::{Enqueued, WaitParams, Waiting};
+use crate::queue::wait_queue::{Enqueued, WaitParams};
+use crate::queue::waiting::Waiting;
 
 /// Acquires all keys of `spec`.
 ///

@@ -1,0 +1,67 @@
+//! The future of a task in a wait queue.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::sync::oneshot;
+
+use crate::base::error::LockError;
+use crate::base::key::Key;
+use crate::queue::key_queue::Waiter;
+use crate::queue::wait_queue::WaitQueues;
+
+/// A wait in a queue, or for the answer to a first request. Dropping it leaves the queue. A result that arrives in the
+/// same instant is dropped with it: a lease is released, a permit passes to the next waiter.
+#[derive(Debug)]
+pub(crate) struct Waiting<W: Waiter, T> {
+    queues: Arc<WaitQueues<W>>,
+    key: Key,
+    id: u64,
+    /// `None` once it was received.
+    answer: Option<oneshot::Receiver<Result<T, LockError>>>,
+    /// The error if the answer will never arrive.
+    stopped: fn() -> LockError,
+}
+
+impl<W: Waiter, T> Waiting<W, T> {
+    pub(crate) fn new(
+        queues: Arc<WaitQueues<W>>,
+        key: Key,
+        id: u64,
+        answer: oneshot::Receiver<Result<T, LockError>>,
+        stopped: fn() -> LockError,
+    ) -> Self {
+        Self { queues, key, id, answer: Some(answer), stopped }
+    }
+}
+
+impl<W: Waiter, T> Future for Waiting<W, T> {
+    type Output = Result<T, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if !self.queues.process.is_current() {
+            return Poll::Ready(Err(LockError::inherited()));
+        }
+        let Some(answer) = &mut self.answer else { return Poll::Pending };
+        let result = ready!(Pin::new(answer).poll(cx));
+        self.answer = None;
+        Poll::Ready(result.unwrap_or_else(|_| Err((self.stopped)())))
+    }
+}
+
+impl<W: Waiter, T> Drop for Waiting<W, T> {
+    fn drop(&mut self) {
+        // Closed first: `push_front` then either sees that the waiter is cancelled, or has inserted it.
+        if let Some(answer) = self.answer.take() {
+            if !self.queues.process.is_current() {
+                // The other end belongs to the parent process, and nothing is to be woken here.
+                Box::leak(Box::new(answer));
+                return;
+            }
+            drop(answer);
+            self.queues.cancel(&self.key, self.id);
+        }
+    }
+}
