@@ -21,9 +21,15 @@ pub(crate) trait Flusher: Send + Sync + Sized + 'static {
     /// Sends `item` from the thread of its caller, as far as that does not wait.
     fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: Self::Item);
 
-    /// Sends `batch` from the driver.
-    fn send_batch(self: &Arc<Self>, batch: Vec<Self::Item>);
+    /// Sends `batch` by one call to the store, from the driver. Its items are of one kind.
+    fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Self::Item>);
+
+    /// The kind of `item`, below [`KINDS`]. Items of different kinds are sent by different calls.
+    fn kind(item: &Self::Item) -> usize;
 }
+
+/// How many kinds of items there are.
+const KINDS: usize = 2;
 
 /// The items that wait for the next batch.
 #[derive(Debug)]
@@ -31,7 +37,8 @@ pub(crate) struct Batcher<T>(Mutex<Pending<T>>);
 
 #[derive(Debug)]
 struct Pending<T> {
-    items: Vec<T>,
+    /// By kind.
+    items: [Vec<T>; KINDS],
     /// Whether the driver has been notified.
     is_scheduled: bool,
     in_flight: usize,
@@ -39,13 +46,13 @@ struct Pending<T> {
 
 impl<T> Default for Batcher<T> {
     fn default() -> Self {
-        Self(Mutex::new(Pending { items: Vec::new(), is_scheduled: false, in_flight: 0 }))
+        Self(Mutex::new(Pending { items: Default::default(), is_scheduled: false, in_flight: 0 }))
     }
 }
 
 /// The most items of one batch. A store answers a call as a whole, so the first items of a longer one would wait for
 /// the last.
-const BATCH: usize = 256;
+const BATCH: usize = 128;
 
 impl<T: Send + 'static> Batcher<T> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
@@ -74,7 +81,7 @@ impl<T: Send + 'static> Batcher<T> {
         mut pending: MutexGuard<'_, Pending<T>>,
         item: T,
     ) {
-        pending.items.push(item);
+        pending.items[F::kind(&item)].push(item);
         if !std::mem::replace(&mut pending.is_scheduled, true) {
             drop(pending);
             let flush = ScheduledFlush { flusher: flusher.clone(), is_done: false };
@@ -82,18 +89,11 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 
-    /// The next batch. Without one, the next item schedules a flush again.
-    fn take(&self) -> Option<Vec<T>> {
+    /// The next batch of each kind. Without any, the next item schedules a flush again.
+    fn take(&self) -> Option<[Vec<T>; KINDS]> {
         let mut pending = self.pending();
-        pending.is_scheduled = !pending.items.is_empty();
-        if !pending.is_scheduled {
-            return None;
-        }
-        if pending.items.len() <= BATCH {
-            return Some(std::mem::take(&mut pending.items));
-        }
-        let rest = pending.items.split_off(BATCH);
-        Some(std::mem::replace(&mut pending.items, rest))
+        pending.is_scheduled = pending.items.iter().any(|items| !items.is_empty());
+        pending.is_scheduled.then(|| pending.items.each_mut().map(take_batch))
     }
 
     fn clear(&self) {
@@ -110,7 +110,15 @@ impl<T: Send + 'static> Batcher<T> {
     }
 }
 
-/// One request in flight, until it is dropped.
+fn take_batch<T>(items: &mut Vec<T>) -> Vec<T> {
+    if items.len() <= BATCH {
+        return std::mem::take(items);
+    }
+    let rest = items.split_off(BATCH);
+    std::mem::replace(items, rest)
+}
+
+/// One call in flight, until it is dropped.
 pub(crate) struct InFlight<F: Flusher> {
     flusher: Arc<F>,
     is_counted: bool,
@@ -144,8 +152,10 @@ struct ScheduledFlush<F: Flusher> {
 
 impl<F: Flusher> ScheduledFlush<F> {
     async fn run(mut self) {
-        while let Some(batch) = self.flusher.batcher().take() {
-            self.flusher.send_batch(batch);
+        while let Some(batches) = self.flusher.batcher().take() {
+            for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
+                self.flusher.send_batch(InFlight::begin(&self.flusher), batch);
+            }
             // The server works on this batch while the next one is collected.
             yield_now().await;
         }

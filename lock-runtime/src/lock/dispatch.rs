@@ -8,11 +8,8 @@ use crate::exec::driver::Driver;
 use crate::lock::acquire::attempt::first_time_limit;
 use crate::lock::acquire::first_request;
 use crate::lock::core::PoolCore;
-use crate::lock::outgoing::{FirstRequest, Outgoing, PendingRelease};
+use crate::lock::outgoing::{FirstRequest, Outgoing};
 use crate::lock::release;
-
-/// The most requests of one call to the store, which answers it as a whole.
-const CALL: usize = 128;
 
 impl Flusher for PoolCore {
     type Item = Outgoing;
@@ -38,39 +35,32 @@ impl Flusher for PoolCore {
         }
     }
 
-    fn send_batch(self: &Arc<Self>, batch: Vec<Outgoing>) {
-        let mut acquires = Vec::with_capacity(batch.len());
-        let mut releases = Vec::with_capacity(batch.len());
+    fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Outgoing>) {
+        let (mut acquires, mut releases) = (Vec::new(), Vec::new());
         for item in batch {
             match item {
                 Outgoing::Acquire(first) => acquires.push(first),
                 Outgoing::Release(pending) => releases.push(pending),
             }
         }
-        while !releases.is_empty() {
-            let call: Vec<PendingRelease> = take(&mut releases);
-            spawn(release::send_batch(InFlight::begin(self), call));
+        if !releases.is_empty() {
+            return spawn(release::send_batch(in_flight, releases));
         }
         let limits = self.time_limits();
         let limit_of = |first: &FirstRequest| first_time_limit(limits, &first.waiter.spec.policy);
         while let Some(first) = acquires.first() {
             // Usually all have one limit. A shorter one must not cut the others off.
             let limit = limit_of(first);
-            let mut others: Vec<_> =
-                acquires.extract_if(.., |first| limit_of(first) != limit).collect();
-            let call = take(&mut acquires);
-            others.splice(0..0, acquires.drain(..));
+            let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
+            let call = std::mem::replace(&mut acquires, others);
             spawn(first_request::send_batch(InFlight::begin(self), limit, call));
-            acquires = others;
         }
     }
-}
 
-/// The first [`CALL`] items of `all`.
-fn take<T>(all: &mut Vec<T>) -> Vec<T> {
-    if all.len() <= CALL {
-        return std::mem::take(all);
+    fn kind(item: &Outgoing) -> usize {
+        match item {
+            Outgoing::Acquire(_) => 0,
+            Outgoing::Release(_) => 1,
+        }
     }
-    let rest = all.split_off(CALL);
-    std::mem::replace(all, rest)
 }
