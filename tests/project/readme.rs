@@ -198,3 +198,35 @@ fn a_different_structure_is_found() {
     }
     assert_eq!(links("a [b](c.md) ![d](e#f)\n```\n[g](h)\n```\n[i](j)"), ["c.md", "e#f", "j"]);
 }
+
+/// A file in backticks exists: by its whole path, or somewhere by its last parts.
+#[test]
+fn contributing_names_files_that_exist() {
+    let mut files = Vec::new();
+    collect_files(&root(), &mut files);
+    let text = read("CONTRIBUTING.md");
+    let ends = [".rs", ".lua", ".md", ".sh", ".toml"];
+    let is_file = |name: &&str| {
+        !name.contains(' ') && !name.starts_with('.') && ends.iter().any(|end| name.ends_with(end))
+    };
+    let mut count = 0;
+    for name in text.split('`').skip(1).step_by(2).filter(is_file) {
+        let is_there = files.iter().any(|file| file.ends_with(name));
+        assert!(is_there, "CONTRIBUTING.md names {name}, which is not there");
+        count += 1;
+    }
+    assert!(count > 50, "only {count} names were checked");
+}
+
+fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let name = entry.file_name();
+        if entry.file_type().unwrap().is_dir() {
+            if name != "target" && name != ".git" {
+                collect_files(&entry.path(), files);
+            }
+        } else {
+            files.push(entry.path());
+        }
+    }
+}
