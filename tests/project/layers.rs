@@ -58,8 +58,7 @@ struct Crate {
 impl Crate {
     fn parse(sources: &[Source]) -> Self {
         let mut modules: Vec<_> = sources.iter().map(Module::parse).collect();
-        let tested: Vec<Vec<String>> =
-            sources.iter().flat_map(|source| modules_for_tests(source)).collect();
+        let tested: Vec<Vec<String>> = sources.iter().flat_map(modules_for_tests).collect();
         modules.retain(|module| !tested.iter().any(|test| module.name.starts_with(test)));
         Self { modules }
     }

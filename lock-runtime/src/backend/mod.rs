@@ -346,7 +346,8 @@ impl Default for Capabilities {
 /// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
 /// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
-    /// What the store can do. Constant for the life of the value.
+    /// What the store can do. `local` and `paced` are read once, when the pool starts. The others are read when they are
+    /// needed, and may depend on the connection.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }

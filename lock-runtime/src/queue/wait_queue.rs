@@ -576,3 +576,6 @@ pub(super) fn full() -> LockError {
     LockError::new(ErrorKind::QueueFull, "the queue of this process for the lock is full")
         .remedy("shed load before this call, or raise `max_waiters` on the pool")
 }
+
+#[cfg(test)]
+mod tests;

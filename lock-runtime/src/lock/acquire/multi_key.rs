@@ -36,7 +36,7 @@ use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::undo_attempts;
-use crate::lock::waiter::LeaseReply;
+use crate::lock::waiter::{LeaseReply, LockWaiter};
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::KeyPermit;
 use crate::queue::permits_wait::Registration;
@@ -56,7 +56,7 @@ struct MultiKeyTask {
     attempts: Attempts,
     stepwise: Stepwise,
     permit: Option<KeyPermit>,
-    registration: Option<Registration<crate::lock::waiter::LockWaiter>>,
+    registration: Option<Registration<LockWaiter>>,
     wake: Arc<Notify>,
     last_answer: LastAnswer,
     /// How long the last answer took.

@@ -1,0 +1,240 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::base::call_site::LockLabel;
+use crate::base::options::{Defaults, LockOptions, Policy};
+
+/// A waiter that records how its wait ended.
+#[derive(Clone, Debug)]
+struct TestWaiter {
+    spec: Arc<LockSpec>,
+    is_cancelled: Arc<AtomicBool>,
+    rejected: Arc<std::sync::Mutex<Option<ErrorKind>>>,
+}
+
+impl Waiter for TestWaiter {
+    fn spec(&self) -> &Arc<LockSpec> {
+        &self.spec
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::SeqCst)
+    }
+
+    fn reject(self, error: LockError) {
+        let before = self.rejected.lock().unwrap().replace(error.kind());
+        assert_eq!(before, None, "a waiter is rejected once");
+    }
+}
+
+impl TestWaiter {
+    fn new(key: &'static str, fencing: bool) -> Self {
+        let keys: Arc<[Key]> = [Key::from_static(key)].into();
+        let options = LockOptions::new().fencing(fencing);
+        let policy = Policy::new(&options, &Defaults::default()).unwrap();
+        let spec = LockSpec::new(LockLabel::Key(keys[0].clone()), keys, policy, "");
+        let (is_cancelled, rejected) = (Arc::default(), Arc::default());
+        Self { spec: Arc::new(spec), is_cancelled, rejected }
+    }
+
+    fn rejected(&self) -> Option<ErrorKind> {
+        *self.rejected.lock().unwrap()
+    }
+}
+
+const KEY: Key = Key::from_static("k");
+
+fn queues(max_waiters: usize) -> WaitQueues<TestWaiter> {
+    WaitQueues::new(max_waiters, Clock::Boot)
+}
+
+fn forever() -> WaitParams {
+    WaitParams::new(Clock::Boot.now(), Wait::Forever)
+}
+
+/// The rank of `waiter` behind others.
+fn enqueued(queues: &WaitQueues<TestWaiter>, waiter: &TestWaiter) -> u64 {
+    let (id, position) = queues.enqueue(&KEY, &forever(), waiter.clone()).unwrap();
+    assert!(matches!(position, Enqueued::Queued), "{position:?}");
+    id
+}
+
+/// Queues whose permit for `KEY` is out.
+fn with_permit_out(max_waiters: usize) -> WaitQueues<TestWaiter> {
+    let queues = queues(max_waiters);
+    let first = queues.enqueue(&KEY, &forever(), TestWaiter::new("k", false)).unwrap();
+    assert!(matches!(first.1, Enqueued::Head(_)));
+    queues
+}
+
+fn next_queue(after: &[AfterPass]) -> Option<&Key> {
+    match after {
+        [] => None,
+        [AfterPass::Queue(keys)] => Some(&keys[0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_permit_passes_in_order_of_arrival_and_the_queue_vanishes() {
+    let queues = with_permit_out(10);
+    let waiters = [(); 3].map(|()| TestWaiter::new("k", false));
+    let ids = waiters.each_ref().map(|waiter| enqueued(&queues, waiter));
+    assert!(ids.is_sorted());
+    for id in ids {
+        let after = queues.pass(&[KEY]);
+        assert_eq!(next_queue(&after), Some(&KEY));
+        let head = queues.head(&KEY).unwrap();
+        assert_eq!(head.id, id);
+        assert!(queues.take_head(&KEY, id, |_| false).is_some());
+    }
+    assert!(queues.pass(&[KEY]).is_empty() && queues.is_empty());
+    assert!(waiters.iter().all(|waiter| waiter.rejected().is_none()));
+}
+
+#[test]
+fn a_key_has_one_permit_and_other_keys_have_their_own() {
+    let queues = with_permit_out(10);
+    enqueued(&queues, &TestWaiter::new("k", false));
+    let other = Key::from_static("other");
+    let first = queues.enqueue(&other, &forever(), TestWaiter::new("other", false)).unwrap();
+    assert!(matches!(first.1, Enqueued::Head(_)));
+    assert!(queues.pass(&[other]).is_empty());
+}
+
+#[test]
+fn a_full_queue_and_a_closed_one_reject() {
+    let queues = with_permit_out(2);
+    let waiters = [(); 2].map(|()| TestWaiter::new("k", false));
+    for waiter in &waiters {
+        enqueued(&queues, waiter);
+    }
+    let full = queues.enqueue(&KEY, &forever(), TestWaiter::new("k", false)).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::QueueFull);
+    queues.close();
+    assert!(waiters.iter().all(|waiter| waiter.rejected() == Some(ErrorKind::PoolClosed)));
+    let closed = queues.enqueue(&KEY, &forever(), TestWaiter::new("k", false)).unwrap_err();
+    assert_eq!(closed.kind(), ErrorKind::PoolClosed);
+    assert!(queues.pass(&[KEY]).is_empty() && queues.is_empty());
+}
+
+#[test]
+fn a_wait_that_is_over_is_rejected_at_once_but_not_at_an_empty_queue() {
+    let queues = queues(10);
+    let single = WaitParams::new(Clock::Boot.now(), Wait::For(Duration::ZERO));
+    let waiter = || TestWaiter::new("k", false);
+    assert!(matches!(queues.enqueue(&KEY, &single, waiter()).unwrap().1, Enqueued::Head(_)));
+    queues.record_answer(&[KEY], &LastAnswer::Held { expires_in: None });
+    let over = queues.enqueue(&KEY, &single, waiter()).unwrap_err();
+    assert_eq!(over.kind(), ErrorKind::Conflict);
+}
+
+#[test]
+fn a_refused_waiter_keeps_its_rank_unless_it_is_cancelled() {
+    let queues = with_permit_out(10);
+    let later = TestWaiter::new("k", false);
+    enqueued(&queues, &later);
+    let entry = |waiter: &TestWaiter| QueueEntry {
+        id: 1,
+        since: Clock::Boot.now(),
+        deadline: None,
+        attempts: 1,
+        wait_for: WaitFor::Lock(waiter.clone()),
+    };
+    let cancelled = TestWaiter::new("k", false);
+    cancelled.is_cancelled.store(true, Ordering::SeqCst);
+    queues.push_front(&KEY, entry(&cancelled));
+    assert_eq!(queues.head(&KEY).unwrap().behind, 0);
+    let refused = TestWaiter::new("k", false);
+    queues.push_front(&KEY, entry(&refused));
+    let head = queues.head(&KEY).unwrap();
+    assert_eq!((head.id, head.behind), (1, 1));
+    queues.close();
+    queues.push_front(&KEY, entry(&TestWaiter { rejected: Arc::default(), ..refused.clone() }));
+    assert_eq!(refused.rejected(), Some(ErrorKind::PoolClosed));
+    assert_eq!(cancelled.rejected(), None);
+}
+
+#[test]
+fn a_grant_goes_to_its_waiter_or_to_the_next_one_that_it_fits() {
+    let queues = with_permit_out(10);
+    let waiters = [false, true].map(|fencing| TestWaiter::new("k", fencing));
+    let [first, second] = waiters.each_ref().map(|waiter| enqueued(&queues, waiter));
+    queues.cancel(&KEY, first);
+    let fits = |fencing: bool| move |spec: &LockSpec| spec.policy.fencing == fencing;
+    assert!(queues.take_head(&KEY, first, fits(false)).is_none());
+    assert_eq!(queues.take_head(&KEY, first, fits(true)).unwrap().id, second);
+    assert!(queues.take_head(&KEY, second, fits(true)).is_none());
+}
+
+#[test]
+fn a_hand_off_is_one_step_and_sees_contention() {
+    let queues = with_permit_out(10);
+    let id = enqueued(&queues, &TestWaiter::new("k", false));
+    assert!(queues.hand_off(&KEY, |_, contended| contended.then_some(())).is_none());
+    assert_eq!(queues.head(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
+    queues.mark_contended(KEY.as_str());
+    let (entry, contended) = queues.hand_off(&KEY, |_, contended| Some(contended)).unwrap();
+    assert_eq!((entry.id, contended), (id, true));
+    assert!(queues.hand_off(&KEY, |_, _| Some(())).is_none());
+}
+
+#[test]
+fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
+    let queues = with_permit_out(10);
+    let (asking, holding) = (Owner::random().unwrap(), Owner::random().unwrap());
+    let now = Clock::Boot.now();
+    let wake = queues.set_owner(&KEY, asking);
+    assert!(!queues.promote(KEY.as_str(), &holding, now), "another owner token");
+    assert_eq!(queues.take_wake_time(&KEY), None);
+    assert!(queues.promote(KEY.as_str(), &asking, now));
+    assert_eq!((queues.take_wake_time(&KEY), queues.take_wake_time(&KEY)), (Some(now), None));
+    assert_eq!(queues.wake(KEY.as_str()), None, "no holder");
+    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    drop(wake);
+    let holder = Holder { lease: 7, owner: holding, since: now };
+    queues.set_holder(&KEY, holder, Some(false));
+    assert_eq!((queues.wake(KEY.as_str()), queues.wake_all()), (Some(7), vec![7]));
+    assert!(queues.promote(KEY.as_str(), &holding, now), "the holder keeps the lock");
+    assert!(!queues.promote(KEY.as_str(), &asking, now), "its requests are over");
+    queues.pass(&[KEY]);
+    assert!(!queues.promote(KEY.as_str(), &holding, now) && queues.wake_all().is_empty());
+}
+
+#[test]
+fn a_barging_window_is_due_after_its_interval() {
+    let queues = with_permit_out(10);
+    let now = Clock::Boot.now();
+    let interval = Duration::from_secs(3_600);
+    assert!(!queues.barging_due(&KEY, interval, now));
+    assert!(queues.barging_due(&KEY, interval, now + interval + interval));
+    queues.start_barging_window(&KEY, now + interval);
+    assert!(!queues.barging_due(&KEY, interval, now + interval));
+    assert!(queues.barging_due(&KEY, interval, now + interval + interval));
+    assert!(!queues.barging_due(&Key::from_static("other"), Duration::ZERO, now));
+}
+
+#[test]
+fn expired_waiters_are_rejected_with_the_last_answer() {
+    let queues = with_permit_out(10);
+    let waiters = [(); 3].map(|()| TestWaiter::new("k", false));
+    for waiter in &waiters {
+        enqueued(&queues, waiter);
+    }
+    let rejected = BackendError::new(FailureKind::Rejected, "planned");
+    queues.record_answer(&[KEY], &LastAnswer::Failed(rejected));
+    assert!(queues.last_failure().is_none(), "a rejection may be about this key alone");
+    let now = Clock::Boot.now();
+    let after = queues.reject_expired(&KEY, now, |in_front, _| in_front == 1);
+    assert!(after.is_empty());
+    let kinds = waiters.each_ref().map(TestWaiter::rejected);
+    assert_eq!(kinds, [None, Some(ErrorKind::Backend), None]);
+    let down = BackendError::new(FailureKind::NotApplied, "planned");
+    queues.record_answer(&[KEY], &LastAnswer::Failed(down));
+    assert!(queues.last_failure().is_some());
+    let error = LockError::pool_closed();
+    assert!(queues.reject_all(&[KEY], &error).is_empty() && queues.is_empty());
+    let kinds = waiters.each_ref().map(TestWaiter::rejected);
+    let closed = Some(ErrorKind::PoolClosed);
+    assert_eq!(kinds, [closed, Some(ErrorKind::Backend), closed]);
+}
