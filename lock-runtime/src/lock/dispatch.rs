@@ -36,24 +36,21 @@ impl Flusher for PoolCore {
     }
 
     fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Outgoing>) {
-        let (mut acquires, mut releases) = (Vec::new(), Vec::new());
-        for item in batch {
-            match item {
-                Outgoing::Acquire(first) => acquires.push(first),
-                Outgoing::Release(pending) => releases.push(pending),
-            }
-        }
-        if !releases.is_empty() {
+        if let Some(Outgoing::Release(_)) = batch.first() {
+            let releases = batch.into_iter().filter_map(Outgoing::release).collect();
             return spawn(release::send_batch(in_flight, releases));
         }
+        let mut acquires: Vec<_> = batch.into_iter().filter_map(Outgoing::acquire).collect();
         let limits = self.time_limits();
         let limit_of = |first: &FirstRequest| first_time_limit(limits, &first.waiter.spec.policy);
+        let mut in_flight = Some(in_flight);
         while let Some(first) = acquires.first() {
             // Usually all have one limit. A shorter one must not cut the others off.
             let limit = limit_of(first);
             let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
             let call = std::mem::replace(&mut acquires, others);
-            spawn(first_request::send_batch(InFlight::begin(self), limit, call));
+            let in_flight = in_flight.take().unwrap_or_else(|| InFlight::begin(self));
+            spawn(first_request::send_batch(in_flight, limit, call));
         }
     }
 

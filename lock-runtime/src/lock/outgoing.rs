@@ -20,6 +20,22 @@ pub(crate) enum Outgoing {
     Release(PendingRelease),
 }
 
+impl Outgoing {
+    pub(crate) fn acquire(self) -> Option<FirstRequest> {
+        match self {
+            Self::Acquire(first) => Some(first),
+            Self::Release(_) => None,
+        }
+    }
+
+    pub(crate) fn release(self) -> Option<PendingRelease> {
+        match self {
+            Self::Release(pending) => Some(pending),
+            Self::Acquire(_) => None,
+        }
+    }
+}
+
 /// The first request of an acquire that found an empty queue.
 #[derive(Debug)]
 pub(crate) struct FirstRequest {
