@@ -192,9 +192,13 @@ mod provider {
             });
             // This attempt times out; the next one takes the result.
             assert!(timeout(Duration::from_millis(10), provider.credentials()).await.is_err());
-            let two = async { tokio::join!(provider.credentials(), provider.credentials()) };
-            go.notify_one();
-            let (one, other) = two.await;
+            // Both wait for the result before there is one: whoever takes it ends the sharing.
+            let (one, other, ()) = tokio::join!(
+                biased;
+                provider.credentials(),
+                provider.credentials(),
+                async { go.notify_one() },
+            );
             assert_eq!(one.unwrap(), Credentials::password("0"));
             assert_eq!(other.unwrap(), Credentials::password("0"));
             go.notify_one();
