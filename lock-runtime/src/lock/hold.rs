@@ -46,11 +46,8 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
         return false;
     }
     let now = core.clock().now();
-    let window = core.config.barging_window;
-    if window.is_some_and(|window| core.queue.barging_due(key, window.interval, now)) {
-        return false;
-    }
-    let next = core.queue.hand_off(key, |spec, contended| {
+    let barging_interval = core.config.barging_window.map(|window| window.interval);
+    let next = core.queue.hand_off(key, barging_interval, now, |spec, contended| {
         let held_for = now.since(lease.granted_to_process_at);
         if contended && held_for >= limit { None } else { lease.transfer(spec) }
     });

@@ -19,6 +19,7 @@ use crate::lock::acquire::run;
 use crate::lock::core::PoolCore;
 use crate::lock::outgoing::PendingRelease;
 use crate::lock::undo::{release_once, silence, undo, undo_attempts};
+use crate::queue::wait_queue::AfterRelease;
 
 /// Releases all of `batch` by one request. Those that fail continue alone.
 pub(crate) async fn send_batch(in_flight: InFlight<PoolCore>, mut batch: Vec<PendingRelease>) {
@@ -209,19 +210,21 @@ fn request(core: &PoolCore, lease: &Lease) -> ReleaseRequest {
     if !request.free_after.is_zero() || !lease.has_permits() {
         return request;
     }
-    let now = core.clock().now();
-    if let Some(window) = core.config.barging_window
-        && core.queue.barging_due(key, window.interval, now)
-    {
-        core.queue.start_barging_window(key, now);
-        request.barging_window = window.length;
-        return request;
+    let window = core.config.barging_window;
+    let interval = window.map(|window| window.interval);
+    match core.queue.plan_release(key, interval, core.clock().now()) {
+        AfterRelease::NoWaiter => {}
+        AfterRelease::BargingWindow => {
+            request.barging_window = window.map_or(Duration::ZERO, |window| window.length);
+        }
+        AfterRelease::Successor(spec) => {
+            request.successor = Owner::random().ok().map(|owner| {
+                // Before the store knows the owner, so that its notification is not missed.
+                core.queue.set_owner(key, owner);
+                Successor::new(owner, spec.policy.ttl.get())
+            });
+        }
     }
-    request.successor = core.queue.peek_head(key).zip(Owner::random().ok()).map(|(spec, owner)| {
-        // Before the store knows the owner, so that its notification is not missed.
-        core.queue.set_owner(key, owner);
-        Successor::new(owner, spec.policy.ttl.get())
-    });
     request
 }
 

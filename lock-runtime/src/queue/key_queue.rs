@@ -183,7 +183,17 @@ impl<W> KeyQueue<W> {
     }
 
     pub(super) fn is_vacant(&self) -> bool {
-        self.is_open() && self.entries.is_empty() && self.registered.is_empty()
+        self.permit == PermitState::Free && self.has_no_waiters()
+    }
+
+    pub(super) fn has_no_waiters(&self) -> bool {
+        self.reserved_for.is_none() && self.entries.is_empty() && self.registered.is_empty()
+    }
+
+    /// Whether the lock has not been left free for `interval`.
+    pub(super) fn is_barging_due(&self, interval: Option<Duration>, now: Instant) -> bool {
+        let held_for = self.held_since.map(|since| now.since(since));
+        interval.zip(held_for).is_some_and(|(interval, held_for)| held_for >= interval)
     }
 
     /// Since when a request of rank `id` cannot have the permit; `None` if it can.

@@ -94,6 +94,16 @@ pub(crate) enum AfterPass {
     Permits(Arc<[Key]>, PermitsReply),
 }
 
+/// What the release of a lock leads to in its queue.
+#[derive(Clone, Debug)]
+pub(crate) enum AfterRelease {
+    NoWaiter,
+    /// The lock is left free for clients that are in no queue.
+    BargingWindow,
+    /// The next waiter of this process asks for this.
+    Successor(Arc<LockSpec>),
+}
+
 /// The entry that gets the permit of its queue next.
 pub(super) enum Candidate {
     Lock(u64),
@@ -183,6 +193,14 @@ impl<W: Waiter> WaitQueues<W> {
     /// The permits of `keys` were dropped.
     pub(crate) fn pass(&self, keys: &[Key]) -> Vec<AfterPass> {
         let mut queues = self.lock();
+        if let [key] = keys
+            && let Some(queue) = queues.by_key.get(key)
+            && queue.has_no_waiters()
+        {
+            // The usual case.
+            queues.by_key.remove(key);
+            return Vec::new();
+        }
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
                 queue.on_permit_dropped();
@@ -242,12 +260,7 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// Whether a waiter for the lock is next, and what it asks for.
     pub(crate) fn peek_head(&self, key: &Key) -> Option<Arc<LockSpec>> {
-        let mut queues = self.lock();
-        let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
-        match &queues.by_key.get(key)?.entries.get(&id)?.wait_for {
-            WaitFor::Lock(waiter) => Some(waiter.spec().clone()),
-            WaitFor::Permits(_) => None,
-        }
+        self.lock().first_for_lock(key, self.clock)
     }
 
     /// Removes the waiter `id`; if it is gone, the first waiter for the lock that `fits`.
@@ -281,15 +294,21 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// Removes the first waiter for the lock if `transfer` makes it the next holder, in one step. `transfer` receives
-    /// whether other processes wait for the lock.
+    /// whether other processes wait for the lock. `None` if the lock has to be left free, see
+    /// [`plan_release`](Self::plan_release).
     pub(crate) fn hand_off<T>(
         &self,
         key: &Key,
+        barging_interval: Option<Duration>,
+        now: Instant,
         transfer: impl FnOnce(&LockSpec, bool) -> Option<T>,
     ) -> Option<(QueueEntry<W>, T)> {
         let mut queues = self.lock();
         let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
         let queue = queues.by_key.get_mut(key)?;
+        if queue.is_barging_due(barging_interval, now) {
+            return None;
+        }
         let WaitFor::Lock(waiter) = &queue.entries.get(&id)?.wait_for else { return None };
         let next = transfer(waiter.spec(), queue.contended)?;
         let entry = queue.entries.remove(&id)?;
@@ -323,17 +342,26 @@ impl<W: Waiter> WaitQueues<W> {
         queue.wake_signal()
     }
 
-    /// Whether the lock of `key` has not been left free for as long as `interval`.
-    pub(crate) fn barging_due(&self, key: &Key, interval: Duration, now: Instant) -> bool {
-        let queues = self.lock();
-        let since = queues.by_key.get(key).and_then(|queue| queue.held_since);
-        since.is_some_and(|since| now.since(since) >= interval)
-    }
-
-    /// The lock of `key` is left free at `now`.
-    pub(crate) fn start_barging_window(&self, key: &Key, now: Instant) {
-        if let Some(queue) = self.lock().by_key.get_mut(key) {
+    /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
+    /// window begins.
+    pub(crate) fn plan_release(
+        &self,
+        key: &Key,
+        barging_interval: Option<Duration>,
+        now: Instant,
+    ) -> AfterRelease {
+        let mut queues = self.lock();
+        let Some(queue) = queues.by_key.get_mut(key) else { return AfterRelease::NoWaiter };
+        if queue.is_barging_due(barging_interval, now) {
             queue.held_since = Some(now);
+            return AfterRelease::BargingWindow;
+        }
+        if queue.has_no_waiters() {
+            return AfterRelease::NoWaiter;
+        }
+        match queues.first_for_lock(key, self.clock) {
+            Some(spec) => AfterRelease::Successor(spec),
+            None => AfterRelease::NoWaiter,
         }
     }
 
@@ -528,6 +556,14 @@ impl<W: Waiter> Queues<W> {
             queue.wake();
         }
         Some(entry)
+    }
+
+    fn first_for_lock(&mut self, key: &Key, clock: Clock) -> Option<Arc<LockSpec>> {
+        let Some(Candidate::Lock(id)) = self.candidate(key, clock) else { return None };
+        match &self.by_key.get(key)?.entries.get(&id)?.wait_for {
+            WaitFor::Lock(waiter) => Some(waiter.spec().clone()),
+            WaitFor::Permits(_) => None,
+        }
     }
 
     pub(super) fn remove_if_vacant(&mut self, key: &Key) {

@@ -170,13 +170,15 @@ fn a_grant_goes_to_its_waiter_or_to_the_next_one_that_it_fits() {
 #[test]
 fn a_hand_off_is_one_step_and_sees_contention() {
     let queues = with_permit_out(10);
+    let now = Clock::Boot.now();
     let id = enqueued(&queues, &TestWaiter::new("k", false));
-    assert!(queues.hand_off(&KEY, |_, contended| contended.then_some(())).is_none());
+    assert!(queues.hand_off(&KEY, None, now, |_, contended| contended.then_some(())).is_none());
     assert_eq!(queues.head(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
     queues.mark_contended(KEY.as_str());
-    let (entry, contended) = queues.hand_off(&KEY, |_, contended| Some(contended)).unwrap();
+    let (entry, contended) =
+        queues.hand_off(&KEY, None, now, |_, contended| Some(contended)).unwrap();
     assert_eq!((entry.id, contended), (id, true));
-    assert!(queues.hand_off(&KEY, |_, _| Some(())).is_none());
+    assert!(queues.hand_off(&KEY, None, now, |_, _| Some(())).is_none());
 }
 
 #[test]
@@ -205,14 +207,23 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
 fn a_barging_window_is_due_after_its_interval() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
-    let interval = Duration::from_secs(3_600);
-    assert!(!queues.barging_due(&KEY, interval, now));
-    assert!(queues.barging_due(&KEY, interval, now + interval + interval));
-    queues.start_barging_window(&KEY, now + interval);
-    assert!(!queues.barging_due(&KEY, interval, now + interval));
-    assert!(queues.barging_due(&KEY, interval, now + interval + interval));
-    assert!(!queues.barging_due(&Key::from_static("other"), Duration::ZERO, now));
+    let later = now + INTERVAL + INTERVAL;
+    let plan = |at| queues.plan_release(&KEY, Some(INTERVAL), at);
+    assert!(matches!(plan(now), AfterRelease::NoWaiter));
+    let id = enqueued(&queues, &TestWaiter::new("k", false));
+    assert!(matches!(plan(now), AfterRelease::Successor(_)));
+    assert!(matches!(queues.plan_release(&KEY, None, later), AfterRelease::Successor(_)));
+    let hand_off = |at| queues.hand_off(&KEY, Some(INTERVAL), at, |_, _| Some(()));
+    assert!(hand_off(later).is_none(), "a hand-off would not leave the lock free");
+    assert!(matches!(plan(later), AfterRelease::BargingWindow));
+    assert!(matches!(plan(later), AfterRelease::Successor(_)), "the window has begun");
+    assert!(matches!(plan(later + INTERVAL), AfterRelease::BargingWindow));
+    assert_eq!(hand_off(later + INTERVAL).unwrap().0.id, id);
+    let other = Key::from_static("other");
+    assert!(matches!(queues.plan_release(&other, Some(INTERVAL), later), AfterRelease::NoWaiter));
 }
+
+const INTERVAL: Duration = Duration::from_secs(3_600);
 
 #[test]
 fn expired_waiters_are_rejected_with_the_last_answer() {
