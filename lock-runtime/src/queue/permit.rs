@@ -76,3 +76,74 @@ impl fmt::Debug for KeyPermit {
         f.debug_tuple("KeyPermit").field(&self.keys).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    const ONE: Key = Key::from_static("1");
+    const TWO: Key = Key::from_static("2");
+    const THREE: Key = Key::from_static("3");
+
+    /// The keys of each call.
+    #[derive(Default)]
+    struct Dropped(Mutex<Vec<Vec<Key>>>);
+
+    impl PermitHandler for Dropped {
+        fn permits_dropped(self: Arc<Self>, keys: &[Key]) {
+            self.0.lock().unwrap().push(keys.to_vec());
+        }
+    }
+
+    impl Dropped {
+        fn take(&self) -> Vec<Vec<Key>> {
+            std::mem::take(&mut self.0.lock().unwrap())
+        }
+    }
+
+    #[test]
+    fn a_permit_passes_all_its_keys_on_in_one_step() {
+        let dropped = Arc::new(Dropped::default());
+        let mut permit = KeyPermit::new(dropped.clone(), [ONE].into());
+        assert_eq!(
+            (permit.key(), format!("{permit:?}")),
+            (&ONE, format!("KeyPermit({:?})", [ONE]))
+        );
+        permit.add(Vec::new());
+        assert_eq!(permit.keys(), [ONE]);
+        permit.add(vec![TWO, THREE]);
+        assert_eq!(permit.keys(), [ONE, TWO, THREE]);
+        assert!(dropped.take().is_empty());
+        drop(permit);
+        assert_eq!(dropped.take(), [[ONE, TWO, THREE]]);
+    }
+
+    #[test]
+    fn keys_that_are_not_kept_are_passed_on_at_once() {
+        let dropped = Arc::new(Dropped::default());
+        let mut permit = KeyPermit::new(dropped.clone(), [ONE, TWO, THREE].into());
+        permit.retain(|_| true);
+        assert!(dropped.take().is_empty());
+        permit.retain(|key| *key == TWO);
+        assert_eq!((permit.keys(), dropped.take()), (&[TWO][..], vec![vec![ONE, THREE]]));
+        drop(permit);
+        assert_eq!(dropped.take(), [[TWO]]);
+    }
+
+    #[test]
+    fn what_is_attached_is_dropped_with_the_permit() {
+        #[derive(Debug)]
+        struct Value(#[allow(dead_code)] Arc<()>);
+
+        impl Attached for Value {}
+
+        let value = Arc::new(());
+        let permit = KeyPermit::new(Arc::new(Dropped::default()), [ONE].into());
+        let permit = permit.with(Value(value.clone()));
+        assert_eq!(Arc::strong_count(&value), 2);
+        drop(permit);
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+}

@@ -8,6 +8,8 @@ use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::options::{Defaults, LockOptions, Policy};
 
+mod phases;
+
 /// How often a task was woken. The lease has its waker for as long as there are more references than one.
 #[derive(Debug, Default)]
 struct Task(AtomicUsize);

@@ -249,3 +249,165 @@ fn expired_waiters_are_rejected_with_the_last_answer() {
     let closed = Some(ErrorKind::PoolClosed);
     assert_eq!(kinds, [closed, Some(ErrorKind::Backend), closed]);
 }
+
+fn far() -> Instant {
+    Instant::from_nanos(u64::MAX)
+}
+
+#[test]
+fn several_permits_pass_on_in_order_of_arrival() {
+    let queues = queues(10);
+    let keys = [KEY, Key::from_static("other")];
+    let enqueue =
+        |key: &Key, name| queues.enqueue(key, &forever(), TestWaiter::new(name, false)).unwrap().1;
+    for (key, name) in keys.iter().zip(["k", "other"]) {
+        assert!(matches!(enqueue(key, name), Enqueued::Head(_)));
+    }
+    assert!(matches!(enqueue(&keys[1], "other"), Enqueued::Queued));
+    assert!(matches!(enqueue(&keys[0], "k"), Enqueued::Queued));
+    let after = queues.pass(&keys);
+    let [AfterPass::Queue(first), AfterPass::Queue(second)] = &after[..] else {
+        panic!("{after:?}");
+    };
+    assert_eq!((&first[0], &second[0]), (&keys[1], &keys[0]));
+    assert!(!queues.is_empty());
+    // One of them has a waiter, and the other has none.
+    let head = queues.head(&KEY).unwrap();
+    assert!(queues.take_head(&KEY, head.id, |_| false).is_some());
+    assert_eq!(next_queue(&queues.pass(&keys)), Some(&keys[1]));
+    assert!(queues.peek_head(&KEY).is_none() && queues.peek_head(&keys[1]).is_some());
+}
+
+#[test]
+fn the_head_is_what_its_caller_asks_for_and_counts_its_requests() {
+    let queues = with_permit_out(10);
+    assert!(queues.head(&KEY).is_none() && queues.peek_head(&KEY).is_none());
+    let waiter = TestWaiter::new("k", true);
+    let id = enqueued(&queues, &waiter);
+    assert!(Arc::ptr_eq(&queues.peek_head(&KEY).unwrap(), &waiter.spec));
+    for _ in 0..2 {
+        let head = queues.head(&KEY).unwrap();
+        assert!(Arc::ptr_eq(&head.spec, &waiter.spec));
+    }
+    assert_eq!(queues.take_head(&KEY, id, |_| false).unwrap().attempts, 2);
+}
+
+#[test]
+fn the_next_request_is_sent_at_once_when_the_first_waiter_leaves() {
+    let queues = with_permit_out(10);
+    let ids = [(); 3].map(|()| enqueued(&queues, &TestWaiter::new("k", false)));
+    queues.cancel(&KEY, ids[1]);
+    assert_eq!(queues.take_wake_time(&KEY), None, "it was not the first");
+    queues.cancel(&KEY, ids[0]);
+    assert_eq!(queues.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    assert_eq!(queues.head(&KEY).unwrap().id, ids[2]);
+}
+
+#[test]
+fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
+    let queues = with_permit_out(10);
+    let owner = Owner::random().unwrap();
+    let now = Clock::Boot.now();
+    let is_contended = || {
+        enqueued(&queues, &TestWaiter::new("k", false));
+        queues.hand_off(&KEY, None, now, |_, contended| Some(contended)).unwrap().1
+    };
+    let holder = Holder { lease: 7, owner, since: now };
+    for (contended, expected) in [
+        (None, false),
+        (Some(false), false),
+        (Some(true), true),
+        // A notification is newer than the answer.
+        (Some(false), true),
+        (None, true),
+    ] {
+        queues.set_holder(&KEY, holder, contended);
+        assert_eq!(is_contended(), expected, "{contended:?}");
+    }
+    queues.set_owner(&KEY, owner);
+    assert!(!is_contended());
+}
+
+#[test]
+fn a_promotion_wakes_the_request_for_several_keys_that_has_the_token() {
+    let queues = with_permit_out(10);
+    let owners = [(); 2].map(|()| Owner::random().unwrap());
+    let wake = Arc::default();
+    for (id, owner) in owners.iter().enumerate() {
+        queues.register(&[KEY], id as u64, *owner, &wake);
+    }
+    let now = Clock::Boot.now();
+    assert!(queues.promote(KEY.as_str(), &owners[1], now));
+    assert_eq!([0, 1].map(|id| queues.take_wake_times(&[KEY], id)), [None, Some(now)]);
+    assert!(!queues.promote(KEY.as_str(), &Owner::random().unwrap(), now));
+    assert_eq!([0, 1].map(|id| queues.take_wake_times(&[KEY], id)), [None, None]);
+}
+
+#[test]
+fn the_last_failure_is_forgotten_when_the_store_answers() {
+    let queues = with_permit_out(10);
+    let down = || BackendError::new(FailureKind::NotApplied, "planned");
+    let other = Key::from_static("other");
+    let kind = |key: &Key| queues.wait_error(key, Wait::Forever, Clock::Boot.now()).kind();
+    queues.record_answer(&[KEY], &LastAnswer::Failed(down()));
+    assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Backend, ErrorKind::Backend));
+    queues.record_answer(&[KEY], &LastAnswer::None);
+    assert!(queues.last_failure().is_some(), "no answer");
+    queues.record_answer(&[KEY], &LastAnswer::Held { expires_in: None });
+    assert!(queues.last_failure().is_none());
+    assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Conflict, ErrorKind::Conflict));
+    queues.record_answer(&[other], &LastAnswer::Failed(down()));
+    let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
+    queues.set_holder(&KEY, holder, None);
+    assert!(queues.last_failure().is_none(), "a grant is an answer");
+}
+
+#[test]
+fn a_wait_that_is_over_leaves_no_deadline() {
+    let queues = with_permit_out(10);
+    let params = WaitParams::new(Clock::Boot.now(), Wait::For(Duration::from_secs(3_600)));
+    let enqueue = || queues.enqueue(&KEY, &params, TestWaiter::new("k", false)).unwrap().0;
+    let ends: [&dyn Fn(u64); 5] = [
+        &|id| queues.cancel(&KEY, id),
+        &|id| drop(queues.take_head(&KEY, id, |_| false)),
+        &|_| drop(queues.hand_off(&KEY, None, params.now, |_, _| Some(()))),
+        &|_| drop(queues.reject_expired(&KEY, params.now, |_, _| true)),
+        &|_| drop(queues.reject_all(&[KEY], &LockError::pool_closed())),
+    ];
+    for (n, end) in ends.into_iter().enumerate() {
+        let id = enqueue();
+        end(id);
+        assert!(queues.deadlines.take_until(far()).is_empty(), "{n}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_rejected_at_its_deadline() {
+    let clock = Clock::runtime();
+    let queues = Arc::new(WaitQueues::new(10, clock));
+    let second = Duration::from_secs(1);
+    let params = |wait| WaitParams::new(clock.now(), wait);
+    let waiters = [(); 4].map(|()| TestWaiter::new("k", false));
+    let enqueue = |n: usize, wait| queues.enqueue(&KEY, &params(wait), waiters[n].clone()).unwrap();
+    let waits = [Wait::Forever, Wait::For(second), Wait::For(second * 2), Wait::Forever];
+    let ids: Vec<_> = waits.into_iter().enumerate().map(|(n, wait)| enqueue(n, wait).0).collect();
+    queues.record_answer(&[KEY], &LastAnswer::Held { expires_in: None });
+    let expiry = tokio::spawn(queues.clone().expire(clock));
+    let kinds = || waiters.each_ref().map(TestWaiter::rejected);
+    let pass = async |time| {
+        let over = tokio::time::timeout(time, std::future::pending::<()>()).await;
+        assert!(over.is_err());
+    };
+    pass(second - Duration::from_millis(1)).await;
+    assert_eq!(kinds(), [None; 4]);
+    pass(Duration::from_millis(2)).await;
+    let conflict = Some(ErrorKind::Conflict);
+    assert_eq!(kinds(), [None, conflict, None, None]);
+    // A waiter that was inserted at its rank has its deadline too.
+    let entry = queues.take_head(&KEY, ids[2], |_| false).unwrap();
+    queues.push_front(&KEY, entry);
+    pass(second).await;
+    assert_eq!(kinds(), [None, conflict, conflict, None]);
+    assert_eq!(queues.head(&KEY).unwrap().id, ids[3]);
+    expiry.abort();
+}

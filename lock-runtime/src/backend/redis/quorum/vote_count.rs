@@ -229,4 +229,84 @@ mod tests {
         votes[4] = Some(Vote::Held { expires_in: None, by: vec![2] });
         assert_eq!(expires_in(&votes), Some(Duration::from_millis(30)));
     }
+
+    #[test]
+    fn a_round_goes_on_while_missing_votes_can_change_its_decision() {
+        let [g, h, l, f] = [Vote::Granted, held(1, 10), Vote::Low(7), failed()].map(Some);
+        let decision = |votes: [&Option<Vote>; 5]| vote_count(&votes.map(Clone::clone)).decision();
+        // The missing vote can complete a majority for the number.
+        assert_eq!(decision([&g, &g, &None, &l, &h]), None);
+        assert_eq!(decision([&g, &g, &f, &l, &h]), Some(Decision::Low(7)));
+        assert_eq!(decision([&g, &None, &f, &l, &f]), Some(Decision::Low(7)));
+        // The missing votes can only be more of the same.
+        assert_eq!(decision([&f, &f, &f, &None, &None]), Some(Decision::Failed));
+        assert_eq!(decision([&f, &f, &h, &None, &None]), None);
+        assert_eq!(decision([&h, &h, &f, &f, &None]), None);
+    }
+
+    #[test]
+    fn the_greatest_number_is_reported_and_different_holders_are_split() {
+        let [a, b, c] = [3, 9, 7].map(|number| Some(Vote::Low(number)));
+        assert_eq!(vote_count(&[a, b, c]).decision(), Some(Decision::Low(9)));
+        let [one, two] = [held(1, 10), held(2, 10)].map(Some);
+        for (last, is_split) in [(&one, false), (&two, true)] {
+            let decision = vote_count(&[one.clone(), None, last.clone()]).decision();
+            let Some(Decision::Held { split, .. }) = decision else { panic!("{decision:?}") };
+            assert_eq!(split, is_split);
+        }
+    }
+
+    #[test]
+    fn the_first_vote_of_a_node_counts_and_silent_nodes_have_failed() {
+        let mut votes = VoteCount::new(5);
+        votes.count(1, Vote::Granted);
+        votes.count(1, held(1, 10));
+        votes.count(5, Vote::Granted);
+        let silence =
+            |node| BackendError::new(FailureKind::MaybeApplied, format!("node {node} is silent"));
+        votes.fail_missing(0b01010, silence);
+        let names = ["a", "b", "c", "d", "e"];
+        let text = |votes: &VoteCount| votes.summary(names.into_iter()).0;
+        let start = "1 of 5 nodes granted and 3 are needed";
+        assert_eq!(text(&votes), format!("{start}; node 3 is silent"));
+        assert!(votes.is_incomplete());
+        votes.fail_missing(0b00101, silence);
+        assert!(votes.is_incomplete() && !votes.is_contested());
+        votes.count(4, failed());
+        assert!(!votes.is_incomplete() && !votes.is_contested());
+        let silent = "; node 0 is silent; node 2 is silent; node 3 is silent; hung";
+        assert_eq!(text(&votes), format!("{start}{silent}"));
+    }
+
+    #[test]
+    fn a_vote_for_another_proposal_contests_the_round() {
+        for vote in [held(1, 10), Vote::Low(7)] {
+            let mut votes = VoteCount::new(3);
+            votes.count(0, failed());
+            assert!(!votes.is_contested());
+            votes.count(2, vote);
+            assert!(votes.is_contested());
+        }
+    }
+
+    #[test]
+    fn a_summary_names_the_answers_and_a_retry_is_vain_without_a_majority() {
+        let rejected = |remedy| {
+            let error = BackendError::new(FailureKind::Rejected, "no permission").remedy(remedy);
+            Some(Vote::Failed(error))
+        };
+        let names = || ["a", "b", "c", "d", "e"].into_iter();
+        let mut votes =
+            [Some(held(1, 10)), Some(Vote::Low(7)), rejected("one"), rejected("two"), None];
+        let count = vote_count(&votes);
+        let text = "0 of 5 nodes granted and 3 are needed; a is held by another owner; \
+                    b has seen a greater number; no permission; no permission";
+        assert_eq!(count.summary(names()), (text.to_owned(), FailureKind::NotApplied));
+        assert_eq!(count.remedy(), "one");
+        votes[4] = rejected("three");
+        assert_eq!(vote_count(&votes).summary(names()).1, FailureKind::Rejected);
+        let count = vote_count(&[failed(), failed(), failed(), failed(), failed()].map(Some));
+        assert_eq!(count.summary(names()).1, FailureKind::NotApplied);
+        assert_eq!(VoteCount::new(5).remedy(), "");
+    }
 }
