@@ -363,6 +363,19 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
 }
 
 #[test]
+fn a_holder_stays_known_when_the_queues_close() {
+    let queues = with_permit_out(10);
+    let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
+    queues.set_holder(&KEY, holder, None);
+    let waiter = TestWaiter::new("k", false);
+    enqueued(&queues, &waiter);
+    queues.close();
+    assert_eq!(waiter.rejected(), Some(ErrorKind::PoolClosed));
+    assert_eq!(queues.wake_all(), [7]);
+    assert!(queues.pass(&[KEY]).is_empty() && queues.is_empty());
+}
+
+#[test]
 fn a_wait_that_is_over_leaves_no_deadline() {
     let queues = with_permit_out(10);
     let params = WaitParams::new(Clock::Boot.now(), Wait::For(Duration::from_secs(3_600)));
