@@ -41,7 +41,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// A store without the capability [`fencing`](crate::backend::Capabilities::fencing) has to reject requests for a
 /// fence.
 ///
-/// An acquire or a renewal that fails with [`FailureKind::NotApplied`] or [`FailureKind::MaybeApplied`] is retried.
+/// A request that fails with [`FailureKind::NotApplied`] or [`FailureKind::MaybeApplied`] is repeated. A release that
+/// fails with `MaybeApplied` may have been applied, so [`ReleaseOutcome::NotHeld`] then counts as
+/// [`ReleaseOutcome::Freed`].
 ///
 /// # Panics
 /// With the broken rule; if an answer takes longer than 30 seconds; and outside of a tokio runtime.
@@ -394,17 +396,12 @@ fn release_of(claim: &AcquireRequest) -> ReleaseRequest {
 /// The outcome of one request. A temporary failure is retried, as a pool does.
 async fn attempt<B: Backend>(backend: &B, claim: &AcquireRequest) -> AcquireOutcome {
     let mut claim = claim.clone();
-    let retried = async {
-        loop {
-            match one(backend.acquire(std::slice::from_ref(&claim)).await) {
-                Ok(attempt) => return attempt,
-                Err(error) => assert_temporary(&error),
-            }
-            claim.attempt += 1;
-            tokio::time::sleep(SHORT / 30).await;
-        }
-    };
-    answer(retried).await
+    retried(async || {
+        let outcome = one(backend.acquire(std::slice::from_ref(&claim)).await);
+        claim.attempt += 1;
+        outcome
+    })
+    .await
 }
 
 /// Expects a grant. Servers of one store may disagree for a moment when a lock ends, so it retries.
@@ -443,38 +440,83 @@ async fn renew<B: Backend>(backend: &B, claim: &AcquireRequest) -> LeaseStatus {
 }
 
 async fn renewed<B: Backend>(backend: &B, leases: &[LeaseRef]) -> Vec<LeaseStatus> {
-    let retried = async {
-        loop {
-            let outcomes = backend.renew(leases).await;
-            assert_eq!(outcomes.len(), leases.len(), "one outcome for each lease");
-            match outcomes.into_iter().collect::<Result<_, _>>() {
-                Ok(held) => return held,
-                Err(error) => assert_temporary(&error),
-            }
-            tokio::time::sleep(SHORT / 30).await;
-        }
-    };
-    answer(retried).await
+    retried(async || {
+        let outcomes = backend.renew(leases).await;
+        assert_eq!(outcomes.len(), leases.len(), "one outcome for each lease");
+        outcomes.into_iter().collect()
+    })
+    .await
 }
 
-async fn release<B: Backend>(backend: &B, claim: &AcquireRequest) -> ReleaseOutcome {
+/// The outcome of a release that may have been repeated.
+#[derive(Clone, Copy, Debug, Default)]
+struct Released {
+    /// `None` while all answers are failures.
+    outcome: Option<ReleaseOutcome>,
+    /// Whether an earlier request for the same release may have been applied, in whole or in part.
+    is_ambiguous: bool,
+}
+
+impl PartialEq<ReleaseOutcome> for Released {
+    fn eq(&self, expected: &ReleaseOutcome) -> bool {
+        // Where the earlier request was applied, the repeated one finds nothing.
+        let is_freed_before = self.is_ambiguous && self.outcome == Some(ReleaseOutcome::NotHeld);
+        is_freed_before || self.outcome == Some(*expected)
+    }
+}
+
+async fn release<B: Backend>(backend: &B, claim: &AcquireRequest) -> Released {
     one(released(backend, &[release_of(claim)]).await)
 }
 
-async fn released<B: Backend>(backend: &B, releases: &[ReleaseRequest]) -> Vec<ReleaseOutcome> {
-    let outcomes = answer(backend.release(releases)).await;
-    assert_eq!(outcomes.len(), releases.len(), "one outcome for each release");
-    outcomes.into_iter().map(Result::unwrap).collect()
+/// Repeats the releases that fail, and no others: an answer is final.
+async fn released<B: Backend>(backend: &B, releases: &[ReleaseRequest]) -> Vec<Released> {
+    let mut answers = vec![Released::default(); releases.len()];
+    retried(async || {
+        let is_open = |at: &usize| answers[*at].outcome.is_none();
+        let open: Vec<_> = (0..releases.len()).filter(is_open).collect();
+        let requests: Vec<_> = open.iter().map(|at| releases[*at].clone()).collect();
+        let outcomes = backend.release(&requests).await;
+        assert_eq!(outcomes.len(), requests.len(), "one outcome for each release");
+        let mut failure = None;
+        for (at, outcome) in open.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(outcome) => answers[at].outcome = Some(outcome),
+                Err(error) => {
+                    assert_temporary(&error);
+                    answers[at].is_ambiguous |= error.kind() == FailureKind::MaybeApplied;
+                    failure = Some(error);
+                }
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    })
+    .await;
+    answers
 }
 
 async fn holds<B: Backend>(backend: &B, claim: &AcquireRequest) -> LeaseStatus {
-    answer(backend.is_held(&lease(claim))).await.unwrap()
+    retried(async || backend.is_held(&lease(claim)).await).await
 }
 
 /// Frees what a race has left. Each of its outcomes is correct.
 async fn free_all<B: Backend>(backend: &B, claims: &[AcquireRequest]) {
     let releases: Vec<_> = claims.iter().map(release_of).collect();
     released(backend, &releases).await;
+}
+
+/// Repeats `request` after a temporary error, as a pool does.
+async fn retried<T>(mut request: impl AsyncFnMut() -> Result<T, BackendError>) -> T {
+    let retried = async {
+        loop {
+            match request().await {
+                Ok(outcome) => return outcome,
+                Err(error) => assert_temporary(&error),
+            }
+            tokio::time::sleep(SHORT / 30).await;
+        }
+    };
+    answer(retried).await
 }
 
 async fn answer<T>(call: impl Future<Output = T>) -> T {

@@ -37,19 +37,16 @@ impl<B: Backend> Suite<B> {
             is_granted_at_last(&self.one, &free).await,
             renew(&self.one, theirs).await,
             renew(&self.one, &rival).await,
-            release(&self.one, &rival).await,
-            release(&self.one, &free).await,
         );
+        let releases = [release(&self.one, &rival).await, release(&self.one, &free).await];
         assert_eq!(
             answers,
-            (
-                false,
-                true,
-                LeaseStatus::Held,
-                LeaseStatus::NotHeld,
-                ReleaseOutcome::NotHeld,
-                ReleaseOutcome::Freed
-            ),
+            (false, true, LeaseStatus::Held, LeaseStatus::NotHeld),
+            "a dropped call ({dropped}) changes no later answer"
+        );
+        assert_eq!(
+            releases,
+            [ReleaseOutcome::NotHeld, ReleaseOutcome::Freed],
             "a dropped call ({dropped}) changes no later answer"
         );
     }

@@ -14,7 +14,12 @@ impl<B: Backend> Suite<B> {
             "a release may keep the key"
         );
         let theirs = claim(["kept"], LONG);
-        contended(&self.other, &theirs).await;
+        // On a busy machine the request may come after the end.
+        if let AcquireOutcome::Acquired { .. } = attempt(&self.other, &theirs).await {
+            let kept_for = self.clock.now().since(began);
+            let is_over = kept_for + Duration::from_millis(2) >= SHORT;
+            assert!(is_over, "{:?} has two owners {kept_for:?} after the release", theirs.keys);
+        }
         self.granted_within(&self.other, &theirs, SHORT * 20).await;
         let kept_for = self.clock.now().since(began);
         assert!(
@@ -25,8 +30,8 @@ impl<B: Backend> Suite<B> {
     }
 
     pub(super) async fn several_keys_are_kept_past_their_ttl(&self) {
-        let mine = claim(["{kept}:a", "{kept}:b"], SHORT);
-        let free_after = SHORT * 3;
+        let mine = claim(["{kept}:a", "{kept}:b"], KEPT);
+        let free_after = KEPT * 2;
         let began = self.clock.now();
         granted(&self.one, &mine).await;
         let kept = ReleaseRequest { free_after, ..release_of(&mine) };
@@ -35,7 +40,7 @@ impl<B: Backend> Suite<B> {
             [ReleaseOutcome::Freed],
             "a release may keep keys"
         );
-        while self.clock.now().since(began) < SHORT * 2 {
+        while self.clock.now().since(began) < KEPT + SHORT {
             // One at a time: a request for both is contended if one of them is taken.
             for key in mine.keys.iter() {
                 let theirs = claim([key.clone()], LONG);
@@ -74,7 +79,8 @@ impl<B: Backend> Suite<B> {
     }
 
     pub(super) async fn a_min_hold_keeps_the_keys_from_the_grant_on(&self) {
-        let hold = SHORT * 4;
+        // All three requests below come within it, even on a busy machine.
+        let hold = SHORT * 10;
         let mine =
             AcquireRequest { min_hold: hold, ..claim(["{min_hold}:a", "{min_hold}:b"], SHORT) };
         let theirs = claim(["{min_hold}:b"], LONG);
@@ -84,10 +90,8 @@ impl<B: Backend> Suite<B> {
         granted(&self.one, &late).await;
         let min_hold = hold.saturating_sub(self.clock.now().since(began));
         let left = LeaseRef { min_hold, ..lease(&mine) };
-        let renewed = answer(self.one.renew(&[left])).await;
-        let renewed: Vec<_> = renewed.into_iter().map(Result::unwrap).collect();
         assert_eq!(
-            renewed,
+            renewed(&self.one, &[left]).await,
             [LeaseStatus::Held],
             "what is kept for a min_hold is renewed like any other"
         );
