@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const SLOTS: u16 = 16_384;
 
 /// Three masters with a third of the slots each, and a replica of each: six child processes. A master that is
-/// gone for a second is replaced.
+/// gone for five seconds is replaced.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
@@ -53,7 +53,23 @@ impl RedisCluster {
         args.extend(["--cluster-replicas", "1", "--cluster-yes"]);
         redis_cli(&args);
         cluster.until_whole();
+        // Longer than a pause by a test, or a stall of a busy machine.
+        cluster.replace_masters_after(Duration::from_secs(5));
         cluster
+    }
+
+    /// A replica takes the place of a master that is gone for `silence`. Servers that are restarted forget it, and are
+    /// back at one second.
+    ///
+    /// # Panics
+    ///
+    /// When a server refuses.
+    #[track_caller]
+    pub fn replace_masters_after(&self, silence: Duration) {
+        let silence = silence.as_millis().to_string();
+        for node in &self.nodes {
+            must(node, &["CONFIG", "SET", "cluster-node-timeout", &silence]);
+        }
     }
 
     /// A cluster of one server with all slots, like an endpoint that checks slots and serves all of them.
@@ -332,6 +348,7 @@ fn node(config: Config) -> RedisServer {
         .arg("cluster-enabled", "yes")
         // By default 10,000 above the port, where outgoing connections are.
         .arg("cluster-port", &free_port().to_string())
+        // Servers look at each other at half of this interval, so the cluster is formed soon.
         .arg("cluster-node-timeout", "1000")
         // However long the replica was disconnected.
         .arg("cluster-replica-validity-factor", "0")

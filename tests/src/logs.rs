@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::eventually::eventually;
+use crate::eventually::{eventually, eventually_async};
 
 /// A growing text of all events, spans and their fields, from TRACE up, one line each.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,32 @@ impl Logs {
 
     /// All of it.
     pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+        self.since(0).0
+    }
+
+    /// The text from the byte at `from` on, and the byte behind it. Of a growing text a reader takes each part once: a
+    /// copy of all of it would hold up the events of all threads.
+    pub fn since(&self, from: usize) -> (String, usize) {
+        let text = self.0.lock().unwrap();
+        let new = text.get(from..).unwrap_or_default().to_vec();
+        let end = text.len();
+        drop(text);
+        (String::from_utf8_lossy(&new).into_owned(), end)
+    }
+
+    /// Waits until any line `matches`.
+    ///
+    /// # Panics
+    ///
+    /// With `what`, when `deadline` has passed.
+    pub async fn until(&self, deadline: Duration, what: &str, matches: impl Fn(&str) -> bool) {
+        let mut seen = 0;
+        eventually_async(deadline, what, async || {
+            let (new, end) = self.since(seen);
+            seen = end;
+            new.lines().any(&matches)
+        })
+        .await;
     }
 
     /// The lines that contain `needle`.
@@ -147,6 +172,10 @@ mod tests {
         assert!(
             logs.contains("order:1") && logs.contains("wait_ms=5") && logs.contains("fence=77")
         );
+        let (text, end) = logs.since(0);
+        assert_eq!(text, logs.text());
+        tracing::info!("one more");
+        assert!(logs.since(end).0.lines().eq(logs.lines_with("one more")));
         logs.clear();
         assert_eq!(logs.text(), "");
     }

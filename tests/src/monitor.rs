@@ -100,7 +100,7 @@ impl<'a> Monitor<'a> {
     pub fn settled(&self) -> Vec<Ran> {
         let marker = format!("settled-{:016x}", fastrand::u64(..));
         self.server.cli(&["ECHO", &marker]);
-        self.wait_for(Duration::from_secs(5), |ran| ran.is("ECHO", &marker));
+        self.wait_for(Duration::from_secs(30), |ran| ran.is("ECHO", &marker));
         let mut lines = self.lines();
         let end = lines.iter().position(|ran| ran.is("ECHO", &marker));
         lines.truncate(end.unwrap_or(lines.len()));

@@ -90,7 +90,7 @@ pub async fn alternate(pools: [LockPool; 2], key: &'static str, each: usize) -> 
             }
         });
     }
-    tasks.join_all().await;
+    within(2 * DEADLINE, "all turns", tasks.join_all()).await;
     let turns = turns.lock().unwrap();
     turns.windows(2).filter(|pair| pair[0] != pair[1]).count()
 }

@@ -264,7 +264,7 @@ impl Worker {
     /// Not for ever: a child of the worker's may have inherited its output.
     fn drain(&self) {
         for output in [&self.stdout, &self.stderr] {
-            output.wait_for(Duration::from_secs(1), |_| false);
+            output.wait_for(Duration::from_secs(5), |_| false);
         }
     }
 }

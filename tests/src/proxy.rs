@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::eventually::eventually;
 use crate::resp::Value;
-use crate::server::RedisServer;
+use crate::server::{RedisServer, listener};
 
 /// A TCP proxy that understands RESP, so that a test can lose the reply of one command.
 ///
@@ -92,9 +92,8 @@ impl FaultProxy {
     ///
     /// When no port or thread is to be had.
     pub fn to_port(upstream: u16) -> Self {
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .expect("a port is free");
+        let listener = listener();
+        listener.set_nonblocking(true).expect("a socket can be non-blocking");
         let port = listener.local_addr().expect("a bound socket has an address").port();
         let wire = Arc::new(Wire { upstream: upstream.into(), ..Wire::default() });
         let (stop, stopped) = oneshot::channel();

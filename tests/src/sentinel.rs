@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::eventually::eventually;
 use crate::process::Process;
 use crate::resp::{self, Value};
-use crate::server::{Config, RedisServer, exchange, free_port};
+use crate::server::{Config, RedisServer, exchange, free_port, listener};
 
 /// The name of the master at the sentinels.
 pub const SERVICE: &str = "mymaster";
@@ -90,6 +90,22 @@ impl Watched {
         let watched = Self { servers, sentinels, passwords };
         watched.wait_until_ready();
         watched
+    }
+
+    /// The same, with a master that may be silent for a minute: a busy machine causes no failover.
+    ///
+    /// # Panics
+    ///
+    /// When a sentinel does not answer.
+    #[track_caller]
+    #[must_use]
+    pub fn without_failover(self) -> Self {
+        let command = ["SENTINEL", "SET", SERVICE, "down-after-milliseconds", "60000"];
+        for sentinel in &self.sentinels {
+            let answer = sentinel.ask(&command).expect("a sentinel answers");
+            assert_eq!(answer.to_string(), "OK");
+        }
+        self
     }
 
     /// The URL with all passwords. What the sentinels' one is percent-encoded to is left to the test.
@@ -259,7 +275,7 @@ impl Sentinel {
     pub fn ask(&self, args: &[&str]) -> io::Result<Value> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         // It may be paused.
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         if let Some(password) = self.password {
             exchange(&mut stream, &["AUTH", password])?;
         }
@@ -325,7 +341,7 @@ impl FakeSentinel {
     /// When there is no port to listen at.
     #[track_caller]
     pub fn start(master: &RedisServer) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+        let listener = listener();
         let port = listener.local_addr().expect("it listens").port();
         let says = Says { master: Some(master.port()), epoch: 0 };
         let says = Arc::new(Mutex::new(says));

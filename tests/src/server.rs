@@ -16,9 +16,9 @@ use crate::process::Process;
 use crate::resp::{self, Value};
 use crate::tls::{Tls, TlsFiles};
 
-const START_DEADLINE: Duration = Duration::from_secs(10);
+const START_DEADLINE: Duration = Duration::from_secs(60);
 const PORT_TAKEN: &str = "Address already in use";
-const REPLY_DEADLINE: Duration = Duration::from_secs(5);
+const REPLY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A `redis-server` child process on a port and in a directory of its own, without persistence
 /// unless told otherwise. It ends with this value, with a panicking test, and with a killed one.
@@ -84,7 +84,7 @@ impl Config {
     ///
     /// # Panics
     ///
-    /// With the server's log, when it does not answer within 10 s.
+    /// With the server's log, when it does not answer within a minute.
     #[track_caller]
     pub fn start(self) -> RedisServer {
         for _ in 0..20 {
@@ -210,7 +210,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// With the server's log, when it does not answer within 10 s.
+    /// With the server's log, when it does not answer within a minute.
     #[track_caller]
     pub fn restart(&self) {
         self.kill();
@@ -227,7 +227,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When the server does not answer within 5 s.
+    /// When the server does not answer within 30 s.
     #[track_caller]
     pub fn cli<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
         self.query(args).to_string()
@@ -237,7 +237,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When the server does not answer within 5 s.
+    /// When the server does not answer within 30 s.
     #[track_caller]
     pub fn query<A: AsRef<[u8]>>(&self, args: &[A]) -> Value {
         match self.ask(args) {
@@ -246,7 +246,7 @@ impl RedisServer {
         }
     }
 
-    /// A new connection, authenticated, without TLS. Reads time out after 5 s.
+    /// A new connection, authenticated, without TLS. Reads time out after 30 s.
     pub fn connect(&self) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_nodelay(true)?;
@@ -388,19 +388,24 @@ pub fn another_port() -> u16 {
     free_port()
 }
 
-/// Below the ephemeral range: there, an outgoing connection could take the port of a killed
-/// server, or a client that looks for it could connect to itself. Another one with every call: a client
-/// that still looks for a server of one test must not find that of another.
-pub(crate) fn free_port() -> u16 {
+/// A listener at a [`free_port`].
+pub fn listener() -> TcpListener {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let port = fastrand::u16(11_000..32_000);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             && GIVEN.lock().unwrap().insert(port)
         {
-            return port;
+            return listener;
         }
     }
+}
+
+/// A port below the ephemeral range: there, an outgoing connection could take the port of a killed
+/// server, or a client that looks for it could connect to itself. Another one with every call: a client
+/// that still looks for a server of one test must not find that of another.
+pub(crate) fn free_port() -> u16 {
+    listener().local_addr().expect("a bound socket has an address").port()
 }
 
 fn is_closed(error: &io::Error) -> bool {

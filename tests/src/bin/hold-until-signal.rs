@@ -23,12 +23,17 @@ async fn main() -> Result<(), LockError> {
     }));
     let mut bodies = JoinSet::new();
     for n in 0..20 {
-        // Every second one ends within the grace.
-        let takes = Duration::from_secs(if n % 2 == 0 { 1 } else { 600 });
-        let inside = inside.clone();
+        let (inside, probe) = (inside.clone(), pool.clone());
         bodies.spawn(pool.lock(format!("body:{n}")).run(async move {
             inside.wait().await;
-            tokio::time::sleep(takes).await;
+            if n % 2 == 1 {
+                pending::<()>().await;
+            }
+            // Ends within the grace, and not before the shutdown begins. The guard holds this lock, so the probe takes
+            // nothing.
+            while probe.lock("guard").try_acquire().await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }));
     }
     inside.wait().await;
