@@ -6,13 +6,16 @@
 //! cargo run --example graceful_shutdown -- redis://127.0.0.1:6379 wait     # waits for Ctrl-C or SIGTERM
 //! ```
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lock_runtime::{LockError, distributed_lock};
+use tokio::sync::Barrier;
 
 #[distributed_lock(key = "job:<name>", ttl = "30s")]
-async fn job(name: &str, takes: Duration) -> Result<(), LockError> {
+async fn job(name: &str, takes: Duration, all_hold: &Barrier) -> Result<(), LockError> {
     println!("{name}: started");
+    all_hold.wait().await;
     tokio::time::sleep(takes).await;
     println!("{name}: finished");
     Ok(())
@@ -25,15 +28,24 @@ async fn main() -> Result<(), LockError> {
     let waits = args.next().is_some_and(|arg| arg == "wait");
     lock_runtime::init(&url).await?;
 
+    // Passed by three jobs, and by the signal.
+    let all_hold = Arc::new(Barrier::new(4));
     let mut jobs = tokio::task::JoinSet::new();
-    for (name, millis) in [("short", 600), ("long", 60_000), ("longer", 90_000)] {
-        jobs.spawn(async move { (name, job(name, Duration::from_millis(millis)).await) });
+    for (name, millis) in [("short", 1_500), ("long", 60_000), ("longer", 90_000)] {
+        let (takes, all_hold) = (Duration::from_millis(millis), all_hold.clone());
+        jobs.spawn(async move { (name, job(name, takes, &all_hold).await) });
     }
-    if !waits {
-        tokio::spawn(signal_myself());
-    }
+    let signal = async {
+        all_hold.wait().await;
+        if !waits {
+            signal_myself().await;
+        }
+    };
 
-    let report = lock_runtime::shutdown_on_signal(Duration::from_secs(1)).await?;
+    // Polled first, so it listens when the signal comes.
+    let shutdown = lock_runtime::shutdown_on_signal(Duration::from_secs(3));
+    let (report, ()) = tokio::join!(shutdown, signal);
+    let report = report?;
     println!("{} locks released, {} left to their ttl", report.released, report.abandoned);
     for (name, outcome) in jobs.join_all().await {
         match outcome {
@@ -45,7 +57,6 @@ async fn main() -> Result<(), LockError> {
 }
 
 async fn signal_myself() {
-    tokio::time::sleep(Duration::from_millis(300)).await;
     let kill = tokio::process::Command::new("kill")
         .args(["-TERM", &std::process::id().to_string()])
         .status();

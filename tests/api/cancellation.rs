@@ -20,8 +20,9 @@ use tokio::sync::Mutex;
 const KEY: &str = "order:7";
 /// Of the dropped acquires. No test waits as long, so that no ttl hides a leftover.
 const TTL: Duration = ms(20_000);
-/// Of the dropped acquires: a leftover lease would be renewed.
-const RENEW: Duration = ms(300);
+/// Of the dropped acquires: a leftover lease would be renewed. A lease that is given back at once is not, even on a busy
+/// machine.
+const RENEW: Duration = ms(800);
 const PROMPT: Duration = ms(5_000);
 
 struct Scene {
@@ -48,9 +49,12 @@ impl Scene {
     async fn all_can_acquire(&self, key: &str) {
         for pool in [&self.ours, &self.theirs, &self.ours] {
             let guard = pool.lock(key).wait(PROMPT).acquire().await;
-            guard.unwrap().release().await.unwrap();
+            // With a short request timeout the answer may come too late. The release goes on.
+            if let Err(error) = guard.unwrap().release().await {
+                assert!(error.is_backend(), "{error}");
+            }
         }
-        assert_eq!(self.holder_of(key), "(nil)");
+        eventually_async(PROMPT, "the key is free", async || self.holder_of(key) == "(nil)").await;
     }
 }
 
@@ -63,7 +67,7 @@ enum Api {
     Attribute,
 }
 
-#[distributed_lock(key = "order:<id>", ttl = "20s", renew = "300ms", wait = "300ms", pool = pool)]
+#[distributed_lock(key = "order:<id>", ttl = "20s", renew = "800ms", wait = "300ms", pool = pool)]
 async fn annotated(pool: LockPool, id: u32) -> Result<(), LockError> {
     tokio::task::yield_now().await;
     Ok(())
@@ -144,10 +148,12 @@ async fn behind(api: Api, holder: impl Fn(&Scene) -> &LockPool) {
     drop_at_every_poll(
         || api.call(&scene.ours),
         async |_| {
-            let owner = scene.holder_of(KEY);
+            // A late request of the dropped acquire may add the contention mark.
+            let owner = || scene.holder_of(KEY).trim_end_matches('+').to_owned();
+            let before = owner();
             let guard = held.take().unwrap();
             guard.verify().await.unwrap();
-            assert_eq!(scene.holder_of(KEY), owner, "nothing of the holder's was touched");
+            assert_eq!(owner(), before, "nothing of the holder's was touched");
             guard.release().await.unwrap();
             scene.all_can_acquire(KEY).await;
             held.replace(Some(take().await));
@@ -158,9 +164,9 @@ async fn behind(api: Api, holder: impl Fn(&Scene) -> &LockPool) {
     nothing_is_renewed(&monitor).await;
 }
 
-/// Watches for two renewal intervals of a leftover lease.
+/// Watches for longer than a renewal interval of a leftover lease.
 async fn nothing_is_renewed(monitor: &Monitor<'_>) {
-    tokio::time::sleep(RENEW * 3).await;
+    tokio::time::sleep(RENEW * 3 / 2).await;
     let ttl = TTL.as_millis().to_string();
     let renewals = monitor.settled().into_iter().filter(|ran| ran.is("PEXPIRE", &ttl));
     assert_eq!(renewals.collect::<Vec<_>>(), []);
@@ -220,18 +226,19 @@ async fn overlapping_sets_of_keys_in_any_order_do_not_block_each_other() {
     }
 }
 
-/// A proxied pool with a request timeout of 200 ms, and its scene.
-async fn through_a_proxy() -> (Scene, FaultProxy) {
+/// A proxied pool, and its scene.
+async fn through_a_proxy(request_timeout: Duration) -> (Scene, FaultProxy) {
     let mut scene = Scene::new().await;
     let proxy = FaultProxy::start(&scene.server);
-    scene.ours = LockPool::builder(proxy.url()).request_timeout(ms(200)).connect().await.unwrap();
+    let builder = LockPool::builder(proxy.url()).request_timeout(request_timeout);
+    scene.ours = builder.connect().await.unwrap();
     // The server knows the scripts from here on.
     scene.all_can_acquire(KEY).await;
     (scene, proxy)
 }
 
 async fn with_a_fault(action: Action) {
-    let (scene, proxy) = through_a_proxy().await;
+    let (scene, proxy) = through_a_proxy(ms(200)).await;
     let monitor = Monitor::start(&scene.server);
     let make = || {
         // Met by this acquire, or by the next one if this one is dropped too early.
@@ -274,7 +281,8 @@ async fn with_the_connection_cut_before_the_reply() {
 /// The request of a dropped acquire arrives when only the clean-up still knows it.
 #[tokio::test]
 async fn a_request_that_arrives_after_its_acquire_was_dropped_is_taken_back() {
-    let (scene, proxy) = through_a_proxy().await;
+    // The acquire is dropped before it sends another request.
+    let (scene, proxy) = through_a_proxy(ms(1_000)).await;
     let monitor = Monitor::start(&scene.server);
     let trap = proxy.on_next(named("EVALSHA"), Action::HoldRequest);
     let acquire = tokio::spawn({
@@ -359,7 +367,13 @@ async fn a_thousand_random_aborts() {
     let scene = Arc::new(Scene::new().await);
     let (inside, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let mut aborted = 0;
-    for _ in 0..50 {
+    for round in 0.. {
+        // A busy machine decides how many of a round are aborted.
+        let done_so_far = done.load(Ordering::SeqCst);
+        if round >= 50 && done_so_far > 50 && aborted > 50 {
+            break;
+        }
+        assert!(round < 1_000, "{done_so_far} bodies ran to their end, {aborted} were aborted");
         let mut tasks = Vec::new();
         for n in 0..20 {
             let pool = if n % 4 == 0 { &scene.theirs } else { &scene.ours };
@@ -387,8 +401,6 @@ async fn a_thousand_random_aborts() {
             }
         }
     }
-    let done = done.load(Ordering::SeqCst);
-    assert!(done > 50 && aborted > 50, "{done} bodies ran to their end, {aborted} were aborted");
     scene.all_can_acquire(KEY).await;
 }
 

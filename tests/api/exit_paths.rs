@@ -16,10 +16,11 @@ use lock_tests::runtimes::{current_thread, multi_thread};
 use lock_tests::{Monitor, RedisServer, eventually, in_own_process};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// The limit of a release that is not awaited, on a busy machine. Far below the ttl of 30 s.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(10);
 
 /// The interface that locks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,6 +135,17 @@ impl Scene {
         }
         assert!(self.is_taken());
         call
+    }
+
+    /// A task that is in its body and stays there.
+    async fn task_inside(self: &Arc<Self>) -> JoinHandle<Result<u32, FailureKind>> {
+        let mut task = tokio::spawn(self.call(Way::Never));
+        tokio::select! {
+            ended = &mut task => panic!("the body ended: {ended:?}"),
+            () = self.entered.notified() => {}
+        }
+        assert!(self.is_taken());
+        task
     }
 
     #[track_caller]
@@ -323,8 +335,7 @@ fn a_lost_select(scene: &Arc<Scene>) {
 
 fn an_abort(scene: &Arc<Scene>) {
     multi_thread().block_on(async {
-        let task = tokio::spawn(scene.call(Way::Never));
-        scene.entered.notified().await;
+        let task = scene.task_inside().await;
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
         scene.is_free_soon();
@@ -359,9 +370,7 @@ fn a_drop_of_a_multi_thread_runtime(scene: &Arc<Scene>) {
 }
 
 fn drop_runtime(runtime: Runtime, scene: &Arc<Scene>) {
-    runtime.spawn(scene.call(Way::Never));
-    runtime.block_on(scene.entered.notified());
-    assert!(scene.is_taken());
+    let _task = runtime.block_on(scene.task_inside());
     drop(runtime);
     scene.is_free_soon();
 }
@@ -412,9 +421,7 @@ fn shut_down_with_all_at_once() {
         let mut calls = Vec::new();
         for (n, scene) in scenes.iter().enumerate() {
             lock_runtime::install(&format!("pool {n}"), scene.pool.clone()).unwrap();
-            calls.push(tokio::spawn(scene.call(Way::Never)));
-            scene.entered.notified().await;
-            assert!(scene.is_taken());
+            calls.push(scene.task_inside().await);
         }
         let report = lock_runtime::shutdown(Duration::from_millis(50)).await;
         assert_eq!((report.released, report.abandoned), (scenes.len(), 0));
@@ -469,9 +476,10 @@ fn a_guard_that_is_dropped_with_the_locals_of_its_thread() {
 /// The caller's thread sends the request; the driver handles the outcome.
 #[test]
 fn an_acquire_that_is_no_longer_polled_is_kept_or_undone() {
-    const TTL: Duration = Duration::from_secs(1);
+    const TTL: Duration = Duration::from_millis(1_500);
     let scene = Scene::on_redis(Api::Guard);
-    let mut acquire = Box::pin(scene.pool.lock(&scene.key).ttl(TTL).acquire());
+    let request = scene.pool.lock(&scene.key).ttl(TTL).wait(Duration::from_secs(30));
+    let mut acquire = Box::pin(request.acquire());
     scene.poll_before_the_answer(acquire.as_mut());
     eventually(SOON, "the lock is granted", || scene.is_taken());
     let granted = now_ns();

@@ -16,7 +16,7 @@ use lock_tests::{RedisServer, eventually_async};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
-#[distributed_lock(key = "order:<id>", pool = pool, ttl = "300ms")]
+#[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s")]
 async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockError> {
     tokio::time::sleep(takes).await;
     Ok(())
@@ -26,21 +26,21 @@ async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockErr
 async fn acquire_renewal_and_release_are_traced() {
     let server = RedisServer::start();
     let pool = installed("traced", &server).await;
-    settle(&pool, 7, ms(400)).await.unwrap();
+    settle(&pool, 7, ms(1_500)).await.unwrap();
     let traced = Traced::of("traced").await_event("released").await;
     let acquired = traced.one("acquired");
     let name = concat!(module_path!(), "::settle");
     acquired.has(&[("lock", "order:<id>"), ("name", name), ("pool", "traced")]);
-    assert!(acquired.number("waited_ms") < 300);
+    assert!(acquired.number("waited_ms") < 1_500);
     assert_eq!(acquired.fields.get("fence"), None, "none was requested");
     assert_eq!(acquired.level, Level::DEBUG);
     let renewed = traced.all("renewed");
-    assert!(!renewed.is_empty(), "after 100 ms of 400");
+    assert!(!renewed.is_empty(), "after 1 s of 1.5");
     renewed[0].has(&[("lock", "order:<id>"), ("name", name), ("pool", "traced")]);
-    assert!((80..400).contains(&renewed[0].number("held_ms")), "{:?}", renewed[0]);
+    assert!((800..3_000).contains(&renewed[0].number("held_ms")), "{:?}", renewed[0]);
     let released = traced.one("released");
     released.has(&[("lock", "order:<id>"), ("name", name), ("was_held", "true")]);
-    assert!((400..2_000).contains(&released.number("held_ms")), "{released:?}");
+    assert!((1_500..10_000).contains(&released.number("held_ms")), "{released:?}");
     for nothing in ["contended", "lost", "not renewed yet", "not released yet"] {
         assert_eq!(traced.all(nothing).len(), 0, "{nothing}");
     }
@@ -52,18 +52,18 @@ async fn acquire_renewal_and_release_are_traced() {
 async fn a_wait_is_traced() {
     let server = RedisServer::start();
     let pool = installed("waits", &server).await;
-    server.cli(&["SET", "order:7", "another", "PX", "500"]);
-    let guard = pool.lock("order:7").ttl(ms(5_000)).acquire().await.unwrap();
+    server.cli(&["SET", "order:7", "another", "PX", "1500"]);
+    let guard = pool.lock("order:7").ttl(ms(5_000)).wait(ms(20_000)).acquire().await.unwrap();
     let fence = guard.fence().unwrap().to_string();
     guard.release().await.unwrap();
     let traced = Traced::of("waits").await_event("released").await;
     let contended = traced.one("contended");
     contended.has(&[("lock", "order:7"), ("pool", "waits")]);
     assert_eq!(contended.fields.get("name"), None, "no function");
-    assert!((1..=500).contains(&contended.number("expires_in_ms")), "{contended:?}");
+    assert!((1..=1_500).contains(&contended.number("expires_in_ms")), "{contended:?}");
     let acquired = traced.one("acquired");
     acquired.has(&[("lock", "order:7"), ("fence", &fence)]);
-    assert!((300..3_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
+    assert!((300..20_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
 }
 
 /// Also the wait behind a task of the same process, which sends no request.
@@ -77,21 +77,22 @@ async fn a_wait_in_the_process_queue_is_traced() {
     traced.one("handed off").has(&[("pool", "queue")]);
     let waits: Vec<u64> =
         traced.all("acquired").iter().map(|event| event.number("waited_ms")).collect();
-    assert!(waits[0] < 200 && (200..2_000).contains(&waits[1]), "{waits:?}");
+    // The second one waits for the whole body of the first.
+    assert!(waits[0] < waits[1] && (200..10_000).contains(&waits[1]), "{waits:?}");
 }
 
 #[tokio::test]
 async fn a_loss_is_traced() {
     let server = RedisServer::start();
     let pool = installed("losses", &server).await;
-    let guard = pool.lock("order:7").ttl(ms(300)).acquire().await.unwrap();
+    let guard = pool.lock("order:7").ttl(ms(3_000)).acquire().await.unwrap();
     server.cli(&["DEL", "order:7"]);
     assert!(guard.lost().await.is_lost());
     let traced = Traced::of("losses").await_event("lost").await;
     let lost = traced.one("lost");
     lost.has(&[("lock", "order:7"), ("pool", "losses"), ("reason", "Taken")]);
     assert_eq!(lost.level, Level::WARN);
-    assert!(lost.number("held_ms") < 2_000);
+    assert!(lost.number("held_ms") < 10_000);
     drop(guard);
     Traced::of("losses")
         .await_event("released")
@@ -106,9 +107,10 @@ async fn failures_are_traced() {
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).connect().await.unwrap();
     lock_runtime::install("trouble", pool.clone()).unwrap();
-    let guard = pool.lock("order:7").ttl(ms(900)).acquire().await.unwrap();
+    // Before the acquire, which meets neither: a renewal may come before the next line.
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
+    let guard = pool.lock("order:7").ttl(ms(3_000)).acquire().await.unwrap();
     let traced = Traced::of("trouble").await_event("renewed").await;
     let missed = traced.one("not renewed yet");
     missed.has(&[("lock", "order:7"), ("pool", "trouble"), ("error", "a planned failure")]);
@@ -187,7 +189,7 @@ impl Traced {
     }
 
     async fn await_events(mut self, message: &str, count: usize) -> Self {
-        eventually_async(Duration::from_secs(5), message, async || {
+        eventually_async(Duration::from_secs(20), message, async || {
             self = Self::of(self.pool);
             self.all(message).len() >= count
         })

@@ -255,7 +255,8 @@ impl Table {
                 if let Some(expires_in) = in_the_way() {
                     return self.busy(expires_in);
                 }
-                std::thread::sleep(Duration::from_micros(100));
+                // So long that two threads meet here in one of many rounds, also if one of them begins late.
+                std::thread::sleep(Duration::from_millis(1));
             }
             ChecksThenTakes => {
                 if let Some(expires_in) = in_the_way() {

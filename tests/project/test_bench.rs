@@ -14,7 +14,7 @@ use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventuall
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisError, Value};
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
 const A_MOMENT: Duration = Duration::from_millis(100);
 
 async fn connect(url: &str) -> Result<MultiplexedConnection, RedisError> {
@@ -309,6 +309,8 @@ async fn a_direction_is_held_and_released_in_order() {
         };
         let first = tokio::spawn(incr(redis.clone()));
         eventually_async(SOON, "it is sent", async || proxy.commands() == before + 1).await;
+        let arrived = async || server.cli(&["GET", "k"]) == on_server;
+        eventually_async(SOON, "it gets as far as it may", arrived).await;
         tokio::time::sleep(A_MOMENT).await;
         assert_eq!(server.cli(&["GET", "k"]), on_server);
         assert!(!first.is_finished());
@@ -338,12 +340,17 @@ async fn a_delay_is_per_direction_and_keeps_the_throughput() {
         set.await.unwrap().unwrap();
     }
     let took = start.elapsed().as_millis();
-    assert!((120..1000).contains(&took), "{took} ms");
+    // One after the other they would take six seconds.
+    assert!((120..3000).contains(&took), "{took} ms");
     proxy.delay(Direction::ToServer, Duration::ZERO);
     proxy.delay(Direction::ToClient, Duration::ZERO);
-    let start = Instant::now();
-    set(&mut redis.clone(), "k").await.unwrap();
-    assert!(start.elapsed() < Duration::from_millis(80));
+    let mut fastest = Duration::MAX;
+    for _ in 0..20 {
+        let start = Instant::now();
+        set(&mut redis.clone(), "k").await.unwrap();
+        fastest = fastest.min(start.elapsed());
+    }
+    assert!(fastest < Duration::from_millis(80), "{fastest:?}");
 }
 
 #[tokio::test]

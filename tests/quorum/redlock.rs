@@ -415,7 +415,7 @@ async fn r4_a_renewal_takes_the_lock_again_where_a_node_has_forgotten_it() {
 async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     let (quorum, skews) = skewed(5);
     let record = Record::new();
-    let holder = record.client("holder", LockPool::builder(quorum.url()).ttl(ms(1_000))).await;
+    let holder = record.client("holder", LockPool::builder(quorum.url()).ttl(ms(1_500))).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     // Without renewal and release, as if its holder had died.
     let dead = holder.lock(false).await;
@@ -433,7 +433,7 @@ async fn r5_a_backward_step_only_makes_a_dead_holders_lock_last_longer() {
     until_free(&quorum).await;
 
     // The clocks of a majority: the lock lasts longer by the step, and no more.
-    let back = ms(3_000);
+    let back = ms(2_500);
     let granted_at = now_ns();
     let dead = holder.lock(false).await;
     until_held_by_all(&quorum).await;
@@ -571,11 +571,13 @@ async fn r8_a_node_that_syncs_every_write_may_restart_at_once() {
     quorum[C].restart();
     assert_eq!(quorum.holders("k"), [0, 1, 2], "C has forgotten nothing");
     rival.assert_busy().await;
-    // No other owner holds it either.
+    // No other owner holds it either. The nodes would not forget the votes for the rival, which are taken back.
+    let only_by_the_first = async || quorum.holders("k") == [0, 1, 2];
+    eventually_async(DEADLINE, "the other votes are taken back", only_by_the_first).await;
     for node in quorum.nodes() {
         node.restart();
     }
-    assert_eq!(quorum.holders("k"), [0, 1, 2]);
+    eventually_async(DEADLINE, "the nodes have forgotten nothing", only_by_the_first).await;
     rival.assert_busy().await;
     assert!(first.is_valid());
     first.free().await;
@@ -588,7 +590,7 @@ async fn r9_votes_whose_answers_are_lost_are_an_error_and_are_taken_back() {
     let (quorum, record) = (Quorum::start(5), Record::new());
     load_scripts(&quorum).await;
     let (url, wires) = wires(&quorum);
-    let deaf = LockPool::builder(url).ttl(LONG).node_timeout(ms(900));
+    let deaf = LockPool::builder(url).ttl(LONG).request_timeout(ms(3_000)).node_timeout(ms(2_000));
     let deaf = record.client("deaf", deaf).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     for wire in &wires[..3] {
@@ -732,7 +734,7 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
         },
         Action::DropReply,
     );
-    let pool = LockPool::builder(url).ttl(ms(600)).wait(DEADLINE).connect().await.unwrap();
+    let pool = LockPool::builder(url).ttl(ms(2_000)).wait(DEADLINE).connect().await.unwrap();
     let guard = pool.lock("k").acquire().await.unwrap();
     eventually_async(DEADLINE, "it is renewed", async || sent.lock().unwrap().len() > 1).await;
     let extension = sent.lock().unwrap().last().unwrap().clone();
@@ -767,7 +769,9 @@ async fn overlaps_with_a_fast_clock(percent: f64, drift_factor: f64) -> usize {
     let holder = record.client("holder", holder).await;
     let rival = record.client("rival", LockPool::builder(quorum.url()).ttl(LONG)).await;
     let first = holder.lock(false).await;
-    let second = rival.try_while(|| true).await.expect("it is served");
+    let began = now_ns();
+    let is_soon = || Duration::from_nanos(now_ns() - began) < MINUTE;
+    let second = rival.try_while(is_soon).await.expect("it is served");
     assert!(second.fence() > first.fence(), "I2");
     let history = record.read();
     assert!(history.fence_faults().is_empty(), "{history:#?}");

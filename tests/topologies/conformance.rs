@@ -43,7 +43,7 @@ async fn redis_cluster_for_a_user_with_the_permissions_that_the_errors_name() {
         let guard = one.lock(key.as_str()).acquire().await.unwrap();
         let waiting = tokio::spawn(other.lock(key.as_str()).acquire());
         let line = format!("{{*}}app:{key}:lock_runtime:line");
-        eventually_async(Duration::from_secs(5), "it is queued", async || {
+        eventually_async(Duration::from_secs(30), "it is queued", async || {
             cluster.masters().iter().any(|node| !node.cli(&["KEYS", &line]).is_empty())
         })
         .await;

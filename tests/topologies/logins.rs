@@ -92,7 +92,7 @@ async fn outlives_a_rotation(url: &str, servers: &[&RedisServer]) {
     .await;
     let waiting = tokio::spawn(pool.lock("other").fencing(false).acquire());
     vault.turns();
-    waiting.await.unwrap().unwrap().release().await.unwrap();
+    joined("the waiter", waiting).await.unwrap().release().await.unwrap();
     eventually_async(SOON, "the lock is still held", async || held.verify().await.is_ok()).await;
     held.release().await.unwrap();
 }
@@ -182,7 +182,7 @@ mod provider {
         .await;
         assert!(text.starts_with("Backend ") && text.contains("panicked"), "{text}");
         let text = refused(&url, |builder| {
-            let builder = builder.connect_timeout(ms(500));
+            let builder = builder.connect_timeout(ms(1_000));
             builder.credentials(std::future::pending::<Result<Credentials, std::io::Error>>)
         })
         .await;
@@ -315,6 +315,9 @@ async fn any_certificate_with_a_warning() {
             said.iter().all(|it| it.contains("`?insecure`") && it.contains("`?ca=")),
             "{said:?}"
         );
-        assert!(logs.lines_with("is not verified").len() >= before + warnings);
+        eventually_async(SOON, "the warnings are logged", async || {
+            logs.lines_with("is not verified").len() >= before + warnings
+        })
+        .await;
     }
 }

@@ -76,9 +76,9 @@ async fn a_waiter_behind_it_polls_until_it_is_its_turn() {
     }
     let together = pools[0].lock_all([KEY, "order:43"]).min_hold(Duration::from_millis(1));
     together.acquire().await.unwrap().release().await.unwrap();
-    let ttl = Duration::from_millis(300);
+    let ttl = Duration::from_millis(1_500);
     let renewed = pools[0].lock("order:44").ttl(ttl).acquire().await.unwrap();
-    tokio::time::sleep(ttl * 2).await;
+    tokio::time::sleep(ttl * 4 / 3).await;
     renewed.verify().await.unwrap();
     renewed.release().await.unwrap();
     assert_eq!(proxy.hang_ups(), before);

@@ -8,10 +8,10 @@ use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockError, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::sentinel::FakeSentinel;
-use lock_tests::{Monitor, RedisServer, eventually_async};
+use lock_tests::{Latency, Monitor, RedisServer, eventually_async};
 
 const KEY: &str = "order:7";
-const NOISE: Duration = Duration::from_secs(5);
+const NOISE: Duration = Duration::from_secs(20);
 
 /// A master and its replicas, in sync.
 async fn servers(replicas: usize) -> (RedisServer, Vec<RedisServer>) {
@@ -83,9 +83,10 @@ async fn a_replica_that_hangs() {
     is_free(&master).await;
     // Existing holders continue: renewals do not wait.
     replicas[0].resume();
-    let guard = pool.lock(KEY).ttl(ms(400)).wait(NOISE).acquire().await.unwrap();
+    let ttl = ms(2_000);
+    let guard = pool.lock(KEY).ttl(ttl).wait(NOISE).acquire().await.unwrap();
     replicas[0].pause();
-    tokio::time::timeout(ms(1_200), guard.lost()).await.unwrap_err();
+    tokio::time::timeout(ttl * 3 / 2, guard.lost()).await.unwrap_err();
     guard.release().await.unwrap();
     // The replicas return during a wait.
     let waiting = tokio::spawn(pool.lock(KEY).wait(ms(20_000)).acquire());
@@ -141,9 +142,13 @@ async fn many_at_once_share_the_wait() {
         master.cli(&["DBSIZE"]).parse::<usize>().unwrap() >= MANY
     })
     .await;
-    let began = Instant::now();
-    pool.health().await.unwrap();
-    assert!(began.elapsed() < ms(400), "the other connection is free: {:?}", began.elapsed());
+    // The other connection is free.
+    let mut took = Latency::below(ms(400), 1);
+    while took.wants_more() {
+        let began = Instant::now();
+        pool.health().await.unwrap();
+        took.push(began.elapsed());
+    }
     replicas[0].resume();
     for asked in asked {
         asked.await.unwrap().unwrap().release().await.unwrap();

@@ -47,7 +47,7 @@ async fn hand_over(node: &RedisServer, pools: &[LockPool; 2], key: &str) {
         })
         .await;
         held.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
+        let next = joined("the other", waiting).await.unwrap();
         assert!(next.fence() > last);
         last = next.fence();
         next.release().await.unwrap();

@@ -86,7 +86,7 @@ async fn waiters_share_a_queue_with_cluster_clients_of_the_same_server() {
         })
         .await;
         held.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
+        let next = joined("the waiter", waiting).await.unwrap();
         assert!(next.fence() > last);
         last = next.fence();
         next.release().await.unwrap();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::wait_queue::connect;
 use lock_runtime::{Fence, LockGuard, LockPool, Wait};
 use lock_tests::history::{History, Recorder, now_ns};
-use lock_tests::monitor::Caller;
+use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
 use lock_tests::{FaultProxy, Latency, Monitor, RedisServer, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
@@ -34,6 +34,30 @@ async fn until_watched(server: &RedisServer) {
     .await;
 }
 
+/// Less than the interval of the polls of the first waiters in a queue.
+const LESS_THAN_A_POLL: Duration = ms(280);
+
+fn is_of_a_waiter(ran: &Ran) -> bool {
+    ran.by != Caller::Script && ran.args.iter().any(|arg| arg == "claim")
+}
+
+/// Waits for one more request of a waiter, so that the next poll is far.
+async fn until_polled(monitor: &Monitor<'_>) {
+    let polls = || monitor.lines().iter().filter(|ran| is_of_a_waiter(ran)).count();
+    let before = polls();
+    eventually_async(DEADLINE, "the waiter polls", async || polls() > before).await;
+}
+
+/// The span between the requests of a waiter before and after the deletion of the lock, by the clock of the server. It is
+/// as long as an interval if nothing but a poll notices the deletion, on a machine of any speed.
+fn span_around_the_deletion(lines: &[Ran]) -> Duration {
+    let deleted = lines.iter().position(|ran| ran.by != Caller::Script && ran.is("DEL", KEY));
+    let (before, after) = lines.split_at(deleted.expect("the lock was deleted"));
+    let last = before.iter().rfind(|ran| is_of_a_waiter(ran)).expect("there is a waiter");
+    let next = after.iter().find(|ran| is_of_a_waiter(ran)).expect("the waiter requests it");
+    Duration::from_micros(next.time_us.saturating_sub(last.time_us))
+}
+
 /// The time when `guard` is known to be lost.
 fn watch(guard: LockGuard) -> JoinHandle<Instant> {
     tokio::spawn(async move {
@@ -49,25 +73,29 @@ mod taken_away {
     async fn a_deleted_lock_goes_to_the_waiter_and_its_holder_is_notified() {
         let server = RedisServer::start();
         let (ours, theirs) = (connect(&server.url()).await, connect(&server.url()).await);
-        let (mut entered, mut told) = (Latency::below(PROMPT, 2), Latency::below(PROMPT, 2));
+        let limit = LESS_THAN_A_POLL;
+        let (mut entered, mut told) = (Latency::below(limit, 2), Latency::below(limit, 2));
         while entered.wants_more() || told.wants_more() {
             // The first renewal makes the server watch the key; the next one comes late.
-            let guard = ours.lock(KEY).renew(ms(700)).acquire().await.unwrap();
+            let guard = ours.lock(KEY).renew(ms(1_400)).acquire().await.unwrap();
             let monitor = Monitor::start(&server);
             monitor.wait_for(DEADLINE, |ran| ran.is("PEXPIRE", KEY));
             let next = acquire_in_task(&theirs, KEY);
             until_queued(&server, KEY, 1).await;
             let loss = watch(guard);
             // After recent waiters, a lock is watched from the second poll on.
-            sleep(ms(350)).await;
+            until_polled(&monitor).await;
+            until_polled(&monitor).await;
             let deleted = Instant::now();
             server.cli(&["DEL", KEY]);
-            let (got, guard) = joined("the waiter", next).await;
-            entered.push(got - deleted);
+            let guard = joined("the waiter", next).await.1;
             told.push(joined("the holder is notified", loss).await - deleted);
             guard.release().await.unwrap();
+            entered.push(span_around_the_deletion(&monitor.settled()));
         }
-        println!("DEL of a held lock: the next is in after {entered}, the holder notified: {told}");
+        println!(
+            "DEL of a held lock: requested again after {entered}, the holder notified: {told}"
+        );
         until_nothing_is_left(&server).await;
     }
 
@@ -192,8 +220,8 @@ mod foreign {
         let mut late = Latency::below(ms(100), 4);
         while late.wants_more() {
             let ttl = ms(400);
-            server.cli(&["SET", KEY, "foreign", "NX", "PX", "400"]);
             let set = Instant::now();
+            server.cli(&["SET", KEY, "foreign", "NX", "PX", "400"]);
             let (got, guard) = joined("the waiter", acquire_in_task(&pool, KEY)).await;
             assert!(got - set > ttl - ms(20), "{:?}", got - set);
             late.push((got - set).saturating_sub(ttl));
@@ -225,7 +253,7 @@ mod foreign {
         server.cli(&["DEL", KEY]);
         let took = [joined("one key", one).await - freed, joined("several", several).await - freed];
         println!("after a foreign DEL without a ttl, one key and several: {took:?}");
-        assert!(took.iter().all(|&took| took < NOISE), "{took:?}");
+        assert!(took.iter().all(|&took| took < TTL / 4), "{took:?}");
         until_nothing_is_left(&server).await;
     }
 }
@@ -237,18 +265,17 @@ mod missed {
     async fn what_happened_while_the_connection_was_down_is_noticed_at_once() {
         let server = RedisServer::start();
         let pool = connect(&server.url()).await;
-        // The greeting of the new connection takes four round trips.
-        let mut took = Latency::below(ms(100), 5);
+        let mut took = Latency::below(LESS_THAN_A_POLL, 5);
         while took.wants_more() {
+            let monitor = Monitor::start(&server);
             server.cli(&["SET", KEY, "foreign"]);
             let next = acquire_in_task(&pool, KEY);
-            until_queued(&server, KEY, 1).await;
-            server.kill_clients();
-            let freed = Instant::now();
+            until_polled(&monitor).await;
+            // The greeting of the new connection takes four round trips. Monitors are not of this type.
+            assert_eq!(server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]), "1");
             server.cli(&["DEL", KEY]);
-            let (got, guard) = joined("the waiter", next).await;
-            took.push(got - freed);
-            guard.release().await.unwrap();
+            joined("the waiter", next).await.1.release().await.unwrap();
+            took.push(span_around_the_deletion(&monitor.settled()));
         }
         println!("deleted behind a killed connection: {took}");
         until_nothing_is_left(&server).await;
@@ -325,9 +352,11 @@ mod storms {
                     });
                 }
             }
-            let end = Instant::now() + ms(3_000);
-            while Instant::now() < end {
-                sleep(ms(100)).await;
+            let began = Instant::now();
+            let all_served = || served.iter().all(|count| count.load(Ordering::Relaxed) > 0);
+            while began.elapsed() < ms(3_000) || (!all_served() && began.elapsed() < DEADLINE) {
+                // More and more time between two faults: on a slow machine a new connection needs it.
+                sleep(ms(100) + began.elapsed() / 30).await;
                 if storm != Storm::Flushes {
                     server.kill_clients();
                 }
@@ -391,7 +420,7 @@ mod storms {
             overlaps.len(),
             longest.clone().max()
         );
-        assert!(longest.clone().all(|span| span < NOISE));
+        assert!(longest.clone().all(|span| span < TTL / 4));
         assert!(history.fence_faults().is_empty(), "{:#?}", history.fence_faults());
         crowd.assert_all_served(1);
         until_nothing_is_left(&crowd.server).await;

@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 /// The limit of every call that is served.
-const DEADLINE: Duration = ms(20_000);
+const DEADLINE: Duration = ms(60_000);
 
 /// A pool in memory, then one on a server, which lives as long as the second value.
 async fn pool(at: Store) -> (LockPool, Option<RedisServer>) {
@@ -306,9 +306,12 @@ mod the_wait {
     #[tokio::test]
     async fn is_kept_when_the_server_falls_silent_while_one_key_is_held() {
         let server = RedisServer::start();
-        let (holder, ours) = (connect(&server.url()).await, connect(&server.url()).await);
+        let holder = connect(&server.url()).await;
+        // A wait that is not kept ends with the timeout of the request.
+        let ours = LockPool::builder(server.url()).wait(Wait::Forever).request_timeout(ms(10_000));
+        let ours = ours.connect().await.unwrap();
         let b = holder.lock("b").acquire().await.unwrap();
-        let wait = ms(800);
+        let wait = ms(1_500);
         let asked = Instant::now();
         let acquiring = ours.lock_all(["a", "b"]).ttl(ms(2_000)).wait(wait).acquire();
         let waiting = tokio::spawn(acquiring);
@@ -318,7 +321,7 @@ mod the_wait {
         let took = asked.elapsed();
         server.resume();
         println!("asked to wait for {wait:?}, failed after {took:?}: {error}");
-        assert!(took < wait + ms(250) + NOISE, "{took:?}");
+        assert!(took < wait + ms(5_000), "{took:?}");
         b.release().await.unwrap();
         until_nothing_is_left(&server).await;
     }
