@@ -237,8 +237,12 @@ mod tests {
         (listener.local_addr().unwrap(), listener)
     }
 
-    fn refusing() -> SocketAddr {
-        listening().0
+    /// While the socket is there, no other one gets the port.
+    fn refusing() -> (SocketAddr, socket2::Socket) {
+        use socket2::{Domain, Socket, Type};
+        let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        bound.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        (bound.local_addr().unwrap().as_socket().unwrap(), bound)
     }
 
     async fn reached(addresses: Vec<SocketAddr>) -> io::Result<SocketAddr> {
@@ -249,9 +253,10 @@ mod tests {
     async fn silent_addresses_do_not_delay_the_one_that_answers_for_long() {
         let ((one, _one), (other, _other)) = (silent().await, silent().await);
         let (open, _listener) = listening();
+        let (refusing, _bound) = refusing();
         assert_eq!(reached(vec![one, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, other, open]).await.unwrap(), open);
-        assert_eq!(reached(vec![one, refusing(), other, open]).await.unwrap(), open);
+        assert_eq!(reached(vec![one, refusing, other, open]).await.unwrap(), open);
         // Silent addresses are tried until the caller gives up.
         let alone = tokio::time::timeout(2 * STAGGER, reached(vec![one, other])).await;
         assert!(alone.is_err(), "{alone:?}");
@@ -261,9 +266,10 @@ mod tests {
     async fn the_first_address_that_answers_is_used_and_a_refusal_is_returned() {
         let (first, _first) = listening();
         let (second, _second) = listening();
+        let ((refusing, _bound), (other, _other)) = (refusing(), refusing());
         assert_eq!(reached(vec![first, second]).await.unwrap(), first);
-        assert_eq!(reached(vec![refusing(), second]).await.unwrap(), second);
-        let refused = reached(vec![refusing(), refusing()]).await.unwrap_err();
+        assert_eq!(reached(vec![refusing, second]).await.unwrap(), second);
+        let refused = reached(vec![refusing, other]).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert!(reached(Vec::new()).await.is_err());
     }
