@@ -388,7 +388,9 @@ pub fn another_port() -> u16 {
     free_port()
 }
 
-/// A listener at a [`free_port`].
+/// A listener at a free port of this machine, below the ephemeral range: there, an outgoing connection could take the
+/// port of a killed server, or a client that looks for it could connect to itself. Another port with every call: a
+/// client that still looks for a server of one test must not find that of another.
 pub fn listener() -> TcpListener {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
@@ -401,9 +403,7 @@ pub fn listener() -> TcpListener {
     }
 }
 
-/// A port below the ephemeral range: there, an outgoing connection could take the port of a killed
-/// server, or a client that looks for it could connect to itself. Another one with every call: a client
-/// that still looks for a server of one test must not find that of another.
+/// The port of a [`listener`] that is closed again.
 pub(crate) fn free_port() -> u16 {
     listener().local_addr().expect("a bound socket has an address").port()
 }
