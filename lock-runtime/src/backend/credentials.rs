@@ -192,7 +192,7 @@ mod provider {
             });
             // This attempt times out; the next one takes the result.
             assert!(timeout(Duration::from_millis(10), provider.credentials()).await.is_err());
-            // Both wait for the result before there is one: whoever takes it ends the sharing.
+            // Both wait before there is a result: the first one to take it ends the sharing.
             let (one, other, ()) = tokio::join!(
                 biased;
                 provider.credentials(),
