@@ -370,7 +370,7 @@ async fn the_store_is_told_what_is_left_of_the_min_hold() {
     assert_eq!(granted(plain(), clock).remaining_min_hold(), Duration::ZERO);
 }
 
-/// Counts the keys whose permits were dropped.
+/// Counts the keys of dropped permits.
 #[derive(Debug, Default)]
 struct Dropped(AtomicUsize);
 
