@@ -1,5 +1,6 @@
 //! A private Redis Cluster per test.
 
+use std::collections::HashSet;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -202,7 +203,7 @@ impl RedisCluster {
     }
 
     /// Waits until all slots are served and every server that runs and has no slots is the replica of one that
-    /// does, with all of its data.
+    /// does, with all of its data, and all servers that run know it.
     ///
     /// # Panics
     ///
@@ -211,14 +212,23 @@ impl RedisCluster {
     pub fn until_whole(&self) {
         self.until_serving();
         eventually(DEADLINE, "each master has its replica", || {
-            let running = self.nodes.iter().filter(|node| node.is_running());
+            let running: Vec<_> = self.nodes.iter().filter(|node| node.is_running()).collect();
             let (mut masters, mut replicas) = (0, 0);
-            for node in running {
+            for node in &running {
                 let info = node.cli(&["INFO", "replication"]);
                 masters += usize::from(info.contains("role:master"));
                 replicas += usize::from(info.contains("master_link_status:up"));
             }
             masters == 3 && replicas == 3
+        });
+        // A master hears of its replica from the next ping, some time after the replica has its data. Until then it
+        // has no receiver for the messages of its shard.
+        eventually(DEADLINE, "all servers know the master of each replica", || {
+            let running: Vec<_> = self.nodes.iter().filter(|node| node.is_running()).collect();
+            let ports: Vec<_> = running.iter().map(|node| node.port()).collect();
+            let views: HashSet<_> =
+                running.iter().map(|node| known_masters(node, &ports)).collect();
+            views.len() == 1 && views.iter().flatten().flatten().flatten().count() == 3
         });
     }
 
@@ -363,6 +373,20 @@ fn address(node: &RedisServer) -> String {
 
 fn id(node: &RedisServer) -> String {
     node.cli(&["CLUSTER", "MYID"])
+}
+
+/// For each of the servers with these ports, in their order, the id of the master it replicates; as `node` knows it.
+/// Nothing of a server that `node` does not know, or is not connected to.
+fn known_masters(node: &RedisServer, ports: &[u16]) -> Option<Vec<Option<String>>> {
+    let table = node.cli(&["CLUSTER", "NODES"]);
+    let master = |port: &u16| {
+        let entry = table.lines().find(|line| line.contains(&format!(":{port}@")))?;
+        let fields: Vec<_> = entry.split_whitespace().collect();
+        let is_connected = fields.get(7) == Some(&"connected");
+        let master = fields.get(3).filter(|_| is_connected)?;
+        Some((*master != "-").then(|| (*master).to_owned()))
+    };
+    ports.iter().map(master).collect()
 }
 
 /// First and last slot, and the port of the master that has them.
