@@ -322,7 +322,8 @@ async fn a_fence_counter_with_a_foreign_value() {
 async fn a_server_that_is_loading() {
     let server = with_password()
         .arg("enable-debug-command", "yes")
-        .arg("key-load-delay", "1500")
+        // In microseconds. It loads for 20 s, or until the test has seen it.
+        .arg("key-load-delay", "20000")
         .arg("loading-process-events-interval-bytes", "1024")
         .start();
     let pool = installed("loading", LockPool::builder(server.url())).await;
@@ -332,7 +333,7 @@ async fn a_server_that_is_loading() {
     let again = Arc::clone(&server);
     let restarted = tokio::task::spawn_blocking(move || again.restart());
     let mut error = None;
-    eventually_async(Duration::from_secs(10), "the server says LOADING", async || {
+    eventually_async(Duration::from_secs(20), "the server says LOADING", async || {
         // At first it may not be down yet.
         let Err(answer) = pool.lock(KEY).wait(Duration::ZERO).acquire().await else {
             return false;
@@ -343,6 +344,7 @@ async fn a_server_that_is_loading() {
     })
     .await;
     ExpectedError::by("loading").check("loading", &error.unwrap(), &["LOADING", "repeated"]);
+    assert_eq!(server.cli(&["CONFIG", "SET", "key-load-delay", "0"]), "OK");
     // A longer wait is served.
     let guard = pool.lock(KEY).wait(Duration::from_secs(20)).acquire().await.unwrap();
     guard.release().await.unwrap();
