@@ -2,6 +2,7 @@
 //! code.
 
 mod broken_stores;
+mod caller_runtimes;
 mod chaos;
 mod fencing;
 mod links;

@@ -65,7 +65,10 @@ mod hand_off {
         for _ in 0..10 {
             cycle().await;
         }
-        let names: Vec<_> = by_clients(monitor.settled()).iter().map(Ran::name).collect();
+        let mut ran = by_clients(monitor.settled());
+        // The handshake of a connection on this runtime may be among them.
+        ran.retain(|ran| ran.args.iter().any(|arg| arg == KEY));
+        let names: Vec<_> = ran.iter().map(Ran::name).collect();
         assert_eq!(names, ["SET", "EVALSHA"].repeat(10));
     }
 

@@ -14,6 +14,7 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
 use crate::lease::lease::{Ending, Lease, Listener, Loss};
@@ -191,7 +192,7 @@ impl LockGuard {
             return Err(self.locate(LockError::inherited()));
         }
         let loss = self.lease().loss();
-        let released = match self.begin_release() {
+        let released = match self.begin_release(ReleaseMode::Awaited) {
             Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
             None => Ok(()),
         };
@@ -217,9 +218,9 @@ impl LockGuard {
     }
 
     /// Starts the release; `None` if this guard is borrowed, or the lock is released already.
-    pub(crate) fn begin_release(&self) -> Option<Releasing> {
+    pub(crate) fn begin_release(&self, mode: ReleaseMode) -> Option<Releasing> {
         match &self.hold {
-            Hold::Owned(held) => held.release(),
+            Hold::Owned(held) => held.release(mode),
             Hold::Borrowed(_) => None,
         }
     }

@@ -144,7 +144,7 @@ impl<F: Future> Future for Locked<F> {
                             // Otherwise the release would wake this very task.
                             *listener = None;
                             let mode = guard.lease().spec.policy.release;
-                            *this.stage = match (guard.begin_release(), mode) {
+                            *this.stage = match (guard.begin_release(mode), mode) {
                                 (Some(releasing), ReleaseMode::Awaited) => {
                                     BodyState::Releasing(releasing)
                                 }

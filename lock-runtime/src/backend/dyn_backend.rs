@@ -2,13 +2,15 @@
 
 use std::future::Future;
 use std::pin::Pin;
-#[cfg(feature = "testing")]
 use std::sync::Arc;
+
+use tokio::runtime::Handle;
 
 use super::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
     Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
+use crate::exec::foreground::Foreground;
 use crate::exec::panic_boundary;
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -16,6 +18,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// The object-safe form of [`Backend`]. A panic in the store fails the request, like a reply that was lost.
 pub(crate) trait DynBackend: Send + Sync {
     fn capabilities(&self) -> Capabilities;
+    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>>;
     fn subscribe(&self, notifier: Notifier);
     fn acquire<'a>(
         &'a self,
@@ -37,6 +40,10 @@ pub(crate) trait DynBackend: Send + Sync {
 impl<B: Backend> DynBackend for B {
     fn capabilities(&self) -> Capabilities {
         panic_boundary::call(|| Backend::capabilities(self)).unwrap_or_default()
+    }
+
+    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+        Backend::foreground(self, caller)
     }
 
     fn subscribe(&self, notifier: Notifier) {
@@ -99,6 +106,10 @@ pub(crate) struct Opened(pub(crate) Arc<dyn DynBackend>);
 impl Backend for Opened {
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
+    }
+
+    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+        self.0.foreground(caller)
     }
 
     fn subscribe(&self, notifier: Notifier) {

@@ -12,6 +12,7 @@ use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
+use crate::exec::foreground::Foreground;
 
 mod connect;
 pub(crate) mod credentials;
@@ -340,8 +341,8 @@ impl Default for Capabilities {
 ///
 /// A returned future may be dropped at any await, because the pool bounds each call in time. The request may have
 /// been applied all the same. So `acquire` is idempotent per owner, and `renew` and `release` compare the owner.
-/// Futures run on the pool's driver. The first poll of an acquire or a release may be on a caller's thread, within the
-/// driver's runtime context.
+/// Futures run within the runtime context of the pool's driver, and mostly on its thread. An acquire or a release may be
+/// polled on another one: first on the thread of its caller.
 ///
 /// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
 /// that blocks its thread delays all renewals of the pool.
@@ -350,6 +351,13 @@ pub trait Backend: Send + Sync + 'static {
     /// needed, and may depend on the connection.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
+    }
+
+    /// The connection on `caller`, the runtime of this thread, if requests of callers take it.
+    #[doc(hidden)]
+    fn foreground(&self, caller: &tokio::runtime::Handle) -> Option<Arc<Foreground>> {
+        let _ = caller;
+        None
     }
 
     /// Receives the pool's notifier. Called once, before any other call but [`capabilities`](Self::capabilities).

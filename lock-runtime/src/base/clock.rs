@@ -74,6 +74,29 @@ impl Clock {
     }
 }
 
+/// A moment in real time and on the clock of the current tokio runtime, which a test may have paused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TwoClocks {
+    real: std::time::Instant,
+    runtime: tokio::time::Instant,
+}
+
+impl TwoClocks {
+    #[allow(clippy::disallowed_methods)]
+    pub(crate) fn now() -> Self {
+        Self { real: std::time::Instant::now(), runtime: tokio::time::Instant::now() }
+    }
+
+    /// Whether the runtime's clock has followed real time since then. `None` if it is too early to say.
+    pub(crate) fn agree(&self) -> Option<bool> {
+        const LEAST: Duration = Duration::from_millis(1);
+        let now = Self::now();
+        let real = now.real.saturating_duration_since(self.real);
+        let runtime = now.runtime.saturating_duration_since(self.runtime);
+        (real >= LEAST).then(|| real.abs_diff(runtime) <= real / 2)
+    }
+}
+
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn boot_nanos() -> u64 {
     timespec_nanos(rustix::time::clock_gettime(rustix::time::ClockId::Boottime))

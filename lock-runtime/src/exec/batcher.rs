@@ -1,14 +1,14 @@
 //! Batches of requests to a store.
 //!
-//! A request that finds none in flight is sent from the thread of its caller, which does not wait until the driver wakes
-//! up. Requests that arrive meanwhile are collected, and the driver sends them in one batch, so in one write.
+//! A request that finds none in flight is sent from the thread of its caller, which does not wait until another one wakes
+//! up. Requests that arrive meanwhile are collected, and a task sends them in one batch, so in one write.
 
+use std::future::Future;
 use std::sync::{Arc, PoisonError};
 
 use tokio::task::yield_now;
 
 use crate::base::sync::{Mutex, MutexGuard};
-use crate::exec::driver::Driver;
 
 /// Sends the items of a [`Batcher`].
 pub(crate) trait Flusher: Send + Sync + Sized + 'static {
@@ -16,13 +16,15 @@ pub(crate) trait Flusher: Send + Sync + Sized + 'static {
 
     fn batcher(&self) -> &Batcher<Self::Item>;
 
-    fn driver(&self) -> &Driver;
+    /// Runs the task that sends the next batches.
+    fn spawn(&self, flush: impl Future<Output = ()> + Send + 'static);
 
-    /// Sends `item` from the thread of its caller, as far as that does not wait.
-    fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: Self::Item);
+    /// Sends `batch` by one call to the store, as far as that does not wait. Its items are of one kind. A batch of one is
+    /// sent from the thread of its caller.
+    fn send(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Self::Item>);
 
-    /// Sends `batch` by one call to the store, from the driver. Its items are of one kind.
-    fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Self::Item>);
+    /// Receives the items that are not sent because the runtime of the task ends.
+    fn abandon(&self, items: Vec<Self::Item>);
 
     /// The kind of `item`, below [`KINDS`]. Items of different kinds are sent by different calls.
     fn kind(item: &Self::Item) -> usize;
@@ -39,7 +41,7 @@ pub(crate) struct Batcher<T>(Mutex<Pending<T>>);
 struct Pending<T> {
     /// By kind.
     items: [Vec<T>; KINDS],
-    /// Whether the driver has been notified.
+    /// Whether the task is on its way.
     is_scheduled: bool,
     in_flight: usize,
 }
@@ -58,15 +60,14 @@ impl<T: Send + 'static> Batcher<T> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
     pub(crate) fn push<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T, is_local: bool) {
         if is_local {
-            let in_flight = InFlight { flusher: flusher.clone(), is_counted: false };
-            return flusher.send_one(in_flight, item);
+            return flusher.send(InFlight::uncounted(flusher), vec![item]);
         }
         let mut pending = flusher.batcher().pending();
         if !pending.is_scheduled && pending.in_flight == 0 {
             pending.in_flight += 1;
             drop(pending);
             let in_flight = InFlight { flusher: flusher.clone(), is_counted: true };
-            return flusher.send_one(in_flight, item);
+            return flusher.send(in_flight, vec![item]);
         }
         Self::schedule(flusher, pending, item);
     }
@@ -85,7 +86,7 @@ impl<T: Send + 'static> Batcher<T> {
         if !std::mem::replace(&mut pending.is_scheduled, true) {
             drop(pending);
             let flush = ScheduledFlush { flusher: flusher.clone(), is_done: false };
-            flusher.driver().spawn(flush.run());
+            flusher.spawn(flush.run());
         }
     }
 
@@ -96,13 +97,10 @@ impl<T: Send + 'static> Batcher<T> {
         pending.is_scheduled.then(|| pending.items.each_mut().map(take_batch))
     }
 
-    fn clear(&self) {
+    fn clear(&self) -> Vec<T> {
         let mut pending = self.pending();
         pending.is_scheduled = false;
-        let items = std::mem::take(&mut pending.items);
-        drop(pending);
-        // Their drop may push new items.
-        drop(items);
+        std::mem::take(&mut pending.items).into_iter().flatten().collect()
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending<T>> {
@@ -130,8 +128,9 @@ impl<F: Flusher> InFlight<F> {
         Self { flusher: flusher.clone(), is_counted: true }
     }
 
-    pub(crate) fn flusher(&self) -> &Arc<F> {
-        &self.flusher
+    /// A call that no batch waits for.
+    pub(crate) fn uncounted(flusher: &Arc<F>) -> Self {
+        Self { flusher: flusher.clone(), is_counted: false }
     }
 }
 
@@ -143,8 +142,8 @@ impl<F: Flusher> Drop for InFlight<F> {
     }
 }
 
-/// The task that sends batches until nothing is pending. Dropped before that, because the driver's runtime ends, it
-/// drops the pending items.
+/// The task that sends batches until nothing is pending. Dropped before that, because its runtime ends, it abandons the
+/// pending items.
 struct ScheduledFlush<F: Flusher> {
     flusher: Arc<F>,
     is_done: bool,
@@ -154,7 +153,7 @@ impl<F: Flusher> ScheduledFlush<F> {
     async fn run(mut self) {
         while let Some(batches) = self.flusher.batcher().take() {
             for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
-                self.flusher.send_batch(InFlight::begin(&self.flusher), batch);
+                self.flusher.send(InFlight::begin(&self.flusher), batch);
             }
             // The server works on this batch while the next one is collected.
             yield_now().await;
@@ -166,7 +165,8 @@ impl<F: Flusher> ScheduledFlush<F> {
 impl<F: Flusher> Drop for ScheduledFlush<F> {
     fn drop(&mut self) {
         if !self.is_done {
-            self.flusher.batcher().clear();
+            let items = self.flusher.batcher().clear();
+            self.flusher.abandon(items);
         }
     }
 }

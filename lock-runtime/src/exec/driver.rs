@@ -1,20 +1,16 @@
 //! The background thread that owns connections, timers and all work that outlives its caller.
 
 use std::future::Future;
-use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
-use std::sync::{Arc, PoisonError};
-use std::task::{self, Poll, Wake, Waker};
+use std::pin::Pin;
 use std::thread;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::task::{AbortHandle, unconstrained};
+use tokio::task::AbortHandle;
 
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
-use crate::base::sync::{self, Mutex, spawn, spawn_on};
+use crate::base::sync::{self, spawn, spawn_on};
 use crate::exec::panic_boundary;
 
 /// Runs a pool's futures, by default on one thread that all pools of the process share. So a lease is renewed while every
@@ -74,9 +70,8 @@ impl Driver {
         Self { runtime, intake }
     }
 
-    /// Runs `future` to its end: on this thread until it first waits, then on the driver.
-    pub(crate) fn poll_then_spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        poll_then_spawn(&self.runtime, future);
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     pub(crate) fn enter(&self) -> sync::Context<'_> {
@@ -119,95 +114,6 @@ impl Driver {
     pub(crate) fn stopped_error() -> LockError {
         LockError::new(ErrorKind::PoolClosed, "the runtime that drives the pool has ended")
             .remedy("a pool built with `on_current_runtime` must not outlive that runtime")
-    }
-}
-
-/// Runs `future` to its end: on this thread until it first waits, then on `runtime` once it is woken. A panic ends it, and
-/// nothing else.
-pub(crate) fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
-    let mut work: Work = Box::pin(future);
-    // At the end of a thread its runtime context cannot be entered any more.
-    if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
-        spawn_on(runtime, work);
-        return;
-    }
-    let task = Arc::new(InlineTask { runtime: runtime.clone(), stage: Mutex::new(Stage::Running) });
-    let waker = Waker::from(task.clone());
-    // With an exhausted budget the future would be woken when the caller yields its thread, or never.
-    let mut first_steps = pin!(unconstrained(work.as_mut()));
-    let first_poll = catch_unwind(AssertUnwindSafe(|| {
-        // Timers belong to the driver, on every thread.
-        let _context = sync::enter(runtime);
-        first_steps.as_mut().poll(&mut task::Context::from_waker(&waker))
-    }));
-    if let Ok(Poll::Pending) = first_poll {
-        task.rest(work);
-    }
-}
-
-/// Work that was first polled on the thread of its caller.
-struct InlineTask {
-    runtime: Handle,
-    stage: Mutex<Stage>,
-}
-
-enum Stage {
-    /// In its first poll.
-    Running,
-    /// In its first poll, and woken meanwhile.
-    Woken,
-    Resting(ParkedTask),
-    /// Spawned on the runtime.
-    Moved,
-}
-
-impl InlineTask {
-    /// Keeps `work` until it is woken.
-    fn rest(&self, work: Work) {
-        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Stage::Running = *stage {
-            *stage = Stage::Resting(ParkedTask(Some(work)));
-        } else {
-            *stage = Stage::Moved;
-            drop(stage);
-            spawn_on(&self.runtime, work);
-        }
-    }
-}
-
-impl Wake for InlineTask {
-    fn wake(self: Arc<Self>) {
-        let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        match mem::replace(&mut *stage, Stage::Moved) {
-            Stage::Running | Stage::Woken => *stage = Stage::Woken,
-            Stage::Resting(rest) => {
-                drop(stage);
-                spawn_on(&self.runtime, rest.go_on());
-            }
-            Stage::Moved => {}
-        }
-    }
-}
-
-/// Work that waits for its first wake-up. The waker may hold any lock, so a drop after the end of the runtime moves the work
-/// to the driver.
-struct ParkedTask(Option<Work>);
-
-impl ParkedTask {
-    async fn go_on(mut self) {
-        if let Some(work) = self.0.take() {
-            work.await;
-        }
-    }
-}
-
-impl Drop for ParkedTask {
-    fn drop(&mut self) {
-        if let Some(work) = self.0.take()
-            && let Ok(driver) = Driver::background()
-        {
-            driver.spawn(async move { drop(work) });
-        }
     }
 }
 

@@ -8,14 +8,15 @@ use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 
 use crate::base::error::LockError;
+use crate::base::options::ReleaseMode;
 use crate::exec::driver::Driver;
 use crate::lease::lease::Lease;
 
 /// Ends the leases of a pool.
 pub(crate) trait LeaseOwner: Send + Sync {
     /// Hands the lock off to the next waiter of the process, or releases it at the store. The release goes on whether or
-    /// not the result is awaited. `None` if the lease was released before.
-    fn end_hold(self: Arc<Self>, lease: &Arc<Lease>) -> Option<Releasing>;
+    /// not the result is awaited; `mode` says what the caller intends. `None` if the lease was released before.
+    fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing>;
 }
 
 /// A lease on the way to its holder. Dropping it ends the hold.
@@ -34,14 +35,14 @@ impl HeldLease {
     }
 
     /// Ends the hold now, as [`LeaseOwner::end_hold`].
-    pub(crate) fn release(&self) -> Option<Releasing> {
-        self.owner.clone().end_hold(&self.lease)
+    pub(crate) fn release(&self, mode: ReleaseMode) -> Option<Releasing> {
+        self.owner.clone().end_hold(&self.lease, mode)
     }
 }
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
-        drop(self.release());
+        drop(self.release(ReleaseMode::Background));
     }
 }
 

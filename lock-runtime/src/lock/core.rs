@@ -13,10 +13,11 @@ use crate::backend::{AcquireOutcome, AcquireRequest, Capabilities, DynBackend};
 use crate::base::backend_error::BackendError;
 use crate::base::clock::{Clock, Instant};
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::Defaults;
+use crate::base::options::{Defaults, ReleaseMode};
 use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
 use crate::exec::events::Origin;
+use crate::exec::inline_task::poll_then_spawn;
 use crate::exec::round_trip::RoundTrip;
 use crate::lease::held_lease::LeaseOwner;
 use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
@@ -88,7 +89,7 @@ impl PoolCore {
                 request_timeout,
                 on_unclaimed: Box::new(move |lease| {
                     if let Some(core) = core.upgrade() {
-                        drop(core.end_hold(lease));
+                        drop(core.end_hold(lease, ReleaseMode::Background));
                     }
                 }),
             };
@@ -193,7 +194,7 @@ impl PoolCore {
     /// this thread.
     pub(crate) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
         if self.capabilities.local {
-            self.driver().poll_then_spawn(work);
+            poll_then_spawn(self.driver().runtime(), None, work);
         } else {
             self.driver().spawn(work);
         }

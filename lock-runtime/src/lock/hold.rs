@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::exec::batcher::Batcher;
+use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{LeaseOwner, Releasing};
 use crate::lease::lease::Lease;
@@ -18,7 +18,7 @@ use crate::lock::outgoing::{Outgoing, PendingRelease};
 use crate::queue::key_queue::WaitFor;
 
 impl LeaseOwner for PoolCore {
-    fn end_hold(self: Arc<Self>, lease: &Arc<Lease>) -> Option<Releasing> {
+    fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing> {
         // The lock is the parent process's, and so is the connection.
         if self.is_inherited() {
             return None;
@@ -32,7 +32,11 @@ impl LeaseOwner for PoolCore {
         self.renewals.cancel(lease);
         let (reply, answer) = oneshot::channel();
         let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
-        Batcher::push(&self, release, self.capabilities.local);
+        // A caller that does not await the release may leave its runtime alone for long.
+        match mode {
+            ReleaseMode::Awaited => self.send_from_caller(release),
+            ReleaseMode::Background => self.send(release),
+        }
         Some(Releasing::InFlight(answer))
     }
 }

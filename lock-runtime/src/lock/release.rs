@@ -11,7 +11,7 @@ use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::owner::Owner;
 use crate::base::sync::spawn;
-use crate::exec::batcher::InFlight;
+use crate::exec::batcher::{Flusher, InFlight};
 use crate::exec::events;
 use crate::lease::lease::Lease;
 use crate::lock::acquire::attempt::Attempts;
@@ -22,8 +22,11 @@ use crate::lock::undo::{release_once, silence, undo, undo_attempts};
 use crate::queue::wait_queue::AfterRelease;
 
 /// Releases all of `batch` by one request. Those that fail continue alone.
-pub(crate) async fn send_batch(in_flight: InFlight<PoolCore>, mut batch: Vec<PendingRelease>) {
-    let core = in_flight.flusher().clone();
+pub(crate) async fn send_batch<F: Flusher>(
+    core: Arc<PoolCore>,
+    in_flight: InFlight<F>,
+    mut batch: Vec<PendingRelease>,
+) {
     for pending in batch.extract_if(.., |pending| !pending.lease.is_settled()) {
         spawn(release_after_renewal(core.clone(), pending));
     }

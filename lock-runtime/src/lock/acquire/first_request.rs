@@ -12,7 +12,7 @@ use crate::backend::AcquireOutcome;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::options::Wait;
-use crate::exec::batcher::InFlight;
+use crate::exec::batcher::{Flusher, InFlight};
 use crate::lease::grant::Grant;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_out_of_attempts};
 use crate::lock::acquire::run;
@@ -24,12 +24,12 @@ use crate::queue::key_queue::{QueueEntry, WaitFor, Waiter};
 use crate::queue::last_answer::LastAnswer;
 
 /// Sends `batch` by one request, within `time_limit`.
-pub(crate) async fn send_batch(
-    in_flight: InFlight<PoolCore>,
+pub(crate) async fn send_batch<F: Flusher>(
+    core: Arc<PoolCore>,
+    in_flight: Option<InFlight<F>>,
     time_limit: Duration,
     mut batch: Vec<FirstRequest>,
 ) {
-    let core = in_flight.flusher().clone();
     let permit = admit(&core, &mut batch).await;
     if batch.is_empty() {
         return;

@@ -66,7 +66,7 @@ fn acquire_one(
         // No renewal would keep a grant alive.
         Batcher::push_later(core, Outgoing::Acquire(first));
     } else {
-        Batcher::push(core, Outgoing::Acquire(first), core.capabilities.local);
+        core.send_from_caller(Outgoing::Acquire(first));
     }
     Ok((waiting, None))
 }

@@ -10,25 +10,31 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::Limits;
 use crate::backend::redis::conn::dedicated::DedicatedConnection;
+use crate::backend::redis::conn::foreground::{
+    Advice, ForegroundLink, Foregrounds, are_of_one_server,
+};
+use crate::backend::redis::conn::history::ConnectHistory;
+use crate::backend::redis::conn::link_io::LinkIo;
+use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::net::backoff::Backoff;
 use crate::backend::redis::net::handshake::{
     Dialect, Handshake, HangUp, OpenConnection, PushConfig, PushSupport, log_in_minimal,
 };
-use crate::backend::redis::net::io_task::{IoTask, SharedIo};
+use crate::backend::redis::net::io_task::IoTask;
 use crate::backend::redis::net::progress::ConnectProgress;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
-
-/// The maximum of unanswered requests that were given up on one connection.
-const MAX_UNANSWERED: usize = 10_000;
+use crate::exec::foreground::Foreground;
+use crate::exec::inline_task::caller;
 
 /// Keeps one connection to `target` open. Dropping it closes the connection and ends the re-connecting.
 pub(crate) struct Connection {
@@ -41,6 +47,8 @@ struct ConnectionState {
     history: Mutex<ConnectHistory>,
     clock: Clock,
     limits: Limits,
+    /// The driver's.
+    runtime: Handle,
     /// `None` for a connection without pushes.
     pushes: Option<PushConfig>,
     link: Mutex<LinkState>,
@@ -48,55 +56,18 @@ struct ConnectionState {
     answered: AtomicU64,
 }
 
-/// What earlier connections have shown.
-#[derive(Default)]
-struct ConnectHistory {
-    dialer: Option<Dialer>,
-    /// The error by which the last server has shown that it is a replica, until a master is found.
-    replica: Option<BackendError>,
-    /// The dialect of the last connection.
-    dialect: Option<Dialect>,
-    /// How long the last successful attempt took.
-    took: Option<Duration>,
-    /// Attempts since the last successful one.
-    failures: u32,
-}
-
-impl ConnectHistory {
-    /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
-    /// be at the address by then.
-    fn hang_up(&self) -> HangUp {
-        const EVERY: u32 = 8;
-        match self.dialect {
-            Some(Dialect::Full | Dialect::Plain) if self.failures % EVERY != EVERY - 1 => {
-                HangUp::Fail
-            }
-            _ => HangUp::TryMinimal,
-        }
-    }
-
-    /// The time limit of the next attempt: four times the duration of the last successful one, as an attempt that
-    /// hangs is better repeated. It doubles with each failure, as the link may have become slower.
-    fn limit(&self, limits: Limits) -> Duration {
-        let Some(took) = self.took else { return limits.connect };
-        let usual = took.saturating_mul(4).max(limits.request);
-        usual.saturating_mul(1 << self.failures.min(16)).min(limits.connect)
-    }
-}
-
 enum LinkState {
     Up(Link),
     Down(BackendError),
 }
 
-/// An open connection, as requests use it.
+/// The open connection of the driver, and those beside it to the same server.
 struct Link {
-    requests: MultiplexedConnection,
-    io: Arc<SharedIo>,
+    io: Arc<LinkIo>,
     up_since: Instant,
-    unanswered: UnansweredTracker,
     pushes: PushSupport,
     dialect: Dialect,
+    foregrounds: Foregrounds,
 }
 
 /// An open connection, as its supervisor owns it.
@@ -106,33 +77,13 @@ struct SupervisedLink {
     up_since: Instant,
 }
 
-/// The command in front of each command of a batch. `CLIENT CACHING YES` and `ASKING` cancel each other.
+/// The connection that a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Prelude {
-    None,
-    /// `CLIENT CACHING YES`: the server pushes changes of the keys that the command reads.
-    Caching,
-    /// `ASKING`: the server to which the slot is being moved serves the command.
-    Asking,
-}
-
-/// Requests that were given up since the connection last answered one.
-#[derive(Default)]
-struct UnansweredTracker {
-    since: Option<Instant>,
-    count: usize,
-    /// When the last answer to any request arrived. A connection with late answers is slow, not silent.
-    answered_at: Option<Instant>,
-}
-
-impl UnansweredTracker {
-    fn is_silent(&self, now: Instant, request_timeout: Duration) -> bool {
-        let is_silent = |since: Instant| {
-            now.since(self.answered_at.map_or(since, |answered| answered.max(since)))
-                >= request_timeout
-        };
-        self.count > MAX_UNANSWERED || self.since.is_some_and(is_silent)
-    }
+pub(crate) enum Path {
+    /// The driver's.
+    Background,
+    /// The one on the runtime of the caller, if there is one. Its order relative to requests on the driver's is open.
+    Foreground,
 }
 
 impl Connection {
@@ -167,8 +118,17 @@ impl Connection {
         let target = target.into();
         let (history, answered) = (Mutex::default(), AtomicU64::new(0));
         let link = Mutex::new(LinkState::Down(not_connected()));
-        let state = ConnectionState { target, history, clock, limits, pushes, link, answered };
-        let state = Arc::new(state);
+        let runtime = Handle::current();
+        let state = Arc::new(ConnectionState {
+            target,
+            history,
+            clock,
+            limits,
+            runtime,
+            pushes,
+            link,
+            answered,
+        });
         let (link, opened) = match state.open().await {
             Ok(opened) => (Some(state.install(opened)), Ok(())),
             Err(error) => {
@@ -213,7 +173,9 @@ impl Connection {
         &self,
         command: &Cmd,
     ) -> Result<Result<Value, RedisError>, BackendError> {
-        let answer = self.request(async |link| link.req_packed_command(command).await).await?;
+        let request =
+            async |link: &mut MultiplexedConnection| link.req_packed_command(command).await;
+        let answer = self.request(Path::Background, request).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -222,9 +184,19 @@ impl Connection {
         &self,
         commands: &Pipeline,
     ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+        self.send_all_by(Path::Background, commands).await
+    }
+
+    async fn send_all_by(
+        &self,
+        path: Path,
+        commands: &Pipeline,
+    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
         let count = commands.len();
-        let answer =
-            self.request(async |link| link.req_packed_commands(commands, 0, count).await).await?;
+        let request = async |link: &mut MultiplexedConnection| {
+            link.req_packed_commands(commands, 0, count).await
+        };
+        let answer = self.request(path, request).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
     }
@@ -232,27 +204,13 @@ impl Connection {
     /// Sends several commands in one write, each after `prelude`. One answer per command, in order.
     pub(crate) async fn send_after(
         &self,
+        path: Path,
         prelude: Prelude,
         commands: impl ExactSizeIterator<Item = Cmd>,
     ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
-        let every = 1 + usize::from(prelude != Prelude::None);
-        let mut all = Pipeline::with_capacity(commands.len() * every);
-        for command in commands {
-            match prelude {
-                Prelude::None => {}
-                Prelude::Caching => {
-                    let mut caching = redis::cmd("CLIENT");
-                    caching.arg("CACHING").arg("YES");
-                    all.add_command(caching);
-                }
-                Prelude::Asking => {
-                    all.add_command(redis::cmd("ASKING"));
-                }
-            }
-            all.add_command(command);
-        }
-        let answers = self.send_all(&all).await?;
-        Ok(answers.into_iter().skip(every - 1).step_by(every).collect())
+        let all = prelude.before_each(commands);
+        let answers = self.send_all_by(path, &all).await?;
+        Ok(prelude.skip_own(answers).collect())
     }
 
     /// The failure of a request that the server answered with `error`. The connection to a replica is given up.
@@ -294,14 +252,38 @@ impl Connection {
         matches!(&*self.state.link(), LinkState::Up(_))
     }
 
+    /// The connection on `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some requests
+    /// of the same runtime one is opened, while the driver's serves.
+    pub(crate) fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+        if caller.id() == self.state.runtime.id() {
+            return None;
+        }
+        let (advice, generation) = match &mut *self.state.link() {
+            LinkState::Up(link) if link.dialect == Dialect::Full => {
+                (link.foregrounds.advice(caller, self.state.clock.now()), link.up_since)
+            }
+            LinkState::Up(_) | LinkState::Down(_) => return None,
+        };
+        match advice {
+            Advice::Use(foreground) => Some(foreground),
+            Advice::Open => {
+                self.state.open_foreground(caller, generation);
+                None
+            }
+            Advice::UseDriver => None,
+        }
+    }
+
     async fn request<T>(
         &self,
+        path: Path,
         request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<Result<T, RedisError>, BackendError> {
-        let (mut connection, io) = self.state.connection()?;
-        let mut sent =
-            SentRequest { state: &self.state, at: self.state.clock.now(), answered: false };
-        let answer = io.run_inline(request(&mut connection)).await;
+        let io = self.state.link_io(path)?;
+        let mut requests = io.requests.clone();
+        let at = self.state.clock.now();
+        let mut sent = SentRequest { state: &self.state, io, at, answered: false };
+        let answer = sent.io.io.run_inline(request(&mut requests)).await;
         sent.answered = true;
         if !answer.as_ref().is_err_and(server_error::is_hang_up) {
             self.state.answered.store(sent.at.as_nanos(), Ordering::Relaxed);
@@ -313,7 +295,7 @@ impl Connection {
         self.supervisor.abort();
         self.state.target.close();
         let message = format!("the connection to Redis at {} is closed", self.state.server());
-        *self.state.link() = LinkState::Down(BackendError::new(FailureKind::Rejected, message));
+        self.state.set_link(LinkState::Down(BackendError::new(FailureKind::Rejected, message)));
     }
 }
 
@@ -326,46 +308,97 @@ impl Drop for Connection {
 /// A request that has been sent. Dropping it before the answer records it as unanswered.
 struct SentRequest<'a> {
     state: &'a ConnectionState,
+    io: Arc<LinkIo>,
     at: Instant,
     answered: bool,
 }
 
 impl Drop for SentRequest<'_> {
     fn drop(&mut self) {
+        let now = self.state.clock.now();
         if self.answered {
-            self.state.note_answer(self.at);
-        } else {
-            self.state.note_unanswered(self.at);
+            return self.io.note_answer(self.at, now);
+        }
+        self.io.note_unanswered(self.at);
+        if self.io.is_silent(now) {
+            // Nothing for a connection of the driver: its own end, and a reason, follow.
+            drop(self.state.give_up_if_silent(self.state.link()));
+            self.io.io.stop();
         }
     }
 }
 
+/// A connection for a caller's runtime that is being opened. Dropping it reports a failure.
+struct OpeningForeground {
+    state: Arc<ConnectionState>,
+    runtime: Handle,
+    /// When the driver's connection was opened.
+    generation: Instant,
+    opened: Option<ForegroundLink>,
+}
+
+impl Drop for OpeningForeground {
+    fn drop(&mut self) {
+        let (now, opened) = (self.state.clock.now(), self.opened.take());
+        let unused = match &mut *self.state.link() {
+            LinkState::Up(link) if link.up_since == self.generation => {
+                link.foregrounds.opened(&self.runtime, opened, now)
+            }
+            LinkState::Up(_) | LinkState::Down(_) => opened,
+        };
+        // The mutex is released: an end of a connection wakes tasks.
+        drop(unused);
+    }
+}
+
 impl ConnectionState {
-    fn connection(&self) -> Result<(MultiplexedConnection, Arc<SharedIo>), BackendError> {
+    fn link_io(&self, path: Path) -> Result<Arc<LinkIo>, BackendError> {
         match &*self.give_up_if_silent(self.link()) {
-            LinkState::Up(link) => Ok((link.requests.clone(), link.io.clone())),
+            LinkState::Up(link) => {
+                let of_caller = match path {
+                    Path::Foreground => caller().and_then(|caller| link.foregrounds.of(caller)),
+                    Path::Background => None,
+                };
+                Ok(of_caller.unwrap_or(&link.io).clone())
+            }
             LinkState::Down(error) => Err(error.clone()),
         }
     }
 
-    /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones
-    /// were served.
-    fn note_answer(&self, sent: Instant) {
-        if let LinkState::Up(Link { unanswered, .. }) = &mut *self.link() {
-            if unanswered.since.is_some_and(|since| since <= sent) {
-                *unanswered = UnansweredTracker::default();
-            }
-            unanswered.answered_at = Some(self.clock.now());
-        }
+    /// Opens a connection on the runtime `caller`, beside the one that was opened at `generation`.
+    fn open_foreground(self: &Arc<Self>, caller: &Handle, generation: Instant) {
+        let (state, runtime) = (self.clone(), caller.clone());
+        let mut opening = OpeningForeground { state, runtime, generation, opened: None };
+        // The caller's runtime may have no timers.
+        let limit = {
+            let _context = self.runtime.enter();
+            Box::pin(tokio::time::sleep(self.limits.connect))
+        };
+        caller.spawn(async move {
+            let state = opening.state.clone();
+            opening.opened = tokio::select! {
+                opened = state.foreground() => opened,
+                () = limit => None,
+            };
+            drop(opening);
+        });
     }
 
-    fn note_unanswered(&self, sent: Instant) {
-        let mut link = self.link();
-        if let LinkState::Up(Link { unanswered, .. }) = &mut *link {
-            unanswered.since.get_or_insert(sent);
-            unanswered.count += 1;
+    /// Opens a connection on this runtime. `None` if it fails, or leads to another server than the driver's.
+    async fn foreground(&self) -> Option<ForegroundLink> {
+        let driver = self.link_io(Path::Background).ok()?;
+        let dialer = self.dialer()?;
+        let progress = ConnectProgress::default();
+        let (role, hang_up) = (self.target.role_check(None), HangUp::Fail);
+        let handshake =
+            Handshake { dialer: &dialer, role, hang_up, pushes: None, progress: &progress };
+        let OpenConnection { requests, io: task, dialect, .. } = handshake.run().await.ok()?;
+        // A name or a virtual address may lead elsewhere by now.
+        if dialect != Dialect::Full || !are_of_one_server(&requests, &driver.requests).await {
+            return None;
         }
-        drop(self.give_up_if_silent(link));
+        let io = LinkIo::new(requests, task.io(), self.limits.request);
+        Some(ForegroundLink { io, _task: task })
     }
 
     /// Ends a silent connection and fails its pending requests. The supervisor then opens another one.
@@ -374,9 +407,7 @@ impl ConnectionState {
         link: MutexGuard<'a, LinkState>,
     ) -> MutexGuard<'a, LinkState> {
         match &*link {
-            LinkState::Up(Link { unanswered, .. })
-                if unanswered.is_silent(self.clock.now(), self.limits.request) =>
-            {
+            LinkState::Up(Link { io, .. }) if io.is_silent(self.clock.now()) => {
                 self.give_up(link, self.silent())
             }
             _ => link,
@@ -391,10 +422,17 @@ impl ConnectionState {
     ) -> MutexGuard<'a, LinkState> {
         let old = mem::replace(&mut *link, LinkState::Down(reason));
         drop(link);
-        if let LinkState::Up(Link { io, .. }) = old {
-            io.stop();
+        if let LinkState::Up(Link { io, .. }) = &old {
+            io.io.stop();
         }
+        drop(old);
         self.link()
+    }
+
+    fn set_link(&self, link: LinkState) {
+        let old = mem::replace(&mut *self.link(), link);
+        // The mutex is released: an end of a connection wakes tasks.
+        drop(old);
     }
 
     /// Ends the connection to a server that is no longer the master. The sentinels name the new one, or the name or
@@ -433,9 +471,8 @@ impl ConnectionState {
                 };
                 backoff.ended(self.answered_for(link.up_since));
                 drop(link);
-                let mut link = self.link();
-                if let LinkState::Up(_) = &*link {
-                    *link = LinkState::Down(reason);
+                if matches!(&*self.link(), LinkState::Up(_)) {
+                    self.set_link(LinkState::Down(reason));
                 }
             }
             link = Some(self.reconnect(&mut backoff).await);
@@ -473,7 +510,7 @@ impl ConnectionState {
         let mut history = self.history();
         history.failures = history.failures.wrapping_add(1);
         drop(history);
-        *self.link() = LinkState::Down(error);
+        self.set_link(LinkState::Down(error));
     }
 
     /// Makes an opened connection the one that requests use.
@@ -483,7 +520,7 @@ impl ConnectionState {
         history.replica = None;
         history.dialect = Some(link.dialect);
         drop(history);
-        *self.link() = LinkState::Up(link);
+        self.set_link(LinkState::Up(link));
         supervised
     }
 
@@ -512,8 +549,9 @@ impl ConnectionState {
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));
             let OpenConnection { requests, io: task, pushes, dialect } = opened;
-            let (io, unanswered) = (task.io(), UnansweredTracker::default());
-            let link = Link { requests, io, up_since, unanswered, pushes, dialect };
+            let io = LinkIo::new(requests, task.io(), self.limits.request);
+            let foregrounds = Foregrounds::default();
+            let link = Link { io, up_since, pushes, dialect, foregrounds };
             Ok((link, SupervisedLink { io: task, dialer, up_since }))
         };
         let opened = timeout(limit, opened).await;

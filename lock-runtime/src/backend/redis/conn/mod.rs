@@ -2,4 +2,8 @@
 
 pub(crate) mod connection;
 pub(crate) mod dedicated;
+mod foreground;
+mod history;
+mod link_io;
+pub(crate) mod prelude;
 pub(crate) mod push;

@@ -1,7 +1,7 @@
-//! The I/O of one connection: a task on the driver, which a requesting thread may run instead.
+//! The I/O of one connection: a task on the connection's runtime, which a requesting thread may run instead.
 //!
-//! A request from another thread is written by that thread and does not wait until the driver wakes up. The answer is
-//! read by the driver's task.
+//! A request from another thread is written by that thread and does not wait until the task wakes up. The task reads the
+//! answers, and continues the work that waits for them.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -13,6 +13,7 @@ use std::thread::{self, ThreadId};
 use tokio::task::JoinHandle;
 
 use crate::base::sync::{Mutex, MutexGuard};
+use crate::exec::inline_task::{Woken, woken_by};
 
 /// Owns the I/O task of a connection. When the task ends or this is dropped, the connection ends: every request fails
 /// at once.
@@ -53,6 +54,8 @@ struct IoSlot {
     task: Option<Waker>,
     /// The thread on which the task last ran.
     task_thread: Option<ThreadId>,
+    /// Work that other threads have woken, for the task.
+    woken: Woken,
 }
 
 type IoFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -69,7 +72,8 @@ enum IoState {
 impl SharedIo {
     fn new(io: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
         let state = IoState::Idle(Box::pin(io));
-        Arc::new(Self(Mutex::new(IoSlot { state, task: None, task_thread: None })))
+        let woken = Woken::default();
+        Arc::new(Self(Mutex::new(IoSlot { state, task: None, task_thread: None, woken })))
     }
 
     /// The body of the task.
@@ -83,13 +87,15 @@ impl SharedIo {
         // Ends the connection also when the runtime shuts down.
         let _stop = StopOnDrop(self.clone());
         poll_fn(|cx| {
-            {
+            let woken = {
                 let mut slot = self.slot();
                 slot.task.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
                 slot.task_thread = Some(thread::current().id());
-            }
+                mem::take(&mut slot.woken)
+            };
+            woken.run();
             if let Some(guard) = self.take() {
-                guard.poll();
+                guard.poll().run();
             }
             if self.has_ended() { Poll::Ready(()) } else { Poll::Pending }
         })
@@ -113,21 +119,41 @@ impl SharedIo {
             let guard = self.take();
             let poll = request.as_mut().poll(cx);
             if let Some(guard) = guard {
-                guard.poll();
+                self.hand_over(guard.poll());
             }
             poll
         })
         .await
     }
 
+    /// Leaves `woken` to the task.
+    fn hand_over(&self, woken: Woken) {
+        if woken.is_empty() {
+            return;
+        }
+        let mut slot = self.slot();
+        if let IoState::Ended = slot.state {
+            drop(slot);
+            // To the driver.
+            drop(woken);
+            return;
+        }
+        slot.woken.append(woken);
+        let task = slot.task.clone();
+        drop(slot);
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+
     /// Ends the connection.
     pub(crate) fn stop(&self) {
         let mut slot = self.slot();
         let state = mem::replace(&mut slot.state, IoState::Ended);
-        let task = slot.task.take();
+        let (task, woken) = (slot.task.take(), mem::take(&mut slot.woken));
         drop(slot);
         // Dropping the future fails the pending requests, whose wakers must not run under the lock.
-        drop(state);
+        drop((state, woken));
         if let Some(task) = task {
             task.wake();
         }
@@ -137,7 +163,7 @@ impl SharedIo {
         self.slot().task_thread == Some(thread::current().id())
     }
 
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         matches!(self.slot().state, IoState::Ended)
     }
 
@@ -181,17 +207,20 @@ struct IoGuard {
 }
 
 impl IoGuard {
-    /// Polls the future once and puts it back.
-    fn poll(mut self) {
+    /// Polls the future once and puts it back. Returns the work that the answers have woken.
+    fn poll(mut self) -> Woken {
         // This poll covers all wake-ups so far.
         if let IoState::Polled { woken } = &mut self.io.slot().state {
             *woken = false;
         }
         let waker = Waker::from(self.io.clone());
-        let Some(future) = &mut self.future else { return };
-        if future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        let Some(future) = &mut self.future else { return Woken::default() };
+        let poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
+        let (poll, woken) = woken_by(poll);
+        if poll.is_pending() {
             self.put_back();
         }
+        woken
     }
 
     fn put_back(&mut self) {

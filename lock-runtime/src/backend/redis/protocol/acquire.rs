@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use crate::backend::redis::conn::connection::Path;
 use crate::backend::redis::net::handshake::PushSupport;
 use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
@@ -42,8 +43,15 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        // The message that grants the lock to a queued owner must not overtake the answer to its claim.
+        let path =
+            if forms.contains(&RequestForm::Queue) || requests.iter().any(|it| it.attempt > 0) {
+                Path::Background
+            } else {
+                Path::Foreground
+            };
         let command = |at: usize, by| self.command(&requests[at], forms[at], by);
-        let mut answers = self.run_named(hint, false, requests.len(), command).await;
+        let mut answers = self.run_named(path, hint, false, requests.len(), command).await;
         let mut again = Vec::new();
         for (at, answer) in answers.iter().enumerate() {
             if let Ok(answer) = answer
@@ -55,7 +63,7 @@ impl ScriptedServer {
         }
         if !again.is_empty() {
             let command = |n: usize, by| self.command(&requests[again[n]], forms[again[n]], by);
-            let more = self.run_named(hint, true, again.len(), command).await;
+            let more = self.run_named(Path::Background, hint, true, again.len(), command).await;
             replace(&mut answers, &again, more);
         }
         let attempts = requests.iter().zip(forms).zip(answers);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use crate::backend::redis::conn::connection::Path;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
@@ -36,7 +37,10 @@ impl ScriptedServer {
         let commands: Vec<_> =
             requests.iter().map(|request| self.release_command(request, now)).collect();
         let command = |at: usize, by| commands[at].command(&self.keyspace, by);
-        let mut answers = self.run_named(hint, false, requests.len(), command).await;
+        let is_delete =
+            |command: &ReleaseCommand<'_>| matches!(command, ReleaseCommand::Delete { .. });
+        let path = if commands.iter().all(is_delete) { Path::Foreground } else { Path::Background };
+        let mut answers = self.run_named(path, hint, false, requests.len(), command).await;
         // A lock that was not deleted is contended or not held: the script of the wait queue finds out.
         let not_deleted = |at: &usize| {
             matches!(
@@ -48,7 +52,7 @@ impl ScriptedServer {
         if !again.is_empty() {
             let command =
                 |n: usize, by| self.queue_release(&requests[again[n]]).command(&self.keyspace, by);
-            let more = self.run_named(hint, false, again.len(), command).await;
+            let more = self.run_named(Path::Background, hint, false, again.len(), command).await;
             replace(&mut answers, &again, more);
         }
         let outcomes = requests.iter().zip(answers);

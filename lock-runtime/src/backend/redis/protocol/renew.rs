@@ -2,7 +2,8 @@
 
 use redis::Value;
 
-use crate::backend::redis::conn::connection::Prelude;
+use crate::backend::redis::conn::connection::Path;
+use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::protocol::script::RENEW;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::value::{millis, unexpected};
@@ -73,7 +74,7 @@ impl ScriptedServer {
             call
         };
         // The script reads the locks, so tracking reports a lock that is deleted or overwritten.
-        let answers = self.run(hint, true, chunks.len(), command).await;
+        let answers = self.run(Path::Background, hint, true, chunks.len(), command).await;
         let mut outcomes = Vec::with_capacity(leases.len());
         for (chunk, answer) in chunks.iter().zip(answers) {
             match answer {

@@ -6,7 +6,8 @@ use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
 
 use crate::backend::BackendError;
-use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::connection::{Connection, Path};
+use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::server_error;
 
@@ -62,15 +63,16 @@ impl Script {
 /// the server does not know the hash.
 pub(crate) async fn run(
     connection: &Connection,
+    path: Path,
     count: usize,
     prelude: Prelude,
     command: impl Fn(usize, By) -> Cmd + Send + Sync,
 ) -> Vec<Result<Value, BackendError>> {
-    let answers =
-        match connection.send_after(prelude, (0..count).map(|at| command(at, By::Hash))).await {
-            Ok(answers) => answers,
-            Err(error) => return vec![Err(error); count],
-        };
+    let by_hash = (0..count).map(|at| command(at, By::Hash));
+    let answers = match connection.send_after(path, prelude, by_hash).await {
+        Ok(answers) => answers,
+        Err(error) => return vec![Err(error); count],
+    };
     let is_unknown = |at: &usize| answers[*at].as_ref().is_err_and(server_error::is_unknown_script);
     let unknown: Vec<_> = (0..answers.len()).filter(is_unknown).collect();
     let outcome = |answer: Result<Value, _>| answer.map_err(|error| connection.failure(error));
@@ -78,7 +80,8 @@ pub(crate) async fn run(
     if unknown.is_empty() {
         return outcomes;
     }
-    match connection.send_after(prelude, unknown.iter().map(|at| command(*at, By::Text))).await {
+    let by_text = unknown.iter().map(|at| command(*at, By::Text));
+    match connection.send_after(path, prelude, by_text).await {
         Ok(answers) => {
             for (at, answer) in unknown.into_iter().zip(answers) {
                 outcomes[at] = outcome(answer);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::backend::redis::conn::push::{PendingClaims, PushHandler};
@@ -20,6 +21,7 @@ use crate::backend::{
 };
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
+use crate::exec::foreground::Foreground;
 
 /// Owns the connection to the server, the one to its replicas, and the task that releases unclaimed grants.
 ///
@@ -105,6 +107,11 @@ impl Backend for Scripted {
     fn capabilities(&self) -> Capabilities {
         let wait_queue = self.server.keeps_wait_queues();
         Capabilities { wait_queue, ..Capabilities::default() }
+    }
+
+    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+        // Replicas confirm what was written on the driver's connection.
+        if self.replicas.is_some() { None } else { self.server.connection().foreground(caller) }
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::redis::channel::Channel;
-use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::connection::{Connection, Path};
+use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::diagnostics;
 use crate::backend::redis::discovery::target::Target;
@@ -150,7 +151,7 @@ impl ScriptedServer {
         leases: &[LeaseRef],
     ) -> Vec<Result<LeaseStatus, BackendError>> {
         let command = |at: usize, _| read_holders(&leases[at].keys);
-        let replies = self.run(hint, false, leases.len(), command).await;
+        let replies = self.run(Path::Background, hint, false, leases.len(), command).await;
         let status = |(lease, reply): (&LeaseRef, Result<Value, _>)| {
             reply.map(|holders| lease_status(&lease.owner, &holders))
         };
@@ -190,25 +191,28 @@ impl ScriptedServer {
     /// As [`script::run`].
     pub(crate) async fn run(
         &self,
+        path: Path,
         hint: RouteHint,
         is_tracked: bool,
         count: usize,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
-        script::run(&self.connection, count, self.prelude(hint, is_tracked), command).await
+        let prelude = self.prelude(hint, is_tracked);
+        script::run(&self.connection, path, count, prelude, command).await
     }
 
     /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
     /// once more with tagged names.
     pub(super) async fn run_named(
         &self,
+        path: Path,
         hint: RouteHint,
         is_tracked: bool,
         count: usize,
         command: impl Fn(usize, By) -> Cmd + Send + Sync,
     ) -> Vec<Result<Value, BackendError>> {
         let were_tagged = self.keyspace.is_tagged();
-        let mut answers = self.run(hint, is_tracked, count, &command).await;
+        let mut answers = self.run(path, hint, is_tracked, count, &command).await;
         if were_tagged || !answers.iter().any(Result::is_err) {
             return answers;
         }
@@ -217,7 +221,7 @@ impl ScriptedServer {
         if !refused.is_empty() {
             self.keyspace.use_tags();
             let command = |n: usize, by| command(refused[n], by);
-            let more = self.run(hint, is_tracked, refused.len(), command).await;
+            let more = self.run(path, hint, is_tracked, refused.len(), command).await;
             replace(&mut answers, &refused, more);
         }
         answers

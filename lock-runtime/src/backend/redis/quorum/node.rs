@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::cluster::router::IfDivided;
-use crate::backend::redis::conn::connection::{Connection, Prelude};
+use crate::backend::redis::conn::connection::{Connection, Path};
+use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::sentinel::Sentinels;
 use crate::backend::redis::discovery::target::Target;
@@ -97,7 +98,7 @@ impl QuorumNode {
             NodeKind::Server(node) => {
                 let command = |at: usize, by| requests[at].command(by, Some(&BallotLog::OF_SERVER));
                 let prelude = if is_tracked { Prelude::Caching } else { Prelude::None };
-                script::run(node, requests.len(), prelude, command).await
+                script::run(node, Path::Background, requests.len(), prelude, command).await
             }
             NodeKind::Cluster(cluster) => {
                 let routed = cluster.router().route(
@@ -114,7 +115,13 @@ impl QuorumNode {
                             let log = has_log.then(|| BallotLog::of_slot(&request.keys));
                             request.command(by, log.as_ref())
                         };
-                        Box::pin(server.run(hint, is_tracked, requests.len(), command))
+                        Box::pin(server.run(
+                            Path::Background,
+                            hint,
+                            is_tracked,
+                            requests.len(),
+                            command,
+                        ))
                     },
                 );
                 routed.await

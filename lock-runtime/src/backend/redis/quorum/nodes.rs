@@ -25,7 +25,7 @@ use crate::backend::{
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
-use crate::exec::driver::poll_then_spawn;
+use crate::exec::inline_task::poll_then_spawn;
 
 /// The nodes, and what this pool has stored on them.
 pub(crate) struct Nodes {
@@ -168,7 +168,7 @@ impl Nodes {
             for group in node.groups(requests.iter().map(|request| &*request.keys)) {
                 let (nodes, node) = (self.clone(), node.clone());
                 let (requests, replies) = (requests.clone(), replies.clone());
-                poll_then_spawn(&self.runtime, async move {
+                poll_then_spawn(&self.runtime, None, async move {
                     let on_silence = || {
                         let content = ReplyContent::Silent(group.indices(requests.len()));
                         let _ = replies.send(NodeReply { node: index, content });
@@ -341,7 +341,7 @@ impl Nodes {
                     (self.clone(), withdrawals.clone(), replies.clone());
                 // Counted from here, so that `close` waits for it.
                 let in_flight = WithdrawalToken::new(self);
-                poll_then_spawn(&self.runtime, async move {
+                poll_then_spawn(&self.runtime, None, async move {
                     let selected = group.select(&withdrawals);
                     let results = nodes.withdraw_at(index, &selected, &group.times).await;
                     drop(selected);

@@ -1,0 +1,43 @@
+//! What the attempts to connect to one target have shown.
+
+use std::time::Duration;
+
+use crate::backend::redis::net::handshake::{Dialect, HangUp};
+use crate::backend::redis::net::transport::Dialer;
+use crate::backend::{BackendError, Limits};
+
+/// What earlier connections have shown.
+#[derive(Default)]
+pub(super) struct ConnectHistory {
+    pub(super) dialer: Option<Dialer>,
+    /// The error by which the last server has shown that it is a replica, until a master is found.
+    pub(super) replica: Option<BackendError>,
+    /// The dialect of the last connection.
+    pub(super) dialect: Option<Dialect>,
+    /// How long the last successful attempt took.
+    pub(super) took: Option<Duration>,
+    /// Attempts since the last successful one.
+    pub(super) failures: u32,
+}
+
+impl ConnectHistory {
+    /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
+    /// be at the address by then.
+    pub(super) fn hang_up(&self) -> HangUp {
+        const EVERY: u32 = 8;
+        match self.dialect {
+            Some(Dialect::Full | Dialect::Plain) if self.failures % EVERY != EVERY - 1 => {
+                HangUp::Fail
+            }
+            _ => HangUp::TryMinimal,
+        }
+    }
+
+    /// The time limit of the next attempt: four times the duration of the last successful one, as an attempt that
+    /// hangs is better repeated. It doubles with each failure, as the link may have become slower.
+    pub(super) fn limit(&self, limits: Limits) -> Duration {
+        let Some(took) = self.took else { return limits.connect };
+        let usual = took.saturating_mul(4).max(limits.request);
+        usual.saturating_mul(1 << self.failures.min(16)).min(limits.connect)
+    }
+}

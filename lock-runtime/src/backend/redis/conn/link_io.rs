@@ -1,0 +1,74 @@
+//! How requests use an open connection, and what its silence shows.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+
+use crate::backend::redis::net::io_task::SharedIo;
+use crate::base::clock::Instant;
+
+/// The maximum of unanswered requests that were given up on one connection.
+const MAX_UNANSWERED: usize = 10_000;
+
+/// An open connection, as requests use it.
+pub(super) struct LinkIo {
+    pub(super) requests: MultiplexedConnection,
+    pub(super) io: Arc<SharedIo>,
+    request_timeout: Duration,
+    unanswered: Mutex<UnansweredTracker>,
+}
+
+/// Requests that were given up since the connection last answered one.
+#[derive(Default)]
+struct UnansweredTracker {
+    since: Option<Instant>,
+    count: usize,
+    /// When the last answer to any request arrived. A connection with late answers is slow, not silent.
+    answered_at: Option<Instant>,
+}
+
+impl LinkIo {
+    pub(super) fn new(
+        requests: MultiplexedConnection,
+        io: Arc<SharedIo>,
+        request_timeout: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self { requests, io, request_timeout, unanswered: Mutex::default() })
+    }
+
+    /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones
+    /// were served.
+    pub(super) fn note_answer(&self, sent: Instant, now: Instant) {
+        let mut unanswered = self.unanswered();
+        if unanswered.since.is_some_and(|since| since <= sent) {
+            *unanswered = UnansweredTracker::default();
+        }
+        unanswered.answered_at = Some(now);
+    }
+
+    /// A request sent at `sent` was given up.
+    pub(super) fn note_unanswered(&self, sent: Instant) {
+        let mut unanswered = self.unanswered();
+        unanswered.since.get_or_insert(sent);
+        unanswered.count += 1;
+    }
+
+    /// Whether requests stay unanswered.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        let UnansweredTracker { since, count, answered_at } = *self.unanswered();
+        let is_silent = |since: Instant| {
+            now.since(answered_at.map_or(since, |answered| answered.max(since)))
+                >= self.request_timeout
+        };
+        count > MAX_UNANSWERED || since.is_some_and(is_silent)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.io.has_ended()
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, UnansweredTracker> {
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,282 @@
+//! Requests of a tokio runtime travel over a connection of that runtime. What outlives the runtime stays with the driver.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use lock_runtime::{LockPool, Wait};
+use lock_tests::prelude::*;
+use lock_tests::proxy::{Action, Direction, named};
+use lock_tests::runtimes::{current_thread, multi_thread};
+use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
+
+const SOON: Duration = ms(20_000);
+
+/// How many connections beside the drivers' serve locks. Those of drivers are subscribed to a channel.
+fn used_by_callers(server: &RedisServer) -> usize {
+    let clients = server.cli(&["CLIENT", "LIST"]);
+    let is_used = |line: &&str| line.contains(" sub=0 ") && line.contains(" cmd=evalsha ");
+    clients.lines().filter(is_used).count()
+}
+
+/// Locks until one more runtime than `others` has a connection of its own that serves it.
+async fn until_used(server: &RedisServer, pool: &LockPool, others: usize) {
+    let key = format!("warm-up:{:?}", thread::current().id());
+    eventually_async(SOON, "the runtime has a connection of its own", async || {
+        cycle(pool, &key).await;
+        used_by_callers(server) > others
+    })
+    .await;
+}
+
+/// A pool whose driver has one connection to `url`.
+fn connect(url: &str) -> LockPool {
+    let builder = LockPool::builder(url).ttl(ms(60_000)).wait(SOON);
+    current_thread().block_on(builder.connect()).unwrap()
+}
+
+#[test]
+fn a_connection_ends_with_its_runtime() {
+    let server = RedisServer::start();
+    let pool = connect(&server.url());
+    for runtime in [current_thread(), multi_thread()] {
+        runtime.block_on(async {
+            // On a worker thread, if there are any.
+            let (server, pool) = (&server, pool.clone());
+            until_used(server, &pool, 0).await;
+            let mut tasks = tokio::task::JoinSet::new();
+            for n in 0..16 {
+                let pool = pool.clone();
+                tasks.spawn(async move {
+                    for _ in 0..20 {
+                        cycle(&pool, &format!("k{n}")).await;
+                    }
+                });
+            }
+            tasks.join_all().await;
+            assert_eq!(used_by_callers(server), 1);
+        });
+        drop(runtime);
+        eventually(SOON, "the connection is closed", || used_by_callers(&server) == 0);
+    }
+    current_thread().block_on(cycle(&pool, "k"));
+}
+
+#[test]
+fn some_requests_alone_open_no_connection() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = connect(proxy.url());
+    for _ in 0..20 {
+        current_thread().block_on(async {
+            for _ in 0..10 {
+                cycle(&pool, "k").await;
+            }
+        });
+    }
+    assert_eq!(proxy.connections(), 1);
+}
+
+#[test]
+fn a_runtime_that_ends_leaves_its_requests_to_the_driver() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = connect(proxy.url());
+    for acquires in [true, false] {
+        let runtime = multi_thread();
+        runtime.block_on(async {
+            until_used(&server, &pool, 0).await;
+            let guard = if acquires { None } else { Some(pool.lock("k").acquire().await.unwrap()) };
+            proxy.hold(Direction::ToClient);
+            let (began, begins) = tokio::sync::oneshot::channel();
+            let pool = pool.clone();
+            drop(tokio::spawn(async move {
+                let request = async {
+                    match guard {
+                        Some(guard) => guard.release().await.unwrap(),
+                        None => drop(pool.lock("k").acquire().await),
+                    }
+                };
+                let mut request = pin!(request);
+                assert!(poll_once(request.as_mut()).await.is_none());
+                began.send(()).unwrap();
+                request.await;
+            }));
+            begins.await.unwrap();
+        });
+        if acquires {
+            eventually(SOON, "it is granted", || server.cli(&["EXISTS", "k"]) == "1");
+        }
+        drop(runtime);
+        proxy.release_held();
+        eventually(SOON, "the lock is free", || server.cli(&["EXISTS", "k"]) == "0");
+        current_thread().block_on(cycle(&pool, "k"));
+    }
+}
+
+/// The answer to its release arrives, and no thread reads it.
+#[test]
+fn a_blocked_runtime_keeps_no_other_from_its_lock() {
+    let server = RedisServer::start();
+    let pool = connect(&server.url());
+    let (unblock, blocked) = mpsc::channel::<()>();
+    let (released, releases) = mpsc::channel();
+    thread::scope(|scope| {
+        let (server, of_thread) = (&server, pool.clone());
+        scope.spawn(move || {
+            current_thread().block_on(async {
+                until_used(server, &of_thread, 0).await;
+                let guard = of_thread.lock("k").acquire().await.unwrap();
+                let mut release = pin!(guard.release());
+                assert!(poll_once(release.as_mut()).await.is_none());
+                // The request is written, and its answer is not read.
+                tokio::task::yield_now().await;
+                released.send(()).unwrap();
+                blocked.recv().unwrap();
+                // Of no other owner: the driver has repeated the release.
+                release.await.unwrap();
+            });
+        });
+        releases.recv().unwrap();
+        current_thread().block_on(cycle(&pool, "k"));
+        unblock.send(()).unwrap();
+    });
+}
+
+/// A thread that does other work between two calls of `block_on` reads no answers.
+#[test]
+fn a_guard_that_is_dropped_is_released_by_the_driver() {
+    let server = RedisServer::start();
+    let builder = LockPool::builder(server.url()).ttl(ms(60_000)).request_timeout(ms(20_000));
+    let pool = current_thread().block_on(builder.connect()).unwrap();
+    let runtime = current_thread();
+    runtime.block_on(async {
+        until_used(&server, &pool, 0).await;
+        drop(pool.lock("k").acquire().await.unwrap());
+    });
+    eventually(ms(10_000), "the lock is free", || server.cli(&["EXISTS", "k"]) == "0");
+    drop(runtime);
+}
+
+#[test]
+fn the_runtimes_of_one_pool_exclude_each_other() {
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).wait(Wait::Forever);
+    let pool = current_thread().block_on(pool.connect()).unwrap();
+    let (is_inside, last) = (AtomicBool::new(false), Mutex::new(None));
+    let runtimes = [current_thread(), multi_thread(), current_thread(), multi_thread()];
+    for (n, runtime) in runtimes.iter().enumerate() {
+        runtime.block_on(until_used(&server, &pool, n));
+    }
+    thread::scope(|scope| {
+        for runtime in &runtimes {
+            let (pool, is_inside, last) = (&pool, &is_inside, &last);
+            scope.spawn(move || {
+                runtime.block_on(async {
+                    for _ in 0..200 {
+                        let guard = pool.lock("k").acquire().await.unwrap();
+                        assert!(!is_inside.swap(true, Ordering::SeqCst));
+                        let before = last.lock().unwrap().replace(guard.fence());
+                        assert!(guard.fence() > before.flatten());
+                        tokio::task::yield_now().await;
+                        assert!(is_inside.swap(false, Ordering::SeqCst));
+                        guard.release().await.unwrap();
+                    }
+                });
+            });
+        }
+    });
+}
+
+/// The clock would jump while the connection is opened.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_with_a_paused_clock_gets_no_connection() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let url = proxy.url().to_owned();
+    let pool = thread::spawn(move || connect(&url)).join().unwrap();
+    for _ in 0..200 {
+        cycle(&pool, "k").await;
+    }
+    assert_eq!(proxy.connections(), 1);
+}
+
+/// As behind a name whose address changes.
+#[test]
+fn a_connection_that_leads_to_another_server_is_not_used() {
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::start(&server);
+    let pool = connect(proxy.url());
+    proxy.redirect(other.port());
+    current_thread().block_on(async {
+        eventually_async(SOON, "connections are tried", async || {
+            cycle(&pool, "k").await;
+            proxy.connections() > 2
+        })
+        .await;
+    });
+    let calls = other.cli(&["INFO", "commandstats"]);
+    assert!(!calls.contains("cmdstat_evalsha") && !calls.contains("cmdstat_set:"), "{calls}");
+    assert!(server.cli(&["INFO", "commandstats"]).contains("cmdstat_evalsha"));
+}
+
+#[test]
+fn a_lost_reply_on_the_connection_of_a_runtime_is_made_up_for_by_the_driver() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = connect(proxy.url());
+    current_thread().block_on(async {
+        for cut in [false, true] {
+            until_used(&server, &pool, 0).await;
+            let action = || if cut { Action::CutBeforeReply } else { Action::DropReply };
+            let trap = proxy.on_next(named("EVALSHA"), action());
+            let guard = pool.lock("k").acquire().await.unwrap();
+            assert!(trap.sprung());
+            let trap = proxy.on_next(named("EVALSHA"), action());
+            guard.release().await.unwrap();
+            assert!(trap.sprung());
+            assert_eq!(server.cli(&["EXISTS", "k"]), "0");
+        }
+    });
+}
+
+#[test]
+fn a_demoted_master_is_left() {
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::start(&server);
+    let pool = connect(proxy.url());
+    current_thread().block_on(async {
+        until_used(&server, &pool, 0).await;
+        proxy.redirect(other.port());
+        server.cli(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+        let guard = pool.lock("k").acquire().await.unwrap();
+        assert_eq!(other.cli(&["EXISTS", "k"]), "1");
+        guard.release().await.unwrap();
+        assert_eq!(used_by_callers(&server), 0);
+        until_used(&other, &pool, 0).await;
+    });
+}
+
+#[test]
+fn a_pool_that_is_dropped_closes_the_connections_of_all_runtimes() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let runtimes = [current_thread(), multi_thread()];
+    for ends in [
+        |pool: LockPool| drop(pool),
+        |pool: LockPool| {
+            current_thread().block_on(pool.shutdown(SOON));
+        },
+    ] {
+        let pool = connect(proxy.url());
+        for (n, runtime) in runtimes.iter().enumerate() {
+            runtime.block_on(until_used(&server, &pool, n));
+        }
+        ends(pool);
+        eventually(SOON, "all connections are closed", || proxy.open_connections() == 0);
+    }
+}
