@@ -259,7 +259,7 @@ impl Connection {
             return None;
         }
         let (advice, generation) = match &mut *self.state.link() {
-            LinkState::Up(link) if link.dialect == Dialect::Full => {
+            LinkState::Up(link) if link.dialect == Dialect::Full && !link.io.has_ended() => {
                 (link.foregrounds.advice(caller, self.state.clock.now()), link.up_since)
             }
             LinkState::Up(_) | LinkState::Down(_) => return None,
