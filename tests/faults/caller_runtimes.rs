@@ -36,6 +36,7 @@ async fn until_used(server: &RedisServer, pool: &LockPool, others: usize) {
 /// A pool whose driver has one connection to `url`.
 fn connect(url: &str) -> LockPool {
     let builder = LockPool::builder(url).ttl(ms(60_000)).wait(SOON);
+    let builder = builder.connection_per_runtime(true);
     current_thread().block_on(builder.connect()).unwrap()
 }
 
@@ -152,6 +153,7 @@ fn a_blocked_runtime_keeps_no_other_from_its_lock() {
 fn a_guard_that_is_dropped_is_released_by_the_driver() {
     let server = RedisServer::start();
     let builder = LockPool::builder(server.url()).ttl(ms(60_000)).request_timeout(ms(20_000));
+    let builder = builder.connection_per_runtime(true);
     let pool = current_thread().block_on(builder.connect()).unwrap();
     let runtime = current_thread();
     runtime.block_on(async {
@@ -165,7 +167,7 @@ fn a_guard_that_is_dropped_is_released_by_the_driver() {
 #[test]
 fn the_runtimes_of_one_pool_exclude_each_other() {
     let server = RedisServer::start();
-    let pool = LockPool::builder(server.url()).wait(Wait::Forever);
+    let pool = LockPool::builder(server.url()).wait(Wait::Forever).connection_per_runtime(true);
     let pool = current_thread().block_on(pool.connect()).unwrap();
     let (is_inside, last) = (AtomicBool::new(false), Mutex::new(None));
     let runtimes = [current_thread(), multi_thread(), current_thread(), multi_thread()];

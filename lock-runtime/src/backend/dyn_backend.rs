@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+#[cfg(feature = "testing")]
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
@@ -10,7 +11,7 @@ use super::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
     Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
-use crate::exec::foreground::Foreground;
+use crate::exec::foreground::ForegroundRequest;
 use crate::exec::panic_boundary;
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -18,7 +19,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// The object-safe form of [`Backend`]. A panic in the store fails the request, like a reply that was lost.
 pub(crate) trait DynBackend: Send + Sync {
     fn capabilities(&self) -> Capabilities;
-    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>>;
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest>;
     fn subscribe(&self, notifier: Notifier);
     fn acquire<'a>(
         &'a self,
@@ -42,7 +43,7 @@ impl<B: Backend> DynBackend for B {
         panic_boundary::call(|| Backend::capabilities(self)).unwrap_or_default()
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
         Backend::foreground(self, caller)
     }
 
@@ -108,7 +109,7 @@ impl Backend for Opened {
         self.0.capabilities()
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
         self.0.foreground(caller)
     }
 

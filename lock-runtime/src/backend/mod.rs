@@ -12,7 +12,7 @@ use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
-use crate::exec::foreground::Foreground;
+use crate::exec::foreground::ForegroundRequest;
 
 mod connect;
 pub(crate) mod credentials;
@@ -353,9 +353,9 @@ pub trait Backend: Send + Sync + 'static {
         Capabilities::default()
     }
 
-    /// The connection on `caller`, the runtime of this thread, if requests of callers take it.
+    /// A place on the connection of `caller`, the runtime of this thread, if requests of callers take one.
     #[doc(hidden)]
-    fn foreground(&self, caller: &tokio::runtime::Handle) -> Option<Arc<Foreground>> {
+    fn foreground(&self, caller: &tokio::runtime::Handle) -> Option<ForegroundRequest> {
         let _ = caller;
         None
     }

@@ -1,14 +1,14 @@
 //! Batches of requests to a store.
 //!
-//! A request that finds none in flight is sent from the thread of its caller, which does not wait until another one wakes
-//! up. Requests that arrive meanwhile are collected, and a task sends them in one batch, so in one write.
+//! A request that finds none in flight is sent from the thread of its caller, which does not wait until the driver wakes
+//! up. Requests that arrive meanwhile are collected, and the driver sends them in one batch, so in one write.
 
-use std::future::Future;
 use std::sync::{Arc, PoisonError};
 
 use tokio::task::yield_now;
 
 use crate::base::sync::{Mutex, MutexGuard};
+use crate::exec::driver::Driver;
 
 /// Sends the items of a [`Batcher`].
 pub(crate) trait Flusher: Send + Sync + Sized + 'static {
@@ -16,15 +16,13 @@ pub(crate) trait Flusher: Send + Sync + Sized + 'static {
 
     fn batcher(&self) -> &Batcher<Self::Item>;
 
-    /// Runs the task that sends the next batches.
-    fn spawn(&self, flush: impl Future<Output = ()> + Send + 'static);
+    fn driver(&self) -> &Driver;
 
-    /// Sends `batch` by one call to the store, as far as that does not wait. Its items are of one kind. A batch of one is
-    /// sent from the thread of its caller.
-    fn send(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Self::Item>);
+    /// Sends `item` from the thread of its caller, as far as that does not wait.
+    fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: Self::Item);
 
-    /// Receives the items that are not sent because the runtime of the task ends.
-    fn abandon(&self, items: Vec<Self::Item>);
+    /// Sends `batch` by one call to the store, from the driver. Its items are of one kind.
+    fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Self::Item>);
 
     /// The kind of `item`, below [`KINDS`]. Items of different kinds are sent by different calls.
     fn kind(item: &Self::Item) -> usize;
@@ -41,7 +39,7 @@ pub(crate) struct Batcher<T>(Mutex<Pending<T>>);
 struct Pending<T> {
     /// By kind.
     items: [Vec<T>; KINDS],
-    /// Whether the task is on its way.
+    /// Whether the driver has been notified.
     is_scheduled: bool,
     in_flight: usize,
 }
@@ -60,14 +58,15 @@ impl<T: Send + 'static> Batcher<T> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
     pub(crate) fn push<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T, is_local: bool) {
         if is_local {
-            return flusher.send(InFlight::uncounted(flusher), vec![item]);
+            let in_flight = InFlight { flusher: flusher.clone(), is_counted: false };
+            return flusher.send_one(in_flight, item);
         }
         let mut pending = flusher.batcher().pending();
         if !pending.is_scheduled && pending.in_flight == 0 {
             pending.in_flight += 1;
             drop(pending);
             let in_flight = InFlight { flusher: flusher.clone(), is_counted: true };
-            return flusher.send(in_flight, vec![item]);
+            return flusher.send_one(in_flight, item);
         }
         Self::schedule(flusher, pending, item);
     }
@@ -86,7 +85,7 @@ impl<T: Send + 'static> Batcher<T> {
         if !std::mem::replace(&mut pending.is_scheduled, true) {
             drop(pending);
             let flush = ScheduledFlush { flusher: flusher.clone(), is_done: false };
-            flusher.spawn(flush.run());
+            flusher.driver().spawn(flush.run());
         }
     }
 
@@ -97,10 +96,13 @@ impl<T: Send + 'static> Batcher<T> {
         pending.is_scheduled.then(|| pending.items.each_mut().map(take_batch))
     }
 
-    fn clear(&self) -> Vec<T> {
+    fn clear(&self) {
         let mut pending = self.pending();
         pending.is_scheduled = false;
-        std::mem::take(&mut pending.items).into_iter().flatten().collect()
+        let items = std::mem::take(&mut pending.items);
+        drop(pending);
+        // Their drop may push new items.
+        drop(items);
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending<T>> {
@@ -127,11 +129,6 @@ impl<F: Flusher> InFlight<F> {
         flusher.batcher().pending().in_flight += 1;
         Self { flusher: flusher.clone(), is_counted: true }
     }
-
-    /// A call that no batch waits for.
-    pub(crate) fn uncounted(flusher: &Arc<F>) -> Self {
-        Self { flusher: flusher.clone(), is_counted: false }
-    }
 }
 
 impl<F: Flusher> Drop for InFlight<F> {
@@ -142,8 +139,8 @@ impl<F: Flusher> Drop for InFlight<F> {
     }
 }
 
-/// The task that sends batches until nothing is pending. Dropped before that, because its runtime ends, it abandons the
-/// pending items.
+/// The task that sends batches until nothing is pending. Dropped before that, because the driver's runtime ends, it
+/// drops the pending items.
 struct ScheduledFlush<F: Flusher> {
     flusher: Arc<F>,
     is_done: bool,
@@ -153,7 +150,7 @@ impl<F: Flusher> ScheduledFlush<F> {
     async fn run(mut self) {
         while let Some(batches) = self.flusher.batcher().take() {
             for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
-                self.flusher.send(InFlight::begin(&self.flusher), batch);
+                self.flusher.send_batch(InFlight::begin(&self.flusher), batch);
             }
             // The server works on this batch while the next one is collected.
             yield_now().await;
@@ -165,8 +162,7 @@ impl<F: Flusher> ScheduledFlush<F> {
 impl<F: Flusher> Drop for ScheduledFlush<F> {
     fn drop(&mut self) {
         if !self.is_done {
-            let items = self.flusher.batcher().clear();
-            self.flusher.abandon(items);
+            self.flusher.batcher().clear();
         }
     }
 }

@@ -1,30 +1,46 @@
-//! The runtime of a caller that has a connection of its own to the store.
+//! Requests in flight on the connection of a caller's runtime.
 
-use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use once_cell::sync::OnceCell;
-use tokio::runtime::Handle;
+/// The requests in flight on one such connection.
+#[derive(Debug, Default)]
+pub(crate) struct Foreground(Arc<AtomicUsize>);
 
-/// A runtime with a connection of its own, while that is open.
+/// A place for one request, until it is dropped.
 #[derive(Debug)]
-pub struct Foreground {
-    runtime: Handle,
-    /// What the pool keeps for this runtime.
-    attachment: OnceCell<Arc<dyn Any + Send + Sync>>,
-}
+pub struct ForegroundRequest(Arc<AtomicUsize>);
 
 impl Foreground {
-    pub(crate) fn new(runtime: Handle) -> Arc<Self> {
-        Arc::new(Self { runtime, attachment: OnceCell::new() })
-    }
+    /// More requests at once are cheaper in the batches of the driver.
+    const MOST: usize = 4;
 
-    /// What the pool keeps for this runtime, made by `make` at the first call. `None` if it has another type.
-    pub(crate) fn attached<T: Send + Sync + 'static>(
-        &self,
-        make: impl FnOnce(&Handle) -> T,
-    ) -> Option<Arc<T>> {
-        let attached = self.attachment.get_or_init(|| Arc::new(make(&self.runtime)));
-        attached.clone().downcast().ok()
+    /// `None` if there are enough.
+    pub(crate) fn begin(&self) -> Option<ForegroundRequest> {
+        let more = |count: usize| (count < Self::MOST).then_some(count + 1);
+        let begun = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        begun.is_ok().then(|| ForegroundRequest(self.0.clone()))
+    }
+}
+
+impl Drop for ForegroundRequest {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_gives_its_place_back() {
+        let foreground = Foreground::default();
+        let mut requests: Vec<_> = std::iter::from_fn(|| foreground.begin()).collect();
+        assert_eq!(requests.len(), Foreground::MOST);
+        drop(requests.pop());
+        assert!(foreground.begin().is_some(), "dropped at once");
+        requests.extend(foreground.begin());
+        assert!(foreground.begin().is_none());
     }
 }

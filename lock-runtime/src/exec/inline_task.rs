@@ -66,7 +66,8 @@ pub(crate) fn woken_by<T>(poll: impl FnOnce() -> T) -> (T, Woken) {
     struct Collecting(Option<Vec<Arc<InlineTask>>>);
     impl Collecting {
         fn end(&mut self) -> Woken {
-            Woken(WOKEN.replace(self.0.take()).unwrap_or_default())
+            let woken = WOKEN.try_with(|woken| woken.replace(self.0.take()));
+            Woken(woken.ok().flatten().unwrap_or_default())
         }
     }
     impl Drop for Collecting {
@@ -76,7 +77,11 @@ pub(crate) fn woken_by<T>(poll: impl FnOnce() -> T) -> (T, Woken) {
             }
         }
     }
-    let mut collecting = Collecting(WOKEN.replace(Some(Vec::new())));
+    let Ok(outer) = WOKEN.try_with(|woken| woken.replace(Some(Vec::new()))) else {
+        // At the end of a thread: what is woken goes to the driver.
+        return (poll(), Woken::default());
+    };
+    let mut collecting = Collecting(outer);
     let polled = poll();
     (polled, collecting.end())
 }
@@ -197,7 +202,16 @@ impl Wake for InlineTask {
                     drop(Woken(vec![self]));
                 }
             }
-            ready_or_moved => *stage = ready_or_moved,
+            Stage::Ready(parked) => {
+                *stage = Stage::Ready(parked);
+                drop(stage);
+                // A timer of the driver does not wait for a thread that has the work in its list.
+                let is_collecting = WOKEN.try_with(|woken| woken.borrow().is_some());
+                if !is_collecting.unwrap_or(false) {
+                    drop(Woken(vec![self]));
+                }
+            }
+            Stage::Moved => {}
         }
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct PoolConfig {
     /// How long the process hands a lock off among its own tasks while other processes wait for it.
     pub(crate) local_handoff_limit: Duration,
     pub(crate) barging_window: Option<BargingWindow>,
+    /// Whether requests may take a connection on the runtime of their caller.
+    pub(crate) connection_per_runtime: bool,
     pub(crate) backend: Arc<dyn DynBackend>,
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,

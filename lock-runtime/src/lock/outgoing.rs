@@ -21,14 +21,6 @@ pub(crate) enum Outgoing {
 }
 
 impl Outgoing {
-    /// Items of different kinds are sent by different calls.
-    pub(crate) fn kind(&self) -> usize {
-        match self {
-            Self::Acquire(_) => 0,
-            Self::Release(_) => 1,
-        }
-    }
-
     pub(crate) fn acquire(self) -> Option<FirstRequest> {
         match self {
             Self::Acquire(first) => Some(first),

@@ -11,7 +11,6 @@ use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::owner::Owner;
 use crate::base::sync::spawn;
-use crate::exec::batcher::{Flusher, InFlight};
 use crate::exec::events;
 use crate::lease::lease::Lease;
 use crate::lock::acquire::attempt::Attempts;
@@ -21,10 +20,10 @@ use crate::lock::outgoing::PendingRelease;
 use crate::lock::undo::{release_once, silence, undo, undo_attempts};
 use crate::queue::wait_queue::AfterRelease;
 
-/// Releases all of `batch` by one request. Those that fail continue alone.
-pub(crate) async fn send_batch<F: Flusher>(
+/// Releases all of `batch` by one request. Those that fail continue alone. `in_flight` is dropped when it is answered.
+pub(crate) async fn send_batch(
     core: Arc<PoolCore>,
-    in_flight: InFlight<F>,
+    in_flight: impl Send,
     mut batch: Vec<PendingRelease>,
 ) {
     for pending in batch.extract_if(.., |pending| !pending.lease.is_settled()) {

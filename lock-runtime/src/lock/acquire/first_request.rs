@@ -12,7 +12,6 @@ use crate::backend::AcquireOutcome;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::options::Wait;
-use crate::exec::batcher::{Flusher, InFlight};
 use crate::lease::grant::Grant;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_out_of_attempts};
 use crate::lock::acquire::run;
@@ -23,10 +22,10 @@ use crate::lock::outgoing::FirstRequest;
 use crate::queue::key_queue::{QueueEntry, WaitFor, Waiter};
 use crate::queue::last_answer::LastAnswer;
 
-/// Sends `batch` by one request, within `time_limit`.
-pub(crate) async fn send_batch<F: Flusher>(
+/// Sends `batch` by one request, within `time_limit`. `in_flight` is dropped when it is answered.
+pub(crate) async fn send_batch(
     core: Arc<PoolCore>,
-    in_flight: Option<InFlight<F>>,
+    in_flight: impl Send,
     time_limit: Duration,
     mut batch: Vec<FirstRequest>,
 ) {

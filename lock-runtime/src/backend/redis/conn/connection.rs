@@ -21,6 +21,7 @@ use crate::backend::redis::conn::foreground::{
 };
 use crate::backend::redis::conn::history::ConnectHistory;
 use crate::backend::redis::conn::link_io::LinkIo;
+use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::net::backoff::Backoff;
@@ -33,7 +34,8 @@ use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
-use crate::exec::foreground::Foreground;
+use crate::base::process::Process;
+use crate::exec::foreground::ForegroundRequest;
 use crate::exec::inline_task::caller;
 
 /// Keeps one connection to `target` open. Dropping it closes the connection and ends the re-connecting.
@@ -75,15 +77,6 @@ struct SupervisedLink {
     io: IoTask,
     dialer: Dialer,
     up_since: Instant,
-}
-
-/// The connection that a request takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Path {
-    /// The driver's.
-    Background,
-    /// The one on the runtime of the caller, if there is one. Its order relative to requests on the driver's is open.
-    Foreground,
 }
 
 impl Connection {
@@ -173,9 +166,8 @@ impl Connection {
         &self,
         command: &Cmd,
     ) -> Result<Result<Value, RedisError>, BackendError> {
-        let request =
-            async |link: &mut MultiplexedConnection| link.req_packed_command(command).await;
-        let answer = self.request(Path::Background, request).await?;
+        let send = async |to: &mut MultiplexedConnection| to.req_packed_command(command).await;
+        let answer = self.request(Path::Background, send).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -252,9 +244,9 @@ impl Connection {
         matches!(&*self.state.link(), LinkState::Up(_))
     }
 
-    /// The connection on `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some requests
-    /// of the same runtime one is opened, while the driver's serves.
-    pub(crate) fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+    /// A place on the connection of `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some
+    /// requests of the same runtime one is opened, while the driver's serves.
+    pub(crate) fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
         if caller.id() == self.state.runtime.id() {
             return None;
         }
@@ -265,7 +257,7 @@ impl Connection {
             LinkState::Up(_) | LinkState::Down(_) => return None,
         };
         match advice {
-            Advice::Use(foreground) => Some(foreground),
+            Advice::Use(in_flight) => Some(in_flight),
             Advice::Open => {
                 self.state.open_foreground(caller, generation);
                 None
@@ -283,7 +275,7 @@ impl Connection {
         let mut requests = io.requests.clone();
         let at = self.state.clock.now();
         let mut sent = SentRequest { state: &self.state, io, at, answered: false };
-        let answer = sent.io.io.run_inline(request(&mut requests)).await;
+        let answer = sent.io.run(request(&mut requests)).await;
         sent.answered = true;
         if !answer.as_ref().is_err_and(server_error::is_hang_up) {
             self.state.answered.store(sent.at.as_nanos(), Ordering::Relaxed);
@@ -335,11 +327,18 @@ struct OpeningForeground {
     /// When the driver's connection was opened.
     generation: Instant,
     opened: Option<ForegroundLink>,
+    process: Process,
 }
 
 impl Drop for OpeningForeground {
     fn drop(&mut self) {
-        let (now, opened) = (self.state.clock.now(), self.opened.take());
+        let opened = self.opened.take();
+        if !self.process.is_current() {
+            // The parent process has the socket, and perhaps the mutex.
+            Box::leak(Box::new((opened, self.state.clone())));
+            return;
+        }
+        let now = self.state.clock.now();
         let unused = match &mut *self.state.link() {
             LinkState::Up(link) if link.up_since == self.generation => {
                 link.foregrounds.opened(&self.runtime, opened, now)
@@ -368,7 +367,8 @@ impl ConnectionState {
     /// Opens a connection on the runtime `caller`, beside the one that was opened at `generation`.
     fn open_foreground(self: &Arc<Self>, caller: &Handle, generation: Instant) {
         let (state, runtime) = (self.clone(), caller.clone());
-        let mut opening = OpeningForeground { state, runtime, generation, opened: None };
+        let process = Process::current();
+        let mut opening = OpeningForeground { state, runtime, generation, opened: None, process };
         // The caller's runtime may have no timers.
         let limit = {
             let _context = self.runtime.enter();
@@ -397,7 +397,7 @@ impl ConnectionState {
         if dialect != Dialect::Full || !are_of_one_server(&requests, &driver.requests).await {
             return None;
         }
-        let io = LinkIo::new(requests, task.io(), self.limits.request);
+        let io = LinkIo::of_caller(requests, task.io(), self.limits.request);
         Some(ForegroundLink { io, _task: task })
     }
 
@@ -549,7 +549,7 @@ impl ConnectionState {
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));
             let OpenConnection { requests, io: task, pushes, dialect } = opened;
-            let io = LinkIo::new(requests, task.io(), self.limits.request);
+            let io = LinkIo::of_driver(requests, task.io(), self.limits.request);
             let foregrounds = Foregrounds::default();
             let link = Link { io, up_since, pushes, dialect, foregrounds };
             Ok((link, SupervisedLink { io: task, dialer, up_since }))

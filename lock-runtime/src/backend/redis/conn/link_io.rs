@@ -1,5 +1,6 @@
 //! How requests use an open connection, and what its silence shows.
 
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ pub(super) struct LinkIo {
     pub(super) requests: MultiplexedConnection,
     pub(super) io: Arc<SharedIo>,
     request_timeout: Duration,
+    /// The runtime of a caller may leave its I/O task alone for long, so a request does not wait for that.
+    writes_inline: bool,
     unanswered: Mutex<UnansweredTracker>,
 }
 
@@ -29,12 +32,33 @@ struct UnansweredTracker {
 }
 
 impl LinkIo {
-    pub(super) fn new(
+    /// A connection on the driver's runtime.
+    pub(super) fn of_driver(
         requests: MultiplexedConnection,
         io: Arc<SharedIo>,
         request_timeout: Duration,
     ) -> Arc<Self> {
-        Arc::new(Self { requests, io, request_timeout, unanswered: Mutex::default() })
+        let (unanswered, writes_inline) = (Mutex::default(), false);
+        Arc::new(Self { requests, io, request_timeout, writes_inline, unanswered })
+    }
+
+    /// A connection on a caller's runtime.
+    pub(super) fn of_caller(
+        requests: MultiplexedConnection,
+        io: Arc<SharedIo>,
+        request_timeout: Duration,
+    ) -> Arc<Self> {
+        let (unanswered, writes_inline) = (Mutex::default(), true);
+        Arc::new(Self { requests, io, request_timeout, writes_inline, unanswered })
+    }
+
+    /// Awaits `request`, which may be written on this thread.
+    pub(super) async fn run<T>(&self, request: impl Future<Output = T>) -> T {
+        if self.writes_inline {
+            self.io.write_inline(request).await
+        } else {
+            self.io.run_inline(request).await
+        }
     }
 
     /// Answers arrive in the order of the requests: an answer to a request sent at `sent` shows that all earlier ones

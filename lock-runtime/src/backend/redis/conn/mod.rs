@@ -5,5 +5,6 @@ pub(crate) mod dedicated;
 mod foreground;
 mod history;
 mod link_io;
+pub(crate) mod path;
 pub(crate) mod prelude;
 pub(crate) mod push;

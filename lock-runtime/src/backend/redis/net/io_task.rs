@@ -12,6 +12,7 @@ use std::thread::{self, ThreadId};
 
 use tokio::task::JoinHandle;
 
+use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::inline_task::{Woken, woken_by};
 
@@ -46,7 +47,12 @@ impl Drop for IoTask {
 }
 
 /// The I/O future of a connection. At most one thread polls it at a time.
-pub(crate) struct SharedIo(Mutex<IoSlot>);
+///
+/// In a process that was forked from its own it does nothing: the socket, and perhaps its mutex, is in use by the parent.
+pub(crate) struct SharedIo {
+    slot: Mutex<IoSlot>,
+    process: Process,
+}
 
 struct IoSlot {
     state: IoState,
@@ -73,7 +79,8 @@ impl SharedIo {
     fn new(io: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
         let state = IoState::Idle(Box::pin(io));
         let woken = Woken::default();
-        Arc::new(Self(Mutex::new(IoSlot { state, task: None, task_thread: None, woken })))
+        let slot = Mutex::new(IoSlot { state, task: None, task_thread: None, woken });
+        Arc::new(Self { slot, process: Process::current() })
     }
 
     /// The body of the task.
@@ -87,6 +94,9 @@ impl SharedIo {
         // Ends the connection also when the runtime shuts down.
         let _stop = StopOnDrop(self.clone());
         poll_fn(|cx| {
+            if !self.process.is_current() {
+                return Poll::Pending;
+            }
             let woken = {
                 let mut slot = self.slot();
                 slot.task.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
@@ -108,7 +118,8 @@ impl SharedIo {
         if self.is_task_thread() { request.await } else { self.write_inline(request).await }
     }
 
-    async fn write_inline<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
+    /// Awaits `request`, and runs the I/O on this thread after the request's first poll.
+    pub(crate) async fn write_inline<T>(self: &Arc<Self>, request: impl Future<Output = T>) -> T {
         let mut request = pin!(request);
         let mut is_new = true;
         poll_fn(|cx| {
@@ -148,6 +159,9 @@ impl SharedIo {
 
     /// Ends the connection.
     pub(crate) fn stop(&self) {
+        if !self.process.is_current() {
+            return;
+        }
         let mut slot = self.slot();
         let state = mem::replace(&mut slot.state, IoState::Ended);
         let (task, woken) = (slot.task.take(), mem::take(&mut slot.woken));
@@ -180,7 +194,7 @@ impl SharedIo {
     }
 
     fn slot(&self) -> MutexGuard<'_, IoSlot> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

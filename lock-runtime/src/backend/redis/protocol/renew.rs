@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use crate::backend::redis::conn::connection::Path;
+use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::protocol::script::RENEW;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};

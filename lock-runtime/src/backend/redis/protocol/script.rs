@@ -6,7 +6,8 @@ use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
 
 use crate::backend::BackendError;
-use crate::backend::redis::conn::connection::{Connection, Path};
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::server_error;

@@ -21,7 +21,7 @@ use crate::backend::{
 };
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
-use crate::exec::foreground::Foreground;
+use crate::exec::foreground::ForegroundRequest;
 
 /// Owns the connection to the server, the one to its replicas, and the task that releases unclaimed grants.
 ///
@@ -109,7 +109,7 @@ impl Backend for Scripted {
         Capabilities { wait_queue, ..Capabilities::default() }
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<Arc<Foreground>> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
         // Replicas confirm what was written on the driver's connection.
         if self.replicas.is_some() { None } else { self.server.connection().foreground(caller) }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::redis::channel::Channel;
-use crate::backend::redis::conn::connection::{Connection, Path};
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::diagnostics;

@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::cluster::router::IfDivided;
-use crate::backend::redis::conn::connection::{Connection, Path};
+use crate::backend::redis::conn::connection::Connection;
+use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::sentinel::Sentinels;
