@@ -33,7 +33,7 @@ async fn until_used(server: &RedisServer, pool: &LockPool, others: usize) {
     .await;
 }
 
-/// A pool whose driver has one connection to `url`.
+/// A pool with connections to `url`: one of the driver, and those of callers.
 fn connect(url: &str) -> LockPool {
     let builder = LockPool::builder(url).ttl(ms(60_000)).wait(SOON);
     let builder = builder.connection_per_runtime(true);
@@ -207,7 +207,7 @@ async fn a_runtime_with_a_paused_clock_gets_no_connection() {
     assert_eq!(proxy.connections(), 1);
 }
 
-/// As behind a name whose address changes.
+/// As behind a name with a new address.
 #[test]
 fn a_connection_that_leads_to_another_server_is_not_used() {
     let (server, other) = (RedisServer::start(), RedisServer::start());

@@ -24,7 +24,8 @@ pub(crate) struct Driver {
     intake: UnboundedSender<Work>,
 }
 
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A future that the driver runs to its end.
+pub(super) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How much work is started before the started work is polled.
 const BATCH: usize = 256;

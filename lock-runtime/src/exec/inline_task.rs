@@ -1,4 +1,4 @@
-//! InlineWork that begins on the thread of its caller.
+//! Work that begins on the thread of its caller.
 //!
 //! A request is sent from the thread of its caller, which does not wait until the driver wakes up. The work continues
 //! where its answer is read, by [`Woken::run`], or on the driver.
@@ -15,9 +15,7 @@ use tokio::runtime::{self, Handle};
 use tokio::task::unconstrained;
 
 use crate::base::sync::{self, Mutex, MutexGuard, spawn_on};
-use crate::exec::driver::Driver;
-
-type InlineWork = Pin<Box<dyn Future<Output = ()> + Send>>;
+use crate::exec::driver::{Driver, Work};
 
 thread_local! {
     /// The runtime of the caller, while its thread polls work of [`poll_then_spawn`] for the first time.
@@ -42,7 +40,7 @@ pub(crate) fn poll_then_spawn(
         spawn_on(runtime, future);
         return;
     }
-    let work: InlineWork = Box::pin(future);
+    let work: Work = Box::pin(future);
     let stage = Mutex::new(Stage::Polled { woken: false });
     let task = Arc::new(InlineTask { runtime: runtime.clone(), stage });
     struct RestoreOnDrop(Option<runtime::Id>);
@@ -86,7 +84,7 @@ pub(crate) fn woken_by<T>(poll: impl FnOnce() -> T) -> (T, Woken) {
     (polled, collecting.end())
 }
 
-/// InlineWork that can go on. Dropping it moves the work to the driver.
+/// Work that can go on. Dropping it moves the work to the driver.
 #[derive(Default)]
 pub(crate) struct Woken(Vec<Arc<InlineTask>>);
 
@@ -119,7 +117,7 @@ impl Drop for Woken {
     }
 }
 
-/// InlineWork on the thread of its caller, or of a [`Woken::run`].
+/// Work on the thread of its caller, or of a [`Woken::run`].
 struct InlineTask {
     runtime: Handle,
     stage: Mutex<Stage>,
@@ -137,7 +135,7 @@ enum Stage {
 }
 
 impl InlineTask {
-    fn poll(self: &Arc<Self>, mut work: InlineWork) {
+    fn poll(self: &Arc<Self>, mut work: Work) {
         let waker = Waker::from(self.clone());
         let polled = catch_unwind(AssertUnwindSafe(|| {
             // Timers belong to the driver, on every thread.
@@ -153,7 +151,7 @@ impl InlineTask {
     }
 
     /// Keeps `work` until it is woken.
-    fn rest(&self, work: InlineWork) {
+    fn rest(&self, work: Work) {
         let mut stage = self.stage();
         if let Stage::Polled { woken: false } = *stage {
             *stage = Stage::Resting(ParkedTask(Some(work)));
@@ -164,7 +162,7 @@ impl InlineTask {
     }
 
     /// Takes the work, to poll it.
-    fn resume(&self) -> Option<InlineWork> {
+    fn resume(&self) -> Option<Work> {
         let mut stage = self.stage();
         match mem::replace(&mut *stage, Stage::Polled { woken: false }) {
             Stage::Ready(mut parked) => parked.0.take(),
@@ -175,7 +173,7 @@ impl InlineTask {
         }
     }
 
-    fn move_to_driver(&self, work: InlineWork) {
+    fn move_to_driver(&self, work: Work) {
         *self.stage() = Stage::Moved;
         spawn_on(&self.runtime, ParkedTask(Some(work)).go_on());
     }
@@ -216,9 +214,9 @@ impl Wake for InlineTask {
     }
 }
 
-/// InlineWork that waits to be woken. The waker may hold any lock, so a drop after the end of the runtime moves the work to the
+/// Work that waits to be woken. The waker may hold any lock, so a drop after the end of the runtime moves the work to the
 /// driver.
-struct ParkedTask(Option<InlineWork>);
+struct ParkedTask(Option<Work>);
 
 impl ParkedTask {
     async fn go_on(mut self) {

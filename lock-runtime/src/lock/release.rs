@@ -20,7 +20,7 @@ use crate::lock::outgoing::PendingRelease;
 use crate::lock::undo::{release_once, silence, undo, undo_attempts};
 use crate::queue::wait_queue::AfterRelease;
 
-/// Releases all of `batch` by one request. Those that fail continue alone. `in_flight` is dropped when it is answered.
+/// Releases all of `batch` by one request. A release that fails continues alone. `in_flight` is dropped when it is answered.
 pub(crate) async fn send_batch(
     core: Arc<PoolCore>,
     in_flight: impl Send,

@@ -313,7 +313,7 @@ impl Drop for SentRequest<'_> {
         }
         self.io.note_unanswered(self.at);
         if self.io.is_silent(now) {
-            // Nothing for a connection of the driver: its own end, and a reason, follow.
+            // The driver's connection ends with a reason, which `stop` alone would not give.
             drop(self.state.give_up_if_silent(self.state.link()));
             self.io.io.stop();
         }
@@ -397,7 +397,7 @@ impl ConnectionState {
         if dialect != Dialect::Full || !are_of_one_server(&requests, &driver.requests).await {
             return None;
         }
-        let io = LinkIo::of_caller(requests, task.io(), self.limits.request);
+        let io = LinkIo::new(Path::Foreground, requests, task.io(), self.limits.request);
         Some(ForegroundLink { io, _task: task })
     }
 
@@ -549,7 +549,7 @@ impl ConnectionState {
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));
             let OpenConnection { requests, io: task, pushes, dialect } = opened;
-            let io = LinkIo::of_driver(requests, task.io(), self.limits.request);
+            let io = LinkIo::new(Path::Background, requests, task.io(), self.limits.request);
             let foregrounds = Foregrounds::default();
             let link = Link { io, up_since, pushes, dialect, foregrounds };
             Ok((link, SupervisedLink { io: task, dialer, up_since }))

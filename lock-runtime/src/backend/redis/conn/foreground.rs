@@ -1,7 +1,7 @@
 //! Connections on the runtimes of callers.
 //!
-//! A request from a tokio runtime travels over a connection whose I/O task is on that runtime, so that no other thread has to
-//! wake up for it. What must outlive or outrun a caller, and all pushes, stay on the connection of the driver.
+//! A request from a tokio runtime travels over a connection with its I/O task on that runtime, so that it wakes no other
+//! thread. What must outlive or outrun a caller, and all pushes, stay on the connection of the driver.
 
 use std::sync::Arc;
 use std::time::Duration;

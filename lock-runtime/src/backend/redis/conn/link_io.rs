@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 
+use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::net::io_task::SharedIo;
 use crate::base::clock::Instant;
 
@@ -17,8 +18,7 @@ pub(super) struct LinkIo {
     pub(super) requests: MultiplexedConnection,
     pub(super) io: Arc<SharedIo>,
     request_timeout: Duration,
-    /// The runtime of a caller may leave its I/O task alone for long, so a request does not wait for that.
-    writes_inline: bool,
+    path: Path,
     unanswered: Mutex<UnansweredTracker>,
 }
 
@@ -32,32 +32,22 @@ struct UnansweredTracker {
 }
 
 impl LinkIo {
-    /// A connection on the driver's runtime.
-    pub(super) fn of_driver(
+    /// A connection on the runtime that `path` names.
+    pub(super) fn new(
+        path: Path,
         requests: MultiplexedConnection,
         io: Arc<SharedIo>,
         request_timeout: Duration,
     ) -> Arc<Self> {
-        let (unanswered, writes_inline) = (Mutex::default(), false);
-        Arc::new(Self { requests, io, request_timeout, writes_inline, unanswered })
-    }
-
-    /// A connection on a caller's runtime.
-    pub(super) fn of_caller(
-        requests: MultiplexedConnection,
-        io: Arc<SharedIo>,
-        request_timeout: Duration,
-    ) -> Arc<Self> {
-        let (unanswered, writes_inline) = (Mutex::default(), true);
-        Arc::new(Self { requests, io, request_timeout, writes_inline, unanswered })
+        Arc::new(Self { path, requests, io, request_timeout, unanswered: Mutex::default() })
     }
 
     /// Awaits `request`, which may be written on this thread.
     pub(super) async fn run<T>(&self, request: impl Future<Output = T>) -> T {
-        if self.writes_inline {
-            self.io.write_inline(request).await
-        } else {
-            self.io.run_inline(request).await
+        match self.path {
+            Path::Background => self.io.run_inline(request).await,
+            // The runtime of a caller may leave its I/O task alone for long, so a request does not wait for that.
+            Path::Foreground => self.io.write_inline(request).await,
         }
     }
 
