@@ -2,17 +2,19 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::cell::RefCell;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use lock_runtime::{LockPool, Wait};
+use lock_runtime::{LockGuard, LockPool, Wait};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Direction, named};
 use lock_tests::runtimes::{current_thread, multi_thread};
 use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
+use tokio::runtime::{Builder, Runtime};
 
 const SOON: Duration = ms(20_000);
 
@@ -36,7 +38,6 @@ async fn until_used(server: &RedisServer, pool: &LockPool, others: usize) {
 /// A pool with connections to `url`: one of the driver, and those of callers.
 fn connect(url: &str) -> LockPool {
     let builder = LockPool::builder(url).ttl(ms(60_000)).wait(SOON);
-    let builder = builder.connection_per_runtime(true);
     current_thread().block_on(builder.connect()).unwrap()
 }
 
@@ -153,7 +154,6 @@ fn a_blocked_runtime_keeps_no_other_from_its_lock() {
 fn a_guard_that_is_dropped_is_released_by_the_driver() {
     let server = RedisServer::start();
     let builder = LockPool::builder(server.url()).ttl(ms(60_000)).request_timeout(ms(20_000));
-    let builder = builder.connection_per_runtime(true);
     let pool = current_thread().block_on(builder.connect()).unwrap();
     let runtime = current_thread();
     runtime.block_on(async {
@@ -167,7 +167,7 @@ fn a_guard_that_is_dropped_is_released_by_the_driver() {
 #[test]
 fn the_runtimes_of_one_pool_exclude_each_other() {
     let server = RedisServer::start();
-    let pool = LockPool::builder(server.url()).wait(Wait::Forever).connection_per_runtime(true);
+    let pool = LockPool::builder(server.url()).wait(Wait::Forever);
     let pool = current_thread().block_on(pool.connect()).unwrap();
     let (is_inside, last) = (AtomicBool::new(false), Mutex::new(None));
     let runtimes = [current_thread(), multi_thread(), current_thread(), multi_thread()];
@@ -205,6 +205,62 @@ async fn a_runtime_with_a_paused_clock_gets_no_connection() {
         cycle(&pool, "k").await;
     }
     assert_eq!(proxy.connections(), 1);
+}
+
+/// tokio panics where the connection is opened.
+#[test]
+fn a_runtime_without_io_uses_the_connection_of_the_driver() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = connect(proxy.url());
+    for runtime in [Builder::new_current_thread().build(), Builder::new_multi_thread().build()] {
+        runtime.unwrap().block_on(async {
+            for _ in 0..500 {
+                cycle(&pool, "k").await;
+            }
+        });
+    }
+    assert_eq!(proxy.connections(), 1);
+}
+
+#[test]
+fn a_pool_may_have_one_connection_only() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let one = LockPool::builder(proxy.url()).connection_per_runtime(false);
+    let pool = current_thread().block_on(one.connect()).unwrap();
+    current_thread().block_on(async {
+        for _ in 0..500 {
+            cycle(&pool, "k").await;
+        }
+    });
+    assert_eq!(proxy.connections(), 1);
+}
+
+/// The destructors of thread-local values run where no runtime context can be entered any more.
+#[test]
+fn a_thread_ends_with_a_guard_and_its_runtime() {
+    thread_local! {
+        static LAST: RefCell<Option<(LockGuard, LockPool, Runtime)>> = const { RefCell::new(None) };
+    }
+    let server = RedisServer::start();
+    let pool = connect(&server.url());
+    for shares_its_pool in [true, false] {
+        let of_thread = if shares_its_pool { pool.clone() } else { connect(&server.url()) };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Initialised before the values of the client library, so dropped after them.
+                LAST.with(|_| ());
+                let runtime = current_thread();
+                runtime.block_on(until_used(&server, &of_thread, 0));
+                let guard = runtime.block_on(of_thread.lock("k").acquire()).unwrap();
+                LAST.set(Some((guard, of_thread, runtime)));
+            });
+        });
+        eventually(SOON, "the lock is free", || server.cli(&["EXISTS", "k"]) == "0");
+        eventually(SOON, "the connection is closed", || used_by_callers(&server) == 0);
+        current_thread().block_on(cycle(&pool, "k"));
+    }
 }
 
 /// As behind a name with a new address.

@@ -68,7 +68,8 @@ impl LockPool {
             max_waiters: 10_000,
             local_handoff_limit: Duration::from_millis(5),
             barging_window: None,
-            connection_per_runtime: false,
+            // tokio panics where a runtime has no I/O driver, and this would end the process.
+            connection_per_runtime: cfg!(panic = "unwind"),
             drive: Drive::Background,
         }
     }
@@ -321,9 +322,9 @@ impl PoolBuilder {
     }
 
     /// Whether a tokio runtime that uses the pool repeatedly gets a connection of its own, so that a lock which is alone
-    /// wakes no other thread. For latencies at low load: it costs the server a connection for each runtime. For `redis://`
-    /// and `redis+sentinel://`, other stores ignore it. The runtime needs its I/O and time drivers (`enable_all`). Defaults
-    /// to false.
+    /// wakes no other thread. It costs the server a connection for each runtime. For `redis://` and `redis+sentinel://`,
+    /// other stores ignore it. A runtime without an I/O driver (`enable_all`) does without: tokio prints the panic of the
+    /// one attempt. Defaults to true, or to false in a program with `panic = "abort"`.
     pub fn connection_per_runtime(mut self, on: bool) -> Self {
         self.connection_per_runtime = on;
         self

@@ -53,10 +53,39 @@ fn wait_until_busy(runtime: &Runtime, pool: &LockPool, key: &'static str) {
     }
 }
 
+/// Locks until `runtime` has a connection of its own, beside the one of the driver.
+fn warm_up(runtime: &Runtime, pool: &LockPool, url: &str) {
+    let mut server = redis::Client::open(url).and_then(|client| client.get_connection());
+    let server = server.as_mut().expect("a connection");
+    runtime.block_on(async {
+        loop {
+            pool.lock("warm-up")
+                .fencing(false)
+                .acquire()
+                .await
+                .expect("a lock")
+                .release()
+                .await
+                .expect("free");
+            let list: String =
+                redis::cmd("CLIENT").arg("LIST").query(server).expect("the connections");
+            if list.lines().filter(|line| line.contains(" cmd=evalsha ")).count() == 1
+                && list.lines().count() == 3
+            {
+                return;
+            }
+        }
+    });
+}
+
 fn main() -> ExitCode {
     let url = std::env::args().nth(1).unwrap_or_default();
     let parent = runtime();
-    let pool = parent.block_on(lock_runtime::init(&url)).expect("a pool");
+    // A request that gets no answer is not repeated before the program has printed that.
+    let pool = LockPool::builder(&url).request_timeout(SOON * 4).connect();
+    let pool = parent.block_on(pool).expect("a pool");
+    lock_runtime::install("default", pool.clone()).expect("the first pool");
+    warm_up(&parent, &pool, &url);
     let acquire = |key: &'static str| pool.lock(key).fencing(false).acquire();
     let guard = parent.block_on(acquire("parent")).expect("a lock");
     // A used token does not show whether parent and child would draw the same next one.
@@ -87,7 +116,7 @@ fn main() -> ExitCode {
             child.block_on(own.shutdown(SOON));
             println!("child, end");
         }
-        Fork::Parent(_) => {
+        Fork::Parent(child) => {
             // On a thread of its own, which uses up none of the randomness that the child has, too.
             let waiting = pool.clone();
             let waiting = thread::spawn(move || wait_until_busy(&runtime(), &waiting, "ready"));
@@ -101,6 +130,9 @@ fn main() -> ExitCode {
                 sleep(PAUSE);
             }
             drop((guard, end));
+            // The child has dropped its copy of the runtime, and of the connection on it.
+            assert_eq!(fork::waitpid(child).expect("the child has ended"), 0);
+            println!("parent, another: {}", parent.block_on(told(acquire("another"))));
             parent.block_on(pool.shutdown(SOON));
             println!("parent, end");
         }

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::Limits;
 use crate::backend::redis::conn::dedicated::DedicatedConnection;
 use crate::backend::redis::conn::foreground::{
-    Advice, ForegroundLink, Foregrounds, are_of_one_server,
+    Advice, ForegroundLink, Foregrounds, Opened, are_of_one_server,
 };
 use crate::backend::redis::conn::history::ConnectHistory;
 use crate::backend::redis::conn::link_io::LinkIo;
@@ -323,7 +323,7 @@ impl Drop for SentRequest<'_> {
 /// A connection for a caller's runtime that is being opened. Dropping it reports a failure.
 struct OpeningForeground {
     state: Arc<ConnectionState>,
-    runtime: Handle,
+    caller: runtime::Id,
     /// When the driver's connection was opened.
     generation: Instant,
     opened: Option<ForegroundLink>,
@@ -332,7 +332,11 @@ struct OpeningForeground {
 
 impl Drop for OpeningForeground {
     fn drop(&mut self) {
-        let opened = self.opened.take();
+        let opened = match self.opened.take() {
+            Some(link) => Opened::Link(link),
+            None if std::thread::panicking() => Opened::Panicked,
+            None => Opened::Failed,
+        };
         if !self.process.is_current() {
             // The parent process has the socket, and perhaps the mutex.
             Box::leak(Box::new((opened, self.state.clone())));
@@ -341,9 +345,9 @@ impl Drop for OpeningForeground {
         let now = self.state.clock.now();
         let unused = match &mut *self.state.link() {
             LinkState::Up(link) if link.up_since == self.generation => {
-                link.foregrounds.opened(&self.runtime, opened, now)
+                link.foregrounds.opened(self.caller, opened, now)
             }
-            LinkState::Up(_) | LinkState::Down(_) => opened,
+            LinkState::Up(_) | LinkState::Down(_) => opened.link(),
         };
         // The mutex is released: an end of a connection wakes tasks.
         drop(unused);
@@ -366,9 +370,9 @@ impl ConnectionState {
 
     /// Opens a connection on the runtime `caller`, beside the one that was opened at `generation`.
     fn open_foreground(self: &Arc<Self>, caller: &Handle, generation: Instant) {
-        let (state, runtime) = (self.clone(), caller.clone());
-        let process = Process::current();
-        let mut opening = OpeningForeground { state, runtime, generation, opened: None, process };
+        let (state, process) = (self.clone(), Process::current());
+        let mut opening =
+            OpeningForeground { state, caller: caller.id(), generation, opened: None, process };
         // The caller's runtime may have no timers.
         let limit = {
             let _context = self.runtime.enter();

@@ -40,6 +40,25 @@ enum CallerState {
         until: Instant,
         pause: Duration,
     },
+    /// The runtime has no I/O driver.
+    Unfit,
+}
+
+/// How the opening of a connection has ended.
+pub(super) enum Opened {
+    Link(ForegroundLink),
+    Failed,
+    /// It has panicked, as tokio does on a runtime without an I/O driver.
+    Panicked,
+}
+
+impl Opened {
+    pub(super) fn link(self) -> Option<ForegroundLink> {
+        match self {
+            Self::Link(link) => Some(link),
+            Self::Failed | Self::Panicked => None,
+        }
+    }
 }
 
 /// An open connection on the runtime of a caller. Dropping it closes the connection.
@@ -116,7 +135,7 @@ impl Foregrounds {
                 *state = CallerState::Opening { pause };
                 return Advice::Open;
             }
-            CallerState::Opening { .. } | CallerState::Down { .. } => {}
+            CallerState::Opening { .. } | CallerState::Down { .. } | CallerState::Unfit => {}
         }
         Advice::UseDriver
     }
@@ -126,7 +145,7 @@ impl Foregrounds {
         let is_in_use = |state: &CallerState| match state {
             CallerState::Up { link, .. } => !link.io.has_ended(),
             CallerState::Opening { .. } => true,
-            CallerState::Counting { .. } | CallerState::Down { .. } => false,
+            CallerState::Counting { .. } | CallerState::Down { .. } | CallerState::Unfit => false,
         };
         if self.0.len() >= Self::MOST {
             self.0.retain(|(_, state)| is_in_use(state));
@@ -147,20 +166,76 @@ impl Foregrounds {
         })
     }
 
-    /// The connection for `runtime` has been opened, or `None`: it could not be. Returns a link that is not needed.
+    /// The opening of a connection for the runtime `caller` has ended. Returns a link that is not needed.
     pub(super) fn opened(
         &mut self,
-        runtime: &Handle,
-        link: Option<ForegroundLink>,
+        caller: runtime::Id,
+        opened: Opened,
         now: Instant,
     ) -> Option<ForegroundLink> {
-        let mut states = self.0.iter_mut();
-        let Some((_, state)) = states.find(|(id, _)| *id == runtime.id()) else { return link };
-        let CallerState::Opening { pause } = *state else { return link };
-        *state = match link {
-            Some(link) => CallerState::Up { link, requests: Foreground::default(), used_at: now },
-            None => CallerState::Down { until: now + pause, pause },
-        };
-        None
+        let is_of_caller = |(runtime, _): &&mut (runtime::Id, CallerState)| *runtime == caller;
+        let state = self.0.iter_mut().find(is_of_caller).map(|(_, state)| state);
+        match (state, opened) {
+            (Some(state @ CallerState::Opening { .. }), Opened::Link(link)) => {
+                *state = CallerState::Up { link, requests: Foreground::default(), used_at: now };
+                None
+            }
+            (Some(state), Opened::Failed) => {
+                if let CallerState::Opening { pause } = *state {
+                    *state = CallerState::Down { until: now + pause, pause };
+                }
+                None
+            }
+            (Some(state), Opened::Panicked) => {
+                *state = CallerState::Unfit;
+                None
+            }
+            (_, Opened::Link(link)) => Some(link),
+            (None, Opened::Failed | Opened::Panicked) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    /// The next advice for `caller` that is not to use the driver's connection, within `requests` at `now`.
+    fn is_told_to_open(
+        foregrounds: &mut Foregrounds,
+        caller: &Handle,
+        requests: u32,
+        now: Instant,
+    ) -> bool {
+        (0..requests).any(|_| matches!(foregrounds.advice(caller, now), Advice::Open))
+    }
+
+    #[test]
+    fn a_failed_opening_is_repeated_and_a_panic_is_not() {
+        // Without a paused clock, and without I/O.
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let caller = runtime.handle().clone();
+        let mut foregrounds = Foregrounds::default();
+        let mut now = Instant::from_nanos(0);
+        let mut told = false;
+        while !told {
+            // The two clocks are compared over a millisecond of real time.
+            told = is_told_to_open(&mut foregrounds, &caller, Foregrounds::REQUESTS_BEFORE, now);
+        }
+        let mut pause = Foregrounds::PAUSE;
+        for _ in 0..20 {
+            assert!(foregrounds.opened(caller.id(), Opened::Failed, now).is_none());
+            let early = now + (pause - Duration::from_millis(1));
+            assert!(!is_told_to_open(&mut foregrounds, &caller, 100, early));
+            now = now + pause;
+            assert!(is_told_to_open(&mut foregrounds, &caller, 1, now));
+            assert!(!is_told_to_open(&mut foregrounds, &caller, 100, now), "one at a time");
+            pause = (pause * 2).min(Foregrounds::LONGEST_PAUSE);
+        }
+        assert!(foregrounds.opened(caller.id(), Opened::Panicked, now).is_none());
+        now = now + Foregrounds::LONGEST_PAUSE * 10;
+        assert!(!is_told_to_open(&mut foregrounds, &caller, 100, now));
     }
 }
