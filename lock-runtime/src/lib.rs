@@ -96,7 +96,7 @@ pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
 pub use base::key::Key;
-pub use base::options::{OnLost, ReleaseMode, Renew, Wait};
+pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///

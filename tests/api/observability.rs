@@ -66,6 +66,22 @@ async fn a_wait_is_traced() {
     assert!((300..20_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
 }
 
+/// No lock is held, and none is requested.
+#[tokio::test]
+async fn the_store_of_an_idle_pool_is_reported_lost_and_back() {
+    let server = RedisServer::start();
+    drop(installed("idle", &server).await);
+    server.kill();
+    let traced = Traced::of("idle").await_event("the store is down").await;
+    let down = traced.one("the store is down");
+    assert_eq!(down.level, Level::WARN);
+    assert!(!down.fields["error"].is_empty(), "{down:?}");
+    server.restart();
+    let traced = traced.await_event("the store is back").await;
+    assert!(traced.one("the store is back").number("down_ms") >= 500);
+    traced.one("the store is down");
+}
+
 /// Also the wait behind a task of the same process, which sends no request.
 #[tokio::test]
 async fn a_wait_in_the_process_queue_is_traced() {

@@ -8,6 +8,7 @@ mod fencing;
 mod links;
 mod lost_replies;
 mod min_hold;
+mod outage;
 mod panics;
 mod renewal;
 mod server_errors;

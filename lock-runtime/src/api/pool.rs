@@ -14,7 +14,7 @@ use crate::backend::{
 use crate::base::clock::Clock;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::{Key, RESERVED};
-use crate::base::options::{Defaults, LockOptions, Policy, TIMER, Wait};
+use crate::base::options::{Defaults, LockOptions, OnOutage, Policy, TIMER, Wait};
 use crate::exec::driver::Driver;
 use crate::lock::core::{BargingWindow, PoolConfig, PoolCore};
 use crate::lock::shutdown::{ShutdownReport, shut_down};
@@ -68,6 +68,7 @@ impl LockPool {
             max_waiters: 10_000,
             local_handoff_limit: Duration::from_millis(5),
             barging_window: None,
+            on_outage: OnOutage::Wait,
             // tokio panics where a runtime has no I/O driver, and this would end the process.
             connection_per_runtime: cfg!(panic = "unwind"),
             drive: Drive::Background,
@@ -152,6 +153,7 @@ pub struct PoolBuilder {
     max_waiters: usize,
     local_handoff_limit: Duration,
     barging_window: Option<BargingWindow>,
+    on_outage: OnOutage,
     connection_per_runtime: bool,
     drive: Drive,
 }
@@ -220,6 +222,20 @@ impl PoolBuilder {
     /// window is at least 1 ms long, and shorter than `interval`.
     pub fn barging_window(mut self, interval: Duration, length: Duration) -> Self {
         self.barging_window = Some(BargingWindow { interval, length });
+        self
+    }
+
+    /// What an acquire does while the store is down. Defaults to [`OnOutage::Wait`].
+    ///
+    /// ```
+    /// use lock_runtime::{LockPool, OnOutage};
+    ///
+    /// // A handler answers 503 in a millisecond instead of after its whole `wait`.
+    /// let pool = LockPool::builder("redis://locks.example").on_outage(OnOutage::Fail);
+    /// # drop(pool);
+    /// ```
+    pub fn on_outage(mut self, on_outage: OnOutage) -> Self {
+        self.on_outage = on_outage;
         self
     }
 
@@ -394,6 +410,7 @@ impl PoolBuilder {
             max_waiters: self.max_waiters,
             local_handoff_limit: self.local_handoff_limit,
             barging_window: self.barging_window,
+            on_outage: self.on_outage,
             connection_per_runtime: self.connection_per_runtime,
             backend: store,
             clock,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::backend_error::BackendError;
 use crate::base::owner::Owner;
 
 /// Receives what happens to keys in a store. Keys are as the store knows them, with the pool's prefix.
@@ -26,6 +27,12 @@ impl Notifier {
     /// Any key may have been freed or taken: the connection was down, or the store was emptied.
     pub fn resync(&self) {
         self.0.resync();
+    }
+
+    /// The connection to the store has ended, or a new one has failed. The pool then sends probes until the store answers, and
+    /// reports an outage if it does not.
+    pub fn disconnected(&self, error: &BackendError) {
+        self.0.disconnected(error);
     }
 
     /// `owner`, from the store's wait queue for `key`, was granted the lock if `available_in` is zero. Otherwise it is
@@ -52,6 +59,7 @@ impl fmt::Debug for Notifier {
 pub(crate) trait NotifySink: Send + Sync {
     fn key_changed(&self, key: &str);
     fn resync(&self);
+    fn disconnected(&self, error: &BackendError);
     fn head_of_queue(&self, key: &str, owner: &Owner, available_in: Duration) -> bool;
     fn contended(&self, key: &str);
 }

@@ -63,6 +63,16 @@ pub enum ReleaseMode {
     Background,
 }
 
+/// What an acquire does while the store is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnOutage {
+    /// It waits for the store as it waits for the lock, up to its `wait`.
+    Wait,
+    /// It returns [`ErrorKind::Backend`] at once. The pool counts as down when all requests of 500 ms have failed. It sends
+    /// probes meanwhile, and serves again after the first answer.
+    Fail,
+}
+
 /// The options of one call. Unset options have the defaults of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct LockOptions {

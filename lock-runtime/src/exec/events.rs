@@ -93,6 +93,26 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     }
 }
 
+/// All requests to the store have failed for a while.
+pub(crate) fn store_lost(pool: &str, error: &BackendError) {
+    if is_wanted!(WARN) {
+        let (pool, error) = (pool.to_owned(), error.clone());
+        event_thread::send(
+            move || warn!(target: "lock_runtime", pool, %error, "the store is down"),
+        );
+    }
+}
+
+/// The store answers again.
+pub(crate) fn store_back(pool: &str, down: Duration) {
+    if is_wanted!(WARN) {
+        let (pool, down_ms) = (pool.to_owned(), millis(down));
+        event_thread::send(
+            move || warn!(target: "lock_runtime", pool, down_ms, "the store is back"),
+        );
+    }
+}
+
 /// A store was connected to that can lose locks.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) fn backend_warning(server: &str, warning: &Warning) {

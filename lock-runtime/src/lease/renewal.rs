@@ -30,7 +30,12 @@ pub(crate) struct RenewalConfig {
     pub(crate) request_timeout: Duration,
     /// Releases a lease that its caller has not picked up.
     pub(crate) on_unclaimed: OnUnclaimed,
+    /// Receives the outcome of each request, with the moment when it was sent.
+    pub(crate) on_outcome: OnOutcome,
 }
+
+/// Receives whether the store has answered.
+pub(crate) type OnOutcome = Box<dyn Fn(Instant, Result<(), &BackendError>) + Send + Sync>;
 
 /// Ends the hold of a lease.
 pub(crate) type OnUnclaimed = Box<dyn Fn(&Arc<Lease>) + Send + Sync>;
@@ -171,7 +176,9 @@ impl RenewalScheduler {
         let mut outcomes = answer.unwrap_or_default().into_iter();
         // Not by value: a drop half-way reports the leases that are left.
         for lease in unanswered.leases.by_ref() {
-            match outcomes.next().unwrap_or_else(silence) {
+            let outcome = outcomes.next().unwrap_or_else(silence);
+            (config.on_outcome)(sent, outcome.as_ref().map(|_| ()));
+            match outcome {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);

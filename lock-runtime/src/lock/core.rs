@@ -13,7 +13,7 @@ use crate::backend::{AcquireOutcome, AcquireRequest, Capabilities, DynBackend};
 use crate::base::backend_error::BackendError;
 use crate::base::clock::{Clock, Instant};
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::{Defaults, ReleaseMode};
+use crate::base::options::{Defaults, OnOutage, ReleaseMode};
 use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
 use crate::exec::events::Origin;
@@ -25,6 +25,7 @@ use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
 use crate::lock::admission::{Admission, AdmissionPermit};
 use crate::lock::outgoing::Outgoing;
+use crate::lock::store_status::StoreStatus;
 use crate::lock::undo_queue::UndoQueue;
 use crate::lock::waiter::LockWaiter;
 use crate::lock::wakeups;
@@ -44,10 +45,11 @@ pub(crate) struct PoolCore {
     pub(crate) outgoing: Batcher<Outgoing>,
     /// How long the store takes for an acquire.
     pub(crate) round_trip: RoundTrip,
+    pub(crate) store_status: Arc<StoreStatus>,
     pub(crate) undo: UndoQueue,
     /// Bounds the acquires in flight at a store that asks for it.
     admission: Option<Arc<Admission>>,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 /// The settings and resources of a pool.
@@ -60,6 +62,7 @@ pub(crate) struct PoolConfig {
     /// How long the process hands a lock off among its own tasks while other processes wait for it.
     pub(crate) local_handoff_limit: Duration,
     pub(crate) barging_window: Option<BargingWindow>,
+    pub(crate) on_outage: OnOutage,
     /// Whether requests may take a connection on the runtime of their caller.
     pub(crate) connection_per_runtime: bool,
     pub(crate) backend: Arc<dyn DynBackend>,
@@ -81,9 +84,16 @@ impl PoolCore {
         let queue = Arc::new(WaitQueues::<LockWaiter>::new(max_waiters, clock));
         let renewals = Arc::<RenewalScheduler>::default();
         let tracker = Arc::new(LeaseTracker::new());
-        config.backend.subscribe(wakeups::notifier(&queue, &renewals, &tracker, clock));
+        let waiting = Arc::downgrade(&queue);
+        let store_status = StoreStatus::new(clock, config.on_outage, move || {
+            if let Some(queue) = waiting.upgrade() {
+                queue.wake_all();
+            }
+        });
+        let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
+        config.backend.subscribe(notifier);
         Arc::new_cyclic(|core: &Weak<Self>| {
-            let core = core.clone();
+            let (core, status) = (core.clone(), store_status.clone());
             let renewal_config = RenewalConfig {
                 backend: config.backend.clone(),
                 clock,
@@ -94,9 +104,12 @@ impl PoolCore {
                         drop(core.end_hold(lease, ReleaseMode::Background));
                     }
                 }),
+                on_outcome: Box::new(move |sent, outcome| status.report(sent, outcome)),
             };
             let driver = &config.driver;
+            let probing = store_status.clone().probe(config.backend.clone(), request_timeout);
             let tasks = [
+                driver.spawn_abortable(probing),
                 driver.spawn_abortable(renewals.clone().run(renewal_config)),
                 driver.spawn_abortable(queue.clone().expire(clock)),
             ];
@@ -108,6 +121,7 @@ impl PoolCore {
                 tracker,
                 outgoing: Batcher::default(),
                 round_trip: RoundTrip::default(),
+                store_status,
                 undo: UndoQueue::default(),
                 admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),
                 tasks,
@@ -128,7 +142,7 @@ impl PoolCore {
 
     /// Names the pool, unless it has a name.
     pub(crate) fn set_name(&self, name: &str) {
-        let _ = self.name.set(Arc::from(name));
+        self.store_status.set_pool(self.name.get_or_init(|| Arc::from(name)));
     }
 
     pub(crate) fn backend(&self) -> &dyn DynBackend {
@@ -182,6 +196,9 @@ impl PoolCore {
             Ok(answers) => {
                 if answers.iter().any(Result::is_ok) {
                     self.round_trip.answered(self.clock().now().since(sent));
+                }
+                for answer in &answers {
+                    self.store_status.report(sent, answer.as_ref().map(|_| ()));
                 }
                 answers
             }

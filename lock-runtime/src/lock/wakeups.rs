@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use crate::backend::Notifier;
 use crate::backend::notifier::NotifySink;
+use crate::base::backend_error::BackendError;
 use crate::base::clock::Clock;
 use crate::base::owner::Owner;
 use crate::lease::renewal::RenewalScheduler;
 use crate::lease::tracker::LeaseTracker;
+use crate::lock::store_status::StoreStatus;
 use crate::lock::waiter::LockWaiter;
 use crate::queue::wait_queue::WaitQueues;
 
@@ -17,11 +19,13 @@ pub(super) fn notifier(
     queue: &Arc<WaitQueues<LockWaiter>>,
     renewals: &Arc<RenewalScheduler>,
     tracker: &Arc<LeaseTracker>,
+    store_status: &Arc<StoreStatus>,
     clock: Clock,
 ) -> Notifier {
+    let store_status = Arc::downgrade(store_status);
     let queue = Arc::downgrade(queue);
     let (renewals, tracker) = (Arc::downgrade(renewals), Arc::downgrade(tracker));
-    Notifier::new(PoolWakeups { queue, renewals, tracker, clock })
+    Notifier::new(PoolWakeups { queue, renewals, tracker, store_status, clock })
 }
 
 /// A store may outlive the pool, so nothing here keeps it alive.
@@ -29,6 +33,7 @@ struct PoolWakeups {
     queue: Weak<WaitQueues<LockWaiter>>,
     renewals: Weak<RenewalScheduler>,
     tracker: Weak<LeaseTracker>,
+    store_status: Weak<StoreStatus>,
     clock: Clock,
 }
 
@@ -56,6 +61,12 @@ impl NotifySink for PoolWakeups {
     fn resync(&self) {
         if let Some(queue) = self.queue.upgrade() {
             self.expedite(queue.wake_all());
+        }
+    }
+
+    fn disconnected(&self, error: &BackendError) {
+        if let Some(status) = self.store_status.upgrade() {
+            status.report_disconnect(error);
         }
     }
 

@@ -79,6 +79,8 @@ impl NotifySink for Arc<ChangeSignal> {
         }
     }
 
+    fn disconnected(&self, _: &BackendError) {}
+
     fn resync(&self) {
         self.0.notify_one();
     }

@@ -139,7 +139,8 @@ fn on_answer(
         };
     core.queue.record_answer(&spec.store_keys, &answer);
     let is_over = deadline.is_some_and(|deadline| now >= deadline);
-    if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
+    let is_refused = core.store_status.refusal().is_some();
+    if is_rejected || is_refused || is_over || is_out_of_attempts(&spec.policy, 1) {
         waiter.reject(core.queue.wait_error(permit.key(), spec.policy.wait, now));
     } else {
         let wait_for = WaitFor::Lock(waiter);

@@ -34,6 +34,9 @@ pub(crate) async fn acquire(
     spec: Arc<LockSpec>,
 ) -> Result<HeldLease, LockError> {
     let token = core.tracker.try_begin().ok_or_else(LockError::pool_closed)?;
+    if let Some(refusal) = core.store_status.refusal() {
+        return Err(refusal);
+    }
     let params = WaitParams::new(core.clock().now(), spec.policy.wait);
     if spec.single_key().is_some() {
         let (waiting, _token) = acquire_one(core, spec, params, token)?;

@@ -483,6 +483,7 @@ impl MultiKeyTask {
         let WaitParams { now: since, deadline, .. } = self.params;
         let request_timeout = self.core.config.request_timeout;
         self.is_over |= is_rejected
+            || self.core.store_status.refusal().is_some()
             || is_out_of_attempts(&self.spec.policy, self.attempts.count)
             || is_cut_off(deadline, since, self.failing_since, now, request_timeout);
     }

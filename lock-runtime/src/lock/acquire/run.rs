@@ -203,6 +203,7 @@ impl AcquireTask {
     /// Rejects the waiters whose wait ends with the last answer.
     fn reject_expired(&mut self, now: Instant, is_rejected: bool) {
         let (failing_since, timeout) = (self.failing_since, self.core.config.request_timeout);
+        let is_refused = self.core.store_status.refusal().is_some();
         let after = self.core.queue.reject_expired(self.permit.key(), now, |in_front, entry| {
             let is_first_out = match &entry.wait_for {
                 WaitFor::Lock(waiter) if in_front == 0 => {
@@ -210,7 +211,9 @@ impl AcquireTask {
                 }
                 WaitFor::Lock(_) | WaitFor::Permits(_) => false,
             };
-            is_first_out || is_cut_off(entry.deadline, entry.since, failing_since, now, timeout)
+            is_refused
+                || is_first_out
+                || is_cut_off(entry.deadline, entry.since, failing_since, now, timeout)
         });
         pass_on(&self.core, after);
     }

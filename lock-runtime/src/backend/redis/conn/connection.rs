@@ -434,6 +434,9 @@ impl ConnectionState {
     }
 
     fn set_link(&self, link: LinkState) {
+        if let (LinkState::Down(error), Some(PushConfig { sink, .. })) = (&link, &self.pushes) {
+            sink.disconnected(error);
+        }
         let old = mem::replace(&mut *self.link(), link);
         // The mutex is released: an end of a connection wakes tasks.
         drop(old);

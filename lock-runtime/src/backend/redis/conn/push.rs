@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::redis::channel::{ChannelEvent, ChannelMessage};
 use crate::backend::redis::net::handshake::PushSink;
 use crate::backend::redis::net::shard_channel::MessageScope;
-use crate::backend::{Notifier, Owner};
+use crate::backend::{BackendError, Notifier, Owner};
 
 /// A grant for an owner token that this pool has given up.
 pub(crate) struct UnclaimedGrant {
@@ -114,6 +114,12 @@ impl PushSink for PushHandler {
     fn resync(&self) {
         if let Some(notifier) = self.notifier.get() {
             notifier.resync();
+        }
+    }
+
+    fn disconnected(&self, error: &BackendError) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.disconnected(error);
         }
     }
 }

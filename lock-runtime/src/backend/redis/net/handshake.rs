@@ -23,6 +23,9 @@ pub(crate) trait PushSink: Send + Sync {
 
     /// The connection is a new one: pushes may have been missed in between.
     fn resync(&self);
+
+    /// The connection has ended, or a new one has failed.
+    fn disconnected(&self, error: &BackendError);
 }
 
 /// What a connection subscribes to.

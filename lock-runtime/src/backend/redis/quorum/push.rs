@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use crate::backend::notifier::NotifySink;
 use crate::backend::redis::keyspace::BallotLog;
 use crate::backend::redis::quorum::vote_count::VoteCount;
-use crate::backend::{Notifier, Owner};
+use crate::backend::{BackendError, Notifier, Owner};
 use crate::base::clock::{Clock, Instant};
 
 /// Collects change notifications of a lock until a majority of the nodes has sent one, then notifies the pool.
@@ -87,6 +87,9 @@ impl NotifySink for NodeWakeups {
             ResyncLimiter::notify(&self.resyncs, notifier);
         }
     }
+
+    /// One node is not the store.
+    fn disconnected(&self, _: &BackendError) {}
 
     fn head_of_queue(&self, _: &str, _: &Owner, _: Duration) -> bool {
         true

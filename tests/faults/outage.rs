@@ -1,0 +1,128 @@
+//! A store that is down: with `OnOutage::Fail` an acquire returns at once, and service returns with the store.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::time::Duration;
+
+use lock_runtime::{ErrorKind, LockPool, OnOutage, Progress};
+use lock_tests::prelude::*;
+use lock_tests::proxy::Direction;
+use lock_tests::{FaultProxy, RedisServer, eventually_async};
+
+const SOON: Duration = ms(20_000);
+
+async fn failing_fast(url: &str) -> LockPool {
+    let pool = LockPool::builder(url).on_outage(OnOutage::Fail).wait(SOON * 3);
+    pool.connect().await.unwrap()
+}
+
+/// Waits until an acquire is refused without a wait.
+async fn until_refused(pool: &LockPool) {
+    eventually_async(SOON, "an acquire is refused", async || {
+        let error = pool.lock("probe").wait(Duration::ZERO).acquire().await.err();
+        error.is_some_and(|error| error.to_string().contains("the store has been down for"))
+    })
+    .await;
+}
+
+async fn until_served(pool: &LockPool) {
+    eventually_async(SOON, "the pool serves again", async || {
+        pool.lock("probe").acquire().await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_killed_store_is_an_error_at_once_until_it_is_back() {
+    let server = RedisServer::start();
+    let pool = failing_fast(&server.url()).await;
+    cycle(&pool, "k").await;
+    for _ in 0..2 {
+        server.kill();
+        until_refused(&pool).await;
+        for request in [pool.lock("k"), pool.lock_all(["k", "l"])] {
+            let error = within(SOON, "a refusal", request.acquire()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Backend);
+            assert_eq!(error.progress(), Progress::NotStarted);
+        }
+        server.restart();
+        until_served(&pool).await;
+        cycle(&pool, "k").await;
+        pool.lock_all(["k", "l"]).acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+/// The connection stays open, and no answer arrives.
+#[tokio::test]
+async fn a_frozen_store_is_an_error_at_once_until_it_goes_on() {
+    let server = RedisServer::start();
+    let pool = failing_fast(&server.url()).await;
+    cycle(&pool, "k").await;
+    server.pause();
+    until_refused(&pool).await;
+    server.resume();
+    until_served(&pool).await;
+}
+
+/// Waiters that came before the outage: of one key, of several keys, and behind another task.
+#[tokio::test]
+async fn waiters_are_rejected_when_the_outage_is_seen() {
+    let server = RedisServer::start();
+    server.cli(&["SET", "taken", "another", "PX", "600000"]);
+    let pool = failing_fast(&server.url()).await;
+    let mut waiting = tokio::task::JoinSet::new();
+    for keys in [vec!["taken"], vec!["taken"], vec!["free", "taken"]] {
+        let request = pool.lock_all(keys);
+        waiting.spawn(async move { request.acquire().await.map(drop) });
+    }
+    until_queued(&server, "taken", 1).await;
+    server.kill();
+    let rejected = within(SOON, "all are rejected", waiting.join_all()).await;
+    for outcome in rejected {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Backend);
+    }
+}
+
+#[tokio::test]
+async fn a_short_cut_is_no_outage() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = failing_fast(proxy.url()).await;
+    for _ in 0..20 {
+        proxy.cut();
+        // It waits for the new connection.
+        cycle(&pool, "k").await;
+    }
+}
+
+#[tokio::test]
+async fn without_the_setting_an_acquire_waits_for_the_store() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = LockPool::builder(proxy.url()).wait(SOON).connect().await.unwrap();
+    cycle(&pool, "k").await;
+    proxy.refuse(true);
+    proxy.cut();
+    let waits = pool.lock("k");
+    let waits = tokio::spawn(async move { waits.acquire().await.map(drop) });
+    // Twice as long as the failures that make an outage.
+    tokio::time::sleep(ms(1_000)).await;
+    assert!(!waits.is_finished());
+    proxy.refuse(false);
+    joined("it is granted", waits).await.unwrap();
+}
+
+/// A lease that is renewed in time outlives an outage; the refusal is about acquires alone.
+#[tokio::test]
+async fn a_held_lock_outlives_an_outage() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let pool = failing_fast(proxy.url()).await;
+    let guard = pool.lock("k").ttl(ms(60_000)).acquire().await.unwrap();
+    proxy.hold(Direction::ToClient);
+    until_refused(&pool).await;
+    proxy.release_held();
+    until_served(&pool).await;
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+}
