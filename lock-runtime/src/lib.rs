@@ -39,7 +39,8 @@
 //! * `macros` (default): the attribute.
 //! * `redis` (default): `redis://` URLs.
 //! * `rediss`: `rediss://` URLs, TLS by rustls.
-//! * `testing`: the conformance suite for stores, and a store that fails on demand.
+//! * `axum`, `actix`, `tower`: [`web`], locks of routes and responses for errors.
+//! * `testing`: pools for tests, the conformance suite for stores, and a store that fails on demand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod api;
@@ -54,13 +55,21 @@ mod model_tests;
 mod queue;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(any(feature = "actix", feature = "tower"))]
+pub mod web;
 
 #[doc(hidden)]
 pub mod __private;
 
 /// Chapters of the guide, one module each.
 // The files are part of the documentation alone; their examples need the attribute and the testing tools.
-#[cfg(all(doc, any(not(doctest), all(feature = "macros", feature = "testing"))))]
+#[cfg(all(
+    doc,
+    any(
+        not(doctest),
+        all(feature = "actix", feature = "axum", feature = "macros", feature = "testing")
+    )
+))]
 pub mod guide {
     #[doc = include_str!("../docs/choosing-a-store.md")]
     pub mod choosing_a_store {}
@@ -87,9 +96,10 @@ pub mod guide {
 }
 
 pub use api::guard::{LockGuard, Lost};
-pub use api::named_pools::{init, init_from_env, install, pool, shutdown, shutdown_on_signal};
+pub use api::named_pools::{init, init_from_env, init_with, install, pool, shutdown};
 pub use api::pool::{Health, LockPool, PoolBuilder};
 pub use api::request::LockRequest;
+pub use api::serve::{Served, Stopped, serve, serve_until, shutdown_on_signal};
 pub use attribute::key_template::KeyPart;
 pub use attribute::return_type::FromLockError;
 pub use backend::credentials::Credentials;
@@ -97,6 +107,7 @@ pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
 pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
+pub use base::problem::Problem;
 pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///

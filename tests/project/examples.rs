@@ -53,14 +53,16 @@ fn graceful_shutdown() {
     );
 }
 
-/// What it does is tested in `axum_orders`.
+/// What they do is tested in `web_orders`.
 #[test]
-fn axum_orders() {
+fn web_services() {
+    ["axum_orders", "actix_orders"].into_iter().for_each(web_service);
+}
+
+fn web_service(name: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let worker = Worker::start(
-        &example("axum_orders"),
-        &["memory://", "0", folder.path().to_str().unwrap()],
-    );
+    let args = ["memory://", "0", folder.path().to_str().unwrap()];
+    let worker = Worker::start(&example(name), &args);
     worker.wait_for_line(DEADLINE, |line| line.starts_with("listening on "));
     eventually(DEADLINE, "signal handlers are installed", || catches_sigterm(worker.pid()));
     worker.terminate();

@@ -9,11 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders of `lock-runtime/src` from bottom to top. Each may import itself and all before it.
-const LAYERS: [&str; 8] = ["base", "exec", "backend", "queue", "lease", "lock", "api", "attribute"];
+const LAYERS: [&str; 9] =
+    ["base", "exec", "backend", "queue", "lease", "lock", "api", "attribute", "web"];
 /// Folders of `backend/redis` from bottom to top. Below them are its own files, above them its `mod.rs`.
 const REDIS_LAYERS: [&str; 6] = ["net", "discovery", "conn", "protocol", "cluster", "quorum"];
 /// What `testing` may import besides itself.
-const BELOW_TESTING: [&str; 3] = ["base", "exec", "backend"];
+const BELOW_TESTING: [&str; 4] = ["base", "exec", "backend", "api"];
 /// These may import everything, and nothing below them may import them.
 const TOP: [&str; 4] = ["", "__private", "model_tests", "testing"];
 

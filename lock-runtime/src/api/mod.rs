@@ -5,5 +5,9 @@ pub(crate) mod guard;
 pub(crate) mod locked_future;
 pub(crate) mod named_pools;
 pub(crate) mod pool;
+#[cfg(feature = "testing")]
+pub(crate) mod pool_override;
 pub(crate) mod reentrancy;
 pub(crate) mod request;
+pub(crate) mod serve;
+pub(crate) mod settings;

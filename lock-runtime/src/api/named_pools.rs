@@ -1,14 +1,14 @@
 //! Pools by name, for annotated functions.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::api::pool::LockPool;
+use crate::api::pool::{LockPool, PoolBuilder};
+#[cfg(feature = "testing")]
+use crate::api::pool_override;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
-use crate::exec::driver::Driver;
 use crate::exec::panic_boundary;
 use crate::lock::shutdown::ShutdownReport;
 
@@ -27,22 +27,36 @@ fn pools() -> &'static RwLock<HashMap<String, LockPool>> {
 /// [`ErrorKind::Config`] if there is a default pool already, or the URL is invalid. [`ErrorKind::Backend`] if the store is
 /// unreachable or refuses.
 pub async fn init(url: &str) -> Result<LockPool, LockError> {
+    init_with(LockPool::builder(url)).await
+}
+
+/// As [`init`], with the settings of `pool`.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lock_runtime::{LockError, LockPool};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), LockError> {
+/// lock_runtime::init_with(LockPool::builder("memory://").ttl(Duration::from_secs(10))).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`init`].
+pub async fn init_with(pool: PoolBuilder) -> Result<LockPool, LockError> {
     refuse_second(DEFAULT)?;
-    let pool = LockPool::connect(url).await.map_err(|error| error.in_pool(&DEFAULT.into()))?;
+    let pool = pool.connect().await.map_err(|error| error.in_pool(&DEFAULT.into()))?;
     install(DEFAULT, pool.clone())?;
     Ok(pool)
 }
 
-/// As [`init`], with the URL from the environment variable `LOCK_URL`.
+/// As [`init_with`], with the settings of [`PoolBuilder::from_env`]: `LOCK_URL` and others.
 ///
 /// # Errors
-/// As [`init`], and [`ErrorKind::Config`] if the variable is not set.
+/// As [`init`], and [`ErrorKind::Config`] if a variable is missing or invalid.
 pub async fn init_from_env() -> Result<LockPool, LockError> {
-    let url = std::env::var("LOCK_URL").map_err(|_| {
-        LockError::new(ErrorKind::Config, "the environment variable LOCK_URL is not set")
-            .remedy("set it to the store's URL, for example `redis://127.0.0.1:6379`, or to `memory://` for one process")
-    })?;
-    init(&url).await
+    init_with(PoolBuilder::from_env(DEFAULT)?).await
 }
 
 /// Installs `pool` under `name`, for `#[distributed_lock(pool = "name", ..)]`.
@@ -62,7 +76,7 @@ pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
 /// The pool that is installed under `name`.
 #[must_use]
 pub fn pool(name: &str) -> Option<LockPool> {
-    pools().read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    find(name).ok()
 }
 
 /// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Later calls of annotated functions get
@@ -90,54 +104,21 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
     sum
 }
 
-/// Waits for SIGTERM or SIGINT (Ctrl-C elsewhere), then shuts down all installed pools.
-///
-/// Await it beside the program's work, or pass it to a server's graceful shutdown. From the first poll on, the signals no
-/// longer end the process by themselves.
-///
-/// # Errors
-/// [`ErrorKind::Config`] if the signal handlers cannot be installed.
-pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
-    let driver = Driver::background()?;
-    let listening = {
-        let _context = driver.enter();
-        listen()
-    };
-    let signal = listening.map_err(|error| {
-        LockError::new(ErrorKind::Config, format!("signals cannot be listened to: {error}"))
-    })?;
-    driver.run(signal).await?;
-    Ok(shutdown(grace).await)
-}
-
-/// Registers for the signals; the future resolves at the first of them.
-#[cfg(unix)]
-fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
-}
-
-#[cfg(not(unix))]
-fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    Ok(async {
-        let _ = tokio::signal::ctrl_c().await;
-    })
-}
-
 /// The pool of a call.
 pub(crate) fn find(name: &str) -> Result<LockPool, LockError> {
-    pool(name).ok_or_else(|| missing(name))
+    #[cfg(feature = "testing")]
+    if let Some(pool) = pool_override::find(name)? {
+        return Ok(pool);
+    }
+    installed(name).ok_or_else(|| missing(name))
+}
+
+fn installed(name: &str) -> Option<LockPool> {
+    pools().read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
 }
 
 fn refuse_second(name: &str) -> Result<(), LockError> {
-    match pool(name) {
+    match installed(name) {
         Some(present) if !present.core().tracker.is_closed() => Err(taken(name)),
         _ => Ok(()),
     }
@@ -147,7 +128,7 @@ fn refuse_second(name: &str) -> Result<(), LockError> {
 fn taken(name: &str) -> LockError {
     LockError::new(ErrorKind::Config, "a pool is installed under this name already")
         .in_pool(&name.into())
-        .remedy("call `init` once, in `main`; give further pools a name with `install`, or shut the first one down")
+        .remedy("call `init` once, in `main`; give further pools a name with `install`, or shut the first one down; a test has its own with `testing::with_pool`")
 }
 
 #[cold]

@@ -11,10 +11,11 @@ use crate::backend::credentials::{Credentials, Provider};
 use crate::backend::{
     self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, Warning,
 };
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, TwoClocks};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::{Key, RESERVED};
 use crate::base::options::{Defaults, LockOptions, OnOutage, Policy, TIMER, Wait};
+use crate::base::problem::{Problem, ProblemMap};
 use crate::exec::driver::Driver;
 use crate::lock::core::{BargingWindow, PoolConfig, PoolCore};
 use crate::lock::shutdown::{ShutdownReport, shut_down};
@@ -69,6 +70,7 @@ impl LockPool {
             local_handoff_limit: Duration::from_millis(5),
             barging_window: None,
             on_outage: OnOutage::Wait,
+            problem: ProblemMap::default(),
             // tokio panics where a runtime has no I/O driver, and this would end the process.
             connection_per_runtime: cfg!(panic = "unwind"),
             drive: Drive::Background,
@@ -154,6 +156,7 @@ pub struct PoolBuilder {
     local_handoff_limit: Duration,
     barging_window: Option<BargingWindow>,
     on_outage: OnOutage,
+    problem: ProblemMap,
     connection_per_runtime: bool,
     drive: Drive,
 }
@@ -236,6 +239,29 @@ impl PoolBuilder {
     /// ```
     pub fn on_outage(mut self, on_outage: OnOutage) -> Self {
         self.on_outage = on_outage;
+        self
+    }
+
+    /// Changes what HTTP clients learn of an error of this pool, if it is installed under a name. `change` receives the error
+    /// and its usual [`Problem`].
+    ///
+    /// ```
+    /// use lock_runtime::LockPool;
+    ///
+    /// let pool = LockPool::builder("memory://").problem(|error, mut problem| {
+    ///     if error.is_conflict() {
+    ///         problem.status = 423;
+    ///         problem.title = "Locked".into();
+    ///     }
+    ///     problem
+    /// });
+    /// # drop(pool);
+    /// ```
+    pub fn problem(
+        mut self,
+        change: impl Fn(&LockError, Problem) -> Problem + Send + Sync + 'static,
+    ) -> Self {
+        self.problem = ProblemMap::new(change);
         self
     }
 
@@ -360,6 +386,7 @@ impl PoolBuilder {
     /// As [`LockPool::connect`].
     pub async fn connect(self) -> Result<LockPool, LockError> {
         let (driver, clock) = match self.drive {
+            Drive::Background if TwoClocks::is_paused() => return Err(on_paused_clock()),
             Drive::Background => (Driver::background()?, Clock::Boot),
             Drive::CurrentRuntime => (Driver::current()?, Clock::runtime()),
         };
@@ -411,6 +438,7 @@ impl PoolBuilder {
             local_handoff_limit: self.local_handoff_limit,
             barging_window: self.barging_window,
             on_outage: self.on_outage,
+            problem: self.problem,
             connection_per_runtime: self.connection_per_runtime,
             backend: store,
             clock,
@@ -418,6 +446,15 @@ impl PoolBuilder {
         };
         Ok(LockPool(PoolCore::start(config)))
     }
+}
+
+#[cold]
+fn on_paused_clock() -> LockError {
+    let cause =
+        "the clock of this tokio runtime is paused, and the pool would run on the real clock";
+    LockError::new(ErrorKind::Config, cause).remedy(
+        "build the pool with `LockPool::builder(url).on_current_runtime().connect()`, so that waits and ttls follow the clock of the test",
+    )
 }
 
 impl PoolBuilder {

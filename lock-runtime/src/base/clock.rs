@@ -87,6 +87,17 @@ impl TwoClocks {
         Self { real: std::time::Instant::now(), runtime: tokio::time::Instant::now() }
     }
 
+    /// Whether the clock of the current runtime stands still.
+    pub(crate) fn is_paused() -> bool {
+        let before = Self::now();
+        loop {
+            let now = Self::now();
+            if now.real.saturating_duration_since(before.real) >= Duration::from_micros(1) {
+                return now.runtime == before.runtime;
+            }
+        }
+    }
+
     /// Whether the runtime's clock has followed real time since then. `None` if it is too early to say.
     pub(crate) fn agree(&self) -> Option<bool> {
         const LEAST: Duration = Duration::from_millis(1);

@@ -10,5 +10,7 @@ pub(crate) mod key;
 pub(crate) mod lock_spec;
 pub(crate) mod options;
 pub(crate) mod owner;
+pub(crate) mod problem;
 pub(crate) mod process;
 pub(crate) mod sync;
+pub(crate) mod text;

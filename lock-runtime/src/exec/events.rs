@@ -9,6 +9,8 @@ use std::time::Duration;
 use tracing::{debug, trace, warn};
 
 use crate::base::backend_error::{BackendError, Warning};
+#[cfg(any(feature = "actix", feature = "tower"))]
+use crate::base::error::LockError;
 use crate::base::fence::Fence;
 use crate::base::lock_spec::LockSpec;
 use crate::exec::event_thread::{self, is_wanted};
@@ -90,6 +92,27 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     if is_wanted!(WARN) {
         let error = error.clone();
         emit!(warn, origin, %error, "not released yet");
+    }
+}
+
+/// A client was answered with `status`.
+#[cfg(any(feature = "actix", feature = "tower"))]
+pub(crate) fn answered(error: &LockError, status: u16) {
+    macro_rules! emit {
+        ($event:ident) => {{
+            let error = error.clone();
+            event_thread::send(move || {
+                let (lock, pool) = (error.template(), error.pool());
+                $event!(target: "lock_runtime", lock, pool, status, %error, "answered with an error");
+            });
+        }};
+    }
+    if status >= 500 {
+        if is_wanted!(WARN) {
+            emit!(warn);
+        }
+    } else if is_wanted!(DEBUG) {
+        emit!(debug);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::base::backend_error::BackendError;
 use crate::base::clock::{Clock, Instant};
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
+use crate::base::problem::ProblemMap;
 use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
 use crate::exec::events::Origin;
@@ -63,6 +64,8 @@ pub(crate) struct PoolConfig {
     pub(crate) local_handoff_limit: Duration,
     pub(crate) barging_window: Option<BargingWindow>,
     pub(crate) on_outage: OnOutage,
+    #[cfg_attr(not(any(feature = "actix", feature = "tower")), allow(dead_code))]
+    pub(crate) problem: ProblemMap,
     /// Whether requests may take a connection on the runtime of their caller.
     pub(crate) connection_per_runtime: bool,
     pub(crate) backend: Arc<dyn DynBackend>,

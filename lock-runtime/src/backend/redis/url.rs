@@ -13,6 +13,7 @@ use crate::backend::BackendConfig;
 use crate::backend::Warning;
 use crate::backend::credentials::Provider;
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::text;
 
 const DEFAULT_PORT: u16 = 6379;
 
@@ -247,27 +248,14 @@ fn replicas(url: &Url) -> Result<u16, LockError> {
 }
 
 fn connect_timeout(url: &Url) -> Result<Option<Duration>, LockError> {
-    let Some((_, text)) = url.query_pairs().find(|(name, _)| name == CONNECT_TIMEOUT) else {
+    let Some((_, value)) = url.query_pairs().find(|(name, _)| name == CONNECT_TIMEOUT) else {
         return Ok(None);
     };
-    let limit = duration(&text).filter(|limit| !limit.is_zero());
+    let limit = text::duration(&value).filter(|limit| !limit.is_zero());
     limit.map(Some).ok_or_else(|| {
         wrong("`?connect_timeout=` in the URL is not a time")
             .remedy("write for example `?connect_timeout=10s` or `?connect_timeout=2500ms`")
     })
-}
-
-/// A whole number of `ms`, `s` or `m`.
-fn duration(text: &str) -> Option<Duration> {
-    let unit = text.find(|character: char| !character.is_ascii_digit())?;
-    let (number, unit) = text.split_at(unit);
-    let number: u64 = number.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        "m" => number.checked_mul(60).map(Duration::from_secs),
-        _ => None,
-    }
 }
 
 /// The TLS and script parameters of the query.

@@ -1,0 +1,147 @@
+//! Pools by name for one test, in place of the installed ones.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::runtime::{self, Handle};
+
+use crate::api::pool::LockPool;
+use crate::base::error::{ErrorKind, LockError};
+
+/// Runs `body` with `pool` under `name`, in place of the pool that is installed under that name. So each test of annotated
+/// functions has a pool of its own, also while others run in the same process.
+///
+/// It applies to the calling task, and to all other tasks of its tokio runtime that are not in a `with_pool` of their own:
+/// those that the body spawns, and those of a server that it starts. Several calls may be nested, for one name or for
+/// several. The pool is not shut down at the end.
+///
+/// ```
+/// use lock_runtime::testing::with_pool;
+/// use lock_runtime::{LockError, LockPool, distributed_lock};
+///
+/// #[distributed_lock(key = "order:<id>", wait = "0s")]
+/// async fn settle(id: u64) -> Result<(), LockError> {
+///     Ok(())
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), LockError> {
+/// // In `#[tokio::test(start_paused = true)]`:
+/// let pool = LockPool::builder("memory://").on_current_runtime().connect().await?;
+/// with_pool("default", pool.clone(), async {
+///     let _other = pool.lock("order:42").acquire().await?;
+///     assert!(settle(42).await.unwrap_err().is_conflict());
+///     settle(43).await
+/// })
+/// .await
+/// # }
+/// ```
+///
+/// A task on a runtime with two such calls at the same time, in neither of them, gets [`ErrorKind::Config`].
+pub async fn with_pool<F: Future>(name: &str, pool: LockPool, body: F) -> F::Output {
+    pool.core().set_name(name);
+    let entry = Entry {
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        name: name.to_owned(),
+        pool,
+        runtime: current_runtime(),
+    };
+    let mut scope = OF_TASK.try_with(|scope| scope.borrow().clone()).unwrap_or_default();
+    // The innermost last. Those around it do not count on the runtime meanwhile.
+    let outer = scope.iter().rev().find(|(one, _, _)| one == name).map(|(_, _, id)| *id);
+    scope.push((name.to_owned(), entry.pool.clone(), entry.id));
+    let _active = Active::new(entry, outer);
+    OF_TASK.scope(RefCell::new(scope), body).await
+}
+
+/// By name, with the number of the entry in [`OF_RUNTIMES`].
+type Scope = Vec<(String, LockPool, u64)>;
+
+tokio::task_local! {
+    /// The pools of this task.
+    static OF_TASK: RefCell<Scope>;
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+/// The number of entries in [`OF_RUNTIMES`]. Outside of tests a look-up costs one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static OF_RUNTIMES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+struct Entry {
+    id: u64,
+    name: String,
+    pool: LockPool,
+    runtime: Option<runtime::Id>,
+}
+
+fn of_runtimes() -> MutexGuard<'static, Vec<Entry>> {
+    OF_RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn current_runtime() -> Option<runtime::Id> {
+    Handle::try_current().ok().map(|runtime| runtime.id())
+}
+
+/// An entry in [`OF_RUNTIMES`], until it is dropped. The entry that it hides returns then.
+struct Active {
+    id: u64,
+    hidden: Option<Entry>,
+}
+
+impl Active {
+    fn new(entry: Entry, outer: Option<u64>) -> Self {
+        let mut entries = of_runtimes();
+        let hidden = entries.iter().position(|one| Some(one.id) == outer);
+        let hidden = hidden.map(|at| entries.swap_remove(at));
+        let id = entry.id;
+        entries.push(entry);
+        COUNT.store(entries.len(), Ordering::Release);
+        Self { id, hidden }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let mut entries = of_runtimes();
+        let own = entries.iter().position(|one| one.id == self.id);
+        let own = own.map(|at| entries.swap_remove(at));
+        entries.extend(self.hidden.take());
+        COUNT.store(entries.len(), Ordering::Release);
+        drop(entries);
+        // A pool may be dropped with it.
+        drop(own);
+    }
+}
+
+/// The pool of the present task under `name`, if a test has set one.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if the runtime of the task has several.
+pub(crate) fn find(name: &str) -> Result<Option<LockPool>, LockError> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return Ok(None);
+    }
+    let of_task = OF_TASK.try_with(|scope| {
+        let scope = scope.borrow();
+        scope.iter().rev().find(|(one, _, _)| one == name).map(|(_, pool, _)| pool.clone())
+    });
+    if let Ok(Some(pool)) = of_task {
+        return Ok(Some(pool));
+    }
+    let Some(runtime) = current_runtime() else { return Ok(None) };
+    let entries = of_runtimes();
+    let mut fitting =
+        entries.iter().filter(|entry| entry.name == name && entry.runtime == Some(runtime));
+    let first = fitting.next();
+    if fitting.next().is_some() {
+        return Err(LockError::new(
+            ErrorKind::Config,
+            "several `with_pool` are active on this runtime, and this task is in none of them",
+        )
+        .in_pool(&name.into())
+        .remedy("give the task its pool by a `with_pool` of its own, or the tests runtimes of their own (`#[tokio::test]`)"));
+    }
+    Ok(first.map(|entry| entry.pool.clone()))
+}

@@ -1,0 +1,220 @@
+//! The end of a program: signals, servers and pools, in this order.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::api::named_pools::shutdown;
+use crate::base::clock::Clock;
+use crate::base::error::{ErrorKind, LockError};
+use crate::exec::driver::Driver;
+use crate::lock::shutdown::ShutdownReport;
+
+/// Waits for SIGTERM or SIGINT (Ctrl-C elsewhere), then shuts down all installed pools.
+///
+/// For programs without a server. A server stops first, and its pools afterwards: [`serve`]. From the first poll on, the
+/// signals no longer end the process by themselves.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if the signal handlers cannot be installed.
+pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
+    signal().await?;
+    Ok(shutdown(grace).await)
+}
+
+/// Resolves when the server is to stop: it accepts no further connection, and finishes the requests that it has.
+///
+/// A clone resolves at the same moment, for a program with several servers.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Stopped {
+    stopped: watch::Receiver<bool>,
+    waiting: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Stopped {
+    fn new(stopped: watch::Receiver<bool>) -> Self {
+        let mut receiver = stopped.clone();
+        let waiting = Box::pin(async move {
+            // Without a sender the server is dropped anyway.
+            let _ = receiver.wait_for(|stopped| *stopped).await;
+        });
+        Self { stopped, waiting }
+    }
+}
+
+impl Clone for Stopped {
+    fn clone(&self) -> Self {
+        Self::new(self.stopped.clone())
+    }
+}
+
+impl fmt::Debug for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stopped").field(&*self.stopped.borrow()).finish()
+    }
+}
+
+impl Future for Stopped {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.waiting.as_mut().poll(cx)
+    }
+}
+
+/// How a server and the pools have ended.
+#[non_exhaustive]
+#[derive(Debug)]
+pub struct Served<T> {
+    /// What the server has returned. `None` if it had requests left after the grace period, and was dropped.
+    pub output: Option<T>,
+    /// The end of the locks.
+    pub locks: ShutdownReport,
+}
+
+/// Runs a server until SIGTERM or SIGINT (Ctrl-C elsewhere), stops the server first, and shuts down all installed pools
+/// afterwards.
+///
+/// `server` makes the future of the server from the signal to stop. The requests that it has then keep locking for
+/// `grace`. After that the pools are shut down: bodies that are left are cancelled, and all locks are released. The server
+/// has another second for their responses. A server that ends by itself is followed by the pools, too.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # struct Router;
+/// # mod axum {
+/// #     pub struct Server;
+/// #     impl Server {
+/// #         pub async fn with_graceful_shutdown(self, stop: impl Future<Output = ()>) { stop.await }
+/// #     }
+/// #     pub fn serve(_: tokio::net::TcpListener, _: super::Router) -> Server { Server }
+/// # }
+/// # async fn program(routes: Router) -> Result<(), Box<dyn std::error::Error>> {
+/// lock_runtime::init("redis://127.0.0.1:6379").await?;
+/// let listener = tokio::net::TcpListener::bind("0.0.0.0:8080").await?;
+/// let served = lock_runtime::serve(Duration::from_secs(10), |stopped| {
+///     axum::serve(listener, routes).with_graceful_shutdown(stopped)
+/// })
+/// .await?;
+/// println!("{:?}", served.locks);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Dropping the future drops the server. The pools stay open.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if the signal handlers cannot be installed. The server has not been polled then.
+pub async fn serve<S: IntoFuture>(
+    grace: Duration,
+    server: impl FnOnce(Stopped) -> S,
+) -> Result<Served<S::Output>, LockError> {
+    let mut signal = pin!(signal());
+    // The signals are listened to before the first request.
+    let first = std::future::poll_fn(|cx| Poll::Ready(signal.as_mut().poll(cx))).await;
+    if let Poll::Ready(Err(error)) = first {
+        return Err(error);
+    }
+    let signal = async {
+        if first.is_pending() {
+            let _ = signal.await;
+        }
+    };
+    serve_until(signal, grace, server).await
+}
+
+/// As [`serve`], until `signal` resolves.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if the driver thread cannot be started.
+pub async fn serve_until<S: IntoFuture>(
+    signal: impl Future<Output = ()>,
+    grace: Duration,
+    server: impl FnOnce(Stopped) -> S,
+) -> Result<Served<S::Output>, LockError> {
+    /// What a server may take for the responses of cancelled bodies.
+    const LAST_RESPONSES: Duration = Duration::from_secs(1);
+    let driver = Driver::background()?;
+    // The caller's runtime may have no timers.
+    let pause = |pause: Duration| {
+        let sleep = async move { Clock::Boot.sleep_until(Clock::Boot.now() + pause).await };
+        driver.run(sleep)
+    };
+    let (stop, stopped) = watch::channel(false);
+    let mut server = pin!(server(Stopped::new(stopped)).into_future());
+    tokio::select! {
+        biased;
+        output = &mut server => {
+            return Ok(Served { output: Some(output), locks: shutdown(grace).await });
+        }
+        () = signal => {}
+    }
+    let end = Clock::Boot.now() + grace;
+    stop.send_replace(true);
+    tokio::select! {
+        biased;
+        output = &mut server => {
+            // The rest of the grace period is for work that is not the server's.
+            let rest = end.since(Clock::Boot.now());
+            return Ok(Served { output: Some(output), locks: shutdown(rest).await });
+        }
+        _ = pause(grace) => {}
+    }
+    // Bodies end when they are polled, which may be the work of the server's future.
+    let mut locks = pin!(shutdown(Duration::ZERO));
+    let mut output = None;
+    let locks = loop {
+        tokio::select! {
+            biased;
+            locks = &mut locks => break locks,
+            ended = &mut server, if output.is_none() => output = Some(ended),
+        }
+    };
+    if output.is_none() {
+        output = tokio::select! {
+            biased;
+            ended = &mut server => Some(ended),
+            _ = pause(LAST_RESPONSES) => None,
+        };
+    }
+    Ok(Served { output, locks })
+}
+
+/// Waits for SIGTERM or SIGINT.
+async fn signal() -> Result<(), LockError> {
+    let driver = Driver::background()?;
+    let listening = {
+        let _context = driver.enter();
+        listen()
+    };
+    let signal = listening.map_err(|error| {
+        LockError::new(ErrorKind::Config, format!("signals cannot be listened to: {error}"))
+    })?;
+    driver.run(signal).await
+}
+
+/// Registers for the signals; the future resolves at the first of them.
+#[cfg(unix)]
+fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
+    })
+}

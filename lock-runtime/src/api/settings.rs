@@ -1,0 +1,172 @@
+//! Settings of a pool from environment variables.
+
+use std::env::VarError;
+use std::time::Duration;
+
+use crate::api::named_pools::DEFAULT;
+use crate::api::pool::{LockPool, PoolBuilder};
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::options::{OnOutage, Wait};
+use crate::base::text;
+
+impl PoolBuilder {
+    /// The settings of the pool `name` from environment variables. Those of `"default"` are `LOCK_URL`, `LOCK_TTL` and so
+    /// on, those of `"stock-eu"` are `LOCK_STOCK_EU_URL`, `LOCK_STOCK_EU_TTL` and so on. Only the URL has to be set.
+    ///
+    /// | variable | value | setting |
+    /// |---|---|---|
+    /// | `LOCK_URL` | `redis://127.0.0.1:6379` | as [`LockPool::connect`] |
+    /// | `LOCK_PREFIX` | `app:` | [`key_prefix`](Self::key_prefix) |
+    /// | `LOCK_TTL` | `30s` | [`ttl`](Self::ttl) |
+    /// | `LOCK_WAIT` | `3s`, `forever` | [`wait`](Self::wait) |
+    /// | `LOCK_REQUEST_TIMEOUT` | `1s` | [`request_timeout`](Self::request_timeout) |
+    /// | `LOCK_MAX_WAITERS` | `10000` | [`max_waiters`](Self::max_waiters) |
+    /// | `LOCK_ON_OUTAGE` | `wait`, `fail` | [`on_outage`](Self::on_outage) |
+    ///
+    /// Times are whole numbers of `ms`, `s`, `m` or `h`. An empty value counts as not set. The other settings belong to the
+    /// program, or to the URL.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the URL is not set, or a value is invalid.
+    pub fn from_env(name: &str) -> Result<Self, LockError> {
+        from_variables(name, |variable| std::env::var(variable))
+    }
+}
+
+/// As [`PoolBuilder::from_env`], with the variables that `read` returns.
+fn from_variables(
+    name: &str,
+    read: impl Fn(&str) -> Result<String, VarError>,
+) -> Result<PoolBuilder, LockError> {
+    let value_of = |setting: &str| {
+        let variable = variable(name, setting);
+        match read(&variable) {
+            Ok(value) if value.is_empty() => Ok(None),
+            Ok(value) => Ok(Some(Value { variable, value })),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => {
+                Err(invalid(&variable, "is not valid UTF-8", "set it to plain text"))
+            }
+        }
+    };
+    let Some(url) = value_of("URL")? else {
+        return Err(invalid(
+            &variable(name, "URL"),
+            "is not set",
+            "set it to the store's URL, for example `redis://127.0.0.1:6379`, or to `memory://` for one process",
+        ));
+    };
+    let mut builder = LockPool::builder(url.value);
+    if let Some(prefix) = value_of("PREFIX")? {
+        builder = builder.key_prefix(prefix.value);
+    }
+    if let Some(ttl) = value_of("TTL")? {
+        builder = builder.ttl(ttl.time()?);
+    }
+    if let Some(wait) = value_of("WAIT")? {
+        builder = match wait.value.as_str() {
+            "forever" => builder.wait(Wait::Forever),
+            _ => builder.wait(wait.time()?),
+        };
+    }
+    if let Some(request_timeout) = value_of("REQUEST_TIMEOUT")? {
+        builder = builder.request_timeout(request_timeout.time()?);
+    }
+    if let Some(max_waiters) = value_of("MAX_WAITERS")? {
+        builder = builder.max_waiters(max_waiters.number()?);
+    }
+    if let Some(on_outage) = value_of("ON_OUTAGE")? {
+        builder = builder.on_outage(match on_outage.value.as_str() {
+            "wait" => OnOutage::Wait,
+            "fail" => OnOutage::Fail,
+            _ => return Err(on_outage.invalid("write `wait` or `fail`")),
+        });
+    }
+    Ok(builder)
+}
+
+/// `LOCK_TTL`, `LOCK_STOCK_EU_TTL`
+fn variable(pool: &str, setting: &str) -> String {
+    if pool == DEFAULT {
+        return format!("LOCK_{setting}");
+    }
+    let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    format!("LOCK_{}_{setting}", pool.chars().map(upper).collect::<String>())
+}
+
+/// A variable that is set.
+struct Value {
+    variable: String,
+    value: String,
+}
+
+impl Value {
+    fn time(&self) -> Result<Duration, LockError> {
+        text::duration(&self.value).ok_or_else(|| {
+            self.invalid("write a whole number of `ms`, `s`, `m` or `h`, such as `5s`")
+        })
+    }
+
+    fn number(&self) -> Result<usize, LockError> {
+        self.value.parse().map_err(|_| self.invalid("write a whole number, such as `10000`"))
+    }
+
+    fn invalid(&self, remedy: &'static str) -> LockError {
+        invalid(&self.variable, &format!("has the value `{}`", self.value), remedy)
+    }
+}
+
+#[cold]
+fn invalid(variable: &str, what: &str, remedy: &'static str) -> LockError {
+    let cause = format!("the environment variable {variable} {what}");
+    LockError::new(ErrorKind::Config, cause).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, variables: &[(&str, &str)]) -> Result<PoolBuilder, LockError> {
+        from_variables(name, |variable| {
+            let found = variables.iter().find(|(one, _)| *one == variable);
+            found.map(|(_, value)| (*value).to_owned()).ok_or(VarError::NotPresent)
+        })
+    }
+
+    #[test]
+    fn each_setting_is_read() {
+        let all = [
+            ("LOCK_URL", "memory://"),
+            ("LOCK_PREFIX", "app:"),
+            ("LOCK_TTL", "7s"),
+            ("LOCK_WAIT", "forever"),
+            ("LOCK_REQUEST_TIMEOUT", "250ms"),
+            ("LOCK_MAX_WAITERS", "17"),
+            ("LOCK_ON_OUTAGE", "fail"),
+        ];
+        let shown = format!("{:?}", read(DEFAULT, &all).unwrap());
+        for part in
+            ["app:", "ttl: 7s", "wait: Forever", "request_timeout: 250ms", "17", "on_outage: Fail"]
+        {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let other =
+            read("stock-eu", &[("LOCK_STOCK_EU_URL", "memory://"), ("LOCK_STOCK_EU_WAIT", "2m")]);
+        assert!(format!("{:?}", other.unwrap()).contains("wait: For(120s)"));
+    }
+
+    #[test]
+    fn a_wrong_value_is_an_error_that_names_its_variable() {
+        for (variable, value, words) in [
+            ("LOCK_URL", "", "LOCK_URL is not set"),
+            ("LOCK_TTL", "5", "LOCK_TTL has the value `5`; write a whole number of"),
+            ("LOCK_WAIT", "never", "such as `5s`"),
+            ("LOCK_MAX_WAITERS", "many", "such as `10000`"),
+            ("LOCK_ON_OUTAGE", "no", "`wait` or `fail`"),
+        ] {
+            let error = read(DEFAULT, &[(variable, value), ("LOCK_URL", "memory://")]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+}

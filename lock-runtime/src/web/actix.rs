@@ -1,0 +1,223 @@
+//! actix-web: an error as a response, a middleware that locks a resource, and the order of a shutdown.
+
+use std::fmt;
+use std::future::{Future, Ready, ready};
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use actix_web::dev::{Server, Service, ServiceRequest, ServiceResponse, Transform};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use actix_web::{Error, HttpMessage, HttpResponse, ResponseError};
+
+use crate::api::pool::LockPool;
+use crate::api::serve::{Served, serve as serve_by};
+use crate::attribute::return_type::FromLockError;
+use crate::base::call_site::LockLabel;
+use crate::base::error::LockError;
+use crate::base::options::Wait;
+use crate::base::problem::Problem;
+use crate::web::path_template::PathTemplate;
+use crate::web::response::problem;
+use crate::web::route::Route;
+
+/// The [`Problem`] of the error.
+impl ResponseError for LockError {
+    fn status_code(&self) -> StatusCode {
+        status(&Problem::of(self))
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        response(&problem(self))
+    }
+}
+
+/// The [`Problem`] of the error.
+impl FromLockError for HttpResponse {
+    fn from_lock_error(error: LockError) -> Self {
+        response(&problem(&error))
+    }
+}
+
+fn response(problem: &Problem) -> HttpResponse {
+    let mut response = HttpResponse::build(status(problem));
+    response.insert_header((CONTENT_TYPE, Problem::MEDIA_TYPE));
+    if let Some(seconds) = problem.retry_after_seconds() {
+        response.insert_header((RETRY_AFTER, seconds));
+    }
+    response.body(problem.to_json())
+}
+
+fn status(problem: &Problem) -> StatusCode {
+    StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// An actix-web middleware: the resource behind it serves a request only while the lock of that request is held. The response
+/// for a lock that is not acquired, or lost, is that of its [`Problem`].
+///
+/// It goes on a resource, whose path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
+/// `web::ReqData<Fence>`. actix-web runs a handler to its end when the client disconnects; `max_hold` bounds that.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use actix_web::web;
+/// use lock_runtime::Fence;
+/// use lock_runtime::web::LockMiddleware;
+///
+/// async fn settle(fence: web::ReqData<Fence>) -> String {
+///     format!("settled under {}", *fence)
+/// }
+///
+/// let lock = LockMiddleware::for_path("order:<id>").ttl(Duration::from_secs(5)).wait(Duration::from_millis(50));
+/// let settle = web::resource("/orders/{id}/settle").wrap(lock).route(web::post().to(settle));
+/// # drop(settle);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a middleware does nothing before it wraps a resource"]
+pub struct LockMiddleware {
+    route: Arc<Route>,
+    template: Arc<PathTemplate>,
+}
+
+impl LockMiddleware {
+    /// Locks by the path parameters of a resource: `"order:<id>"` behind `/orders/{id}`. The rules for templates are those of
+    /// the attribute, with names alone.
+    ///
+    /// # Panics
+    /// If the template is invalid.
+    #[track_caller]
+    pub fn for_path(template: &'static str) -> Self {
+        Self { route: Arc::default(), template: Arc::new(PathTemplate::new(template)) }
+    }
+
+    /// Uses the pool that is installed under `name`. Defaults to `"default"`.
+    pub fn pool_named(self, name: &str) -> Self {
+        self.with(|route| route.set_pool_named(name))
+    }
+
+    /// Uses `pool`.
+    pub fn pool(self, pool: &LockPool) -> Self {
+        self.with(|route| route.set_pool(pool))
+    }
+
+    /// How long the grant lasts without a renewal. Defaults to the pool's.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|route| route.set_ttl(ttl))
+    }
+
+    /// How long a request waits for the lock. Defaults to the pool's.
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with(|route| route.set_wait(wait.into()))
+    }
+
+    /// Ends the hold after this time. Defaults to no limit.
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.with(|route| route.set_max_hold(max_hold))
+    }
+
+    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`.
+    pub fn fencing(self, fencing: bool) -> Self {
+        self.with(|route| route.set_fencing(fencing))
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Route)) -> Self {
+        set(Arc::make_mut(&mut self.route));
+        self
+    }
+}
+
+impl<S, B> Transform<S, ServiceRequest> for LockMiddleware
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Transform = LockedService<S>;
+    type InitError = ();
+    type Future = Ready<Result<Self::Transform, ()>>;
+
+    fn new_transform(&self, inner: S) -> Self::Future {
+        ready(Ok(LockedService { inner: Rc::new(inner), lock: self.clone() }))
+    }
+}
+
+/// The service of a [`LockMiddleware`].
+pub struct LockedService<S> {
+    inner: Rc<S>,
+    lock: LockMiddleware,
+}
+
+impl<S> fmt::Debug for LockedService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockedService").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Service<ServiceRequest> for LockedService<S>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: 'static,
+{
+    type Response = ServiceResponse<B>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Error>>>>;
+
+    fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&self, request: ServiceRequest) -> Self::Future {
+        let (inner, lock) = (self.inner.clone(), self.lock.clone());
+        Box::pin(async move {
+            let label = LockLabel::Site(lock.template.site());
+            let key = lock.template.render(|name| request.match_info().get(name));
+            let entered = lock.route.enter(key, label).await?;
+            if let Some(fence) = entered.guard().fence() {
+                request.extensions_mut().insert(fence);
+            }
+            entered.run(inner.call(request)).await?
+        })
+    }
+}
+
+/// Runs `server` until SIGTERM or SIGINT, stops it first and the lock pools afterwards, as [`serve`](crate::serve) does.
+/// The server is built with `disable_signals()`, and its `shutdown_timeout` is `grace` or longer.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use actix_web::{App, HttpServer};
+///
+/// #[actix_web::main]
+/// async fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     lock_runtime::init("redis://127.0.0.1:6379").await?;
+///     let server = HttpServer::new(App::new).bind(("0.0.0.0", 8080))?.disable_signals().run();
+///     let served = lock_runtime::web::serve(Duration::from_secs(10), server).await?;
+///     println!("{:?}", served.locks);
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// As [`serve`](crate::serve).
+pub async fn serve(grace: Duration, server: Server) -> Result<Served<io::Result<()>>, LockError> {
+    let handle = server.handle();
+    serve_by(grace, move |stopped| async move {
+        let mut server = pin!(server);
+        let stopping = async {
+            stopped.await;
+            handle.stop(true).await;
+        };
+        tokio::select! {
+            output = &mut server => output,
+            () = stopping => server.await,
+        }
+    })
+    .await
+}

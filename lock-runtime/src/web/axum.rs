@@ -1,0 +1,14 @@
+//! `axum`: an error as a response.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+
+use crate::attribute::return_type::FromLockError;
+use crate::base::error::LockError;
+
+/// The [`Problem`](crate::Problem) of the error.
+impl IntoResponse for LockError {
+    fn into_response(self) -> Response {
+        Response::<Body>::from_lock_error(self)
+    }
+}

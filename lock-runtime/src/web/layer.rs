@@ -1,0 +1,249 @@
+//! `tower`: a layer that runs a service only while a lock is held.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, StatusCode};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::api::pool::LockPool;
+use crate::attribute::return_type::FromLockError;
+use crate::base::call_site::LockLabel;
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::Key;
+use crate::base::options::Wait;
+use crate::base::problem::Problem;
+use crate::web::locked_body::LockedBody;
+#[cfg(feature = "axum")]
+use crate::web::path_template::PathTemplate;
+use crate::web::response::problem;
+use crate::web::route::Route;
+
+/// A `tower` layer: the service behind it serves a request only while the lock of that request is held. The response for
+/// a lock that is not acquired, or lost, is that of its [`Problem`]. When a client disconnects, the service's future is
+/// dropped and the lock is released.
+///
+/// A handler finds the [`Fence`](crate::Fence) of its request in the request's extensions.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # #[cfg(feature = "axum")] {
+/// use axum::routing::post;
+/// use axum::{Extension, Router};
+/// use lock_runtime::Fence;
+/// use lock_runtime::web::LockLayer;
+///
+/// async fn settle(Extension(fence): Extension<Fence>) -> String {
+///     format!("settled under {fence}")
+/// }
+///
+/// let lock = LockLayer::for_path("order:<id>").ttl(Duration::from_secs(5)).wait(Duration::from_millis(50));
+/// let routes: Router = Router::new().route("/orders/{id}/settle", post(settle)).route_layer(lock);
+/// # drop(routes);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a layer does nothing before it is added to a service"]
+pub struct LockLayer {
+    route: Arc<Route>,
+    key: RequestKey,
+    until_body_end: bool,
+}
+
+/// Where the key of a request comes from.
+#[derive(Clone)]
+enum RequestKey {
+    #[cfg(feature = "axum")]
+    Path(Arc<PathTemplate>),
+    Computed(Arc<dyn Fn(&Parts) -> Key + Send + Sync>),
+}
+
+impl fmt::Debug for RequestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            #[cfg(feature = "axum")]
+            Self::Path(template) => template.fmt(f),
+            Self::Computed(_) => f.write_str("Computed(..)"),
+        }
+    }
+}
+
+impl LockLayer {
+    /// Locks by the path parameters of an axum route: `"order:<id>"` behind `/orders/{id}`. The rules for templates are
+    /// those of the attribute, with names alone.
+    ///
+    /// # Panics
+    /// If the template is invalid.
+    #[cfg(feature = "axum")]
+    #[track_caller]
+    pub fn for_path(template: &'static str) -> Self {
+        Self::with_key(RequestKey::Path(Arc::new(PathTemplate::new(template))))
+    }
+
+    /// Locks by a key that is computed from the head of the request. Values of a client are escaped in the template of
+    /// [`for_path`](Self::for_path) alone: here two of them may not give one key by accident.
+    pub fn new<K: Into<Key>>(key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self {
+        Self::with_key(RequestKey::Computed(Arc::new(move |parts| key(parts).into())))
+    }
+
+    fn with_key(key: RequestKey) -> Self {
+        Self { route: Arc::default(), key, until_body_end: false }
+    }
+
+    /// Uses the pool that is installed under `name`. Defaults to `"default"`.
+    pub fn pool_named(self, name: &str) -> Self {
+        self.with(|route| route.set_pool_named(name))
+    }
+
+    /// Uses `pool`.
+    pub fn pool(self, pool: &LockPool) -> Self {
+        self.with(|route| route.set_pool(pool))
+    }
+
+    /// How long the grant lasts without a renewal. Defaults to the pool's.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|route| route.set_ttl(ttl))
+    }
+
+    /// How long a request waits for the lock. Defaults to the pool's.
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with(|route| route.set_wait(wait.into()))
+    }
+
+    /// Ends the hold after this time. Defaults to no limit.
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.with(|route| route.set_max_hold(max_hold))
+    }
+
+    /// Whether the request gets a [`Fence`](crate::Fence). Defaults to `true`.
+    pub fn fencing(self, fencing: bool) -> Self {
+        self.with(|route| route.set_fencing(fencing))
+    }
+
+    /// Holds the lock until the response body has been sent, and not only until the handler has returned. For bodies that
+    /// are streams.
+    pub fn until_body_end(self) -> Self {
+        Self { until_body_end: true, ..self }
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Route)) -> Self {
+        set(Arc::make_mut(&mut self.route));
+        self
+    }
+
+    /// The key of a request.
+    async fn key_of(&self, parts: &mut Parts) -> (Result<Key, LockError>, LockLabel) {
+        match &self.key {
+            #[cfg(feature = "axum")]
+            RequestKey::Path(template) => {
+                use axum::extract::{FromRequestParts, RawPathParams};
+                let label = LockLabel::Site(template.site());
+                let parameters = RawPathParams::from_request_parts(parts, &()).await;
+                let Ok(parameters) = parameters else {
+                    let cause =
+                        "the path of the request is not valid UTF-8, or belongs to no route";
+                    return (Err(LockError::new(ErrorKind::InvalidKey, cause)), label);
+                };
+                let value = |name: &str| {
+                    parameters.iter().find_map(|(one, value)| (one == name).then_some(value))
+                };
+                (template.render(value), label)
+            }
+            RequestKey::Computed(key) => {
+                let key = key(parts);
+                (Ok(key.clone()), LockLabel::Key(key))
+            }
+        }
+    }
+}
+
+impl<S> Layer<S> for LockLayer {
+    type Service = LockService<S>;
+
+    fn layer(&self, inner: S) -> LockService<S> {
+        LockService { inner, layer: self.clone() }
+    }
+}
+
+/// The service of a [`LockLayer`].
+#[derive(Clone, Debug)]
+pub struct LockService<S> {
+    inner: S,
+    layer: LockLayer,
+}
+
+impl<S, B, R> Service<Request<B>> for LockService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    B: Send + 'static,
+    R: From<String> + Send + 'static,
+{
+    type Response = Response<LockedBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The service that is ready serves this request; its clone is asked again.
+        let next = self.inner.clone();
+        let mut service = std::mem::replace(&mut self.inner, next);
+        let layer = self.layer.clone();
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            let (key, label) = layer.key_of(&mut parts).await;
+            let entered = match layer.route.enter(key, label).await {
+                Ok(entered) => entered,
+                Err(error) => return Ok(FromLockError::from_lock_error(error)),
+            };
+            let guard = entered.guard();
+            if let Some(fence) = guard.fence() {
+                parts.extensions.insert(fence);
+            }
+            let response = service.call(Request::from_parts(parts, body));
+            if !layer.until_body_end {
+                return match entered.run(response).await {
+                    Ok(response) => Ok(response?.map(LockedBody::unlocked)),
+                    Err(error) => Ok(FromLockError::from_lock_error(error)),
+                };
+            }
+            let response = tokio::select! {
+                biased;
+                error = guard.lost() => return Ok(FromLockError::from_lock_error(error)),
+                response = response => response?,
+            };
+            Ok(match entered.into_guard() {
+                Some(guard) => response.map(|body| LockedBody::held(body, guard)),
+                None => response.map(LockedBody::unlocked),
+            })
+        })
+    }
+}
+
+/// The [`Problem`] of the error.
+impl<B: From<String>> FromLockError for Response<B> {
+    fn from_lock_error(error: LockError) -> Self {
+        let problem = problem(&error);
+        let mut response = Self::new(problem.to_json().into());
+        *response.status_mut() =
+            StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(Problem::MEDIA_TYPE));
+        if let Some(seconds) = problem.retry_after_seconds() {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}

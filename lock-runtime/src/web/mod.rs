@@ -1,0 +1,23 @@
+//! Locks of HTTP handlers and routes: responses for errors, a `tower` layer, an actix-web middleware.
+//!
+//! The features are `axum`, `actix` and `tower`; see [`guide::web`](crate::guide::web).
+
+#[cfg(feature = "actix")]
+mod actix;
+#[cfg(feature = "axum")]
+mod axum;
+#[cfg(feature = "tower")]
+mod layer;
+#[cfg(feature = "tower")]
+mod locked_body;
+#[cfg(any(feature = "actix", feature = "axum"))]
+mod path_template;
+mod response;
+mod route;
+
+#[cfg(feature = "actix")]
+pub use actix::{LockMiddleware, LockedService, serve};
+#[cfg(feature = "tower")]
+pub use layer::{LockLayer, LockService};
+#[cfg(feature = "tower")]
+pub use locked_body::LockedBody;

@@ -1,0 +1,145 @@
+//! Key templates of routes: `"order:<id>"` with the names of path parameters.
+
+use crate::attribute::key_template::KeyWriter;
+use crate::base::call_site::{Location, Site};
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::Key;
+use crate::base::options::LockOptions;
+
+/// A key template whose placeholders are path parameters. It lives as long as the process, like the routes of a server.
+#[derive(Debug)]
+pub(super) struct PathTemplate {
+    site: &'static Site,
+    parts: Vec<TemplatePart>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TemplatePart {
+    Text(&'static str),
+    Parameter(&'static str),
+}
+
+impl PathTemplate {
+    /// Parses `template`.
+    ///
+    /// # Panics
+    /// If it is invalid.
+    #[track_caller]
+    pub(super) fn new(template: &'static str) -> Self {
+        let parts = match parse(template) {
+            Ok(parts) => parts,
+            Err(fault) => panic!("the lock key `{template}` of a route is invalid: {fault}"),
+        };
+        let location = Location { module: "route", function: template, file: "", line: 0 };
+        let site = Site::new(location, template, LockOptions::new()).name(template);
+        Self { site: Box::leak(Box::new(site)), parts }
+    }
+
+    pub(super) fn site(&self) -> &'static Site {
+        self.site
+    }
+
+    /// The key for the path parameters that `value` returns by their names.
+    pub(super) fn render<'a>(
+        &self,
+        value: impl Fn(&str) -> Option<&'a str>,
+    ) -> Result<Key, LockError> {
+        let mut key = KeyWriter::new(self.site, self.site.template().len() + 16);
+        for (at, part) in self.parts.iter().enumerate() {
+            match *part {
+                TemplatePart::Text(text) => key.text(text),
+                TemplatePart::Parameter(name) => {
+                    let next = match self.parts.get(at + 1) {
+                        Some(TemplatePart::Text(text)) => text.chars().next(),
+                        _ => None,
+                    };
+                    let value = value(name).ok_or_else(|| missing(name))?;
+                    key.part(name, value, next);
+                }
+            }
+        }
+        key.finish()
+    }
+}
+
+#[cold]
+fn missing(name: &str) -> LockError {
+    LockError::new(ErrorKind::Config, format!("the path has no parameter `{name}`")).remedy(format!(
+        "write `{{{name}}}` in the path of the route, and put the lock on that route or resource, not on the whole application"
+    ))
+}
+
+fn parse(template: &'static str) -> Result<Vec<TemplatePart>, String> {
+    let mut parts = Vec::new();
+    let mut rest = template;
+    while let Some(at) = rest.find(['<', '>']) {
+        let (text, brackets) = rest.split_at(at);
+        if !text.is_empty() {
+            parts.push(TemplatePart::Text(text));
+        }
+        if let Some(bracket) = ["<<", ">>"].into_iter().find(|it| brackets.starts_with(it)) {
+            parts.push(TemplatePart::Text(&bracket[1..]));
+            rest = &brackets[2..];
+            continue;
+        }
+        let Some(inside) = brackets.strip_prefix('<') else {
+            return Err("there is no `<` before a `>`; write `>>` for a literal bracket".to_owned());
+        };
+        let (name, behind) = inside
+            .split_once('>')
+            .ok_or("a placeholder is not closed; write `<name>`, or `<<` for a literal bracket")?;
+        let is_name = |c: char| c == '_' || c.is_alphanumeric();
+        if name.is_empty() || !name.chars().all(is_name) {
+            return Err(format!("`<{name}>` is not the name of a path parameter; write `<id>`"));
+        }
+        let next = behind.chars().next();
+        let touches = |c: char| c.is_ascii_alphanumeric() || matches!(c, '<' | '%');
+        if next.is_some_and(touches) && !behind.starts_with("<<") {
+            return Err(format!(
+                "nothing separates `<{name}>` from what follows; write `:` between"
+            ));
+        }
+        parts.push(TemplatePart::Parameter(name));
+        rest = behind;
+    }
+    if !rest.is_empty() {
+        parts.push(TemplatePart::Text(rest));
+    }
+    if parts.is_empty() {
+        return Err("it is empty; name what is locked: `order:<id>`".to_owned());
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_rendered_like_arguments() {
+        let template = PathTemplate::new("<<order>>:<tenant>:<id>");
+        let render = |id| template.render(|name| Some(if name == "id" { id } else { "t:1" }));
+        assert_eq!(render("7").unwrap().as_str(), "<order>:t%3A1:7");
+        assert_eq!(render("").unwrap_err().kind(), ErrorKind::InvalidKey);
+        let error = template.render(|_| None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("`tenant`"), "{error}");
+    }
+
+    #[test]
+    fn invalid_templates_say_what_to_write() {
+        for (template, words) in [
+            ("", "is empty"),
+            ("a>b", "no `<` before"),
+            ("a<b", "not closed"),
+            ("a:<>", "not the name"),
+            ("a:<order.id>", "not the name"),
+            ("<a><b>", "nothing separates"),
+            ("<a>x", "nothing separates"),
+        ] {
+            let fault = parse(template).unwrap_err();
+            assert!(fault.contains(words), "{template}: {fault}");
+        }
+        assert_eq!(parse("plain"), Ok(vec![TemplatePart::Text("plain")]));
+    }
+}

@@ -1,0 +1,120 @@
+//! `testing::with_pool`: tests of annotated functions on the default pool, in one process at the same time.
+
+use std::time::Duration;
+
+use lock_runtime::testing::with_pool;
+use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_tests::prelude::*;
+
+#[distributed_lock(key = "order:<id>", ttl = "30s", wait = "0s")]
+async fn settle(id: u64) -> Result<u64, LockError> {
+    tokio::task::yield_now().await;
+    Ok(id)
+}
+
+/// Holds the lock for an hour, which is longer than its `max_hold`.
+#[distributed_lock(key = "report:<id>", max_hold = "10s")]
+async fn report(id: u64) -> Result<u64, LockError> {
+    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    Ok(id)
+}
+
+/// What the tests of a service do, each with the same keys.
+async fn whole_service(pool: LockPool, is_paused: bool) {
+    with_pool("default", pool.clone(), async {
+        let other = pool.lock("order:42").acquire().await.unwrap();
+        assert!(settle(42).await.unwrap_err().is_conflict());
+        assert!(tokio::spawn(settle(42)).await.unwrap().unwrap_err().is_conflict());
+        assert_eq!(settle(43).await.unwrap(), 43);
+        other.release().await.unwrap();
+        assert_eq!(tokio::spawn(settle(42)).await.unwrap().unwrap(), 42);
+        if is_paused {
+            assert!(report(1).await.unwrap_err().is_lost());
+        }
+    })
+    .await;
+}
+
+macro_rules! parallel {
+    ($($real:ident $paused:ident)*) => {$(
+        #[tokio::test]
+        async fn $real() {
+            whole_service(LockPool::connect("memory://").await.unwrap(), false).await;
+        }
+
+        #[tokio::test(start_paused = true)]
+        async fn $paused() {
+            let pool = LockPool::builder("memory://").on_current_runtime().connect().await;
+            whole_service(pool.unwrap(), true).await;
+        }
+    )*};
+}
+
+parallel! {
+    real_01 paused_01 real_02 paused_02 real_03 paused_03 real_04 paused_04 real_05 paused_05
+    real_06 paused_06 real_07 paused_07 real_08 paused_08 real_09 paused_09 real_10 paused_10
+    real_11 paused_11 real_12 paused_12 real_13 paused_13 real_14 paused_14 real_15 paused_15
+    real_16 paused_16 real_17 paused_17 real_18 paused_18 real_19 paused_19 real_20 paused_20
+    real_21 paused_21 real_22 paused_22 real_23 paused_23 real_24 paused_24 real_25 paused_25
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_on_the_driver_is_refused_under_a_paused_clock() {
+    let error = LockPool::connect("memory://").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("`LockPool::builder(url).on_current_runtime()"), "{error}");
+    tokio::time::resume();
+    LockPool::connect("memory://").await.unwrap();
+}
+
+#[tokio::test]
+async fn the_innermost_pool_counts() {
+    let (outer, inner) = (memory().await, memory().await);
+    let _held = outer.lock("order:42").acquire().await.unwrap();
+    with_pool("default", outer.clone(), async {
+        assert!(settle(42).await.unwrap_err().is_conflict());
+        with_pool("default", inner.clone(), async {
+            settle(42).await.unwrap();
+            // A task is not in the scope: the innermost of the runtime counts.
+            tokio::spawn(settle(42)).await.unwrap().unwrap();
+        })
+        .await;
+        assert!(settle(42).await.unwrap_err().is_conflict());
+        assert!(tokio::spawn(settle(42)).await.unwrap().unwrap_err().is_conflict());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn several_pools_at_once_need_a_scope_for_each_task() {
+    let (one, two) = (memory().await, memory().await);
+    let _held = one.lock("order:42").acquire().await.unwrap();
+    let both_are_in = std::sync::Arc::new(tokio::sync::Barrier::new(2));
+    let test = async |pool: LockPool, is_held: bool| {
+        with_pool("default", pool.clone(), async {
+            both_are_in.wait().await;
+            assert_eq!(settle(42).await.is_err(), is_held);
+            let outside = tokio::spawn(settle(42)).await.unwrap().unwrap_err();
+            assert_eq!(outside.kind(), ErrorKind::Config);
+            assert!(outside.to_string().contains("with_pool"), "{outside}");
+            let inside = tokio::spawn(with_pool("default", pool, settle(42))).await.unwrap();
+            assert_eq!(inside.is_err(), is_held);
+            both_are_in.wait().await;
+        })
+        .await;
+    };
+    tokio::join!(test(one.clone(), true), test(two, false));
+}
+
+#[tokio::test]
+async fn a_name_without_a_pool_of_the_test_is_that_of_the_process() {
+    let (of_process, of_test) = (memory().await, memory().await);
+    lock_runtime::install("of-process", of_process.clone()).unwrap();
+    with_pool("of-test", of_test, async {
+        assert!(lock_runtime::pool("of-process").is_some());
+        assert!(lock_runtime::pool("of-test").is_some());
+    })
+    .await;
+    assert!(lock_runtime::pool("of-test").is_none());
+    of_process.shutdown(Duration::ZERO).await;
+}

@@ -1,0 +1,352 @@
+//! Routes behind a lock, and the responses for errors, of axum and actix-web.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use actix_web::http::header;
+use actix_web::{HttpResponse, ResponseError, web};
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::Path;
+use axum::http::{HeaderMap, Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use lock_runtime::testing::with_pool;
+use lock_runtime::web::{LockLayer, LockMiddleware};
+use lock_runtime::{Fence, FromLockError, LockError, LockPool, Problem, distributed_lock};
+use lock_tests::prelude::*;
+use tower::{Service, ServiceBuilder, ServiceExt};
+
+const SOON: Duration = ms(20_000);
+
+fn to(path: &str) -> Request<Body> {
+    Request::builder().uri(path).body(Body::empty()).unwrap()
+}
+
+async fn sent(routes: &Router, path: &str) -> (StatusCode, HeaderMap, String) {
+    let response = within(SOON, path, routes.clone().oneshot(to(path))).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = to_bytes(body, 1 << 20).await.unwrap();
+    (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn is_free(pool: &LockPool, key: &'static str) -> bool {
+    match pool.lock(key).try_acquire().await.unwrap() {
+        Some(guard) => {
+            guard.release().await.unwrap();
+            true
+        }
+        None => false,
+    }
+}
+
+async fn until_free(pool: &LockPool, key: &'static str) {
+    lock_tests::eventually_async(SOON, "the lock is free", async || is_free(pool, key).await).await;
+}
+
+#[distributed_lock(key = "order:<id>", wait = "0s")]
+async fn settle(Path(id): Path<u64>) -> Result<String, LockError> {
+    Ok(format!("settled {id}"))
+}
+
+#[distributed_lock(key = "order:<id>", wait = "0s")]
+async fn report(Path(id): Path<u64>) -> Response {
+    id.to_string().into_response()
+}
+
+#[tokio::test]
+async fn an_error_of_a_handler_is_a_problem_without_details() {
+    let pool = memory().await;
+    with_pool("default", pool.clone(), async {
+        let routes =
+            Router::new().route("/settle/{id}", get(settle)).route("/report/{id}", get(report));
+        let held = pool.lock("order:42").acquire().await.unwrap();
+        for path in ["/settle/42", "/report/42"] {
+            let (status, headers, body) = sent(&routes, path).await;
+            assert_eq!(status, StatusCode::CONFLICT);
+            assert_eq!(headers["content-type"], Problem::MEDIA_TYPE);
+            assert_eq!(headers["retry-after"], "1");
+            let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
+            assert_eq!((&problem["status"], &problem["title"]), (&409.into(), &"Conflict".into()));
+            for detail in ["order", "42", "memory", "default", "wait"] {
+                assert!(!body.contains(detail), "{detail}: {body}");
+            }
+        }
+        held.release().await.unwrap();
+        assert_eq!(sent(&routes, "/settle/42").await.2, "settled 42");
+        assert_eq!(sent(&routes, "/report/42").await.2, "42");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pool_changes_its_problems() {
+    let pool = LockPool::builder("memory://").problem(|error, mut problem| {
+        if error.is_conflict() {
+            problem.status = 423;
+            problem.title = "\"Locked\"".into();
+            problem.retry_after = None;
+        }
+        problem
+    });
+    let pool = pool.connect().await.unwrap();
+    lock_runtime::install("changed", pool.clone()).unwrap();
+    let _held = pool.lock("k").acquire().await.unwrap();
+    let error = pool.lock("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    let response = error.clone().into_response();
+    assert_eq!(response.status(), StatusCode::LOCKED);
+    assert!(!response.headers().contains_key("retry-after"));
+    let of_actix = error.error_response();
+    assert_eq!(of_actix.status().as_u16(), 423);
+    let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(problem["title"], "\"Locked\"");
+}
+
+#[tokio::test]
+async fn a_route_runs_only_under_its_lock() {
+    let pool = memory().await;
+    let (inside, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let fences = Arc::<Mutex<Vec<Fence>>>::default();
+    let handler = {
+        let (inside, most, fences) = (inside.clone(), most.clone(), fences.clone());
+        move |Extension(fence): Extension<Fence>| async move {
+            most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            fences.lock().unwrap().push(fence);
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+        }
+    };
+    let lock = LockLayer::for_path("order:<tenant>:<id>").pool(&pool).wait(SOON);
+    let routes = Router::new().route("/{tenant}/orders/{id}", post(handler).layer(lock));
+    let requests = (0..50).map(|_| {
+        let request = Request::post("/t%3A1/orders/7").body(Body::empty()).unwrap();
+        tokio::spawn(routes.clone().oneshot(request))
+    });
+    for request in requests.collect::<Vec<_>>() {
+        let response = joined("a request", request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 1);
+    let mut fences = std::mem::take(&mut *fences.lock().unwrap());
+    assert!(fences.is_sorted());
+    fences.dedup();
+    assert_eq!(fences.len(), 50);
+    // The value of a parameter is escaped as in the attribute.
+    let _held = pool.lock("order:t%3A1:7").acquire().await.unwrap();
+    let lock = LockLayer::for_path("order:<tenant>:<id>").pool(&pool).wait(Duration::ZERO);
+    let routes = Router::new().route("/{tenant}/orders/{id}", get(async || "").layer(lock));
+    assert_eq!(sent(&routes, "/t%3A1/orders/7").await.0, StatusCode::CONFLICT);
+    assert_eq!(sent(&routes, "/t%3A1/orders/8").await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_route_without_the_parameter_is_an_error_of_the_program() {
+    let pool = memory().await;
+    let lock = LockLayer::for_path("order:<id>").pool(&pool);
+    let routes = Router::new().route("/{name}", get(async || "").layer(lock));
+    let (status, _, body) = sent(&routes, "/x").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(!body.contains("id"), "{body}");
+}
+
+#[tokio::test]
+async fn a_key_may_be_computed_from_the_head_of_the_request() {
+    let pool = memory().await;
+    let lock =
+        LockLayer::new(|head| format!("tenant:{}", head.headers["tenant"].to_str().unwrap()));
+    let lock = lock.pool(&pool).wait(Duration::ZERO).fencing(false);
+    let has_fence = async |fence: Option<Extension<Fence>>| fence.is_some().to_string();
+    let routes = Router::new().route("/", get(has_fence)).layer(lock);
+    let _held = pool.lock("tenant:a").acquire().await.unwrap();
+    for (tenant, status) in [("a", StatusCode::CONFLICT), ("b", StatusCode::OK)] {
+        let request = Request::get("/").header("tenant", tenant).body(Body::empty()).unwrap();
+        let response = routes.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status, "{tenant}");
+        if status == StatusCode::OK {
+            assert_eq!(to_bytes(response.into_body(), 100).await.unwrap(), "false");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "`order:<order.id>` of a route is invalid: `<order.id>` is not the name")]
+fn an_invalid_template_ends_the_program_when_it_starts() {
+    let _ = LockLayer::for_path("order:<order.id>");
+}
+
+/// A body of parts that a test sends.
+fn streamed() -> (tokio::sync::mpsc::Sender<&'static str>, Body) {
+    struct Parts(tokio::sync::mpsc::Receiver<&'static str>);
+    impl http_body::Body for Parts {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            cx: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            let frame = |part: &'static str| Ok(http_body::Frame::data(part.into()));
+            self.0.poll_recv(cx).map(|part| part.map(frame))
+        }
+    }
+    let (sender, parts) = tokio::sync::mpsc::channel(8);
+    (sender, Body::new(Parts(parts)))
+}
+
+/// The service of a route whose response is a stream, and the sender of its parts.
+fn streaming(
+    pool: &LockPool,
+    lock: impl Fn(LockLayer) -> LockLayer,
+) -> (tokio::sync::mpsc::Sender<&'static str>, Router) {
+    let (sender, body) = streamed();
+    let body = Arc::new(Mutex::new(Some(body)));
+    let handler = move || async move { body.lock().unwrap().take().unwrap() };
+    let lock = lock(LockLayer::new(|_| "stream").pool(pool));
+    (sender, Router::new().route("/", get(handler).layer(lock)))
+}
+
+#[tokio::test]
+async fn a_lock_lasts_until_the_response_is_sent_if_the_layer_says_so() {
+    let pool = memory().await;
+    let (parts, routes) = streaming(&pool, LockLayer::until_body_end);
+    let response = routes.oneshot(to("/")).await.unwrap();
+    assert!(!is_free(&pool, "stream").await);
+    parts.send("one").await.unwrap();
+    parts.send("two").await.unwrap();
+    drop(parts);
+    assert_eq!(to_bytes(response.into_body(), 100).await.unwrap(), "onetwo");
+    until_free(&pool, "stream").await;
+
+    let (parts, routes) = streaming(&pool, LockLayer::until_body_end);
+    let response = routes.oneshot(to("/")).await.unwrap();
+    assert!(!is_free(&pool, "stream").await);
+    drop(response);
+    until_free(&pool, "stream").await;
+    assert!(parts.is_closed());
+
+    let (_parts, routes) = streaming(&pool, |lock| lock);
+    let _response = routes.oneshot(to("/")).await.unwrap();
+    assert!(is_free(&pool, "stream").await, "released when the handler has returned");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_ends_when_its_lock_is_lost() {
+    let pool = LockPool::builder("memory://").on_current_runtime().connect().await.unwrap();
+    let (parts, routes) = streaming(&pool, |lock| lock.until_body_end().max_hold(ms(5_000)));
+    let response = routes.oneshot(to("/")).await.unwrap();
+    parts.send("one").await.unwrap();
+    let error = to_bytes(response.into_body(), 100).await.unwrap_err();
+    assert!(format!("{error:?}").contains("max_hold"), "{error:?}");
+    until_free(&pool, "stream").await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_gives_its_lock_back() {
+    let pool = memory().await;
+    let entered = Arc::new(tokio::sync::Notify::new());
+    let handler = {
+        let entered = entered.clone();
+        move || async move {
+            entered.notify_one();
+            std::future::pending::<()>().await;
+        }
+    };
+    let lock = LockLayer::new(|_| "k").pool(&pool);
+    let routes = Router::new().route("/", get(handler).layer(lock));
+    for waits in [false, true] {
+        let held = if waits { Some(pool.lock("k").acquire().await.unwrap()) } else { None };
+        let request = tokio::spawn(routes.clone().oneshot(to("/")));
+        if !waits {
+            entered.notified().await;
+        }
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        drop(held);
+        until_free(&pool, "k").await;
+    }
+    // By a layer above.
+    let limited = ServiceBuilder::new().timeout(ms(100)).service(routes.clone().into_service());
+    let error = limited.oneshot(to("/")).await.unwrap_err();
+    assert!(error.is::<tower::timeout::error::Elapsed>());
+    until_free(&pool, "k").await;
+}
+
+/// A service that serves one request until it is ready again, as `tower` allows.
+#[tokio::test]
+async fn the_service_that_was_ready_serves_the_request() {
+    #[derive(Debug, Default)]
+    struct Ready(bool);
+    impl Clone for Ready {
+        fn clone(&self) -> Self {
+            Self(false)
+        }
+    }
+    impl Service<Request<Body>> for Ready {
+        type Response = Response;
+        type Error = std::convert::Infallible;
+        type Future = std::future::Ready<Result<Response, Self::Error>>;
+        fn poll_ready(
+            &mut self,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Result<(), Self::Error>> {
+            self.0 = true;
+            std::task::Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            assert!(std::mem::take(&mut self.0), "it was not asked whether it is ready");
+            std::future::ready(Ok(Response::default()))
+        }
+    }
+    let lock = LockLayer::new(|_| "k").pool(&memory().await);
+    let mut service = ServiceBuilder::new().layer(lock).service(Ready::default());
+    for _ in 0..3 {
+        service.ready().await.unwrap().call(to("/")).await.unwrap();
+    }
+}
+
+#[actix_web::test]
+async fn an_actix_resource_runs_only_under_its_lock() {
+    let pool = memory().await;
+    let handler = async |fence: web::ReqData<Fence>| format!("fence {}", *fence);
+    let lock = LockMiddleware::for_path("order:<id>").pool(&pool).wait(Duration::ZERO);
+    let resource = web::resource("/orders/{id}").wrap(lock).route(web::get().to(handler));
+    let app = actix_web::test::init_service(actix_web::App::new().service(resource)).await;
+    let request = || actix_web::test::TestRequest::get().uri("/orders/42").to_request();
+
+    let response = actix_web::test::call_and_read_body(&app, request()).await;
+    assert!(response.starts_with(b"fence "), "{response:?}");
+    let held = pool.lock("order:42").acquire().await.unwrap();
+    let refused = actix_web::test::try_call_service(&app, request()).await.unwrap_err();
+    let refused = refused.error_response();
+    assert_eq!(refused.status().as_u16(), 409);
+    assert_eq!(refused.headers().get(header::RETRY_AFTER).unwrap(), "1");
+    assert_eq!(refused.headers().get(header::CONTENT_TYPE).unwrap(), Problem::MEDIA_TYPE);
+    held.release().await.unwrap();
+    let response = actix_web::test::call_service(&app, request()).await;
+    assert_eq!(response.status().as_u16(), 200);
+    assert!(is_free(&pool, "order:42").await);
+}
+
+#[actix_web::test]
+async fn an_actix_handler_may_return_the_response_of_an_error() {
+    #[distributed_lock(key = "order:<id>", wait = "0s")]
+    async fn settle(id: u64) -> HttpResponse {
+        HttpResponse::Ok().body(id.to_string())
+    }
+    let pool = memory().await;
+    with_pool("default", pool.clone(), async {
+        let _held = pool.lock("order:42").acquire().await.unwrap();
+        assert_eq!(settle(42).await.status().as_u16(), 409);
+        assert_eq!(settle(43).await.status().as_u16(), 200);
+    })
+    .await;
+    let of_no_pool = lock_runtime::pool("of no test").is_none();
+    assert!(
+        of_no_pool && HttpResponse::from_lock_error(config_error().await).status().as_u16() == 500
+    );
+}
+
+async fn config_error() -> LockError {
+    LockPool::connect("mongodb://").await.unwrap_err()
+}
