@@ -35,6 +35,7 @@ pub(crate) trait DynBackend: Send + Sync {
     ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>>;
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
+    fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
 }
 
@@ -75,6 +76,11 @@ impl<B: Backend> DynBackend for B {
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>> {
         let status = panic_boundary::run(async { Backend::is_held(self, lease).await });
         Box::pin(async { status.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
+        let probe = panic_boundary::run(async { Backend::probe(self).await });
+        Box::pin(async { probe.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
@@ -141,6 +147,10 @@ impl Backend for Opened {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.0.health().await
+    }
+
+    async fn probe(&self) -> Result<(), BackendError> {
+        self.0.probe().await
     }
 
     async fn close(&self) {

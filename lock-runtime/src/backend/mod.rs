@@ -393,6 +393,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Reads whether the store can serve, and what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 
+    /// Whether the store answers. Sent now and then after a failure, until it does. Defaults to [`health`](Self::health), which
+    /// usually costs more.
+    fn probe(&self) -> impl Future<Output = Result<(), BackendError>> + Send {
+        async { self.health().await.map(drop) }
+    }
+
     /// Closes connections. Later calls may fail. Does nothing by default.
     fn close(&self) -> impl Future<Output = ()> + Send {
         async {}

@@ -26,6 +26,19 @@ pub struct BackendError {
 }
 
 impl BackendError {
+    /// Whether the store has answered any of several requests that were sent together. A rejection is an answer. `Err` with
+    /// the last failure otherwise.
+    pub(crate) fn of_all<T>(outcomes: &[Result<T, Self>]) -> Result<(), &Self> {
+        let mut last = Ok(());
+        for outcome in outcomes {
+            match outcome {
+                Err(error) if error.kind() != FailureKind::Rejected => last = Err(error),
+                Ok(_) | Err(_) => return Ok(()),
+            }
+        }
+        last
+    }
+
     /// An error with a text that must not show secrets.
     #[must_use]
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {

@@ -99,9 +99,9 @@ impl Problem {
 
 /// How a pool changes its problems.
 #[derive(Clone, Default)]
-pub(crate) struct ProblemMap(Option<Arc<Change>>);
+pub(crate) struct ProblemMap(Option<Arc<ProblemChange>>);
 
-type Change = dyn Fn(&LockError, Problem) -> Problem + Send + Sync;
+type ProblemChange = dyn Fn(&LockError, Problem) -> Problem + Send + Sync;
 
 impl ProblemMap {
     pub(crate) fn new(

@@ -173,12 +173,12 @@ impl RenewalScheduler {
                 "the store did not answer a renewal in time",
             ))
         };
-        let mut outcomes = answer.unwrap_or_default().into_iter();
+        let outcomes = answer.unwrap_or_else(|_| vec![silence()]);
+        (config.on_outcome)(sent, BackendError::of_all(&outcomes));
+        let mut outcomes = outcomes.into_iter();
         // Not by value: a drop half-way reports the leases that are left.
         for lease in unanswered.leases.by_ref() {
-            let outcome = outcomes.next().unwrap_or_else(silence);
-            (config.on_outcome)(sent, outcome.as_ref().map(|_| ()));
-            match outcome {
+            match outcomes.next().unwrap_or_else(silence) {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);

@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::{AcquireOutcome, AcquireRequest, Capabilities, DynBackend};
-use crate::base::backend_error::BackendError;
+use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
@@ -88,9 +88,9 @@ impl PoolCore {
         let renewals = Arc::<RenewalScheduler>::default();
         let tracker = Arc::new(LeaseTracker::new());
         let waiting = Arc::downgrade(&queue);
-        let store_status = StoreStatus::new(clock, config.on_outage, move || {
+        let store_status = StoreStatus::new(clock, config.on_outage, move |refusal| {
             if let Some(queue) = waiting.upgrade() {
-                queue.wake_all();
+                queue.reject_waiting(refusal);
             }
         });
         let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
@@ -200,13 +200,14 @@ impl PoolCore {
                 if answers.iter().any(Result::is_ok) {
                     self.round_trip.answered(self.clock().now().since(sent));
                 }
-                for answer in &answers {
-                    self.store_status.report(sent, answer.as_ref().map(|_| ()));
-                }
+                self.store_status.report(sent, BackendError::of_all(&answers));
                 answers
             }
             Err(_) => {
                 self.round_trip.silent(time_limit);
+                let text = format!("no answer within {time_limit:?}");
+                let silence = BackendError::new(FailureKind::MaybeApplied, text);
+                self.store_status.report(sent, Err(&silence));
                 Vec::new()
             }
         }

@@ -23,15 +23,19 @@ use crate::exec::events;
 #[derive(Debug)]
 enum Reachability {
     Up,
-    /// All requests since then have failed.
+    /// A request has failed at this moment, and none was answered since.
     Failing {
         since: Instant,
     },
-    /// As `Failing`, for longer than [`Reachability::TOLERANCE`].
+    /// A request that was sent after `since` has failed, too, and [`TOLERANCE`](Reachability::TOLERANCE) is over.
     Down {
         since: Instant,
         error: BackendError,
+        /// One acquire is tried from this moment on, whatever probes show.
+        next_trial: Instant,
     },
+    /// The pool is shut down.
+    Closed,
 }
 
 /// What a report has changed.
@@ -49,27 +53,38 @@ enum Change {
 impl Reachability {
     /// A server that restarts, and a connection that is replaced, are not an outage.
     const TOLERANCE: Duration = Duration::from_millis(500);
+    /// Between two acquires that are tried during an outage.
+    const TRIAL: Duration = Duration::from_secs(1);
 
     fn on_answer(&mut self, now: Instant) -> Change {
+        match self {
+            Self::Up | Self::Closed => return Change::None,
+            Self::Failing { .. } => {
+                *self = Self::Up;
+                return Change::None;
+            }
+            Self::Down { .. } => {}
+        }
         match std::mem::replace(self, Self::Up) {
-            Self::Up | Self::Failing { .. } => Change::None,
             Self::Down { since, .. } => Change::Back(now.since(since)),
+            _ => Change::None,
         }
     }
 
-    /// A request that was sent at `sent` has failed.
+    /// A request that was sent at `sent` has failed. One that was sent before the first failure says nothing new: it may
+    /// have been in flight with that one.
     fn on_failure(&mut self, sent: Instant, now: Instant, error: &BackendError) -> Change {
-        let (since, change) = match *self {
-            Self::Up => (sent, Change::Suspected),
-            Self::Failing { since } => (since.min(sent), Change::None),
-            Self::Down { .. } => return Change::None,
-        };
-        if now.since(since) < Self::TOLERANCE {
-            *self = Self::Failing { since };
-            return change;
+        match *self {
+            Self::Up => {
+                *self = Self::Failing { since: now };
+                Change::Suspected
+            }
+            Self::Failing { since } if sent >= since && now.since(since) >= Self::TOLERANCE => {
+                *self = Self::Down { since, error: error.clone(), next_trial: now + Self::TRIAL };
+                Change::Lost
+            }
+            Self::Failing { .. } | Self::Down { .. } | Self::Closed => Change::None,
         }
-        *self = Self::Down { since, error: error.clone() };
-        Change::Lost
     }
 }
 
@@ -77,8 +92,8 @@ impl Reachability {
 pub(crate) struct StoreStatus {
     clock: Clock,
     on_outage: OnOutage,
-    /// Makes waiters send a request, which fails and rejects them.
-    wake_waiters: Box<dyn Fn() + Send + Sync>,
+    /// Rejects all waiters.
+    reject_waiters: Box<dyn Fn(&LockError) + Send + Sync>,
     /// The name of the pool, for events.
     pool: OnceCell<Arc<str>>,
     /// As `reachability`, for a look without the mutex.
@@ -89,19 +104,24 @@ pub(crate) struct StoreStatus {
 }
 
 impl StoreStatus {
-    /// Between two probes.
+    /// Between two probes. It doubles with each that fails.
     const INTERVAL: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(1);
 
     pub(crate) fn new(
         clock: Clock,
         on_outage: OnOutage,
-        wake_waiters: impl Fn() + Send + Sync + 'static,
+        reject_waiters: impl Fn(&LockError) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let wake_waiters = Box::new(wake_waiters);
-        let reachability = Mutex::new(Reachability::Up);
-        let (is_up, suspected) = (AtomicBool::new(true), Notify::new());
-        let pool = OnceCell::new();
-        Arc::new(Self { clock, on_outage, wake_waiters, pool, is_up, reachability, suspected })
+        Arc::new(Self {
+            clock,
+            on_outage,
+            reject_waiters: Box::new(reject_waiters),
+            pool: OnceCell::new(),
+            is_up: AtomicBool::new(true),
+            reachability: Mutex::new(Reachability::Up),
+            suspected: Notify::new(),
+        })
     }
 
     pub(crate) fn set_pool(&self, name: &Arc<str>) {
@@ -115,42 +135,80 @@ impl StoreStatus {
             return;
         }
         let now = self.clock.now();
-        let change = {
-            let mut reachability = self.reachability();
-            let change = match failure {
-                Some(error) => reachability.on_failure(sent, now, error),
-                None => reachability.on_answer(now),
-            };
-            self.is_up.store(matches!(*reachability, Reachability::Up), Ordering::Relaxed);
-            change
-        };
-        let pool = self.pool.get().map_or("unnamed", |name| name);
-        match (change, failure) {
-            (Change::Suspected, _) => self.suspected.notify_one(),
-            (Change::Lost, Some(error)) => {
-                self.suspected.notify_one();
-                events::store_lost(pool, error);
-                if self.on_outage == OnOutage::Fail {
-                    (self.wake_waiters)();
-                }
+        let change = self.change(|reachability| match failure {
+            Some(error) => reachability.on_failure(sent, now, error),
+            None => reachability.on_answer(now),
+        });
+        if change == Change::Lost && self.on_outage == OnOutage::Fail {
+            // Also those that wait for a lock of this process, whose release would wait for the store.
+            if let Some(refusal) = self.refusal_at(now) {
+                (self.reject_waiters)(&refusal);
             }
-            (Change::Back(after), _) => events::store_back(pool, after),
-            (Change::None | Change::Lost, _) => {}
         }
     }
 
-    /// The connection to the store has ended, or a new one has failed.
+    /// The connection to the store has ended, or a new one has failed. Probes show whether the store is down.
     pub(crate) fn report_disconnect(&self, error: &BackendError) {
-        self.report(self.clock.now(), Err(error));
+        if error.kind() != FailureKind::Rejected && self.is_up.load(Ordering::Relaxed) {
+            let now = self.clock.now();
+            self.change(|reachability| reachability.on_failure(now, now, error));
+        }
     }
 
-    /// The error of an acquire that is not to wait for a store that is down.
+    /// The store has a new connection: the next probe is due.
+    pub(crate) fn report_connect(&self) {
+        if !self.is_up.load(Ordering::Relaxed) {
+            self.suspected.notify_one();
+        }
+    }
+
+    /// The pool is shut down: no event follows.
+    pub(crate) fn close(&self) {
+        *self.reachability() = Reachability::Closed;
+    }
+
+    /// Applies `change` to the state. Events are sent under the mutex, so in its order.
+    fn change(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
+        let mut reachability = self.reachability();
+        let change = change(&mut reachability);
+        let is_up = matches!(*reachability, Reachability::Up | Reachability::Closed);
+        self.is_up.store(is_up, Ordering::Relaxed);
+        let pool = self.pool.get().map_or("unnamed", |name| name);
+        match (&change, &*reachability) {
+            (Change::Suspected, _) => self.suspected.notify_one(),
+            (Change::Lost, Reachability::Down { error, .. }) => events::store_lost(pool, error),
+            (Change::Back(after), _) => events::store_back(pool, *after),
+            (Change::None | Change::Lost, _) => {}
+        }
+        change
+    }
+
+    /// Whether an acquire whose request has failed is to end.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.on_outage == OnOutage::Fail
+            && !self.is_up.load(Ordering::Relaxed)
+            && matches!(*self.reachability(), Reachability::Down { .. })
+    }
+
+    /// The error of an acquire that is not to wait for a store that is down. One acquire in a second is tried.
     pub(crate) fn refusal(&self) -> Option<LockError> {
         if self.on_outage == OnOutage::Wait || self.is_up.load(Ordering::Relaxed) {
             return None;
         }
-        let Reachability::Down { since, error } = &*self.reachability() else { return None };
-        let down_for = self.clock.now().since(*since);
+        let now = self.clock.now();
+        if let Reachability::Down { next_trial, .. } = &mut *self.reachability()
+            && now >= *next_trial
+        {
+            *next_trial = now + Reachability::TRIAL;
+            return None;
+        }
+        self.refusal_at(now)
+    }
+
+    #[cold]
+    fn refusal_at(&self, now: Instant) -> Option<LockError> {
+        let Reachability::Down { since, error, .. } = &*self.reachability() else { return None };
+        let down_for = now.since(*since);
         let text = format!("the store has been down for {down_for:.1?}: {}", error.message());
         Some(LockError::backend(
             BackendError::new(FailureKind::NotApplied, text).remedy(
@@ -159,18 +217,24 @@ impl StoreStatus {
         ))
     }
 
-    /// Sends a probe now and then while requests fail. Runs on the driver for the life of the pool.
+    /// Sends probes while requests fail. Runs on the driver for the life of the pool.
     pub(crate) async fn probe(self: Arc<Self>, store: Arc<dyn DynBackend>, limit: Duration) {
+        let limit = limit.min(Self::LONGEST);
         loop {
             self.suspected.notified().await;
+            let mut pause = Self::INTERVAL;
             while !self.is_up.load(Ordering::Relaxed) {
-                self.clock.sleep_until(self.clock.now() + Self::INTERVAL).await;
+                let due = self.clock.now() + pause;
+                tokio::select! {
+                    biased;
+                    () = self.clock.sleep_until(due) => pause = (pause * 2).min(Self::LONGEST),
+                    () = self.suspected.notified() => {}
+                }
                 let sent = self.clock.now();
                 let silence =
                     || BackendError::new(FailureKind::MaybeApplied, "the store does not answer");
-                let answer = timeout(limit, store.health()).await;
-                let answer = answer.unwrap_or_else(|_| Err(silence()));
-                self.report(sent, answer.as_ref().map(|_| ()));
+                let answer = timeout(limit, store.probe()).await;
+                self.report(sent, answer.unwrap_or_else(|_| Err(silence())).as_ref().map(|&()| ()));
             }
         }
     }
@@ -182,6 +246,8 @@ impl StoreStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     const fn at(millis: u64) -> Instant {
@@ -196,17 +262,22 @@ mod tests {
     fn failures_for_longer_than_the_tolerance_are_an_outage() {
         let (mut store, error) = (Reachability::Up, failure());
         assert_eq!(store.on_failure(at(1000), at(1001), &error), Change::Suspected);
-        assert_eq!(store.on_failure(at(1100), at(1499), &error), Change::None);
-        assert_eq!(store.on_failure(at(1490), at(1500), &error), Change::Lost);
+        assert_eq!(store.on_failure(at(1100), at(1500), &error), Change::None);
+        assert_eq!(store.on_failure(at(1490), at(1501), &error), Change::Lost);
         assert_eq!(store.on_failure(at(1600), at(1700), &error), Change::None, "once");
-        assert_eq!(store.on_answer(at(3000)), Change::Back(Duration::from_secs(2)));
-        assert_eq!(store.on_answer(at(3001)), Change::None, "once");
+        assert_eq!(store.on_answer(at(3001)), Change::Back(Duration::from_secs(2)));
+        assert_eq!(store.on_answer(at(3002)), Change::None, "once");
     }
 
+    /// As those of one batch, and of a connection that was reset.
     #[test]
-    fn a_request_that_was_silent_for_the_tolerance_is_an_outage() {
-        let mut store = Reachability::Up;
-        assert_eq!(store.on_failure(at(1000), at(2000), &failure()), Change::Lost);
+    fn failures_of_requests_that_were_in_flight_together_are_no_outage() {
+        let (mut store, error) = (Reachability::Up, failure());
+        assert_eq!(store.on_failure(at(1000), at(5000), &error), Change::Suspected);
+        assert_eq!(store.on_failure(at(1000), at(9000), &error), Change::None);
+        assert_eq!(store.on_answer(at(9001)), Change::None);
+        assert_eq!(store.on_failure(at(4000), at(9002), &error), Change::Suspected);
+        assert_eq!(store.on_failure(at(9003), at(9503), &error), Change::Lost);
     }
 
     #[test]
@@ -215,28 +286,47 @@ mod tests {
         assert_eq!(store.on_failure(at(1000), at(1400), &error), Change::Suspected);
         assert_eq!(store.on_answer(at(1450)), Change::None);
         assert_eq!(store.on_failure(at(1460), at(1950), &error), Change::Suspected);
-        assert_eq!(store.on_failure(at(1900), at(1960), &error), Change::Lost);
+        assert_eq!(store.on_failure(at(1960), at(2000), &error), Change::None);
     }
 
     #[test]
-    fn an_acquire_is_refused_during_an_outage_alone() {
-        let rejected = BackendError::new(FailureKind::Rejected, "READONLY");
+    fn after_a_shutdown_nothing_changes() {
+        let (mut store, error) = (Reachability::Closed, failure());
+        assert_eq!(store.on_failure(at(1), at(1000), &error), Change::None);
+        assert_eq!(store.on_failure(at(2000), at(3000), &error), Change::None);
+        assert_eq!(store.on_answer(at(4000)), Change::None);
+    }
+
+    #[test]
+    fn acquires_are_refused_during_an_outage_but_for_one_in_a_second() {
         for on_outage in [OnOutage::Wait, OnOutage::Fail] {
-            let clock = Clock::Boot;
-            let status = StoreStatus::new(clock, on_outage, || {});
-            let long_ago = Instant::from_nanos(0);
-            status.report(long_ago, Err(&rejected));
-            assert!(status.refusal().is_none(), "a rejection is an answer");
-            status.report(clock.now(), Err(&failure()));
+            let rejections = Arc::<AtomicUsize>::default();
+            let counted = rejections.clone();
+            let reject = move |_: &LockError| {
+                counted.fetch_add(1, Ordering::SeqCst);
+            };
+            let (clock, error) = (Clock::Boot, failure());
+            let status = StoreStatus::new(clock, on_outage, reject);
+            status.report(clock.now(), Err(&BackendError::new(FailureKind::Rejected, "READONLY")));
+            assert!(status.is_up.load(Ordering::SeqCst), "a rejection is an answer");
+            status.report_disconnect(&error);
             assert!(status.refusal().is_none(), "too early");
-            status.report(long_ago, Err(&failure()));
+            assert!(!status.is_refusing());
+            *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+            status.report(clock.now(), Err(&error));
+            let fails = on_outage == OnOutage::Fail;
+            assert_eq!(status.is_refusing(), fails);
+            assert_eq!(rejections.load(Ordering::SeqCst), usize::from(fails));
             let refusal = status.refusal();
-            assert_eq!(refusal.is_some(), on_outage == OnOutage::Fail);
-            assert!(refusal.is_none_or(
-                |error| error.is_backend() && error.to_string().contains("no connection")
-            ));
+            assert_eq!(refusal.is_some(), fails);
+            assert!(refusal.is_none_or(|error| error.to_string().contains("no connection")));
+            if let Reachability::Down { next_trial, .. } = &mut *status.reachability() {
+                *next_trial = clock.now();
+            }
+            assert!(status.refusal().is_none(), "a trial");
+            assert_eq!(status.refusal().is_some(), fails, "one trial");
             status.report(clock.now(), Ok(()));
-            assert!(status.refusal().is_none());
+            assert!(status.refusal().is_none() && !status.is_refusing());
         }
     }
 }

@@ -59,6 +59,9 @@ impl NotifySink for PoolWakeups {
     }
 
     fn resync(&self) {
+        if let Some(status) = self.store_status.upgrade() {
+            status.report_connect();
+        }
         if let Some(queue) = self.queue.upgrade() {
             self.expedite(queue.wake_all());
         }

@@ -485,18 +485,26 @@ impl<W: Waiter> WaitQueues<W> {
 
     /// Rejects all waiters, and all later ones.
     pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.reject_waiting(&LockError::pool_closed());
+    }
+
+    /// Rejects all waiters, also those behind a holder of this process. Later ones may wait again.
+    pub(crate) fn reject_waiting(&self, error: &LockError) {
         let mut queues = self.lock();
-        queues.closed = true;
         queues.positions.clear();
         let mut rejected = Vec::new();
         queues.by_key.retain(|_, queue| {
             rejected.extend(std::mem::take(&mut queue.entries).into_values());
             queue.reserved_for = None;
+            // What waits at the store sends a request, and ends.
+            queue.wake();
             !queue.is_vacant()
         });
         drop(queues);
         for entry in rejected {
-            entry.wait_for.reject(LockError::pool_closed());
+            self.remove_deadline(&entry);
+            entry.wait_for.reject(error.clone());
         }
     }
 

@@ -192,6 +192,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.health().await
     }
 
+    async fn probe(&self) -> Result<(), BackendError> {
+        self.backend.probe().await
+    }
+
     async fn close(&self) {
         self.backend.close().await;
     }

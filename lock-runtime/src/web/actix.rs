@@ -23,7 +23,7 @@ use crate::base::options::Wait;
 use crate::base::problem::Problem;
 use crate::web::path_template::PathTemplate;
 use crate::web::response::problem;
-use crate::web::route::Route;
+use crate::web::route_lock::RouteLock;
 
 /// The [`Problem`] of the error.
 impl ResponseError for LockError {
@@ -80,7 +80,7 @@ fn status(problem: &Problem) -> StatusCode {
 #[derive(Clone, Debug)]
 #[must_use = "a middleware does nothing before it wraps a resource"]
 pub struct LockMiddleware {
-    route: Arc<Route>,
+    route: Arc<RouteLock>,
     template: Arc<PathTemplate>,
 }
 
@@ -125,7 +125,7 @@ impl LockMiddleware {
         self.with(|route| route.set_fencing(fencing))
     }
 
-    fn with(mut self, set: impl FnOnce(&mut Route)) -> Self {
+    fn with(mut self, set: impl FnOnce(&mut RouteLock)) -> Self {
         set(Arc::make_mut(&mut self.route));
         self
     }

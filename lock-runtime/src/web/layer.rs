@@ -24,7 +24,7 @@ use crate::web::locked_body::LockedBody;
 #[cfg(feature = "axum")]
 use crate::web::path_template::PathTemplate;
 use crate::web::response::problem;
-use crate::web::route::Route;
+use crate::web::route_lock::RouteLock;
 
 /// A `tower` layer: the service behind it serves a request only while the lock of that request is held. The response for
 /// a lock that is not acquired, or lost, is that of its [`Problem`]. When a client disconnects, the service's future is
@@ -53,7 +53,7 @@ use crate::web::route::Route;
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is added to a service"]
 pub struct LockLayer {
-    route: Arc<Route>,
+    route: Arc<RouteLock>,
     key: RequestKey,
     until_body_end: bool,
 }
@@ -134,7 +134,7 @@ impl LockLayer {
         Self { until_body_end: true, ..self }
     }
 
-    fn with(mut self, set: impl FnOnce(&mut Route)) -> Self {
+    fn with(mut self, set: impl FnOnce(&mut RouteLock)) -> Self {
         set(Arc::make_mut(&mut self.route));
         self
     }

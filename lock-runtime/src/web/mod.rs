@@ -13,7 +13,7 @@ mod locked_body;
 #[cfg(any(feature = "actix", feature = "axum"))]
 mod path_template;
 mod response;
-mod route;
+mod route_lock;
 
 #[cfg(feature = "actix")]
 pub use actix::{LockMiddleware, LockedService, serve};

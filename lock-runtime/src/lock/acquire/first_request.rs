@@ -133,14 +133,14 @@ fn on_answer(
                 (LastAnswer::Held { expires_in }, false, retry_after)
             }
             Answer::Failed { error, retry_after } => {
-                let is_rejected = error.kind() == FailureKind::Rejected;
+                let is_rejected =
+                    error.kind() == FailureKind::Rejected || core.store_status.is_refusing();
                 (LastAnswer::Failed(error), is_rejected, retry_after)
             }
         };
     core.queue.record_answer(&spec.store_keys, &answer);
     let is_over = deadline.is_some_and(|deadline| now >= deadline);
-    let is_refused = core.store_status.refusal().is_some();
-    if is_rejected || is_refused || is_over || is_out_of_attempts(&spec.policy, 1) {
+    if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
         waiter.reject(core.queue.wait_error(permit.key(), spec.policy.wait, now));
     } else {
         let wait_for = WaitFor::Lock(waiter);

@@ -464,7 +464,8 @@ impl MultiKeyTask {
                 })
             }
             Answer::Failed { error, retry_after } => {
-                let is_rejected = error.kind() == FailureKind::Rejected;
+                let is_rejected =
+                    error.kind() == FailureKind::Rejected || core.store_status.is_refusing();
                 self.failing_since.get_or_insert(sent);
                 self.record(LastAnswer::Failed(error));
                 self.end_wait_if_due(now, is_rejected);
@@ -483,7 +484,6 @@ impl MultiKeyTask {
         let WaitParams { now: since, deadline, .. } = self.params;
         let request_timeout = self.core.config.request_timeout;
         self.is_over |= is_rejected
-            || self.core.store_status.refusal().is_some()
             || is_out_of_attempts(&self.spec.policy, self.attempts.count)
             || is_cut_off(deadline, since, self.failing_since, now, request_timeout);
     }

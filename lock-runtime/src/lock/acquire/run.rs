@@ -187,23 +187,23 @@ impl AcquireTask {
                     events::contended(core.origin(spec), expires_in);
                 }
                 core.queue.record_answer(&spec.store_keys, &LastAnswer::Held { expires_in });
-                self.reject_expired(now, false);
+                self.reject_expired(now, false, false);
                 Requested::Again(retry_after)
             }
             Answer::Failed { error, retry_after } => {
                 let is_rejected = error.kind() == FailureKind::Rejected;
                 self.failing_since.get_or_insert(sent);
                 core.queue.record_answer(&spec.store_keys, &LastAnswer::Failed(error));
-                self.reject_expired(now, is_rejected);
+                let is_refused = core.store_status.is_refusing();
+                self.reject_expired(now, is_rejected, is_refused);
                 Requested::Again(retry_after)
             }
         }
     }
 
-    /// Rejects the waiters whose wait ends with the last answer.
-    fn reject_expired(&mut self, now: Instant, is_rejected: bool) {
+    /// Rejects the waiters whose wait ends with the last answer. `is_rejected`: the first one; `is_refused`: all.
+    fn reject_expired(&mut self, now: Instant, is_rejected: bool, is_refused: bool) {
         let (failing_since, timeout) = (self.failing_since, self.core.config.request_timeout);
-        let is_refused = self.core.store_status.refusal().is_some();
         let after = self.core.queue.reject_expired(self.permit.key(), now, |in_front, entry| {
             let is_first_out = match &entry.wait_for {
                 WaitFor::Lock(waiter) if in_front == 0 => {

@@ -31,11 +31,12 @@ mod servers;
 mod slot_refresh;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
 use self::errors::no_server;
-use self::fan_out::{BoxedCall, fan_out};
+use self::fan_out::{BoxedCall, StragglerLimit, fan_out};
 use self::router::{IfDivided, Router};
 use self::seeds::{first_map, seeds};
 use self::servers::Servers;
@@ -233,6 +234,21 @@ impl Backend for Cluster {
             }
         }
         Ok(warnings)
+    }
+
+    /// One master is enough: the keys of the others wait for theirs.
+    async fn probe(&self) -> Result<(), BackendError> {
+        let servers = self.router.servers.opened();
+        if servers.is_empty() {
+            return self.servers().await.map(drop);
+        }
+        let ping = |server| -> BoxedCall<'_, _> { Box::pin(ScriptedServer::probe(server)) };
+        let pings = servers.iter().map(|(_, server)| ping(server)).collect();
+        // A silent one does not count beside one that answers.
+        let stragglers = StragglerLimit { limit: Duration::from_millis(100), from_start: false };
+        let answers = fan_out(pings, Some(stragglers)).await;
+        let answers: Vec<_> = answers.into_iter().flatten().collect();
+        BackendError::of_all(&answers).map_err(Clone::clone)
     }
 
     async fn close(&self) {

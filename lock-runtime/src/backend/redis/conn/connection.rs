@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::backend::Limits;
 use crate::backend::redis::conn::dedicated::DedicatedConnection;
 use crate::backend::redis::conn::foreground::{
-    Advice, ForegroundLink, Foregrounds, Opened, are_of_one_server,
+    Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
 };
 use crate::backend::redis::conn::history::ConnectHistory;
 use crate::backend::redis::conn::link_io::LinkIo;
@@ -332,11 +332,7 @@ struct OpeningForeground {
 
 impl Drop for OpeningForeground {
     fn drop(&mut self) {
-        let opened = match self.opened.take() {
-            Some(link) => Opened::Link(link),
-            None if std::thread::panicking() => Opened::Panicked,
-            None => Opened::Failed,
-        };
+        let opened = OpenOutcome::new(self.opened.take());
         if !self.process.is_current() {
             // The parent process has the socket, and perhaps the mutex.
             Box::leak(Box::new((opened, self.state.clone())));
@@ -391,7 +387,7 @@ impl ConnectionState {
     /// Opens a connection on this runtime. `None` if it fails, or leads to another server than the driver's.
     async fn foreground(&self) -> Option<ForegroundLink> {
         let driver = self.link_io(Path::Background).ok()?;
-        let dialer = self.dialer()?;
+        let dialer = self.dialer()?.connecting_on(&self.runtime);
         let progress = ConnectProgress::default();
         let (role, hang_up) = (self.target.role_check(None), HangUp::Fail);
         let handshake =
@@ -514,19 +510,13 @@ impl ConnectionState {
     }
 
     fn note_failure(&self, error: BackendError) {
-        let mut history = self.history();
-        history.failures = history.failures.wrapping_add(1);
-        drop(history);
+        self.history().on_failure();
         self.set_link(LinkState::Down(error));
     }
 
     /// Makes an opened connection the one that requests use.
     fn install(&self, (link, supervised): (Link, SupervisedLink)) -> SupervisedLink {
-        let mut history = self.history();
-        history.failures = 0;
-        history.replica = None;
-        history.dialect = Some(link.dialect);
-        drop(history);
+        self.history().on_success(link.dialect);
         self.set_link(LinkState::Up(link));
         supervised
     }

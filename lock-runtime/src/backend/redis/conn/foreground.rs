@@ -3,7 +3,7 @@
 //! A request from a tokio runtime travels over a connection with its I/O task on that runtime, so that it wakes no other
 //! thread. What must outlive or outrun a caller, and all pushes, stay on the connection of the driver.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
@@ -22,37 +22,45 @@ pub(super) struct Foregrounds(Vec<(runtime::Id, CallerState)>);
 
 enum CallerState {
     /// Requests of this runtime are counted. A program that locks a few times needs no further connection.
-    Counting {
-        requests: u32,
-        since: TwoClocks,
-    },
+    Counting { requests: u32, since: TwoClocks },
     /// `pause` is that after a failure.
-    Opening {
-        pause: Duration,
-    },
+    Opening { pause: Duration },
     Up {
         link: ForegroundLink,
         requests: Foreground,
+        since: Instant,
         used_at: Instant,
-    },
-    /// None is opened before this moment.
-    Down {
-        until: Instant,
         pause: Duration,
     },
-    /// The runtime has no I/O driver.
-    Unfit,
+    /// None is opened before this moment.
+    Down { until: Instant, pause: Duration },
+}
+
+/// Runtimes without an I/O driver. None is tried twice, whatever pool it uses.
+static UNFIT: Mutex<Vec<runtime::Id>> = Mutex::new(Vec::new());
+
+fn unfit() -> MutexGuard<'static, Vec<runtime::Id>> {
+    UNFIT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How the opening of a connection has ended.
-pub(super) enum Opened {
+pub(super) enum OpenOutcome {
     Link(ForegroundLink),
     Failed,
     /// It has panicked, as tokio does on a runtime without an I/O driver.
     Panicked,
 }
 
-impl Opened {
+impl OpenOutcome {
+    /// Of an opening that has made `link`, or is dropped without.
+    pub(super) fn new(link: Option<ForegroundLink>) -> Self {
+        match link {
+            Some(link) => Self::Link(link),
+            None if std::thread::panicking() => Self::Panicked,
+            None => Self::Failed,
+        }
+    }
+
     pub(super) fn link(self) -> Option<ForegroundLink> {
         match self {
             Self::Link(link) => Some(link),
@@ -95,6 +103,8 @@ impl Foregrounds {
     /// After a failure. It doubles with each further one.
     const PAUSE: Duration = Duration::from_secs(1);
     const LONGEST_PAUSE: Duration = Duration::from_secs(10 * 60);
+    /// After this time a connection that ends is a new failure.
+    const STEADY: Duration = Duration::from_secs(60);
     /// The server may have closed a connection of a runtime that has not polled it for so long.
     const IDLE: Duration = Duration::from_secs(10);
     /// Of these runtimes, connections are open or counted for.
@@ -108,18 +118,22 @@ impl Foregrounds {
             return Advice::UseDriver;
         };
         match state {
-            CallerState::Up { link, requests, used_at } if !link.io.has_ended() => {
+            CallerState::Up { link, requests, used_at, .. } if !link.io.has_ended() => {
                 let idle_for = now.since(std::mem::replace(used_at, now));
                 if idle_for < Self::IDLE {
                     return requests.begin().map_or(Advice::UseDriver, Advice::Use);
                 }
             }
-            CallerState::Up { .. } => {
-                *state = CallerState::Down { until: now + Self::PAUSE, pause: Self::PAUSE };
+            CallerState::Up { since, pause, .. } => {
+                // A runtime that is often blocked would have its requests repeated by the driver each time.
+                let is_steady = now.since(*since) >= Self::STEADY;
+                let pause = if is_steady { Self::PAUSE } else { Self::longer(*pause) };
+                *state = CallerState::Down { until: now + pause, pause };
             }
             CallerState::Counting { requests, since } => {
                 *requests += 1;
                 if *requests >= Self::REQUESTS_BEFORE
+                    && !unfit().contains(&id)
                     && let Some(agree) = since.agree()
                 {
                     if agree {
@@ -131,13 +145,16 @@ impl Foregrounds {
                 }
             }
             CallerState::Down { until, pause } if now >= *until => {
-                let pause = pause.saturating_mul(2).min(Self::LONGEST_PAUSE);
-                *state = CallerState::Opening { pause };
+                *state = CallerState::Opening { pause: Self::longer(*pause) };
                 return Advice::Open;
             }
-            CallerState::Opening { .. } | CallerState::Down { .. } | CallerState::Unfit => {}
+            CallerState::Opening { .. } | CallerState::Down { .. } => {}
         }
         Advice::UseDriver
+    }
+
+    fn longer(pause: Duration) -> Duration {
+        pause.saturating_mul(2).min(Self::LONGEST_PAUSE)
     }
 
     /// Begins to count. Runtimes come and go: those without an open connection make room.
@@ -145,7 +162,7 @@ impl Foregrounds {
         let is_in_use = |state: &CallerState| match state {
             CallerState::Up { link, .. } => !link.io.has_ended(),
             CallerState::Opening { .. } => true,
-            CallerState::Counting { .. } | CallerState::Down { .. } | CallerState::Unfit => false,
+            CallerState::Counting { .. } | CallerState::Down { .. } => false,
         };
         if self.0.len() >= Self::MOST {
             self.0.retain(|(_, state)| is_in_use(state));
@@ -170,29 +187,30 @@ impl Foregrounds {
     pub(super) fn opened(
         &mut self,
         caller: runtime::Id,
-        opened: Opened,
+        opened: OpenOutcome,
         now: Instant,
     ) -> Option<ForegroundLink> {
-        let is_of_caller = |(runtime, _): &&mut (runtime::Id, CallerState)| *runtime == caller;
-        let state = self.0.iter_mut().find(is_of_caller).map(|(_, state)| state);
-        match (state, opened) {
-            (Some(state @ CallerState::Opening { .. }), Opened::Link(link)) => {
-                *state = CallerState::Up { link, requests: Foreground::default(), used_at: now };
-                None
+        if let OpenOutcome::Panicked = opened {
+            let mut unfit = unfit();
+            if unfit.len() >= Self::MOST {
+                unfit.remove(0);
             }
-            (Some(state), Opened::Failed) => {
-                if let CallerState::Opening { pause } = *state {
-                    *state = CallerState::Down { until: now + pause, pause };
-                }
-                None
-            }
-            (Some(state), Opened::Panicked) => {
-                *state = CallerState::Unfit;
-                None
-            }
-            (_, Opened::Link(link)) => Some(link),
-            (None, Opened::Failed | Opened::Panicked) => None,
+            unfit.push(caller);
         }
+        let mut states = self.0.iter_mut();
+        let Some((_, state)) = states.find(|(runtime, _)| *runtime == caller) else {
+            return opened.link();
+        };
+        let CallerState::Opening { pause } = *state else { return opened.link() };
+        *state = match opened {
+            OpenOutcome::Link(link) => {
+                let requests = Foreground::default();
+                CallerState::Up { link, requests, since: now, used_at: now, pause }
+            }
+            OpenOutcome::Failed => CallerState::Down { until: now + pause, pause },
+            OpenOutcome::Panicked => CallerState::Counting { requests: 0, since: TwoClocks::now() },
+        };
+        None
     }
 }
 
@@ -226,7 +244,7 @@ mod tests {
         }
         let mut pause = Foregrounds::PAUSE;
         for _ in 0..20 {
-            assert!(foregrounds.opened(caller.id(), Opened::Failed, now).is_none());
+            assert!(foregrounds.opened(caller.id(), OpenOutcome::Failed, now).is_none());
             let early = now + (pause - Duration::from_millis(1));
             assert!(!is_told_to_open(&mut foregrounds, &caller, 100, early));
             now = now + pause;
@@ -234,7 +252,7 @@ mod tests {
             assert!(!is_told_to_open(&mut foregrounds, &caller, 100, now), "one at a time");
             pause = (pause * 2).min(Foregrounds::LONGEST_PAUSE);
         }
-        assert!(foregrounds.opened(caller.id(), Opened::Panicked, now).is_none());
+        assert!(foregrounds.opened(caller.id(), OpenOutcome::Panicked, now).is_none());
         now = now + Foregrounds::LONGEST_PAUSE * 10;
         assert!(!is_told_to_open(&mut foregrounds, &caller, 100, now));
     }

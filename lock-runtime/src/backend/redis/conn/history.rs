@@ -21,6 +21,16 @@ pub(super) struct ConnectHistory {
 }
 
 impl ConnectHistory {
+    pub(super) fn on_success(&mut self, dialect: Dialect) {
+        self.failures = 0;
+        self.replica = None;
+        self.dialect = Some(dialect);
+    }
+
+    pub(super) fn on_failure(&mut self) {
+        self.failures = self.failures.wrapping_add(1);
+    }
+
     /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
     /// be at the address by then.
     pub(super) fn hang_up(&self) -> HangUp {

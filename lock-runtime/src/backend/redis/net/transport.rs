@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::net::{TcpStream, lookup_host};
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -40,6 +41,8 @@ pub(crate) struct Dialer {
     endpoint: Endpoint,
     /// Whether streams end where the server takes a shard channel away.
     has_shard_channel: bool,
+    /// Where names are resolved, sockets are connected and credentials are asked for, if not on the current runtime.
+    connects_on: Option<Handle>,
     #[cfg(feature = "rediss")]
     tls: Option<TlsSettings>,
 }
@@ -53,7 +56,7 @@ impl Dialer {
                 Some(files) => Some(TlsSettings::new(&endpoint.host, files).await?),
                 None => None,
             };
-            Ok(Self { endpoint, has_shard_channel: false, tls })
+            Ok(Self { endpoint, has_shard_channel: false, connects_on: None, tls })
         }
         #[cfg(not(feature = "rediss"))]
         {
@@ -64,7 +67,7 @@ impl Dialer {
                 )
                 .remedy("enable the feature `rediss` of lock-runtime"));
             }
-            Ok(Self { endpoint, has_shard_channel: false })
+            Ok(Self { endpoint, has_shard_channel: false, connects_on: None })
         }
     }
 
@@ -74,6 +77,7 @@ impl Dialer {
             #[cfg(feature = "rediss")]
             tls: self.tls.as_ref().map(|tls| tls.to(&endpoint.host)).transpose()?,
             has_shard_channel: self.has_shard_channel,
+            connects_on: self.connects_on.clone(),
             endpoint,
         })
     }
@@ -81,6 +85,11 @@ impl Dialer {
     /// For connections that may subscribe to a shard channel.
     pub(crate) fn with_shard_channel(self) -> Self {
         Self { has_shard_channel: true, ..self }
+    }
+
+    /// For connections on other runtimes: what may take long, or is the program's code, runs on `driver`.
+    pub(crate) fn connecting_on(self, driver: &Handle) -> Self {
+        Self { connects_on: Some(driver.clone()), ..self }
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -103,7 +112,13 @@ impl Dialer {
         let Endpoint { login, credentials, .. } = &self.endpoint;
         let Some(provider) = credentials else { return Ok(login.clone()) };
         progress.note(ConnectStage::Credentials);
-        let login = provider.log_in(login).await?;
+        let login = match &self.connects_on {
+            None => provider.log_in(login).await?,
+            Some(driver) => {
+                let (provider, login) = (provider.clone(), login.clone());
+                on(driver, async move { provider.log_in(&login).await }).await?
+            }
+        };
         progress.note(ConnectStage::Started);
         Ok(login)
     }
@@ -117,12 +132,7 @@ impl Dialer {
             progress.note(ConnectStage::Socket);
             return Ok(Box::new(stream));
         }
-        let Endpoint { host, port, .. } = &self.endpoint;
-        // Resolved for each connection: after a failover the name may have another address.
-        let addresses = lookup_host((host.as_str(), *port)).await;
-        let addresses = addresses.map_err(|error| self.unreachable(error))?.collect();
-        progress.note(ConnectStage::Address);
-        let tcp = race(addresses).await.map_err(|error| self.unreachable(error))?;
+        let tcp = self.connect(progress).await.map_err(|error| self.unreachable(error))?;
         progress.note(ConnectStage::Socket);
         // Nagle's algorithm holds a second small request back behind an unanswered first.
         tcp.set_nodelay(true).map_err(|error| self.unreachable(error))?;
@@ -140,6 +150,22 @@ impl Dialer {
         Ok(Box::new(tcp))
     }
 
+    async fn connect(&self, progress: &ConnectProgress) -> io::Result<TcpStream> {
+        let Endpoint { host, port, .. } = &self.endpoint;
+        // Resolved for each connection: after a failover the name may have another address.
+        let Some(driver) = &self.connects_on else {
+            let addresses = lookup_host((host.as_str(), *port)).await?.collect();
+            progress.note(ConnectStage::Address);
+            return race(addresses).await;
+        };
+        let (host, port) = (host.clone(), *port);
+        let connecting = async move {
+            let addresses = lookup_host((host.as_str(), port)).await?.collect();
+            race(addresses).await?.into_std()
+        };
+        TcpStream::from_std(on(driver, connecting).await?)
+    }
+
     fn unreachable(&self, error: io::Error) -> BackendError {
         let message = format!("Redis at {} is not reachable: {error}", self.endpoint);
         BackendError::new(FailureKind::NotApplied, message)
@@ -153,6 +179,24 @@ impl Dialer {
         BackendError::new(FailureKind::NotApplied, message)
             .remedy("check that the port speaks TLS and the certificate names the host; a private authority, or a certificate that signs itself, goes into the URL: `?ca=/path.pem`")
             .because(error)
+    }
+}
+
+/// Runs `work` on `runtime`. Dropping the future ends it.
+///
+/// # Panics
+/// If `work` does.
+async fn on<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let mut tasks = JoinSet::new();
+    tasks.spawn_on(work, runtime);
+    match tasks.join_next().await {
+        Some(Ok(done)) => done,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The driver ends, and the connection with it.
+        Some(Err(_)) | None => std::future::pending().await,
     }
 }
 

@@ -118,6 +118,10 @@ impl Backend for Scripted {
         self.server.health().await
     }
 
+    async fn probe(&self) -> Result<(), BackendError> {
+        self.server.probe().await
+    }
+
     async fn close(&self) {
         self.server.close();
         if let Some(replicas) = &self.replicas {

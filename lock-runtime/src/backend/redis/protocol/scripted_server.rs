@@ -159,6 +159,10 @@ impl ScriptedServer {
         leases.iter().zip(replies).map(status).collect()
     }
 
+    pub(crate) async fn probe(&self) -> Result<(), BackendError> {
+        self.connection.send(&redis::cmd("PING")).await.map(drop)
+    }
+
     pub(crate) async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         if self.connection.is_minimal() {
             self.connection.send(&redis::cmd("PING")).await?;

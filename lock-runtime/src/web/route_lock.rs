@@ -13,7 +13,7 @@ use crate::base::options::{LockOptions, Wait};
 
 /// The pool and the options of a locked route.
 #[derive(Clone, Debug)]
-pub(super) struct Route {
+pub(super) struct RouteLock {
     pool: RoutePool,
     pub(super) options: LockOptions,
 }
@@ -24,14 +24,14 @@ enum RoutePool {
     Given(LockPool),
 }
 
-impl Default for Route {
+impl Default for RouteLock {
     fn default() -> Self {
         let options = LockOptions::new().fencing(true);
         Self { pool: RoutePool::Named(named_pools::DEFAULT.to_owned()), options }
     }
 }
 
-impl Route {
+impl RouteLock {
     pub(super) fn set_pool(&mut self, pool: &LockPool) {
         self.pool = RoutePool::Given(pool.clone());
     }
