@@ -109,7 +109,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     lock_runtime::init_with(LockPool::builder(url).on_outage(OnOutage::Fail)).await?;
 
     let server = HttpServer::new(move || {
-        let lock = LockMiddleware::for_path("order:<id>").ttl(Duration::from_secs(5));
+        // The text is read under the lock: a client that stalls has it for ten seconds at most.
+        let lock = LockMiddleware::for_path("order:<id>").parameter::<u64>("id");
+        let lock = lock.ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(10));
         let notes = web::resource("/orders/{id}/note").wrap(lock).route(web::post().to(note));
         App::new()
             .app_data(ledger.clone())
@@ -122,7 +124,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("listening on {address}");
     }
     // SIGTERM or Ctrl-C stops the server first: its requests have two seconds. Then all locks are released.
-    let served = lock_runtime::web::serve(Duration::from_secs(2), server.run()).await?;
+    let served = lock_runtime::web::serve_actix(Duration::from_secs(2), server.run()).await?;
     println!("shut down: {:?}", served.locks);
     Ok(())
 }

@@ -102,9 +102,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // While Redis is down, requests are answered by 503 at once.
     lock_runtime::init_with(LockPool::builder(url).on_outage(OnOutage::Fail)).await?;
 
-    let lock = LockLayer::for_path("order:<id>").ttl(Duration::from_secs(5));
+    // The text is read under the lock: a client that stalls has it for ten seconds at most.
+    let lock = LockLayer::for_path("order:<id>").parameter::<u64>("id");
+    let lock = lock.ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(10));
     let routes = Router::new()
-        .route("/orders/{id}/note", post(note).layer(lock))
+        .route("/orders/{id}/note", post(note).route_layer(lock))
         .route("/orders/{id}/settle", post(settle))
         .route("/orders", put(amend))
         .with_state(ledger);

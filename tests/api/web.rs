@@ -317,8 +317,8 @@ async fn an_actix_resource_runs_only_under_its_lock() {
     let response = actix_web::test::call_and_read_body(&app, request()).await;
     assert!(response.starts_with(b"fence "), "{response:?}");
     let held = pool.lock("order:42").acquire().await.unwrap();
-    let refused = actix_web::test::try_call_service(&app, request()).await.unwrap_err();
-    let refused = refused.error_response();
+    // A response, so that a logger around the middleware sees it.
+    let refused = actix_web::test::call_service(&app, request()).await;
     assert_eq!(refused.status().as_u16(), 409);
     assert_eq!(refused.headers().get(header::RETRY_AFTER).unwrap(), "1");
     assert_eq!(refused.headers().get(header::CONTENT_TYPE).unwrap(), Problem::MEDIA_TYPE);
@@ -326,6 +326,64 @@ async fn an_actix_resource_runs_only_under_its_lock() {
     let response = actix_web::test::call_service(&app, request()).await;
     assert_eq!(response.status().as_u16(), 200);
     assert!(is_free(&pool, "order:42").await);
+}
+
+/// An axum and an actix instance exclude each other, and a client does not choose its lock by the way it writes a value.
+#[actix_web::test]
+async fn one_value_has_one_key_in_all_frameworks() {
+    let pool = memory().await;
+    let text = LockMiddleware::for_path("text:<value>").pool(&pool).wait(Duration::ZERO);
+    let number = LockMiddleware::for_path("n:<value>").parameter::<u64>("value").pool(&pool);
+    let number = number.wait(Duration::ZERO);
+    let app = actix_web::App::new()
+        .service(web::resource("/text/{value}").wrap(text).to(async || ""))
+        .service(web::resource("/number/{value}").wrap(number).to(async || ""));
+    let app = actix_web::test::init_service(app).await;
+    let by_actix = async |path: &str| {
+        let request = actix_web::test::TestRequest::get().uri(path).to_request();
+        actix_web::test::call_service(&app, request).await.status().as_u16()
+    };
+    let text = LockLayer::for_path("text:<value>").pool(&pool).wait(Duration::ZERO);
+    let number = LockLayer::for_path("n:<value>").parameter::<u64>("value").pool(&pool);
+    let routes = Router::new()
+        .route("/text/{value}", get(async || "").route_layer(text))
+        .route("/number/{value}", get(async || "").route_layer(number.wait(Duration::ZERO)));
+    for (key, paths) in [
+        ("text:a/b", vec!["/text/a%2fb", "/text/a%2Fb"]),
+        ("text:a+b", vec!["/text/a+b", "/text/a%2Bb", "/text/%61%2bb"]),
+        ("n:42", vec!["/number/42", "/number/042", "/number/%2B42"]),
+    ] {
+        let held = pool.lock(key).acquire().await.unwrap();
+        for path in &paths {
+            assert_eq!(sent(&routes, path).await.0, StatusCode::CONFLICT, "{key} {path}");
+            assert_eq!(by_actix(path).await, 409, "{key} {path}");
+        }
+        held.release().await.unwrap();
+        for path in &paths {
+            assert_eq!(sent(&routes, path).await.0, StatusCode::OK, "{key} {path}");
+            assert_eq!(by_actix(path).await, 200, "{key} {path}");
+        }
+    }
+    assert_eq!(sent(&routes, "/number/x").await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(by_actix("/number/x").await, 400);
+}
+
+/// The handler asks for the lock that its route holds.
+#[tokio::test]
+async fn a_nested_call_is_an_error_and_no_wait() {
+    let pool = memory().await;
+    for until_body_end in [false, true] {
+        let inner = pool.clone();
+        let handler = move || async move {
+            let error = inner.lock("k").wait(SOON).acquire().await.unwrap_err();
+            format!("{:?}", error.kind())
+        };
+        let lock = LockLayer::new(|_| "k").pool(&pool);
+        let lock = if until_body_end { lock.until_body_end() } else { lock };
+        let routes = Router::new().route("/", get(handler).layer(lock));
+        assert_eq!(sent(&routes, "/").await.2, "WouldDeadlock");
+        until_free(&pool, "k").await;
+    }
 }
 
 #[actix_web::test]

@@ -82,9 +82,7 @@ pub fn pool(name: &str) -> Option<LockPool> {
 /// Shuts down all installed pools at once; see [`LockPool::shutdown`]. Later calls of annotated functions get
 /// [`ErrorKind::PoolClosed`], until another pool is installed.
 pub async fn shutdown(grace: Duration) -> ShutdownReport {
-    let pools: Vec<_> =
-        pools().read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-    let closing: Vec<_> = pools
+    let closing: Vec<_> = all()
         .into_iter()
         .map(|pool| {
             let driver = pool.core().driver().clone();
@@ -102,6 +100,18 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
         sum.abandoned += report.abandoned;
     }
     sum
+}
+
+/// The installed pools, or those of a test.
+fn all() -> Vec<LockPool> {
+    #[cfg(feature = "testing")]
+    {
+        let of_test = pool_override::all();
+        if !of_test.is_empty() {
+            return of_test;
+        }
+    }
+    pools().read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
 }
 
 /// The pool of a call.

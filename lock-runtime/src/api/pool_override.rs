@@ -14,7 +14,8 @@ use crate::base::error::{ErrorKind, LockError};
 /// functions has a pool of its own, also while others run in the same process.
 ///
 /// It applies to the calling task, and to all other tasks of its tokio runtime that are not in a `with_pool` of their own:
-/// those that the body spawns, and those of a server that it starts. Several calls may be nested, for one name or for
+/// those that the body spawns, and those of an axum server that it starts. actix-web serves on runtimes of its own, and takes
+/// the pool with `LockMiddleware::pool`. [`shutdown`](crate::shutdown) within the body shuts down its pools alone. Several calls may be nested, for one name or for
 /// several. The pool is not shut down at the end.
 ///
 /// ```
@@ -113,6 +114,22 @@ impl Drop for Active {
         // A pool may be dropped with it.
         drop(own);
     }
+}
+
+/// The pools of the present task, if a test has set some.
+pub(crate) fn all() -> Vec<LockPool> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return Vec::new();
+    }
+    let of_task = OF_TASK.try_with(|scope| {
+        scope.borrow().iter().map(|(_, pool, _)| pool.clone()).collect::<Vec<_>>()
+    });
+    of_task.unwrap_or_else(|_| {
+        let runtime = current_runtime();
+        let entries = of_runtimes();
+        let of_runtime = entries.iter().filter(|it| runtime.is_some() && it.runtime == runtime);
+        of_runtime.map(|entry| entry.pool.clone()).collect()
+    })
 }
 
 /// The pool of the present task under `name`, if a test has set one.

@@ -22,7 +22,8 @@ use crate::lock::shutdown::ShutdownReport;
 /// # Errors
 /// [`ErrorKind::Config`] if the signal handlers cannot be installed.
 pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
-    signal().await?;
+    let mut received = signals()?;
+    let _ = received.wait_for(|count| *count >= 1).await;
     Ok(shutdown(grace).await)
 }
 
@@ -81,20 +82,12 @@ pub struct Served<T> {
 ///
 /// `server` makes the future of the server from the signal to stop. The requests that it has then keep locking for
 /// `grace`. After that the pools are shut down: bodies that are left are cancelled, and all locks are released. The server
-/// has another second for their responses. A server that ends by itself is followed by the pools, too.
+/// has another second for their responses. A second signal ends the grace period. A server that ends by itself is followed by the pools, too.
 ///
 /// ```no_run
 /// use std::time::Duration;
 ///
-/// # struct Router;
-/// # mod axum {
-/// #     pub struct Server;
-/// #     impl Server {
-/// #         pub async fn with_graceful_shutdown(self, stop: impl Future<Output = ()>) { stop.await }
-/// #     }
-/// #     pub fn serve(_: tokio::net::TcpListener, _: super::Router) -> Server { Server }
-/// # }
-/// # async fn program(routes: Router) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn program(routes: axum::Router) -> Result<(), Box<dyn std::error::Error>> {
 /// lock_runtime::init("redis://127.0.0.1:6379").await?;
 /// let listener = tokio::net::TcpListener::bind("0.0.0.0:8080").await?;
 /// let served = lock_runtime::serve(Duration::from_secs(10), |stopped| {
@@ -114,18 +107,11 @@ pub async fn serve<S: IntoFuture>(
     grace: Duration,
     server: impl FnOnce(Stopped) -> S,
 ) -> Result<Served<S::Output>, LockError> {
-    let mut signal = pin!(signal());
-    // The signals are listened to before the first request.
-    let first = std::future::poll_fn(|cx| Poll::Ready(signal.as_mut().poll(cx))).await;
-    if let Poll::Ready(Err(error)) = first {
-        return Err(error);
-    }
-    let signal = async {
-        if first.is_pending() {
-            let _ = signal.await;
-        }
-    };
-    serve_until(signal, grace, server).await
+    let mut received = signals()?;
+    let mut second = received.clone();
+    let first = async move { drop(received.wait_for(|count| *count >= 1).await) };
+    let second = async move { drop(second.wait_for(|count| *count >= 2).await) };
+    serve_by(first, second, grace, server).await
 }
 
 /// As [`serve`], until `signal` resolves.
@@ -134,6 +120,16 @@ pub async fn serve<S: IntoFuture>(
 /// [`ErrorKind::Config`] if the driver thread cannot be started.
 pub async fn serve_until<S: IntoFuture>(
     signal: impl Future<Output = ()>,
+    grace: Duration,
+    server: impl FnOnce(Stopped) -> S,
+) -> Result<Served<S::Output>, LockError> {
+    serve_by(signal, std::future::pending(), grace, server).await
+}
+
+/// The server stops at `signal`, and its grace ends at `no_grace` at the latest.
+async fn serve_by<S: IntoFuture>(
+    signal: impl Future<Output = ()>,
+    no_grace: impl Future<Output = ()>,
     grace: Duration,
     server: impl FnOnce(Stopped) -> S,
 ) -> Result<Served<S::Output>, LockError> {
@@ -164,6 +160,7 @@ pub async fn serve_until<S: IntoFuture>(
             return Ok(Served { output: Some(output), locks: shutdown(rest).await });
         }
         _ = pause(grace) => {}
+        () = no_grace => {}
     }
     // Bodies end when they are polled, which may be the work of the server's future.
     let mut locks = pin!(shutdown(Duration::ZERO));
@@ -185,36 +182,50 @@ pub async fn serve_until<S: IntoFuture>(
     Ok(Served { output, locks })
 }
 
-/// Waits for SIGTERM or SIGINT.
-async fn signal() -> Result<(), LockError> {
+/// How many signals were received since this call.
+fn signals() -> Result<watch::Receiver<u32>, LockError> {
     let driver = Driver::background()?;
+    let (count, received) = watch::channel(0);
     let listening = {
         let _context = driver.enter();
-        listen()
+        listen(count)
     };
-    let signal = listening.map_err(|error| {
-        LockError::new(ErrorKind::Config, format!("signals cannot be listened to: {error}"))
-    })?;
-    driver.run(signal).await
+    driver.spawn(listening.map_err(|error| unheard(&error))?);
+    Ok(received)
 }
 
-/// Registers for the signals; the future resolves at the first of them.
+#[cold]
+fn unheard(error: &std::io::Error) -> LockError {
+    LockError::new(ErrorKind::Config, format!("signals cannot be listened to: {error}"))
+}
+
+/// Registers for the signals. The future counts them, until no receiver is left.
 #[cfg(unix)]
-fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+fn listen(count: watch::Sender<u32>) -> std::io::Result<impl Future<Output = ()> + Send> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                () = count.closed() => return,
+            }
+            count.send_modify(|count| *count += 1);
         }
     })
 }
 
 #[cfg(not(unix))]
-fn listen() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    Ok(async {
-        let _ = tokio::signal::ctrl_c().await;
+fn listen(count: watch::Sender<u32>) -> std::io::Result<impl Future<Output = ()> + Send> {
+    Ok(async move {
+        loop {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                () = count.closed() => return,
+            }
+            count.send_modify(|count| *count += 1);
+        }
     })
 }

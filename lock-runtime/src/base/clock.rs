@@ -99,6 +99,7 @@ impl TwoClocks {
     }
 
     /// Whether the runtime's clock has followed real time since then. `None` if it is too early to say.
+    #[cfg(feature = "redis")]
     pub(crate) fn agree(&self) -> Option<bool> {
         const LEAST: Duration = Duration::from_millis(1);
         let now = Self::now();

@@ -64,6 +64,7 @@ pub enum ReleaseMode {
 }
 
 /// What an acquire does while the store is down.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnOutage {
     /// It waits for the store as it waits for the lock, up to its `wait`.

@@ -107,7 +107,8 @@ pub(crate) fn answered(error: &LockError, status: u16) {
             });
         }};
     }
-    if status >= 500 {
+    // During an outage, and in a shutdown, each request is answered by 503. Events of their own tell that.
+    if status >= 500 && (status != 503 || error.body_started()) {
         if is_wanted!(WARN) {
             emit!(warn);
         }

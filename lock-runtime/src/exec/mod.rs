@@ -4,7 +4,10 @@ pub(crate) mod batcher;
 pub(crate) mod driver;
 pub(crate) mod event_thread;
 pub(crate) mod events;
+// Of stores with connections.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) mod foreground;
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) mod inline_task;
 pub(crate) mod panic_boundary;
 pub(crate) mod round_trip;

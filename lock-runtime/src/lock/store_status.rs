@@ -205,6 +205,11 @@ impl StoreStatus {
         self.refusal_at(now)
     }
 
+    /// As [`refusal`](Self::refusal), for an acquire that would wait behind others.
+    pub(crate) fn refusal_without_trial(&self) -> Option<LockError> {
+        if self.is_refusing() { self.refusal_at(self.clock.now()) } else { None }
+    }
+
     #[cold]
     fn refusal_at(&self, now: Instant) -> Option<LockError> {
         let Reachability::Down { since, error, .. } = &*self.reachability() else { return None };

@@ -1,34 +1,38 @@
 //! actix-web: an error as a response, a middleware that locks a resource, and the order of a shutdown.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::future::{Future, Ready, ready};
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use actix_web::body::EitherBody;
 use actix_web::dev::{Server, Service, ServiceRequest, ServiceResponse, Transform};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use actix_web::{Error, HttpMessage, HttpResponse, ResponseError};
+use percent_encoding::percent_decode_str;
 
 use crate::api::pool::LockPool;
-use crate::api::serve::{Served, serve as serve_by};
+use crate::api::serve::{Served, serve};
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
-use crate::base::error::LockError;
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::Key;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
 use crate::web::path_template::PathTemplate;
-use crate::web::response::problem;
+use crate::web::response::{mapped, problem};
 use crate::web::route_lock::RouteLock;
 
 /// The [`Problem`] of the error.
 impl ResponseError for LockError {
     fn status_code(&self) -> StatusCode {
-        status(&Problem::of(self))
+        status(&mapped(self))
     }
 
     fn error_response(&self) -> HttpResponse {
@@ -60,7 +64,8 @@ fn status(problem: &Problem) -> StatusCode {
 /// for a lock that is not acquired, or lost, is that of its [`Problem`].
 ///
 /// It goes on a resource, whose path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
-/// `web::ReqData<Fence>`. actix-web runs a handler to its end when the client disconnects; `max_hold` bounds that.
+/// `web::ReqData<Fence>`. The body of a request is read under the lock, and actix-web runs a handler to its end when the
+/// client disconnects: `max_hold` bounds both.
 ///
 /// ```
 /// use std::time::Duration;
@@ -73,7 +78,7 @@ fn status(problem: &Problem) -> StatusCode {
 ///     format!("settled under {}", *fence)
 /// }
 ///
-/// let lock = LockMiddleware::for_path("order:<id>").ttl(Duration::from_secs(5)).wait(Duration::from_millis(50));
+/// let lock = LockMiddleware::for_path("order:<id>").ttl(Duration::from_secs(5)).max_hold(Duration::from_secs(30));
 /// let settle = web::resource("/orders/{id}/settle").wrap(lock).route(web::post().to(settle));
 /// # drop(settle);
 /// ```
@@ -86,13 +91,24 @@ pub struct LockMiddleware {
 
 impl LockMiddleware {
     /// Locks by the path parameters of a resource: `"order:<id>"` behind `/orders/{id}`. The rules for templates are those of
-    /// the attribute, with names alone.
+    /// the attribute, with names alone. [`parameter`](Self::parameter) gives a parameter a type.
     ///
     /// # Panics
     /// If the template is invalid.
     #[track_caller]
     pub fn for_path(template: &'static str) -> Self {
         Self { route: Arc::default(), template: Arc::new(PathTemplate::new(template)) }
+    }
+
+    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers others by 400. Without it the
+    /// text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a handler may read one number.
+    ///
+    /// # Panics
+    /// If the template has no such parameter.
+    #[track_caller]
+    pub fn parameter<T: FromStr + Display>(mut self, name: &'static str) -> Self {
+        Arc::make_mut(&mut self.template).set_type::<T>(name);
+        self
     }
 
     /// Uses the pool that is installed under `name`. Defaults to `"default"`.
@@ -136,7 +152,7 @@ where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: 'static,
 {
-    type Response = ServiceResponse<B>;
+    type Response = ServiceResponse<EitherBody<B>>;
     type Error = Error;
     type Transform = LockedService<S>;
     type InitError = ();
@@ -164,7 +180,7 @@ where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: 'static,
 {
-    type Response = ServiceResponse<B>;
+    type Response = ServiceResponse<EitherBody<B>>;
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Error>>>>;
 
@@ -176,14 +192,37 @@ where
         let (inner, lock) = (self.inner.clone(), self.lock.clone());
         Box::pin(async move {
             let label = LockLabel::Site(lock.template.site());
-            let key = lock.template.render(|name| request.match_info().get(name));
-            let entered = lock.route.enter(key, label).await?;
+            let entered = match key_of(&lock.template, &request) {
+                Ok(key) => lock.route.enter(Ok(key), label).await,
+                Err(error) => Err(error.at(label.template())),
+            };
+            let entered = match entered {
+                Ok(entered) => entered,
+                // A response and no error: middlewares around this one see it.
+                Err(error) => return Ok(request.error_response(error).map_into_right_body()),
+            };
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }
-            entered.run(inner.call(request)).await?
+            let response = entered.run(inner.call(request)).await?;
+            response.map(ServiceResponse::map_into_left_body)
         })
     }
+}
+
+/// The key of a request. Its path is decoded as `web::Path` does it, and as axum does.
+fn key_of(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, LockError> {
+    let mut values = Vec::new();
+    for (name, value) in request.match_info().iter() {
+        let value = percent_decode_str(value).decode_utf8().map_err(|_| {
+            let cause = format!("the path parameter `{name}` is not valid UTF-8");
+            LockError::new(ErrorKind::InvalidKey, cause)
+        })?;
+        values.push((name, value));
+    }
+    let value_of =
+        |name: &str| values.iter().find_map(|(one, value)| (*one == name).then_some(&**value));
+    template.render(value_of)
 }
 
 /// Runs `server` until SIGTERM or SIGINT, stops it first and the lock pools afterwards, as [`serve`](crate::serve) does.
@@ -198,7 +237,7 @@ where
 /// async fn main() -> Result<(), Box<dyn std::error::Error>> {
 ///     lock_runtime::init("redis://127.0.0.1:6379").await?;
 ///     let server = HttpServer::new(App::new).bind(("0.0.0.0", 8080))?.disable_signals().run();
-///     let served = lock_runtime::web::serve(Duration::from_secs(10), server).await?;
+///     let served = lock_runtime::web::serve_actix(Duration::from_secs(10), server).await?;
 ///     println!("{:?}", served.locks);
 ///     Ok(())
 /// }
@@ -206,9 +245,12 @@ where
 ///
 /// # Errors
 /// As [`serve`](crate::serve).
-pub async fn serve(grace: Duration, server: Server) -> Result<Served<io::Result<()>>, LockError> {
+pub async fn serve_actix(
+    grace: Duration,
+    server: Server,
+) -> Result<Served<io::Result<()>>, LockError> {
     let handle = server.handle();
-    serve_by(grace, move |stopped| async move {
+    serve(grace, move |stopped| async move {
         let mut server = pin!(server);
         let stopping = async {
             stopped.await;

@@ -1,8 +1,12 @@
 //! `tower`: a layer that runs a service only while a lock is held.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+#[cfg(feature = "axum")]
+use std::fmt::Display;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+#[cfg(feature = "axum")]
+use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,13 +14,17 @@ use std::time::Duration;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
+use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::api::pool::LockPool;
+use crate::api::reentrancy;
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
-use crate::base::error::{ErrorKind, LockError};
+#[cfg(feature = "axum")]
+use crate::base::error::ErrorKind;
+use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
@@ -30,7 +38,8 @@ use crate::web::route_lock::RouteLock;
 /// a lock that is not acquired, or lost, is that of its [`Problem`]. When a client disconnects, the service's future is
 /// dropped and the lock is released.
 ///
-/// A handler finds the [`Fence`](crate::Fence) of its request in the request's extensions.
+/// A handler finds the [`Fence`](crate::Fence) of its request in the request's extensions. The body of a request is read
+/// under the lock: [`max_hold`](Self::max_hold) bounds what a client that stalls can do.
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,8 +54,9 @@ use crate::web::route_lock::RouteLock;
 ///     format!("settled under {fence}")
 /// }
 ///
-/// let lock = LockLayer::for_path("order:<id>").ttl(Duration::from_secs(5)).wait(Duration::from_millis(50));
-/// let routes: Router = Router::new().route("/orders/{id}/settle", post(settle)).route_layer(lock);
+/// let lock = LockLayer::for_path("order:<id>").parameter::<u64>("id").max_hold(Duration::from_secs(30));
+/// let settle = post(settle).route_layer(lock);
+/// let routes: Router = Router::new().route("/orders/{id}/settle", settle);
 /// # drop(routes);
 /// # }
 /// ```
@@ -78,7 +88,7 @@ impl fmt::Debug for RequestKey {
 
 impl LockLayer {
     /// Locks by the path parameters of an axum route: `"order:<id>"` behind `/orders/{id}`. The rules for templates are
-    /// those of the attribute, with names alone.
+    /// those of the attribute, with names alone. [`parameter`](Self::parameter) gives a parameter a type.
     ///
     /// # Panics
     /// If the template is invalid.
@@ -86,6 +96,21 @@ impl LockLayer {
     #[track_caller]
     pub fn for_path(template: &'static str) -> Self {
         Self::with_key(RequestKey::Path(Arc::new(PathTemplate::new(template))))
+    }
+
+    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers others by 400. Without it the
+    /// text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a handler may read one number.
+    ///
+    /// # Panics
+    /// If the template has no such parameter.
+    #[cfg(feature = "axum")]
+    #[track_caller]
+    pub fn parameter<T: FromStr + Display>(mut self, name: &'static str) -> Self {
+        match &mut self.key {
+            RequestKey::Path(template) => Arc::make_mut(template).set_type::<T>(name),
+            RequestKey::Computed(_) => panic!("a computed lock key has no parameter `<{name}>`"),
+        }
+        self
     }
 
     /// Locks by a key that is computed from the head of the request. Values of a client are escaped in the template of
@@ -186,7 +211,8 @@ where
     S::Future: Send,
     S::Error: Send,
     B: Send + 'static,
-    R: From<String> + Send + 'static,
+    R: Body + Send + 'static,
+    R::Data: From<String>,
 {
     type Response = Response<LockedBody<R>>;
     type Error = S::Error;
@@ -206,7 +232,7 @@ where
             let (key, label) = layer.key_of(&mut parts).await;
             let entered = match layer.route.enter(key, label).await {
                 Ok(entered) => entered,
-                Err(error) => return Ok(FromLockError::from_lock_error(error)),
+                Err(error) => return Ok(refused(&error)),
             };
             let guard = entered.guard();
             if let Some(fence) = guard.fence() {
@@ -216,12 +242,14 @@ where
             if !layer.until_body_end {
                 return match entered.run(response).await {
                     Ok(response) => Ok(response?.map(LockedBody::unlocked)),
-                    Err(error) => Ok(FromLockError::from_lock_error(error)),
+                    Err(error) => Ok(refused(&error)),
                 };
             }
+            let mut response = pin!(response);
+            let response = poll_fn(|cx| reentrancy::enter(&guard, || response.as_mut().poll(cx)));
             let response = tokio::select! {
                 biased;
-                error = guard.lost() => return Ok(FromLockError::from_lock_error(error)),
+                error = guard.lost() => return Ok(refused(&error)),
                 response = response => response?,
             };
             Ok(match entered.into_guard() {
@@ -235,15 +263,25 @@ where
 /// The [`Problem`] of the error.
 impl<B: From<String>> FromLockError for Response<B> {
     fn from_lock_error(error: LockError) -> Self {
-        let problem = problem(&error);
-        let mut response = Self::new(problem.to_json().into());
-        *response.status_mut() =
-            StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(Problem::MEDIA_TYPE));
-        if let Some(seconds) = problem.retry_after_seconds() {
-            headers.insert(RETRY_AFTER, seconds.into());
-        }
-        response
+        of_problem(&problem(&error))
     }
+}
+
+fn refused<R: Body>(error: &LockError) -> Response<LockedBody<R>>
+where
+    R::Data: From<String>,
+{
+    of_problem::<String>(&problem(error)).map(|text| LockedBody::problem(text.into()))
+}
+
+fn of_problem<B: From<String>>(problem: &Problem) -> Response<B> {
+    let mut response = Response::new(problem.to_json().into());
+    *response.status_mut() =
+        StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(Problem::MEDIA_TYPE));
+    if let Some(seconds) = problem.retry_after_seconds() {
+        headers.insert(RETRY_AFTER, seconds.into());
+    }
+    response
 }

@@ -6,18 +6,22 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use crate::api::guard::{LockGuard, Lost};
+use crate::api::reentrancy;
 
 pin_project! {
     /// The body of a response from a [`LockService`](super::LockService). With
     /// [`until_body_end`](super::LockLayer::until_body_end) it holds the lock until its last frame, or until it is dropped.
     /// When the lock is lost before, it ends with the [`LockError`](crate::LockError).
-    pub struct LockedBody<B> {
+    pub struct LockedBody<B: Body> {
+        // `None` for the response to an error.
         #[pin]
-        inner: B,
+        inner: Option<B>,
+        problem: Option<B::Data>,
         held: Option<Held>,
     }
 }
@@ -25,27 +29,26 @@ pin_project! {
 struct Held {
     lost: Lost,
     /// Dropped last: released in the background.
-    _guard: LockGuard,
+    guard: LockGuard,
 }
 
-impl<B> LockedBody<B> {
+impl<B: Body> LockedBody<B> {
     pub(super) fn unlocked(inner: B) -> Self {
-        Self { inner, held: None }
+        Self { inner: Some(inner), problem: None, held: None }
     }
 
     pub(super) fn held(inner: B, guard: LockGuard) -> Self {
-        Self { inner, held: Some(Held { lost: guard.lost(), _guard: guard }) }
+        let held = Held { lost: guard.lost(), guard };
+        Self { inner: Some(inner), problem: None, held: Some(held) }
+    }
+
+    /// The body of an error.
+    pub(super) fn problem(text: B::Data) -> Self {
+        Self { inner: None, problem: Some(text), held: None }
     }
 }
 
-/// For the body of an error.
-impl<B: From<String>> From<String> for LockedBody<B> {
-    fn from(text: String) -> Self {
-        Self::unlocked(text.into())
-    }
-}
-
-impl<B> fmt::Debug for LockedBody<B> {
+impl<B: Body> fmt::Debug for LockedBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockedBody")
             .field("is_locked", &self.held.is_some())
@@ -66,24 +69,36 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.project();
-        if let Some(held) = this.held
-            && let Poll::Ready(error) = Pin::new(&mut held.lost).poll(cx)
-        {
+        let Some(inner) = this.inner.as_pin_mut() else {
+            return Poll::Ready(this.problem.take().map(|text| Ok(Frame::data(text))));
+        };
+        let Some(held) = this.held else {
+            return inner.poll_frame(cx).map_err(Into::into);
+        };
+        if let Poll::Ready(error) = Pin::new(&mut held.lost).poll(cx) {
             *this.held = None;
             return Poll::Ready(Some(Err(error.into())));
         }
-        let frame = this.inner.poll_frame(cx);
+        // A stream may call for the lock that it has.
+        let frame = reentrancy::enter(&held.guard, || inner.poll_frame(cx));
         if let Poll::Ready(None | Some(Err(_))) = frame {
             *this.held = None;
         }
-        frame.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+        frame.map_err(Into::into)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        match &self.inner {
+            Some(inner) => inner.is_end_stream(),
+            None => self.problem.is_none(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match (&self.inner, &self.problem) {
+            (Some(inner), _) => inner.size_hint(),
+            (None, Some(text)) => SizeHint::with_exact(text.remaining() as u64),
+            (None, None) => SizeHint::with_exact(0),
+        }
     }
 }

@@ -16,7 +16,7 @@ mod response;
 mod route_lock;
 
 #[cfg(feature = "actix")]
-pub use actix::{LockMiddleware, LockedService, serve};
+pub use actix::{LockMiddleware, LockedService, serve_actix};
 #[cfg(feature = "tower")]
 pub use layer::{LockLayer, LockService};
 #[cfg(feature = "tower")]

@@ -1,5 +1,8 @@
 //! Key templates of routes: `"order:<id>"` with the names of path parameters.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use crate::attribute::key_template::KeyWriter;
 use crate::base::call_site::{Location, Site};
 use crate::base::error::{ErrorKind, LockError};
@@ -7,11 +10,16 @@ use crate::base::key::Key;
 use crate::base::options::LockOptions;
 
 /// A key template whose placeholders are path parameters. It lives as long as the process, like the routes of a server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PathTemplate {
     site: &'static Site,
     parts: Vec<TemplatePart>,
+    /// How the values of some parameters are read.
+    types: Vec<(&'static str, ReadValue)>,
 }
+
+/// The text of a value, after it was read as a type. `None` if it is none of the type.
+type ReadValue = fn(&str) -> Option<String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TemplatePart {
@@ -32,7 +40,18 @@ impl PathTemplate {
         };
         let location = Location { module: "route", function: template, file: "", line: 0 };
         let site = Site::new(location, template, LockOptions::new()).name(template);
-        Self { site: Box::leak(Box::new(site)), parts }
+        Self { site: Box::leak(Box::new(site)), parts, types: Vec::new() }
+    }
+
+    /// Reads the values of the parameter `name` as `T`.
+    ///
+    /// # Panics
+    /// If the template has no such parameter.
+    #[track_caller]
+    pub(super) fn set_type<T: FromStr + Display>(&mut self, name: &'static str) {
+        let has_it = self.parts.contains(&TemplatePart::Parameter(name));
+        assert!(has_it, "the lock key `{}` has no parameter `<{name}>`", self.site.template());
+        self.types.push((name, |value| Some(value.parse::<T>().ok()?.to_string())));
     }
 
     pub(super) fn site(&self) -> &'static Site {
@@ -54,12 +73,24 @@ impl PathTemplate {
                         _ => None,
                     };
                     let value = value(name).ok_or_else(|| missing(name))?;
-                    key.part(name, value, next);
+                    match self.types.iter().find(|(of, _)| *of == name) {
+                        None => key.part(name, value, next),
+                        Some((_, read)) => {
+                            let value = read(value).ok_or_else(|| of_another_type(name))?;
+                            key.part(name, &value, next);
+                        }
+                    }
                 }
             }
         }
         key.finish()
     }
+}
+
+#[cold]
+fn of_another_type(name: &str) -> LockError {
+    let cause = format!("the path parameter `{name}` is not of the type that the lock key names");
+    LockError::new(ErrorKind::InvalidKey, cause)
 }
 
 #[cold]
@@ -124,6 +155,23 @@ mod tests {
         let error = template.render(|_| None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("`tenant`"), "{error}");
+    }
+
+    #[test]
+    fn values_of_a_type_are_rendered_in_one_way() {
+        let mut template = PathTemplate::new("order:<id>");
+        template.set_type::<u64>("id");
+        for id in ["42", "042", "+42"] {
+            assert_eq!(template.render(|_| Some(id)).unwrap().as_str(), "order:42");
+        }
+        let error = template.render(|_| Some("x")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidKey);
+    }
+
+    #[test]
+    #[should_panic(expected = "the lock key `order:<id>` has no parameter `<order>`")]
+    fn a_type_is_that_of_a_parameter() {
+        PathTemplate::new("order:<id>").set_type::<u64>("order");
     }
 
     #[test]

@@ -60,7 +60,13 @@ fn acquire_one(
     let (id, enqueued) = core.queue.enqueue(key, &params, LockWaiter { spec, reply })?;
     let stopped = Driver::stopped_error;
     let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
-    let Enqueued::Head(waiter) = enqueued else { return Ok((waiting, Some(token))) };
+    let Enqueued::Head(waiter) = enqueued else {
+        // The waiters in front of it were rejected when the outage was seen.
+        return match core.store_status.refusal_without_trial() {
+            Some(refusal) => Err(refusal),
+            None => Ok((waiting, Some(token))),
+        };
+    };
     let permit = KeyPermit::new(core.clone(), keys.clone());
     let request = AcquireRequest::for_owner(&waiter.spec, Owner::random()?);
     let WaitParams { now: since, deadline, .. } = params;

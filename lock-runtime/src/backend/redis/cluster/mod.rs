@@ -31,12 +31,11 @@ mod servers;
 mod slot_refresh;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 
 use self::errors::no_server;
-use self::fan_out::{BoxedCall, StragglerLimit, fan_out};
+use self::fan_out::{BoxedCall, fan_out};
 use self::router::{IfDivided, Router};
 use self::seeds::{first_map, seeds};
 use self::servers::Servers;
@@ -51,8 +50,8 @@ use crate::backend::redis::protocol::unclaimed_grants::release_unclaimed;
 use crate::backend::redis::slot_map::{Address, SlotMap, SlotRanges};
 use crate::backend::redis::url::Endpoint;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, LeaseRef,
-    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
+    FailureKind, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -242,13 +241,20 @@ impl Backend for Cluster {
         if servers.is_empty() {
             return self.servers().await.map(drop);
         }
-        let ping = |server| -> BoxedCall<'_, _> { Box::pin(ScriptedServer::probe(server)) };
-        let pings = servers.iter().map(|(_, server)| ping(server)).collect();
-        // A silent one does not count beside one that answers.
-        let stragglers = StragglerLimit { limit: Duration::from_millis(100), from_start: false };
-        let answers = fan_out(pings, Some(stragglers)).await;
-        let answers: Vec<_> = answers.into_iter().flatten().collect();
-        BackendError::of_all(&answers).map_err(Clone::clone)
+        let mut pings = JoinSet::new();
+        for (_, server) in servers {
+            pings.spawn(async move { server.probe().await });
+        }
+        let mut last = Ok(());
+        while let Some(answer) = pings.join_next().await {
+            match answer {
+                Ok(Err(error)) if error.kind() != FailureKind::Rejected => last = Err(error),
+                Ok(Ok(()) | Err(_)) => return Ok(()),
+                // A panic counts as no answer.
+                Err(_) => {}
+            }
+        }
+        last
     }
 
     async fn close(&self) {

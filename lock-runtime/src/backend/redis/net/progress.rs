@@ -18,6 +18,7 @@ pub(crate) enum ConnectStage {
     /// The host name is resolved.
     Address,
     Socket,
+    #[cfg_attr(not(feature = "rediss"), allow(dead_code))]
     Tls,
     /// The server has answered the log-in.
     LogIn,
