@@ -41,6 +41,7 @@ impl ResponseError for LockError {
 }
 
 /// The [`Problem`] of the error.
+#[diagnostic::do_not_recommend]
 impl FromLockError for HttpResponse {
     fn from_lock_error(error: LockError) -> Self {
         response(&problem(&error))

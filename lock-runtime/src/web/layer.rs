@@ -261,6 +261,7 @@ where
 }
 
 /// The [`Problem`] of the error.
+#[diagnostic::do_not_recommend]
 impl<B: From<String>> FromLockError for Response<B> {
     fn from_lock_error(error: LockError) -> Self {
         of_problem(&problem(&error))
