@@ -2,12 +2,13 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockPool, OnOutage, Progress};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, RedisServer, eventually_async};
+use tokio::task::JoinSet;
 
 const SOON: Duration = ms(20_000);
 
@@ -70,7 +71,7 @@ async fn waiters_are_rejected_when_the_outage_is_seen() {
     let server = RedisServer::start();
     server.cli(&["SET", "taken", "another", "PX", "600000"]);
     let pool = failing_fast(&server.url()).await;
-    let mut waiting = tokio::task::JoinSet::new();
+    let mut waiting = JoinSet::new();
     for keys in [vec!["taken"], vec!["taken"], vec!["free", "taken"]] {
         let request = pool.lock_all(keys);
         waiting.spawn(async move { request.acquire().await.map(drop) });
@@ -115,6 +116,42 @@ async fn without_the_setting_an_acquire_waits_for_the_store() {
     assert!(!waits.is_finished());
     proxy.refuse(false);
     joined("it is granted", waits).await.unwrap();
+}
+
+/// Prints how long answers took, for 200 requests a second. `LOCK_OUTAGE_SECONDS` is how long the store is down.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_during_an_outage_do_not_wait() {
+    let seconds = std::env::var("LOCK_OUTAGE_SECONDS").map_or(2, |text| text.parse().unwrap());
+    let server = RedisServer::start();
+    let pool = failing_fast(&server.url()).await;
+    server.kill();
+    let began = Instant::now();
+    let (mut sending, mut ticks) = (JoinSet::new(), tokio::time::interval(ms(5)));
+    while began.elapsed() < Duration::from_secs(seconds) {
+        ticks.tick().await;
+        let (pool, sent) = (pool.clone(), Instant::now());
+        sending.spawn(async move {
+            let error = pool.lock("k").acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Backend);
+            (sent - began, sent.elapsed())
+        });
+    }
+    let answers = within(SOON, "all are answered", sending.join_all()).await;
+    let mut late: Vec<_> = answers
+        .into_iter()
+        .filter_map(|(sent, took)| (sent >= Duration::from_secs(1)).then_some(took))
+        .collect();
+    late.sort();
+    let (median, most) = (late[late.len() / 2], late[late.len() * 99 / 100]);
+    server.restart();
+    let restarted = Instant::now();
+    until_served(&pool).await;
+    println!(
+        "p50 {median:?}, p99 {most:?} from the second second on; served again after {:?}",
+        restarted.elapsed()
+    );
+    // Without the setting each waits for a minute.
+    assert!(most < ms(10_000), "{most:?}");
 }
 
 /// A lease that is renewed in time outlives an outage; the refusal is about acquires alone.
