@@ -1,6 +1,5 @@
 //! Pools by name for one test, in place of the installed ones.
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,10 +12,10 @@ use crate::base::error::{ErrorKind, LockError};
 /// Runs `body` with `pool` under `name`, in place of the pool that is installed under that name. So each test of annotated
 /// functions has a pool of its own, also while others run in the same process.
 ///
-/// It applies to the calling task, and to all other tasks of its tokio runtime that are not in a `with_pool` of their own:
-/// those that the body spawns, and those of an axum server that it starts. actix-web serves on runtimes of its own, and takes
-/// the pool with `LockMiddleware::pool`. [`shutdown`](crate::shutdown) within the body shuts down its pools alone. Several calls may be nested, for one name or for
-/// several. The pool is not shut down at the end.
+/// It applies to the calling task, and to all other tasks of its tokio runtime that are not in a `with_pool` of their own: also
+/// to tasks that the body spawns, and to requests of an axum server that it starts. actix-web serves on runtimes of its own,
+/// and takes the pool with `LockMiddleware::pool`. [`shutdown`](crate::shutdown) within the body shuts down its pools alone.
+/// Several calls may be nested, for one name or for several. The pool is not shut down at the end.
 ///
 /// ```
 /// use lock_runtime::testing::with_pool;
@@ -49,12 +48,12 @@ pub async fn with_pool<F: Future>(name: &str, pool: LockPool, body: F) -> F::Out
         pool,
         runtime: current_runtime(),
     };
-    let mut scope = OF_TASK.try_with(|scope| scope.borrow().clone()).unwrap_or_default();
+    let mut scope = OF_TASK.try_with(Clone::clone).unwrap_or_default();
     // The innermost last. Those around it do not count on the runtime meanwhile.
     let outer = scope.iter().rev().find(|(one, _, _)| one == name).map(|(_, _, id)| *id);
     scope.push((name.to_owned(), entry.pool.clone(), entry.id));
     let _active = Active::new(entry, outer);
-    OF_TASK.scope(RefCell::new(scope), body).await
+    OF_TASK.scope(scope, body).await
 }
 
 /// By name, with the number of the entry in [`OF_RUNTIMES`].
@@ -62,7 +61,7 @@ type Scope = Vec<(String, LockPool, u64)>;
 
 tokio::task_local! {
     /// The pools of this task.
-    static OF_TASK: RefCell<Scope>;
+    static OF_TASK: Scope;
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -121,9 +120,8 @@ pub(crate) fn all() -> Vec<LockPool> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Vec::new();
     }
-    let of_task = OF_TASK.try_with(|scope| {
-        scope.borrow().iter().map(|(_, pool, _)| pool.clone()).collect::<Vec<_>>()
-    });
+    let of_task =
+        OF_TASK.try_with(|scope| scope.iter().map(|(_, pool, _)| pool.clone()).collect::<Vec<_>>());
     of_task.unwrap_or_else(|_| {
         let runtime = current_runtime();
         let entries = of_runtimes();
@@ -141,7 +139,6 @@ pub(crate) fn find(name: &str) -> Result<Option<LockPool>, LockError> {
         return Ok(None);
     }
     let of_task = OF_TASK.try_with(|scope| {
-        let scope = scope.borrow();
         scope.iter().rev().find(|(one, _, _)| one == name).map(|(_, pool, _)| pool.clone())
     });
     if let Ok(Some(pool)) = of_task {

@@ -140,7 +140,7 @@ impl StoreStatus {
             None => reachability.on_answer(now),
         });
         if change == Change::Lost && self.on_outage == OnOutage::Fail {
-            // Also those that wait for a lock of this process, whose release would wait for the store.
+            // Also behind a holder of this process: its release would wait for the store.
             if let Some(refusal) = self.refusal_at(now) {
                 (self.reject_waiters)(&refusal);
             }
