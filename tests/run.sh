@@ -151,7 +151,7 @@ program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handof
 program faults chaos:: links:: renewal::ended renewal::unreachable_store
 program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
-tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 1 --skip ui::
+tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart

@@ -7,6 +7,7 @@
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
+//! | [`postgres`] | a private PostgreSQL server |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
@@ -40,6 +41,7 @@ pub mod logs;
 pub mod monitor;
 pub mod own_process;
 pub mod poll;
+pub mod postgres;
 pub mod prelude;
 pub mod process;
 pub mod proxy;
@@ -60,6 +62,7 @@ pub use examples::example;
 pub use latency::Latency;
 pub use monitor::Monitor;
 pub use own_process::in_own_process;
+pub use postgres::PostgresServer;
 pub use process::Worker;
 pub use proxy::FaultProxy;
 pub use quorum::Quorum;

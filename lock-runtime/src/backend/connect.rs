@@ -28,7 +28,7 @@ pub(crate) struct BackendConfig<'a> {
     pub(crate) sentinel_credentials: Option<&'a Provider>,
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_remote")]
 impl BackendConfig<'_> {
     pub(crate) fn limits(&self) -> Limits {
         Limits { connect: self.connect_timeout, request: self.request_timeout }
@@ -41,7 +41,7 @@ impl BackendConfig<'_> {
 }
 
 /// Time limits for a server.
-#[cfg(feature = "redis")]
+#[cfg(feature = "_remote")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// For a connection attempt, until requests can be sent.
@@ -74,6 +74,8 @@ pub(crate) async fn connect(
         "memory" => Ok(Arc::new(Memory::open(rest, config.clock))),
         #[cfg(feature = "redis")]
         scheme if is_of_redis(scheme) => super::redis::open(url, config).await,
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => super::postgres::open(url, config).await,
         _ => Err(unknown(scheme)),
     }
 }
@@ -96,11 +98,12 @@ fn unknown(scheme: &str) -> LockError {
         scheme if is_of_redis(scheme) => {
             "enable the feature `redis` (or `rediss` for TLS) of lock-runtime"
         }
+        "postgres" | "postgresql" => "enable the feature `postgres` of lock-runtime",
         "http" | "https" => {
             "a store is reached by its own protocol; write for example `redis://host:6379`"
         }
         _ => {
-            "supported are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum) and `memory://`"
+            "supported are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum), `postgres://host/database` and `memory://`"
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)

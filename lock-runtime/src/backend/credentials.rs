@@ -30,6 +30,17 @@ impl Credentials {
     }
 }
 
+#[cfg(feature = "postgres")]
+impl Credentials {
+    pub(crate) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    pub(crate) fn secret(&self) -> &str {
+        &self.password
+    }
+}
+
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
@@ -39,14 +50,14 @@ impl fmt::Debug for Credentials {
 /// The error of a credential provider.
 pub(crate) type ProviderError = Box<dyn Error + Send + Sync>;
 
-#[cfg(not(feature = "redis"))]
-pub(crate) use without_redis::Provider;
+#[cfg(not(feature = "_remote"))]
+pub(crate) use without_login::Provider;
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_remote")]
 pub(crate) use self::provider::Provider;
 
-#[cfg(not(feature = "redis"))]
-mod without_redis {
+#[cfg(not(feature = "_remote"))]
+mod without_login {
     use std::future::Future;
 
     use super::{Credentials, ProviderError};
@@ -67,13 +78,14 @@ mod without_redis {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_remote")]
 mod provider {
     use std::fmt;
     use std::future::Future;
     use std::pin::Pin;
     use std::sync::{Arc, Mutex, PoisonError};
 
+    #[cfg(feature = "redis")]
     use redis::RedisConnectionInfo;
     use tokio::runtime::Handle;
     use tokio::sync::watch;
@@ -112,6 +124,7 @@ mod provider {
         }
 
         /// `login` with the credentials of the provider.
+        #[cfg(feature = "redis")]
         pub(crate) async fn log_in(
             &self,
             login: &RedisConnectionInfo,
@@ -124,7 +137,8 @@ mod provider {
             })
         }
 
-        async fn credentials(&self) -> ProviderResult {
+        /// The credentials for one connection.
+        pub(crate) async fn credentials(&self) -> Result<Credentials, BackendError> {
             let mut answer = self.call()?;
             let given = answer.wait_for(Option::is_some).await.ok().and_then(|given| given.clone());
             let mut call = self.0.call.lock().unwrap_or_else(PoisonError::into_inner);
@@ -224,8 +238,16 @@ mod provider {
             assert_eq!(error.kind(), FailureKind::NotApplied);
             let error = provider.credentials().await.unwrap_err();
             assert!(error.to_string().contains("panicked"), "{error}");
+            let given = provider.credentials().await.unwrap();
+            assert_eq!(given, Credentials::new("worker", "pw"));
+        }
+
+        #[cfg(feature = "redis")]
+        #[tokio::test]
+        async fn what_is_provided_replaces_the_login_of_a_url_and_not_its_database() {
+            let ask = || async { Ok::<_, ProviderError>(Credentials::new("worker", "pw")) };
             let url_has = RedisConnectionInfo::default().set_username("url").set_db(3);
-            let login = provider.log_in(&url_has).await.unwrap();
+            let login = Provider::new(ask).log_in(&url_has).await.unwrap();
             assert_eq!(
                 (login.username(), login.password(), login.db()),
                 (Some("worker"), Some("pw"), 3)

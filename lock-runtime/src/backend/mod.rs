@@ -14,15 +14,23 @@ use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
 use crate::exec::foreground::ForegroundRequest;
 
+#[cfg(feature = "_remote")]
+mod backoff;
 mod connect;
 pub(crate) mod credentials;
 mod dyn_backend;
 mod memory;
 pub(crate) mod notifier;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "_remote")]
+mod queue_events;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "_remote")]
+mod unclaimed_grants;
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_remote")]
 pub(crate) use connect::Limits;
 pub(crate) use connect::{BackendConfig, connect};
 pub(crate) use dyn_backend::DynBackend;

@@ -60,7 +60,7 @@ impl BackendError {
     }
 
     /// The same error, for a request of which nothing had been sent that could have been applied.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_remote")]
     pub(crate) fn before_sending(mut self) -> Self {
         if self.kind == FailureKind::MaybeApplied {
             self.kind = FailureKind::NotApplied;

@@ -46,9 +46,9 @@ use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::scripted::retry_if_notified;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::redis::protocol::shared_state::SharedState;
-use crate::backend::redis::protocol::unclaimed_grants::release_unclaimed;
 use crate::backend::redis::slot_map::{Address, SlotMap, SlotRanges};
 use crate::backend::redis::url::Endpoint;
+use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
     FailureKind, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,

@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::Limits;
+use crate::backend::backoff::Backoff;
 use crate::backend::redis::conn::dedicated::DedicatedConnection;
 use crate::backend::redis::conn::foreground::{
     Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
@@ -24,7 +25,6 @@ use crate::backend::redis::conn::link_io::LinkIo;
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
-use crate::backend::redis::net::backoff::Backoff;
 use crate::backend::redis::net::handshake::{
     Dialect, Handshake, HangUp, OpenConnection, PushConfig, PushSupport, log_in_minimal,
 };

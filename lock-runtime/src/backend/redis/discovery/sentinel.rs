@@ -16,8 +16,8 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::BackendConfig;
+use crate::backend::backoff::Backoff;
 use crate::backend::redis::discovery::sentinel_url::Service;
-use crate::backend::redis::net::backoff::Backoff;
 use crate::backend::redis::net::handshake::{lacks_hello, open};
 use crate::backend::redis::net::io_task::IoTask;
 use crate::backend::redis::net::progress::ConnectProgress;

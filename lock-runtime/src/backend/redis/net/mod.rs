@@ -1,6 +1,5 @@
 //! Byte streams to servers, and the handshake of a new connection.
 
-pub(crate) mod backoff;
 pub(crate) mod handshake;
 pub(crate) mod io_task;
 pub(crate) mod progress;

@@ -11,7 +11,6 @@ pub(crate) mod scripted;
 pub(crate) mod scripted_server;
 pub(crate) mod scriptless;
 pub(crate) mod shared_state;
-pub(crate) mod unclaimed_grants;
 pub(crate) mod value;
 pub(crate) mod wait_queue;
 pub(crate) mod watch_transaction;

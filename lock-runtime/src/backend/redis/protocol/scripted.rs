@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::backend::redis::conn::push::{PendingClaims, PushHandler};
+use crate::backend::queue_events::PendingClaims;
+use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::shard_channel::MessageScope;
@@ -14,7 +15,7 @@ use crate::backend::redis::protocol::acquire::RequestForm;
 use crate::backend::redis::protocol::replicas::Replicas;
 use crate::backend::redis::protocol::scripted_server::{ConnectError, RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::shared_state::SharedState;
-use crate::backend::redis::protocol::unclaimed_grants::release_unclaimed;
+use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, LeaseRef,
     LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::backend::queue_events::UnclaimedGrant;
 use crate::backend::redis::channel::Channel;
-use crate::backend::redis::conn::push::{PushHandler, UnclaimedGrant};
+use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
 use crate::backend::{BackendConfig, Limits};
@@ -27,7 +28,7 @@ pub(crate) struct SharedState {
 
 impl SharedState {
     /// Also returns the receiver of unclaimed grants, for
-    /// [`release_unclaimed`](crate::backend::redis::protocol::unclaimed_grants::release_unclaimed).
+    /// [`release_unclaimed`](crate::backend::unclaimed_grants::release_unclaimed).
     pub(crate) fn new(
         keyspace: Keyspace,
         config: BackendConfig<'_>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::backend::redis::conn::push::UnclaimedGrant;
+use crate::backend::queue_events::UnclaimedGrant;
 use crate::backend::{LeaseRef, ReleaseRequest};
 use crate::base::key::Key;
 

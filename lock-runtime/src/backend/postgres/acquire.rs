@@ -1,0 +1,228 @@
+//! Acquire requests on one connection.
+
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use crate::backend::postgres::batch::{
+    Batch, Parameter, Parameters, by_distinct_keys, in_transaction, micros,
+};
+use crate::backend::postgres::job::{Pending, answer, fail_all};
+use crate::backend::postgres::server_error::failure;
+use crate::backend::postgres::session::get;
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
+use crate::base::fence::Fence;
+use crate::base::jitter;
+use crate::base::key::Key;
+
+type Acquires = Vec<Pending<AcquireRequest, AcquireOutcome>>;
+
+/// The columns of an answer, in the order of the statements.
+struct Answer {
+    fence: Option<i64>,
+    contended: bool,
+    expires_in: Option<Duration>,
+    rank: Option<i64>,
+}
+
+impl Batch<'_> {
+    /// Tries all requests: those for one key together, by a statement that writes nothing for a key that is held.
+    pub(super) async fn acquire(&self, requests: Acquires) {
+        let (single, several): (Acquires, Acquires) =
+            requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
+        for requests in by_distinct_keys(single, |(request, _)| &request.keys) {
+            let refused = self.acquire_free(requests).await;
+            if !refused.is_empty() {
+                self.enqueue(refused).await;
+            }
+        }
+        for (request, reply) in several {
+            answer(reply, self.acquire_all(&request).await);
+        }
+    }
+
+    /// Answers requests for free keys, and those that are not to be queued. Returns the others.
+    async fn acquire_free(&self, requests: Acquires) -> Acquires {
+        let columns = Columns::of(&requests);
+        let rows = self.query(&self.statements.acquire, &columns.parameters(self.channel())).await;
+        let rows = match rows.map_err(failure) {
+            Ok(rows) => rows,
+            Err(error) => {
+                fail_all(requests, &error);
+                return Vec::new();
+            }
+        };
+        self.answer(requests, &rows, |request, answer| {
+            request.enqueue && answer.fence.is_none() && answer.rank.is_none()
+        })
+    }
+
+    /// Queues the owners of keys that are held.
+    async fn enqueue(&self, requests: Acquires) {
+        let columns = Columns::of(&requests);
+        let statement = (&*self.statements.enqueue, &*columns.parameters(self.channel()));
+        let rows = in_transaction(
+            self.client(),
+            &self.statements.lock_rows,
+            (&columns.keys, Type::BYTEA_ARRAY),
+            statement,
+        )
+        .await;
+        match rows.map_err(failure) {
+            Ok(rows) => {
+                // The row of a lease may be gone since: then the key is free.
+                for (_, reply) in self.answer(requests, &rows, |_, _| false) {
+                    let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
+                    answer(reply, Ok(AcquireOutcome::contended_until(None, wait_mode)));
+                }
+            }
+            Err(error) => fail_all(requests, &error),
+        }
+    }
+
+    /// Answers each request that has a row, unless it `goes_on`. Returns the others.
+    fn answer(
+        &self,
+        requests: Acquires,
+        rows: &[Row],
+        goes_on: impl Fn(&AcquireRequest, &Answer) -> bool,
+    ) -> Acquires {
+        let mut open: Vec<_> = requests.into_iter().map(Some).collect();
+        for row in rows {
+            let number =
+                get::<i64>(row, 0).ok().and_then(|number| usize::try_from(number - 1).ok());
+            let Some(slot) = number.and_then(|number| open.get_mut(number)) else { continue };
+            let Some((request, reply)) = slot.take() else { continue };
+            match Answer::of(row) {
+                Ok(found) if goes_on(&request, &found) => *slot = Some((request, reply)),
+                Ok(found) => answer(reply, Ok(self.outcome(&request, &found))),
+                Err(error) => answer(reply, Err(error)),
+            }
+        }
+        open.into_iter().flatten().collect()
+    }
+
+    fn outcome(&self, request: &AcquireRequest, answer: &Answer) -> AcquireOutcome {
+        if let Some(fence) = answer.fence {
+            return self.granted(request, fence, answer.contended);
+        }
+        let Some(rank) = answer.rank.filter(|_| request.enqueue) else {
+            return AcquireOutcome::contended(answer.expires_in);
+        };
+        let recheck = jitter::below(self.recheck_interval(rank));
+        let retry_after = match answer.expires_in {
+            Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
+            _ => recheck,
+        };
+        AcquireOutcome::contended_until(answer.expires_in, WaitMode::Queued { retry_after })
+    }
+
+    fn granted(&self, request: &AcquireRequest, fence: i64, contended: bool) -> AcquireOutcome {
+        let fence = request.fencing.then(|| Fence::new(fence.unsigned_abs()));
+        let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further(request));
+        // Without a channel this process does not learn of owners that queue later.
+        if contended || self.is_notified() { granted.with_contended(contended) } else { granted }
+    }
+
+    /// How long a queued owner waits for a notification before it requests the key again. Also how often an owner at the
+    /// head looks that gets no notifications.
+    pub(super) fn recheck_interval(&self, rank: i64) -> Duration {
+        Duration::from_millis(match (self.is_notified(), rank) {
+            (true, ..3) => 500,
+            (true, _) => 1_000,
+            (false, ..2) => 25,
+            (false, _) => 150,
+        })
+    }
+
+    async fn acquire_all(&self, request: &AcquireRequest) -> Result<AcquireOutcome, BackendError> {
+        let keys = texts(&request.keys);
+        let (owner, kept) = (request.owner.as_bytes(), micros(request.kept_for()));
+        let further = i64::from(further(request));
+        let statement: Parameters<'_> = vec![
+            (&keys, Type::BYTEA_ARRAY),
+            (&owner, Type::BYTEA),
+            (&kept, Type::INT8),
+            (&further, Type::INT8),
+            self.channel(),
+        ];
+        self.query(&self.statements.add_rows, &[(&keys, Type::BYTEA_ARRAY)])
+            .await
+            .map_err(failure)?;
+        let statement = (&*self.statements.acquire_all, &*statement);
+        let rows = in_transaction(
+            self.client(),
+            &self.statements.lock_rows,
+            (&keys, Type::BYTEA_ARRAY),
+            statement,
+        )
+        .await
+        .map_err(failure)?;
+        let Some(row) = rows.first() else {
+            return Ok(AcquireOutcome::contended(None));
+        };
+        let expires_in = get::<Option<i64>>(row, 2)?.map(duration);
+        Ok(match get(row, 0)? {
+            Some(fence) => self.granted(request, fence, get::<Option<bool>>(row, 1)? == Some(true)),
+            None => AcquireOutcome::contended(expires_in),
+        })
+    }
+}
+
+/// The server rounds times to microseconds, and a timer to milliseconds.
+const ROUNDING: Duration = Duration::from_millis(1);
+
+/// The requests as arrays, one element for each.
+struct Columns<'a> {
+    keys: Vec<&'a [u8]>,
+    owners: Vec<&'a [u8]>,
+    kept: Vec<i64>,
+    further: Vec<i64>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(requests: &'a Acquires) -> Self {
+        let requests = || requests.iter().map(|(request, _)| request);
+        Self {
+            keys: requests().map(|request| request.keys[0].as_str().as_bytes()).collect(),
+            owners: requests().map(|request| request.owner.as_bytes()).collect(),
+            kept: requests().map(|request| micros(request.kept_for())).collect(),
+            further: requests().map(|request| i64::from(further(request))).collect(),
+        }
+    }
+
+    fn parameters(&'a self, channel: Parameter<'a>) -> Parameters<'a> {
+        vec![
+            (&self.keys, Type::BYTEA_ARRAY),
+            (&self.owners, Type::BYTEA_ARRAY),
+            (&self.kept, Type::INT8_ARRAY),
+            (&self.further, Type::INT8_ARRAY),
+            channel,
+        ]
+    }
+}
+
+impl Answer {
+    fn of(row: &Row) -> Result<Self, BackendError> {
+        Ok(Self {
+            fence: get(row, 1)?,
+            contended: get::<Option<bool>>(row, 2)? == Some(true),
+            expires_in: get::<Option<i64>>(row, 3)?.map(duration),
+            rank: get(row, 4)?,
+        })
+    }
+}
+
+/// How many fences to reserve behind the one of the grant.
+fn further(request: &AcquireRequest) -> u32 {
+    if request.fencing { request.extra_fences } else { 0 }
+}
+
+pub(super) fn texts(keys: &[Key]) -> Vec<&[u8]> {
+    keys.iter().map(|key| key.as_str().as_bytes()).collect()
+}
+
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
+}

@@ -1,0 +1,64 @@
+//! Settings and states of a server by which locks could be lost.
+
+use tokio_postgres::Row;
+
+use crate::backend::postgres::server_error::failure;
+use crate::backend::postgres::session::{Session, get};
+use crate::backend::{BackendError, FailureKind, Warning};
+
+/// What the server warns of, by its text and its remedy, in the order of the columns of `settings.sql`.
+const FOUND: [(&str, &str); 5] = [
+    (
+        "PostgreSQL does not flush to disk (`fsync = off`), so a crash can free locks",
+        "set `fsync = on`, or have the protected resource check fences",
+    ),
+    (
+        "PostgreSQL answers before it flushes (`synchronous_commit = off`), so a crash can free locks",
+        "set `synchronous_commit = on` for this user: `ALTER ROLE .. SET synchronous_commit = on`",
+    ),
+    (
+        "a failover can free the latest locks, because replication is asynchronous",
+        "set `synchronous_standby_names`, or have the protected resource check fences",
+    ),
+    (
+        "the table of the locks is unlogged, so a crash frees all locks",
+        "run `ALTER TABLE lock_lease SET LOGGED`",
+    ),
+    (
+        "the queue of notifications is more than half full",
+        "end sessions that listen and stay in a transaction: see `pg_stat_activity`",
+    ),
+];
+
+pub(crate) async fn warnings(
+    session: &Session,
+    statement: &str,
+    is_notified: bool,
+) -> Result<Vec<Warning>, BackendError> {
+    let rows = session.client.query_typed(statement, &[]).await.map_err(failure)?;
+    let Some(row) = rows.first() else { return Ok(Vec::new()) };
+    if get(row, 0)? {
+        let message = "PostgreSQL is a standby, which accepts no locks";
+        return Err(BackendError::new(FailureKind::NotApplied, message).remedy(
+            "point the URL at the primary, or name all servers: `postgres://host1,host2/database`",
+        ));
+    }
+    let mut warnings = found(row)?;
+    if !is_notified {
+        warnings.push(Warning::new(
+            "a pooler stands before PostgreSQL and passes no notifications, so waiters look for themselves",
+            "connect to the server itself, or to a pooler in session mode, for faster hand-offs",
+        ));
+    }
+    Ok(warnings)
+}
+
+fn found(row: &Row) -> Result<Vec<Warning>, BackendError> {
+    let mut warnings = Vec::new();
+    for (column, (text, remedy)) in FOUND.iter().enumerate() {
+        if get(row, column + 1)? {
+            warnings.push(Warning::new(*text, remedy));
+        }
+    }
+    Ok(warnings)
+}

@@ -1,0 +1,282 @@
+//! A connection that is opened again when it ends, and the requests that wait for it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use crate::backend::backoff::Backoff;
+use crate::backend::postgres::batch::Batch;
+use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
+use crate::backend::postgres::job::{Job, Jobs, Reply, no_answer};
+use crate::backend::postgres::server_error::failure;
+use crate::backend::postgres::session::{Dialer, OnPayload, ServerProcess, Session};
+use crate::backend::postgres::sweep::Sweep;
+use crate::backend::queue_events::QueueEvents;
+use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::{Clock, Instant};
+
+/// The most requests of one batch.
+const BATCH: usize = 256;
+
+/// How long a notification to itself may take.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the connections of a pool share.
+pub(crate) struct PoolState {
+    pub(crate) dialer: Dialer,
+    pub(crate) events: Arc<QueueEvents>,
+    pub(crate) clock: Clock,
+    /// The channel on which notifications arrive, or nothing.
+    channel: Mutex<String>,
+}
+
+impl PoolState {
+    pub(crate) fn new(dialer: Dialer, events: Arc<QueueEvents>, clock: Clock) -> Self {
+        Self { dialer, events, clock, channel: Mutex::default() }
+    }
+
+    fn channel(&self) -> MutexGuard<'_, String> {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Acquires and releases, in the order in which they were requested.
+    Claims,
+    /// Renewals, which must not wait behind acquires; notifications, reads and sweeps.
+    Upkeep,
+}
+
+/// The sending side. Dropping it closes the connection, as soon as it has sent what is pending.
+pub(crate) struct Link {
+    jobs: UnboundedSender<Job>,
+    task: AbortHandle,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Link {
+    /// Connects. From the first success on, the connection is opened again when it ends.
+    pub(crate) async fn connect(
+        state: &Arc<PoolState>,
+        purpose: Purpose,
+    ) -> Result<Self, BackendError> {
+        let (jobs, inbox) = mpsc::unbounded_channel();
+        let mut task = LinkTask::new(state.clone(), purpose, inbox);
+        let session = task.open().await?;
+        let task = tokio::spawn(task.run(session)).abort_handle();
+        Ok(Self { jobs, task })
+    }
+
+    /// Sends `request` as a job, and returns where its answer arrives.
+    pub(crate) fn send<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Answer<T> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.jobs.send(job(reply));
+        Answer(answer)
+    }
+
+    /// Resolves when all requests before it were sent and answered.
+    pub(crate) async fn drained(&self) {
+        let _ = self.send(Job::Probe).get().await;
+    }
+}
+
+/// The answer to a request. Dropping it gives the request up.
+pub(crate) struct Answer<T>(oneshot::Receiver<Result<T, BackendError>>);
+
+impl<T> Answer<T> {
+    pub(crate) async fn get(self) -> Result<T, BackendError> {
+        self.0.await.unwrap_or_else(|_| Err(no_answer()))
+    }
+}
+
+struct LinkTask {
+    state: Arc<PoolState>,
+    purpose: Purpose,
+    inbox: UnboundedReceiver<Job>,
+    /// The server process of the last connection, until it is known to have ended.
+    predecessor: Option<ServerProcess>,
+    sweep: Sweep,
+}
+
+impl LinkTask {
+    fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<Job>) -> Self {
+        let sweep = Sweep::new(&state.dialer.database, state.clock.now());
+        Self { state, purpose, inbox, predecessor: None, sweep }
+    }
+
+    async fn run(mut self, mut session: Session) {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        loop {
+            let up_since = self.state.clock.now();
+            let Some((error, answered)) = self.serve(&mut session).await else { return };
+            if self.purpose == Purpose::Upkeep {
+                self.state.channel().clear();
+            }
+            self.predecessor = session.is_direct.then_some(session.process);
+            drop(session);
+            self.state.events.disconnected(&error);
+            backoff.ended(answered.since(up_since));
+            let Some(next) = self.reopen(&mut backoff, error).await else { return };
+            session = next;
+            if self.purpose == Purpose::Upkeep {
+                // Notifications were missed.
+                self.state.events.resync();
+            }
+        }
+    }
+
+    /// Sends requests until the connection ends, and returns the error and when the last batch was answered. `None` if the
+    /// pool is closed.
+    async fn serve(&mut self, session: &mut Session) -> Option<(BackendError, Instant)> {
+        let mut answered = self.state.clock.now();
+        let mut jobs = Vec::with_capacity(BATCH);
+        loop {
+            let count = tokio::select! {
+                biased;
+                ended = &mut session.ended => {
+                    return Some((ended.unwrap_or_else(|_| no_answer()), answered));
+                }
+                count = self.inbox.recv_many(&mut jobs, BATCH) => count,
+                () = self.state.clock.sleep_until(self.sweep.due()),
+                    if self.purpose == Purpose::Upkeep =>
+                {
+                    jobs.push(Job::Sweep);
+                    1
+                }
+            };
+            if count == 0 {
+                return None;
+            }
+            let jobs = Jobs::sorted(jobs.drain(..));
+            let state = self.state.clone();
+            let channel = state.channel().clone();
+            let batch = Batch {
+                session,
+                statements: &state.dialer.statements,
+                events: &state.events,
+                channel,
+            };
+            let sweeps = jobs.sweeps;
+            let sent = async {
+                batch.run(jobs).await;
+                if sweeps {
+                    self.sweep.run(&batch, state.clock).await;
+                }
+            };
+            // The server bounds each statement by the same time, so a longer silence is no slow statement.
+            if timeout(3 * state.dialer.limits.request, sent).await.is_err() {
+                return Some((no_answer(), answered));
+            }
+            answered = self.state.clock.now();
+        }
+    }
+
+    /// Opens the connection again. Meanwhile requests fail at once. `None` if the pool is closed.
+    async fn reopen(&mut self, backoff: &mut Backoff, mut error: BackendError) -> Option<Session> {
+        let mut attempt = Box::pin(opened_after(
+            backoff.next(),
+            self.state.clone(),
+            self.purpose,
+            self.predecessor,
+        ));
+        loop {
+            tokio::select! {
+                opened = &mut attempt => match opened {
+                    Ok(session) => {
+                        self.predecessor = None;
+                        return Some(session);
+                    }
+                    Err(failed) => {
+                        self.state.events.disconnected(&failed);
+                        error = failed;
+                        let state = self.state.clone();
+                        attempt.set(opened_after(
+                            backoff.next(), state, self.purpose, self.predecessor,
+                        ));
+                    }
+                },
+                job = self.inbox.recv() => job?.fail(&error),
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Result<Session, BackendError> {
+        open(&self.state, self.purpose, None).await
+    }
+}
+
+async fn opened_after(
+    pause: Duration,
+    state: Arc<PoolState>,
+    purpose: Purpose,
+    predecessor: Option<ServerProcess>,
+) -> Result<Session, BackendError> {
+    tokio::time::sleep(pause).await;
+    open(&state, purpose, predecessor).await
+}
+
+/// Opens a connection for `purpose`.
+async fn open(
+    state: &Arc<PoolState>,
+    purpose: Purpose,
+    predecessor: Option<ServerProcess>,
+) -> Result<Session, BackendError> {
+    let limit = state.dialer.limits.connect;
+    let session = match purpose {
+        Purpose::Claims => state.dialer.open(Arc::new(|_: &str| {})).await?,
+        Purpose::Upkeep => {
+            let probed = Arc::new(Notify::new());
+            let session =
+                state.dialer.open(on_payload(state.events.clone(), probed.clone())).await?;
+            let listening = listen(&session, &probed, PROBE_TIMEOUT.min(limit));
+            *state.channel() = listening.await?.unwrap_or_default();
+            session
+        }
+    };
+    if let Some(lost) = predecessor.filter(|_| session.is_direct) {
+        session.end_process(lost).await?;
+    }
+    Ok(session)
+}
+
+/// Passes notifications on.
+fn on_payload(events: Arc<QueueEvents>, probed: Arc<Notify>) -> OnPayload {
+    Arc::new(move |payload| match ChannelPayload::parse(payload) {
+        Some(ChannelPayload::HeadOfQueue { key, owner, available_in }) => {
+            events.head_of_queue(&key, owner, available_in);
+        }
+        Some(ChannelPayload::Contended { key }) => events.contended(&key),
+        Some(ChannelPayload::Probe) => probed.notify_one(),
+        None => {}
+    })
+}
+
+/// Listens on a new channel, and returns its name if a notification arrives there. A pooler accepts the statement and
+/// passes none.
+async fn listen(
+    session: &Session,
+    probed: &Notify,
+    limit: Duration,
+) -> Result<Option<String>, BackendError> {
+    let name = channel::name(session.process.id)
+        .map_err(|error| BackendError::new(FailureKind::NotApplied, error.to_string()))?;
+    let client = &session.client;
+    client.batch_execute(&format!("LISTEN {name}")).await.map_err(failure)?;
+    client.batch_execute(&format!("NOTIFY {name}, '{PROBE}'")).await.map_err(failure)?;
+    if timeout(limit, probed.notified()).await.is_ok() {
+        return Ok(Some(name));
+    }
+    client.batch_execute(&format!("UNLISTEN {name}")).await.map_err(failure)?;
+    Ok(None)
+}

@@ -1,0 +1,73 @@
+//! The tables of the locks, and the statements on them.
+
+use tokio_postgres::{Client, Error};
+
+/// What to do where the tables are missing.
+pub(crate) const REMEDY: &str = "run the statements in `docs/postgres.md` as the owner of the schema, or add `?create=on` to the URL of a user that may create tables";
+
+/// The statements that make the tables.
+const TABLES: &str = include_str!("sql/schema.sql");
+
+/// The statements of the store, with the names of its tables.
+#[derive(Debug)]
+pub(crate) struct Statements {
+    pub(crate) acquire: String,
+    pub(crate) lock_rows: String,
+    pub(crate) enqueue: String,
+    pub(crate) add_rows: String,
+    pub(crate) acquire_all: String,
+    pub(crate) renew: String,
+    pub(crate) release: String,
+    pub(crate) hand_off: String,
+    pub(crate) is_held: String,
+    pub(crate) sweep: String,
+    pub(crate) settings: String,
+    tables: String,
+    check: String,
+}
+
+impl Statements {
+    /// The statements for tables with names that start with `table`.
+    pub(crate) fn new(table: &str) -> Self {
+        let named = |text: &str| {
+            let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
+            let text = lines.collect::<Vec<_>>().join("\n");
+            text.replace("lock_lease", &format!("{table}_lease"))
+                .replace("lock_queue", &format!("{table}_queue"))
+        };
+        Self {
+            acquire: named(include_str!("sql/acquire.sql")),
+            lock_rows: named(include_str!("sql/lock_rows.sql")),
+            enqueue: named(include_str!("sql/enqueue.sql")),
+            add_rows: named(include_str!("sql/add_rows.sql")),
+            acquire_all: named(include_str!("sql/acquire_all.sql")),
+            renew: named(include_str!("sql/renew.sql")),
+            release: named(include_str!("sql/release.sql")),
+            hand_off: named(include_str!("sql/hand_off.sql")),
+            is_held: named(include_str!("sql/is_held.sql")),
+            sweep: named(include_str!("sql/sweep.sql")),
+            settings: named(include_str!("sql/settings.sql")),
+            tables: named(TABLES),
+            check: named(include_str!("sql/check.sql")),
+        }
+    }
+
+    /// Fails if a table or a column is missing.
+    pub(crate) async fn check_tables(&self, client: &Client) -> Result<(), Error> {
+        client.batch_execute(&self.check).await
+    }
+
+    /// Makes the tables that are missing.
+    pub(crate) async fn create_tables(&self, client: &Client) -> Result<(), Error> {
+        // Two processes that make one table at the same time would both find it missing.
+        let text = format!(
+            "BEGIN; SELECT pg_advisory_xact_lock(7813247910623541111); {} COMMIT",
+            self.tables
+        );
+        let made = client.batch_execute(&text).await;
+        if made.is_err() {
+            client.batch_execute("ROLLBACK").await?;
+        }
+        made
+    }
+}

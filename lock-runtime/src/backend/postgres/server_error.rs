@@ -1,0 +1,129 @@
+//! Errors of a server, classified by what a caller can do about them.
+
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, SqlState};
+
+use crate::backend::postgres::schema;
+use crate::backend::{BackendError, FailureKind};
+
+/// The failure for `error`, the answer to a statement that was sent.
+pub(crate) fn failure(error: Error) -> BackendError {
+    let Some(answer) = error.as_db_error() else {
+        return BackendError::new(
+            FailureKind::MaybeApplied,
+            format!("the connection to PostgreSQL has ended: {}", root(&error)),
+        )
+        .because(error);
+    };
+    let (kind, what, remedy) = refusal(answer);
+    BackendError::new(kind, message(what, answer)).remedy(remedy).because(error)
+}
+
+/// The failure for `error`, from opening a connection.
+pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
+    let Some(answer) = error.as_db_error() else {
+        return BackendError::new(
+            FailureKind::NotApplied,
+            format!("PostgreSQL at {server} is unreachable: {}", root(&error)),
+        )
+        .remedy("check host, port and network; for TLS add `sslmode=require` to the URL")
+        .because(error);
+    };
+    let (kind, what, remedy) = refusal(answer);
+    // Nothing was sent that could have been applied.
+    let kind = if kind == FailureKind::MaybeApplied { FailureKind::NotApplied } else { kind };
+    BackendError::new(kind, message(&format!("at {server} {what}"), answer))
+        .remedy(remedy)
+        .because(error)
+}
+
+/// Whether the server, or what stands before it, refuses the settings that a session starts with: a pooler.
+pub(crate) fn refuses_startup_options(error: &Error) -> bool {
+    let Some(answer) = error.as_db_error() else { return false };
+    *answer.code() == SqlState::PROTOCOL_VIOLATION && answer.message().contains("options")
+}
+
+/// Whether a table does not exist, or is none of this version.
+pub(crate) fn is_about_tables(error: &Error) -> bool {
+    error.code().is_some_and(|code| {
+        *code == SqlState::UNDEFINED_TABLE || *code == SqlState::UNDEFINED_COLUMN
+    })
+}
+
+fn message(what: &str, answer: &DbError) -> String {
+    format!("PostgreSQL {what}: {} (SQLSTATE {})", answer.message(), answer.code().code())
+}
+
+fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
+    use FailureKind::{MaybeApplied, NotApplied, Rejected};
+    let code = answer.code();
+    let is_any = |codes: &[&SqlState]| codes.contains(&code);
+    if is_any(&[&SqlState::T_R_SERIALIZATION_FAILURE, &SqlState::T_R_DEADLOCK_DETECTED]) {
+        return (NotApplied, "has rolled the statement back", "it passes by itself");
+    }
+    if is_any(&[&SqlState::LOCK_NOT_AVAILABLE, &SqlState::QUERY_CANCELED]) {
+        return (
+            NotApplied,
+            "has cancelled a statement that took too long",
+            "look for long transactions on the tables of the locks in `pg_stat_activity`",
+        );
+    }
+    if is_any(&[&SqlState::CANNOT_CONNECT_NOW, &SqlState::TOO_MANY_CONNECTIONS]) {
+        return (
+            NotApplied,
+            "accepts no connection now",
+            "a pool of locks uses two connections; raise `max_connections` if this lasts",
+        );
+    }
+    if is_any(&[
+        &SqlState::ADMIN_SHUTDOWN,
+        &SqlState::CRASH_SHUTDOWN,
+        &SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+    ]) {
+        return (MaybeApplied, "has ended the connection", "it is opened again by itself");
+    }
+    if is_any(&[&SqlState::READ_ONLY_SQL_TRANSACTION]) {
+        return (
+            NotApplied,
+            "is read-only",
+            "point the URL at the primary, or name all servers: `postgres://host1,host2/database`",
+        );
+    }
+    if is_any(&[&SqlState::DISK_FULL, &SqlState::OUT_OF_MEMORY]) {
+        return (NotApplied, "has no room left", "make room on the server");
+    }
+    if is_any(&[&SqlState::INSUFFICIENT_PRIVILEGE]) {
+        return (
+            Rejected,
+            "refuses the statement for lack of rights",
+            "grant the rights: `GRANT SELECT, INSERT, UPDATE, DELETE ON lock_lease, lock_queue TO the_user`",
+        );
+    }
+    if is_any(&[&SqlState::UNDEFINED_TABLE, &SqlState::UNDEFINED_COLUMN]) {
+        return (Rejected, "does not have the tables of the locks", schema::REMEDY);
+    }
+    if is_any(&[&SqlState::INVALID_PASSWORD, &SqlState::INVALID_AUTHORIZATION_SPECIFICATION]) {
+        return (
+            Rejected,
+            "refuses the user or the password",
+            "check user and password in the URL, and `pg_hba.conf` on the server",
+        );
+    }
+    if is_any(&[&SqlState::UNDEFINED_DATABASE]) {
+        return (
+            Rejected,
+            "does not have the database",
+            "check the name behind the last `/` of the URL",
+        );
+    }
+    (Rejected, "refuses the statement", "see the server's log for the statement")
+}
+
+/// The last cause, which names what happened.
+fn root(error: &Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

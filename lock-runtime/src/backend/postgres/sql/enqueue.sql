@@ -1,0 +1,56 @@
+-- Queues each owner whose key is held, and grants the others. Runs behind lock_rows.sql. The keys are distinct.
+-- $1 keys, $2 owners, $3 microseconds of the leases, $4 numbers of further fences, $5 channel of this process or ''
+-- One row for each request: its number from 1; first fence or NULL if queued; whether other owners are queued;
+-- microseconds until the holder's lease expires; rank in the queue. No row where the lease has no row.
+WITH asked AS MATERIALIZED (
+    SELECT number, key, owner, kept * interval '1 microsecond' AS kept, further,
+        (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS clock
+    FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[])
+        WITH ORDINALITY AS asked (key, owner, kept, further, number)
+), found AS MATERIALIZED (
+    SELECT asked.*, lease.until, lease.contended, lease.channel,
+        lease.until > statement_timestamp() AND lease.owner = asked.owner AS is_own,
+        lease.until > statement_timestamp() AND lease.owner NOT IN (asked.owner, '') AS is_held
+    FROM asked JOIN lock_lease AS lease ON lease.key = asked.key
+), left_queue AS (
+    DELETE FROM lock_queue AS queued USING found
+    WHERE queued.key = found.key AND queued.owner = found.owner AND NOT found.is_held
+), granted AS (
+    UPDATE lock_lease AS lease SET
+        owner = found.owner,
+        channel = $5,
+        until = CASE WHEN is_own THEN greatest(lease.until, statement_timestamp() + kept)
+            ELSE statement_timestamp() + kept END,
+        fence = CASE WHEN is_own THEN lease.fence ELSE greatest(lease.last_fence + 1, clock) END,
+        last_fence = CASE WHEN is_own THEN greatest(lease.last_fence, lease.fence + further)
+            ELSE greatest(lease.last_fence + 1, clock) + further END,
+        contended = EXISTS (
+            SELECT FROM lock_queue AS other WHERE other.key = found.key AND other.owner <> found.owner
+        )
+    FROM found
+    WHERE lease.key = found.key AND NOT is_held
+    RETURNING lease.key, lease.fence, lease.contended
+), queued AS (
+    INSERT INTO lock_queue AS queued (key, owner, channel, seen)
+    SELECT key, owner, $5, statement_timestamp() FROM found WHERE is_held ORDER BY key
+    ON CONFLICT (key, owner) DO UPDATE SET channel = excluded.channel, seen = excluded.seen
+    RETURNING key, position
+), marked AS (
+    UPDATE lock_lease AS lease SET contended = true
+    FROM found
+    WHERE lease.key = found.key AND is_held AND NOT found.contended
+), notified AS MATERIALIZED (
+    SELECT pg_notify(channel, 'wanted 0 ' || encode(owner, 'escape') || ' ' || encode(key, 'hex'))
+    FROM found
+    WHERE is_held AND NOT contended AND channel <> ''
+)
+SELECT found.number, granted.fence, granted.contended,
+    (extract(epoch FROM found.until - statement_timestamp()) * 1000000)::bigint AS expires_in,
+    (
+        SELECT count(*) FROM lock_queue AS earlier
+        WHERE earlier.key = queued.key AND earlier.position < queued.position
+    ) AS rank,
+    (SELECT count(*) FROM notified) AS notified
+FROM found
+    LEFT JOIN granted ON granted.key = found.key
+    LEFT JOIN queued ON queued.key = found.key

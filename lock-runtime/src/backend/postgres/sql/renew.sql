@@ -1,0 +1,22 @@
+-- Extends each lease of which the owner has all keys.
+-- $1 numbers of the leases, $2 keys, $3 owners, $4 microseconds of the leases, $5 how many keys each lease has,
+-- $6 channel of this process or ''; one element for each key
+-- One row for each key that was extended: the number of its lease, the key, whether owners are queued
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bigint[], $5::bigint[])
+        AS asked (number, key, owner, kept, keys)
+), held AS MATERIALIZED (
+    SELECT asked.*
+    FROM lock_lease AS lease JOIN asked ON asked.key = lease.key AND asked.owner = lease.owner
+    WHERE lease.until > statement_timestamp()
+    ORDER BY lease.key
+    FOR UPDATE OF lease
+), complete AS MATERIALIZED (
+    SELECT number FROM held GROUP BY number, keys HAVING count(*) = keys
+)
+UPDATE lock_lease AS lease SET
+    until = greatest(lease.until, statement_timestamp() + held.kept * interval '1 microsecond'),
+    channel = $6
+FROM held JOIN complete ON complete.number = held.number
+WHERE lease.key = held.key
+RETURNING held.number, lease.key, lease.contended

@@ -1,0 +1,132 @@
+//! `postgres://` URLs.
+
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::TargetSessionAttrs;
+
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::text;
+
+/// How long rows of free locks stay, unless the URL says otherwise. A row in place makes the next grant cheaper, and its
+/// fence exceeds the former one whatever the server's clock did.
+const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+const FORM: &str = "write `postgres://user:password@host:5432/database`, with several hosts for a primary that moves: `postgres://host1,host2/database`";
+
+/// A database, and how its tables are used.
+#[derive(Clone, Debug)]
+pub(crate) struct Database {
+    /// Where to connect. `Debug` does not show the password.
+    pub(crate) config: Config,
+    /// What stands before `_lease` and `_queue` in the names of the tables: `?table=`.
+    pub(crate) table: String,
+    /// Whether missing tables are made: `?create=on`.
+    pub(crate) creates: bool,
+    /// How long rows of free locks stay: `?forget=`.
+    pub(crate) forget_after: Duration,
+}
+
+impl Database {
+    pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
+        let (address, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut table, mut creates, mut forget_after) = ("lock".to_owned(), false, FORGET_AFTER);
+        let mut others = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "table" if is_identifier(value) => table = value.to_owned(),
+                "table" => {
+                    return Err(wrong(format!("`table={value}` is no name of a table")).remedy(
+                        "write up to 48 letters, digits and `_`, with a schema if needed: `?table=app.lock` uses `app.lock_lease` and `app.lock_queue`",
+                    ));
+                }
+                "create" => {
+                    creates = match value {
+                        "on" => true,
+                        "off" => false,
+                        _ => {
+                            return Err(wrong(format!("`create={value}` is neither on nor off"))
+                                .remedy("write `?create=on` to make missing tables at the start"));
+                        }
+                    };
+                }
+                "forget" => {
+                    let given = text::duration(value).filter(|age| !age.is_zero());
+                    forget_after = given.ok_or_else(|| {
+                        wrong(format!("`forget={value}` is no duration"))
+                            .remedy("write for example `?forget=24h`, longer than every ttl")
+                    })?;
+                }
+                _ => others.push(pair),
+            }
+        }
+        let address = format!("{address}?{}", others.join("&"));
+        let mut config: Config = address.parse().map_err(|error: tokio_postgres::Error| {
+            // The text of the client library has no part of the URL but a parameter's name.
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            let cause = source.unwrap_or_else(|| error.to_string());
+            wrong(format!("the PostgreSQL URL is invalid: {cause}")).remedy(FORM)
+        })?;
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(wrong("the PostgreSQL URL names no host").remedy(FORM));
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("lock_runtime");
+        }
+        if config.get_target_session_attrs() == TargetSessionAttrs::Any {
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        Ok(Self { config, table, creates, forget_after })
+    }
+}
+
+/// Whether `name` can stand in a statement without quotes, as a table or a schema and a table.
+fn is_identifier(name: &str) -> bool {
+    let is_word = |word: &str| {
+        word.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
+            && word.chars().all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_')
+    };
+    name.len() <= 48 && name.split('.').count() <= 2 && name.split('.').all(is_word)
+}
+
+#[cold]
+fn wrong(cause: impl Into<std::borrow::Cow<'static, str>>) -> LockError {
+    LockError::new(ErrorKind::Config, cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_the_store_and_of_the_client_stand_together() {
+        let url = "postgres://u:p%40ss@h1:5433,h2/db?create=on&table=app.lock&forget=24h&connect_timeout=3";
+        let database = Database::parse(url).unwrap();
+        assert_eq!(database.table, "app.lock");
+        assert!(database.creates);
+        assert_eq!(database.forget_after, Duration::from_secs(24 * 60 * 60));
+        assert_eq!(database.config.get_hosts().len(), 2);
+        assert_eq!(database.config.get_password(), Some("p@ss".as_bytes()));
+        assert_eq!(database.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        assert!(!format!("{database:?}").contains("p@ss"));
+    }
+
+    #[test]
+    fn an_invalid_url_is_refused_without_its_password() {
+        for (url, expected) in [
+            ("postgres://u:secret@h/db?table=Lock", "table"),
+            ("postgres://u:secret@h/db?table=a.b.c", "table"),
+            ("postgres://u:secret@h/db?table=x;drop", "table"),
+            ("postgres://u:secret@h/db?create=yes", "create"),
+            ("postgres://u:secret@h/db?forget=0s", "forget"),
+            ("postgres://u:secret@h/db?sslmode=sometimes", "sslmode"),
+            ("postgres://u:secret@h/db?nonsense=1", "nonsense"),
+            ("postgres://u:secret@h:x/db", "port"),
+            ("postgres:///db", "host"),
+        ] {
+            let error = Database::parse(url).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What a store with a wait queue reports about queued owners.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use once_cell::sync::OnceCell;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::backend::{BackendError, Notifier, Owner};
+
+/// A grant for an owner token that this pool has given up.
+pub(crate) struct UnclaimedGrant {
+    pub(crate) key: String,
+    pub(crate) owner: Owner,
+}
+
+/// Passes the events of a store to its pool's [`Notifier`]. Methods run on the connections' tasks and never block.
+///
+/// Events that arrive before [`subscribe`](Self::subscribe) are dropped.
+pub(crate) struct QueueEvents {
+    notifier: OnceCell<Notifier>,
+    /// Owners with an unanswered first request, and whether the owner has become the head of the queue meanwhile.
+    pending_claims: Mutex<HashMap<Owner, bool>>,
+    unclaimed: UnboundedSender<UnclaimedGrant>,
+}
+
+impl QueueEvents {
+    /// Sends grants for unknown owners to `unclaimed`.
+    pub(crate) fn new(unclaimed: UnboundedSender<UnclaimedGrant>) -> Arc<Self> {
+        Arc::new(Self { notifier: OnceCell::new(), pending_claims: Mutex::default(), unclaimed })
+    }
+
+    pub(crate) fn subscribe(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn notifier(&self) -> Option<&Notifier> {
+        self.notifier.get()
+    }
+
+    /// A waiter has been seen in the queue of `key`, whose lock this pool holds.
+    pub(crate) fn contended(&self, key: &str) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.contended(key);
+        }
+    }
+
+    /// `owner` was granted `key`, or may request it after this time.
+    pub(crate) fn head_of_queue(&self, key: &str, owner: Owner, available_in: Duration) {
+        let Some(notifier) = self.notifier.get() else { return };
+        let is_known = notifier.head_of_queue(key, &owner, available_in);
+        if is_known || !available_in.is_zero() {
+            return;
+        }
+        match self.pending_claims().get_mut(&owner) {
+            Some(is_head) => *is_head = true,
+            None => drop(self.unclaimed.send(UnclaimedGrant { key: key.to_owned(), owner })),
+        }
+    }
+
+    pub(crate) fn resync(&self) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.resync();
+        }
+    }
+
+    pub(crate) fn disconnected(&self, error: &BackendError) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.disconnected(error);
+        }
+    }
+
+    /// Registers `owners` whose first request enters the queue, until the returned value is dropped. The pool knows a
+    /// token only after the answer to its request. The message that grants the lock may arrive before the answer is
+    /// handled.
+    pub(crate) fn expect(&self, owners: Vec<Owner>) -> PendingClaims<'_> {
+        if !owners.is_empty() {
+            self.pending_claims().extend(owners.iter().map(|owner| (*owner, false)));
+        }
+        PendingClaims { events: self, owners }
+    }
+
+    fn pending_claims(&self) -> MutexGuard<'_, HashMap<Owner, bool>> {
+        self.pending_claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The registration of owners whose first request is unanswered. Dropping it ends the registration.
+pub(crate) struct PendingClaims<'a> {
+    events: &'a QueueEvents,
+    owners: Vec<Owner>,
+}
+
+impl PendingClaims<'_> {
+    /// Whether `owner` has become the head of the queue meanwhile.
+    pub(crate) fn reached_head(&self, owner: &Owner) -> bool {
+        !self.owners.is_empty() && self.events.pending_claims().get(owner) == Some(&true)
+    }
+}
+
+impl Drop for PendingClaims<'_> {
+    fn drop(&mut self) {
+        if !self.owners.is_empty() {
+            let mut pending = self.events.pending_claims();
+            for owner in &self.owners {
+                pending.remove(owner);
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! `postgres://`
+
+mod conformance;
+mod wait_queue;

@@ -1,0 +1,118 @@
+//! Locks pass between pools in FIFO order, by notifications.
+
+use std::path::Path;
+
+use lock_tests::prelude::*;
+use lock_tests::{PostgresServer, Worker, eventually_async};
+
+use super::conformance::until_queued;
+
+#[tokio::test]
+async fn waiters_of_several_pools_are_served_in_fifo_order() {
+    let server = PostgresServer::start();
+    let mut pools = Vec::new();
+    for _ in 0..5 {
+        pools.push(patient(server.url(), ms(20_000)).await);
+    }
+    let guard = pools[0].lock("order:1").acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for (n, pool) in pools.iter().skip(1).enumerate() {
+        waiting.push(acquire_in_task(pool, "order:1"));
+        until_queued(&server, "order:1", n + 1).await;
+    }
+    guard.release().await.unwrap();
+    for (n, waiter) in waiting.into_iter().enumerate() {
+        let (_, guard) = joined(format!("waiter {n}"), waiter).await;
+        // A waiter out of order would hold the key now, and this one would wait.
+        guard.release().await.unwrap();
+    }
+    let left = server.query("SELECT count(*) FROM lock_queue");
+    assert_eq!(left, [["0"]]);
+}
+
+/// With this recheck interval a lost notification would cost half a second at each change.
+#[tokio::test]
+async fn hand_offs_between_pools_take_notifications_and_no_looks() {
+    const EACH: usize = 40;
+    let server = PostgresServer::start();
+    let [one, other] =
+        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
+    let began = std::time::Instant::now();
+    let changes = alternate([one, other], "order:1", EACH).await;
+    let took = began.elapsed();
+    println!("{changes} changes in {took:?}");
+    assert!(changes >= EACH / 2, "{changes} changes");
+    assert!(took < u32::try_from(changes).unwrap() * ms(200), "{changes} changes took {took:?}");
+}
+
+#[tokio::test]
+async fn a_waiter_that_gives_up_leaves_the_queue() {
+    let server = PostgresServer::start();
+    let [one, other] =
+        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
+    let guard = one.lock("order:1").acquire().await.unwrap();
+    let waiting = acquire_in_task(&other, "order:1");
+    until_queued(&server, "order:1", 1).await;
+    waiting.abort();
+    until_queued(&server, "order:1", 0).await;
+    guard.release().await.unwrap();
+    assert!(one.lock("order:1").try_acquire().await.unwrap().is_some());
+}
+
+fn start_waiter(server: &PostgresServer, dir: &Path, name: &str) -> Worker {
+    let program = env!("CARGO_BIN_EXE_waiter");
+    Worker::start(program, &[&server.url(), dir.to_str().unwrap(), name, "2000"])
+}
+
+#[tokio::test]
+async fn killed_waiters_are_skipped() {
+    let server = PostgresServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let guard = pool.lock("k").acquire().await.unwrap();
+    for n in 0..3 {
+        let waiter = start_waiter(&server, dir.path(), &format!("killed-{n}"));
+        waiter.send_line("lock");
+        until_queued(&server, "k", n + 1).await;
+        waiter.kill();
+    }
+    let other = patient(server.url(), ms(20_000)).await;
+    let waiting = acquire_in_task(&other, "k");
+    until_queued(&server, "k", 4).await;
+    let released = release(guard).await;
+    let (acquired, _guard) = joined("the waiter that lives", waiting).await;
+    let delay = acquired.saturating_duration_since(released);
+    // A reservation for one of the dead would take a second.
+    assert!(delay < NOISE, "{delay:?}");
+}
+
+#[tokio::test]
+async fn the_lock_of_a_killed_holder_is_free_at_the_end_of_its_ttl() {
+    let server = PostgresServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let other = patient(server.url(), ms(20_000)).await;
+    let holder = start_waiter(&server, dir.path(), "holder");
+    holder.send_line("lock");
+    holder.wait_for_line(DEADLINE, |line| line.starts_with("in "));
+    let waiting = acquire_in_task(&other, "k");
+    until_queued(&server, "k", 1).await;
+    holder.kill();
+    joined("the waiter", waiting).await.1.release().await.unwrap();
+}
+
+/// The channel is of a connection that has ended, so the notification reaches nothing.
+#[tokio::test]
+async fn a_waiter_with_a_cut_connection_is_served() {
+    let server = PostgresServer::start();
+    let [one, other] =
+        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
+    for _ in 0..5 {
+        let guard = one.lock("order:1").acquire().await.unwrap();
+        let waiting = acquire_in_task(&other, "order:1");
+        until_queued(&server, "order:1", 1).await;
+        server.kill_clients();
+        eventually_async(DEADLINE, "the pool is back", async || guard.verify().await.is_ok()).await;
+        guard.release().await.unwrap();
+        joined("the waiter", waiting).await.1.release().await.unwrap();
+    }
+}

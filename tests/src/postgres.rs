@@ -1,0 +1,326 @@
+//! A private PostgreSQL server per test.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
+
+use crate::process::Process;
+use crate::server::free_port;
+
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A `postgres` child process on a port and in a directory of its own, with the database `locks` of the user `locks`, and without flushes
+/// unless told otherwise. It ends with this value, with a panicking test, and with a killed one.
+#[derive(Debug)]
+pub struct PostgresServer {
+    process: Mutex<Process>,
+    port: u16,
+    dir: TempDir,
+}
+
+/// What a [`PostgresServer`] is started with.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    settings: Vec<(String, String)>,
+}
+
+impl Config {
+    /// A setting of `postgresql.conf`, e.g. `.setting("fsync", "on")`.
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// With the server's log, when it does not answer within a minute.
+    #[track_caller]
+    pub fn start(self) -> PostgresServer {
+        let dir = new_dir();
+        copy(template(), dir.path());
+        let port = free_port();
+        let mut lines = vec![
+            format!("port = {port}"),
+            "listen_addresses = '127.0.0.1'".into(),
+            "unix_socket_directories = ''".into(),
+            "max_connections = 60".into(),
+            "shared_buffers = '16MB'".into(),
+            "fsync = off".into(),
+            "wal_level = 'minimal'".into(),
+            "max_wal_senders = 0".into(),
+        ];
+        // The last one counts.
+        lines.extend(self.settings.iter().map(|(name, value)| format!("{name} = '{value}'")));
+        fs::write(dir.path().join("data/postgresql.auto.conf"), lines.join("\n") + "\n")
+            .expect("the temporary directory takes files");
+        let process = Mutex::new(spawn(dir.path()));
+        let server = PostgresServer { process, port, dir };
+        server.wait_until_ready();
+        server
+    }
+}
+
+impl PostgresServer {
+    /// A server with the default configuration.
+    ///
+    /// # Panics
+    ///
+    /// Like [`Config::start`].
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A server to configure.
+    pub fn builder() -> Config {
+        Config::default()
+    }
+
+    /// Of the database `locks`, with `?create=on`.
+    pub fn url(&self) -> String {
+        self.url_at(self.port)
+    }
+
+    /// The URL with another port: that of a proxy.
+    pub fn url_at(&self, port: u16) -> String {
+        format!("postgres://locks@127.0.0.1:{port}/locks?create=on")
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Runs a statement over a connection of its own; returns the columns of each row.
+    ///
+    /// # Panics
+    ///
+    /// With the server's error.
+    #[track_caller]
+    pub fn query(&self, statement: &str) -> Vec<Vec<String>> {
+        match self.try_query(statement) {
+            Ok(rows) => rows,
+            Err(error) => panic!("{statement}: {error}\n{}", self.log()),
+        }
+    }
+
+    fn try_query(&self, statement: &str) -> Result<Vec<Vec<String>>, String> {
+        let url = format!("postgres://locks@127.0.0.1:{}/locks?connect_timeout=5", self.port);
+        let statement = statement.to_owned();
+        // On a thread of its own, so that a test may call this from any runtime.
+        let asked = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime can be made").block_on(async move {
+                let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
+                let driving = tokio::spawn(connection);
+                let messages = client.simple_query(&statement).await?;
+                driving.abort();
+                let columns = |row: &tokio_postgres::SimpleQueryRow| {
+                    (0..row.len()).map(|at| row.get(at).unwrap_or_default().to_owned()).collect()
+                };
+                let rows = messages.iter().filter_map(|message| match message {
+                    SimpleQueryMessage::Row(row) => Some(columns(row)),
+                    _ => None,
+                });
+                Ok(rows.collect())
+            })
+        });
+        let answer: Result<_, tokio_postgres::Error> =
+            asked.join().expect("the thread does not panic");
+        answer.map_err(|error| {
+            let detail = error.as_db_error().map(ToString::to_string);
+            detail.unwrap_or_else(|| error.to_string())
+        })
+    }
+
+    /// SIGSTOP for the server and all its connections.
+    pub fn pause(&self) {
+        for pid in self.pids() {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::STOP);
+        }
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        for pid in self.pids() {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+        }
+    }
+
+    /// SIGKILL for the server and all its connections. [`restart`](Self::restart) brings it back.
+    pub fn kill(&self) {
+        let children = self.pids();
+        self.process().kill();
+        for pid in children {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+
+    /// Kills it if it runs, and starts it on the same port and directory.
+    ///
+    /// # Panics
+    ///
+    /// With the server's log, when it does not answer within a minute.
+    #[track_caller]
+    pub fn restart(&self) {
+        self.kill();
+        let _ = fs::remove_file(self.dir.path().join("data/postmaster.pid"));
+        *self.process() = spawn(self.dir.path());
+        self.wait_until_ready();
+    }
+
+    /// Ends all connections but the one that says so.
+    pub fn kill_clients(&self) {
+        self.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
+        );
+    }
+
+    /// What the server has logged since its first start.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
+    }
+
+    #[track_caller]
+    fn wait_until_ready(&self) {
+        let start = Instant::now();
+        while self.try_query("SELECT 1").is_err() {
+            let ended = self.process().exit_status();
+            assert!(ended.is_none(), "postgres did not start:\n{}", self.log());
+            assert!(
+                start.elapsed() < START_DEADLINE,
+                "no answer within {START_DEADLINE:?}\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The server, and the process of each connection.
+    fn pids(&self) -> Vec<rustix::process::Pid> {
+        let server = self.process().pid();
+        let children = format!("/proc/{server}/task/{server}/children");
+        let children = fs::read_to_string(children).unwrap_or_default();
+        let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        let all = pids.chain(i32::try_from(server));
+        all.filter_map(rustix::process::Pid::from_raw).collect()
+    }
+
+    fn process(&self) -> MutexGuard<'_, Process> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The folder with the programs of the newest installed version.
+///
+/// # Panics
+///
+/// When there is none.
+pub fn programs() -> PathBuf {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+            let mut versions: Vec<(u32, PathBuf)> = versions
+                .filter_map(|entry| {
+                    let version = entry.file_name().to_str()?.parse().ok()?;
+                    Some((version, entry.path().join("bin")))
+                })
+                .filter(|(_, bin)| bin.join("postgres").is_file())
+                .collect();
+            versions.sort();
+            let newest = versions.pop().map(|(_, bin)| bin);
+            newest.expect("PostgreSQL is installed under /usr/lib/postgresql, run tests/run.sh")
+        })
+        .clone()
+}
+
+/// An empty database cluster, made once for each test program.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
+    TEMPLATE
+        .get_or_init(|| {
+            let dir = new_dir();
+            let data = dir.path().join("data");
+            let mut initdb = as_server(programs().join("initdb"));
+            initdb.args([
+                "--auth=trust",
+                "--username=locks",
+                "--no-sync",
+                "--encoding=UTF8",
+                "--no-locale",
+                "-D",
+            ]);
+            initdb.arg(&data).stdin(Stdio::null());
+            let made = initdb.output().expect("initdb starts");
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+            let mut single = as_server(programs().join("postgres"));
+            single.args(["--single", "-F", "-D"]).arg(&data).arg("postgres");
+            single.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut single = single.spawn().expect("postgres starts");
+            let mut stdin = single.stdin.take().expect("stdin is piped");
+            std::io::Write::write_all(&mut stdin, b"CREATE DATABASE locks;\n").expect("it reads");
+            drop(stdin);
+            assert!(single.wait().is_ok_and(|status| status.success()));
+            dir
+        })
+        .path()
+}
+
+fn new_dir() -> TempDir {
+    let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+    if is_root() {
+        success(Command::new("chown").arg(SERVER_USER).arg(dir.path()).status());
+    }
+    dir
+}
+
+fn copy(from: &Path, to: &Path) {
+    success(Command::new("cp").arg("-a").arg(from.join("data")).arg(to).status());
+}
+
+fn success(status: std::io::Result<ExitStatus>) {
+    assert!(status.is_ok_and(|status| status.success()));
+}
+
+/// The server refuses to run as root. This user exists everywhere.
+const SERVER_USER: &str = "nobody";
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn as_server(program: PathBuf) -> Command {
+    if !is_root() {
+        return Process::command(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", SERVER_USER, "--clear-groups", "--pdeathsig", "KILL", "--"]);
+    command.arg(program);
+    command
+}
+
+fn spawn(dir: &Path) -> Process {
+    let log = || {
+        let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
+        Stdio::from(log.expect("the temporary directory takes files"))
+    };
+    let mut command = as_server(programs().join("postgres"));
+    command.arg("-D").arg(dir.join("data"));
+    command.stdin(Stdio::null()).stdout(log()).stderr(log());
+    Process::spawn(command).unwrap_or_else(|error| panic!("cannot start postgres: {error}"))
+}
