@@ -6,6 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_TEST_POSTGRES=off leaves PostgreSQL out
 # LOCK_FAILOVERS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -39,6 +40,10 @@ install_missing() {
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
     # Also for the tests that step a server's clock: they compile a small library.
     command -v cc >/dev/null || packages+=(build-essential)
+    if [[ "${LOCK_TEST_POSTGRES:-on}" != off ]]; then
+        compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || packages+=(postgresql)
+        command -v pgbouncer >/dev/null || packages+=(pgbouncer)
+    fi
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
     command -v npm >/dev/null || packages+=(nodejs npm)
@@ -111,7 +116,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss testing tower axum actix; do
+    for feature in "" macros redis rediss postgres testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -151,6 +156,11 @@ program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handof
 program faults chaos:: links:: renewal::ended renewal::unreachable_store
 program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
+if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
+    echo "==> skipped: LOCK_TEST_POSTGRES=off leaves the tests on PostgreSQL out"
+else
+    program engines faults::
+fi
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

@@ -77,6 +77,8 @@ pub mod guide {
     pub mod guarantees {}
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
+    #[doc = include_str!("../docs/postgres.md")]
+    pub mod postgres {}
     #[doc = include_str!("../docs/waiting.md")]
     pub mod waiting {}
     #[doc = include_str!("../docs/testing.md")]

@@ -158,6 +158,12 @@ fn the_changelog_has_a_place_for_what_comes() {
     assert!(read("CHANGELOG.md").contains("\n## Unreleased\n"));
 }
 
+#[test]
+fn the_documented_tables_are_those_of_the_store() {
+    let tables = read("lock-runtime/src/backend/postgres/sql/schema.sql");
+    assert!(read("docs/postgres.md").contains(tables.trim_end()));
+}
+
 /// Every example is named in the README and started by a test.
 #[test]
 fn every_example_is_shown() {

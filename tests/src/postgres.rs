@@ -3,10 +3,11 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tokio::sync::oneshot;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 use crate::process::Process;
@@ -27,6 +28,7 @@ pub struct PostgresServer {
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     settings: Vec<(String, String)>,
+    standby: bool,
 }
 
 impl Config {
@@ -34,6 +36,13 @@ impl Config {
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
         self
+    }
+
+    /// A standby, of no primary.
+    pub fn standby(mut self) -> Self {
+        self.standby = true;
+        // As its primary had.
+        self.setting("wal_level", "replica").setting("max_wal_senders", "10")
     }
 
     /// Starts the server and waits until it answers.
@@ -50,7 +59,7 @@ impl Config {
             format!("port = {port}"),
             "listen_addresses = '127.0.0.1'".into(),
             "unix_socket_directories = ''".into(),
-            "max_connections = 60".into(),
+            "max_connections = 100".into(),
             "shared_buffers = '16MB'".into(),
             "fsync = off".into(),
             "wal_level = 'minimal'".into(),
@@ -60,6 +69,9 @@ impl Config {
         lines.extend(self.settings.iter().map(|(name, value)| format!("{name} = '{value}'")));
         fs::write(dir.path().join("data/postgresql.auto.conf"), lines.join("\n") + "\n")
             .expect("the temporary directory takes files");
+        if self.standby {
+            fs::write(dir.path().join("data/standby.signal"), "").expect("as above");
+        }
         let process = Mutex::new(spawn(dir.path()));
         let server = PostgresServer { process, port, dir };
         server.wait_until_ready();
@@ -140,6 +152,45 @@ impl PostgresServer {
         })
     }
 
+    /// A connection with an open transaction, in which `statement` was run. Dropping it rolls back.
+    ///
+    /// # Panics
+    ///
+    /// When the connection cannot be opened, or the statement fails.
+    #[track_caller]
+    pub fn transaction(&self, statement: &str) -> OpenTransaction {
+        let url = format!("postgres://locks@127.0.0.1:{}/locks", self.port);
+        let (statement, (began, has_begun)) = (format!("BEGIN; {statement}"), mpsc::channel());
+        let (end, ended) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime can be made").block_on(async move {
+                let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+                let driving = tokio::spawn(connection);
+                client.batch_execute(&statement).await.unwrap();
+                began.send(()).unwrap();
+                let _ = ended.await;
+                client.batch_execute("ROLLBACK").await.unwrap();
+                driving.abort();
+            });
+        });
+        has_begun.recv().expect("the transaction begins");
+        OpenTransaction { end: Some(end), thread: Some(thread) }
+    }
+
+    /// From now on the user logs in with a password.
+    ///
+    /// # Panics
+    ///
+    /// When the configuration cannot be written.
+    pub fn require_passwords_of(&self, user: &str) {
+        let path = self.dir.path().join("data/pg_hba.conf");
+        let others = fs::read_to_string(&path).expect("the configuration can be read");
+        let line = format!("host all {user} 127.0.0.1/32 scram-sha-256\n");
+        fs::write(&path, line + &others).expect("the configuration can be written");
+        self.query("SELECT pg_reload_conf()");
+    }
+
     /// SIGSTOP for the server and all its connections.
     pub fn pause(&self) {
         for pid in self.pids() {
@@ -216,6 +267,65 @@ impl PostgresServer {
 
     fn process(&self) -> MutexGuard<'_, Process> {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See [`PostgresServer::transaction`].
+#[derive(Debug)]
+pub struct OpenTransaction {
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for OpenTransaction {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A PgBouncer in front of a server. It ends with this value.
+#[derive(Debug)]
+pub struct PgBouncer {
+    _process: Process,
+    port: u16,
+    _dir: TempDir,
+}
+
+impl PgBouncer {
+    /// Starts it in this mode, `transaction` or `session`.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer within a minute.
+    #[track_caller]
+    pub fn start(server: &PostgresServer, mode: &str) -> Self {
+        let (dir, port, upstream) = (new_dir(), free_port(), server.port());
+        let path = dir.path().join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\nlocks = host=127.0.0.1 port={upstream} dbname=locks user=locks\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
+             pool_mode = {mode}\ndefault_pool_size = 10\n"
+        );
+        fs::write(&path, text).expect("the temporary directory takes files");
+        let log = fs::File::create(dir.path().join("pgbouncer.log"));
+        let mut command = as_server("pgbouncer".into());
+        command.arg(&path).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(log.expect("the temporary directory takes files"));
+        let process = Process::spawn(command)
+            .unwrap_or_else(|error| panic!("cannot start pgbouncer, run tests/run.sh: {error}"));
+        let pooler = Self { _process: process, port, _dir: dir };
+        crate::eventually(START_DEADLINE, "pgbouncer listens", || {
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        pooler
+    }
+
+    /// Of the database `locks` through it, with `?create=on`.
+    pub fn url(&self) -> String {
+        format!("postgres://locks@127.0.0.1:{}/locks?create=on", self.port)
     }
 }
 

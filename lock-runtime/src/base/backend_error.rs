@@ -69,14 +69,14 @@ impl BackendError {
     }
 
     /// The client library's error, if it is a `E`.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_remote")]
     pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.source.as_deref()?.downcast_ref()
     }
 
-    /// The same error, for a request that had been granted by then.
-    #[cfg(feature = "redis")]
-    pub(crate) fn after_a_grant(mut self) -> Self {
+    /// The same error, for a request of which a part had been applied by then.
+    #[cfg(feature = "_remote")]
+    pub(crate) fn after_a_part(mut self) -> Self {
         self.kind = FailureKind::MaybeApplied;
         self
     }

@@ -1,4 +1,7 @@
 //! `postgres://`
 
 mod conformance;
+mod errors;
+mod faults;
+mod pooler;
 mod wait_queue;

@@ -1,5 +1,7 @@
 //! Locks pass between pools in FIFO order, by notifications.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::path::Path;
 
 use lock_tests::prelude::*;
@@ -115,4 +117,23 @@ async fn a_waiter_with_a_cut_connection_is_served() {
         guard.release().await.unwrap();
         joined("the waiter", waiting).await.1.release().await.unwrap();
     }
+}
+
+/// All of them were granted or released in one statement.
+#[tokio::test]
+async fn several_tasks_and_keys_share_statements() {
+    let server = PostgresServer::start();
+    let [one, other] =
+        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..200 {
+        let pool = if n % 2 == 0 { one.clone() } else { other.clone() };
+        tasks.spawn(async move {
+            for round in 0..5 {
+                cycle(&pool, &format!("order:{}", (n + round) % 60)).await;
+            }
+        });
+    }
+    within(DEADLINE, "all cycles", tasks.join_all()).await;
+    assert_eq!(server.query("SELECT count(*) FROM lock_queue"), [["0"]]);
 }

@@ -6,10 +6,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::batch::{
-    Batch, Parameter, Parameters, by_distinct_keys, in_transaction, micros,
+    Batch, Parameter, Parameters, Parts, by_distinct_keys, micros,
 };
 use crate::backend::postgres::job::{Pending, answer, fail_all};
-use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::get;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;
@@ -32,9 +31,14 @@ impl Batch<'_> {
         let (single, several): (Acquires, Acquires) =
             requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
         for requests in by_distinct_keys(single, |(request, _)| &request.keys) {
-            let refused = self.acquire_free(requests).await;
-            if !refused.is_empty() {
-                self.enqueue(refused).await;
+            let mut parts = Parts::of(requests);
+            let mut refused = Vec::new();
+            while let Some(requests) = parts.next() {
+                refused.extend(self.acquire_free(requests, &mut parts).await);
+            }
+            let mut parts = Parts::of(refused);
+            while let Some(requests) = parts.next() {
+                self.enqueue(requests, &mut parts).await;
             }
         }
         for (request, reply) in several {
@@ -43,13 +47,19 @@ impl Batch<'_> {
     }
 
     /// Answers requests for free keys, and those that are not to be queued. Returns the others.
-    async fn acquire_free(&self, requests: Acquires) -> Acquires {
+    async fn acquire_free(
+        &self,
+        requests: Acquires,
+        parts: &mut Parts<Pending<AcquireRequest, AcquireOutcome>>,
+    ) -> Acquires {
         let columns = Columns::of(&requests);
         let rows = self.query(&self.statements.acquire, &columns.parameters(self.channel())).await;
-        let rows = match rows.map_err(failure) {
+        let rows = match rows {
             Ok(rows) => rows,
             Err(error) => {
-                fail_all(requests, &error);
+                if let Some(requests) = parts.split(requests, &error) {
+                    fail_all(requests, &error);
+                }
                 return Vec::new();
             }
         };
@@ -59,17 +69,15 @@ impl Batch<'_> {
     }
 
     /// Queues the owners of keys that are held.
-    async fn enqueue(&self, requests: Acquires) {
+    async fn enqueue(
+        &self,
+        requests: Acquires,
+        parts: &mut Parts<Pending<AcquireRequest, AcquireOutcome>>,
+    ) {
         let columns = Columns::of(&requests);
-        let statement = (&*self.statements.enqueue, &*columns.parameters(self.channel()));
-        let rows = in_transaction(
-            self.client(),
-            &self.statements.lock_rows,
-            (&columns.keys, Type::BYTEA_ARRAY),
-            statement,
-        )
-        .await;
-        match rows.map_err(failure) {
+        let (keys, parameters) =
+            ((&columns.keys as _, Type::BYTEA_ARRAY), columns.parameters(self.channel()));
+        match self.in_transaction(keys, &self.statements.enqueue, &parameters).await {
             Ok(rows) => {
                 // The row of a lease may be gone since: then the key is free.
                 for (_, reply) in self.answer(requests, &rows, |_, _| false) {
@@ -77,7 +85,11 @@ impl Batch<'_> {
                     answer(reply, Ok(AcquireOutcome::contended_until(None, wait_mode)));
                 }
             }
-            Err(error) => fail_all(requests, &error),
+            Err(error) => {
+                if let Some(requests) = parts.split(requests, &error) {
+                    fail_all(requests, &error);
+                }
+            }
         }
     }
 
@@ -140,25 +152,19 @@ impl Batch<'_> {
         let keys = texts(&request.keys);
         let (owner, kept) = (request.owner.as_bytes(), micros(request.kept_for()));
         let further = i64::from(further(request));
-        let statement: Parameters<'_> = vec![
+        let parameters: Parameters<'_> = vec![
             (&keys, Type::BYTEA_ARRAY),
             (&owner, Type::BYTEA),
             (&kept, Type::INT8),
             (&further, Type::INT8),
             self.channel(),
         ];
-        self.query(&self.statements.add_rows, &[(&keys, Type::BYTEA_ARRAY)])
+        self.query(&self.statements.add_rows, &parameters[..1])
             .await
-            .map_err(failure)?;
-        let statement = (&*self.statements.acquire_all, &*statement);
-        let rows = in_transaction(
-            self.client(),
-            &self.statements.lock_rows,
-            (&keys, Type::BYTEA_ARRAY),
-            statement,
-        )
-        .await
-        .map_err(failure)?;
+            // It grants nothing.
+            .map_err(BackendError::before_sending)?;
+        let keys = parameters[0].clone();
+        let rows = self.in_transaction(keys, &self.statements.acquire_all, &parameters).await?;
         let Some(row) = rows.first() else {
             return Ok(AcquireOutcome::contended(None));
         };

@@ -6,29 +6,49 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
 
+use crate::backend::BackendError;
 use crate::backend::postgres::diagnostics;
-use crate::backend::postgres::job::{Jobs, answer};
+use crate::backend::postgres::job::{Jobs, answer, no_answer};
 use crate::backend::postgres::schema::Statements;
-use crate::backend::postgres::server_error::failure;
-use crate::backend::postgres::session::Session;
+use crate::backend::postgres::server_error::{failure, is_lock_timeout};
+use crate::backend::postgres::session::{Dialer, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::base::key::Key;
 
 /// What the statements of a batch need.
 pub(crate) struct Batch<'a> {
     pub(super) session: &'a Session,
+    /// For error texts.
+    pub(super) server: &'a str,
     pub(super) statements: &'a Statements,
     pub(super) events: &'a QueueEvents,
     /// The channel on which this process receives notifications, or nothing.
     pub(super) channel: String,
+    /// For the answer to one statement.
+    limit: Duration,
+    silent: AtomicBool,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    pub(crate) fn new(
+        session: &'a Session,
+        dialer: &'a Dialer,
+        server: &'a str,
+        events: &'a QueueEvents,
+        channel: String,
+    ) -> Self {
+        let limit = 2 * dialer.limits.request;
+        let (statements, silent) = (&*dialer.statements, AtomicBool::default());
+        Self { session, server, statements, events, channel, limit, silent }
+    }
+
     /// Sends all requests and answers each.
     pub(crate) async fn run(&self, jobs: Jobs) {
         let Jobs { acquires, releases, renewals, reads, health, probes, .. } = jobs;
@@ -47,19 +67,77 @@ impl Batch<'_> {
         }
         for reply in health {
             let settings = &self.statements.settings;
-            answer(reply, diagnostics::warnings(self.session, settings, self.is_notified()).await);
+            let found = match self.query(settings, &[]).await {
+                Ok(rows) => diagnostics::warnings(self.server, &rows, self.is_notified()),
+                Err(error) => Err(error),
+            };
+            answer(reply, found);
         }
         for reply in probes {
-            answer(reply, self.client().check_connection().await.map_err(failure));
+            answer(reply, self.in_time(self.client().check_connection()).await);
         }
     }
 
+    /// Runs one statement, which commits.
     pub(super) async fn query(
         &self,
         statement: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Vec<Row>, Error> {
-        self.client().query_typed(statement, parameters).await
+    ) -> Result<Vec<Row>, BackendError> {
+        self.in_time(self.client().query_typed(statement, parameters)).await
+    }
+
+    /// Locks the rows of `keys`, runs one statement that sees every change made under these locks, and commits. All in
+    /// one write, because no part depends on an answer.
+    pub(super) async fn in_transaction(
+        &self,
+        keys: Parameter<'_>,
+        statement: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, BackendError> {
+        // Behind a pooler the settings of the session are not those of this store.
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+                             SET LOCAL idle_in_transaction_session_timeout = 1000";
+        let (client, keys) = (self.client(), [keys]);
+        self.in_time(async {
+            let (began, locked, rows, committed) = tokio::join!(
+                biased;
+                client.batch_execute(BEGIN),
+                client.query_typed(&self.statements.lock_rows, &keys),
+                client.query_typed(statement, parameters),
+                // Behind an error this rolls back.
+                client.batch_execute("COMMIT"),
+            );
+            began?;
+            locked?;
+            let rows = rows?;
+            committed?;
+            Ok(rows)
+        })
+        .await
+    }
+
+    /// The server bounds each statement, so a connection without an answer for longer is of no use. Nothing more is sent
+    /// there.
+    async fn in_time<T>(
+        &self,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, BackendError> {
+        if self.is_silent() {
+            return Err(no_answer().before_sending());
+        }
+        match timeout(self.limit, answer).await {
+            Ok(answer) => answer.map_err(failure),
+            Err(_) => {
+                self.silent.store(true, Ordering::Relaxed);
+                Err(no_answer())
+            }
+        }
+    }
+
+    /// Whether the server has not answered in time.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -75,30 +153,6 @@ impl Batch<'_> {
     pub(super) fn is_notified(&self) -> bool {
         !self.channel.is_empty()
     }
-}
-
-/// Locks the rows of `keys`, runs one statement that sees every change made under these locks, and commits. All in one
-/// write, because no part depends on an answer.
-pub(super) async fn in_transaction(
-    client: &Client,
-    lock_rows: &str,
-    keys: Parameter<'_>,
-    (statement, parameters): (&str, &[Parameter<'_>]),
-) -> Result<Vec<Row>, Error> {
-    let keys = [keys];
-    let (began, locked, rows, committed) = tokio::join!(
-        biased;
-        client.batch_execute("BEGIN"),
-        client.query_typed(lock_rows, &keys),
-        client.query_typed(statement, parameters),
-        // Behind an error this rolls back.
-        client.batch_execute("COMMIT"),
-    );
-    began?;
-    locked?;
-    let rows = rows?;
-    committed?;
-    Ok(rows)
 }
 
 /// A value of a statement, and its type.
@@ -124,6 +178,28 @@ pub(super) fn by_distinct_keys<T>(
         parts[at].1.push(request);
     }
     parts.into_iter().map(|(_, requests)| requests).collect()
+}
+
+/// Requests that go in one statement, until a row that is locked elsewhere delays all of them. Then each goes alone.
+pub(super) struct Parts<T>(Vec<Vec<T>>);
+
+impl<T> Parts<T> {
+    pub(super) fn of(requests: Vec<T>) -> Self {
+        Self(if requests.is_empty() { Vec::new() } else { vec![requests] })
+    }
+
+    pub(super) fn next(&mut self) -> Option<Vec<T>> {
+        self.0.pop()
+    }
+
+    /// Takes `requests` again, one by one, if another of them may be the reason for `error`. Returns them otherwise.
+    pub(super) fn split(&mut self, requests: Vec<T>, error: &BackendError) -> Option<Vec<T>> {
+        if requests.len() < 2 || !is_lock_timeout(error) {
+            return Some(requests);
+        }
+        self.0.extend(requests.into_iter().rev().map(|request| vec![request]));
+        None
+    }
 }
 
 pub(super) fn micros(span: Duration) -> i64 {

@@ -2,9 +2,9 @@
 
 use tokio_postgres::Row;
 
-use crate::backend::postgres::server_error::failure;
-use crate::backend::postgres::session::{Session, get};
-use crate::backend::{BackendError, FailureKind, Warning};
+use crate::backend::postgres::server_error::read_only;
+use crate::backend::postgres::session::get;
+use crate::backend::{BackendError, Warning};
 
 /// What the server warns of, by its text and its remedy, in the order of the columns of `settings.sql`.
 const FOUND: [(&str, &str); 5] = [
@@ -30,18 +30,15 @@ const FOUND: [(&str, &str); 5] = [
     ),
 ];
 
-pub(crate) async fn warnings(
-    session: &Session,
-    statement: &str,
+/// The warnings about a server with this answer to `settings.sql`.
+pub(crate) fn warnings(
+    server: &str,
+    rows: &[Row],
     is_notified: bool,
 ) -> Result<Vec<Warning>, BackendError> {
-    let rows = session.client.query_typed(statement, &[]).await.map_err(failure)?;
     let Some(row) = rows.first() else { return Ok(Vec::new()) };
     if get(row, 0)? {
-        let message = "PostgreSQL is a standby, which accepts no locks";
-        return Err(BackendError::new(FailureKind::NotApplied, message).remedy(
-            "point the URL at the primary, or name all servers: `postgres://host1,host2/database`",
-        ));
+        return Err(read_only(server));
     }
     let mut warnings = found(row)?;
     if !is_notified {

@@ -1,11 +1,14 @@
 //! Requests on their way to a connection.
 
+use std::collections::HashSet;
+
 use tokio::sync::oneshot;
 
 use crate::backend::{
     AcquireOutcome, AcquireRequest, BackendError, FailureKind, LeaseRef, LeaseStatus,
     ReleaseOutcome, ReleaseRequest, Warning,
 };
+use crate::base::key::Key;
 
 /// Takes the answer to a request.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, BackendError>>;
@@ -21,8 +24,8 @@ pub(crate) enum Job {
     IsHeld(Pending<LeaseRef, LeaseStatus>),
     Health(Reply<Vec<Warning>>),
     Probe(Reply<()>),
-    /// Delete rows that are no longer needed.
-    Sweep,
+    /// Close the connection.
+    Close,
 }
 
 impl Job {
@@ -35,7 +38,7 @@ impl Job {
             Self::Renew((_, reply)) | Self::IsHeld((_, reply)) => answer(reply, Err(error)),
             Self::Health(reply) => answer(reply, Err(error)),
             Self::Probe(reply) => answer(reply, Err(error)),
-            Self::Sweep => {}
+            Self::Close => {}
         }
     }
 }
@@ -49,30 +52,49 @@ pub(crate) struct Jobs {
     pub(crate) reads: Vec<Pending<LeaseRef, LeaseStatus>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
     pub(crate) probes: Vec<Reply<()>>,
-    pub(crate) sweeps: bool,
+    pub(crate) closes: bool,
 }
 
 impl Jobs {
-    /// Leaves out acquires that nothing waits for any more, because their call was dropped. Releases are sent all the
-    /// same.
-    pub(crate) fn sorted(jobs: impl Iterator<Item = Job>) -> Self {
-        let mut sorted = Self::default();
+    /// Splits `jobs` into batches. The acquires of a batch are sent before its releases, so an acquire of a key that was
+    /// released before belongs to a later one.
+    pub(crate) fn batches(jobs: impl Iterator<Item = Job>) -> Vec<Self> {
+        let mut batches = vec![Self::default()];
+        let mut released: HashSet<Key> = HashSet::new();
         for job in jobs {
-            match job {
-                Job::Acquire((_, reply)) if reply.is_closed() => {}
-                Job::Acquire(pending) => sorted.acquires.push(pending),
-                Job::Release(pending) => sorted.releases.push(pending),
-                Job::Renew(pending) => sorted.renewals.push(pending),
-                Job::IsHeld(pending) => sorted.reads.push(pending),
-                Job::Health(reply) => sorted.health.push(reply),
-                Job::Probe(reply) => sorted.probes.push(reply),
-                Job::Sweep => sorted.sweeps = true,
+            match &job {
+                Job::Release((request, _)) => released.extend(request.lease.keys.iter().cloned()),
+                Job::Acquire((request, _))
+                    if request.keys.iter().any(|key| released.contains(key)) =>
+                {
+                    released.clear();
+                    batches.push(Self::default());
+                }
+                _ => {}
+            }
+            if let Some(last) = batches.last_mut() {
+                last.add(job);
             }
         }
-        sorted
+        batches
+    }
+
+    /// Leaves out acquires and renewals that nothing waits for any more, because their call was dropped. Releases are sent
+    /// all the same.
+    fn add(&mut self, job: Job) {
+        match job {
+            Job::Acquire((_, reply)) if reply.is_closed() => {}
+            Job::Renew((_, reply)) if reply.is_closed() => {}
+            Job::Acquire(pending) => self.acquires.push(pending),
+            Job::Release(pending) => self.releases.push(pending),
+            Job::Renew(pending) => self.renewals.push(pending),
+            Job::IsHeld(pending) => self.reads.push(pending),
+            Job::Health(reply) => self.health.push(reply),
+            Job::Probe(reply) => self.probes.push(reply),
+            Job::Close => self.closes = true,
+        }
     }
 }
-
 /// Sends an answer. A caller that was dropped takes none.
 pub(crate) fn answer<T>(reply: Reply<T>, outcome: Result<T, BackendError>) {
     let _ = reply.send(outcome);
@@ -86,6 +108,12 @@ pub(crate) fn fail_all<R, T>(
     for (_, reply) in pending {
         answer(reply, Err(error.clone()));
     }
+}
+
+/// The failure of a request behind the end of the pool.
+#[cold]
+pub(crate) fn closed() -> BackendError {
+    BackendError::new(FailureKind::NotApplied, "the connections to PostgreSQL are closed")
 }
 
 /// The failure of a request whose connection took no answer to it.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::backend::backoff::Backoff;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
-use crate::backend::postgres::job::{Job, Jobs, Reply, no_answer};
+use crate::backend::postgres::job::{Job, Jobs, Reply, closed, no_answer};
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Dialer, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
@@ -21,6 +21,9 @@ use crate::base::clock::{Clock, Instant};
 
 /// The most requests of one batch.
 const BATCH: usize = 256;
+
+/// How long the connection for upkeep is idle before it is checked.
+const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 /// How long a notification to itself may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -81,13 +84,16 @@ impl Link {
     /// Sends `request` as a job, and returns where its answer arrives.
     pub(crate) fn send<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Answer<T> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.jobs.send(job(reply));
+        if let Err(unsent) = self.jobs.send(job(reply)) {
+            unsent.0.fail(&closed());
+        }
         Answer(answer)
     }
 
-    /// Resolves when all requests before it were sent and answered.
-    pub(crate) async fn drained(&self) {
-        let _ = self.send(Job::Probe).get().await;
+    /// Closes the connection behind all requests that were sent before.
+    pub(crate) async fn close(&self) {
+        let _ = self.jobs.send(Job::Close);
+        self.jobs.closed().await;
     }
 }
 
@@ -141,42 +147,41 @@ impl LinkTask {
     async fn serve(&mut self, session: &mut Session) -> Option<(BackendError, Instant)> {
         let mut answered = self.state.clock.now();
         let mut jobs = Vec::with_capacity(BATCH);
+        let server = self.state.dialer.server();
         loop {
+            let idle_until = answered + IDLE_CHECK;
             let count = tokio::select! {
                 biased;
                 ended = &mut session.ended => {
                     return Some((ended.unwrap_or_else(|_| no_answer()), answered));
                 }
                 count = self.inbox.recv_many(&mut jobs, BATCH) => count,
-                () = self.state.clock.sleep_until(self.sweep.due()),
+                () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
                     if self.purpose == Purpose::Upkeep =>
                 {
-                    jobs.push(Job::Sweep);
+                    // A connection that has ended in silence takes no notifications.
+                    jobs.push(Job::Probe(oneshot::channel().0));
                     1
                 }
             };
             if count == 0 {
                 return None;
             }
-            let jobs = Jobs::sorted(jobs.drain(..));
             let state = self.state.clone();
-            let channel = state.channel().clone();
-            let batch = Batch {
-                session,
-                statements: &state.dialer.statements,
-                events: &state.events,
-                channel,
-            };
-            let sweeps = jobs.sweeps;
-            let sent = async {
+            for jobs in Jobs::batches(jobs.drain(..)) {
+                let channel = state.channel().clone();
+                let batch = Batch::new(session, &state.dialer, &server, &state.events, channel);
+                let closes = jobs.closes;
                 batch.run(jobs).await;
-                if sweeps {
+                if closes {
+                    return None;
+                }
+                if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch, state.clock).await;
                 }
-            };
-            // The server bounds each statement by the same time, so a longer silence is no slow statement.
-            if timeout(3 * state.dialer.limits.request, sent).await.is_err() {
-                return Some((no_answer(), answered));
+                if batch.is_silent() {
+                    return Some((no_answer(), answered));
+                }
             }
             answered = self.state.clock.now();
         }
@@ -206,7 +211,10 @@ impl LinkTask {
                         ));
                     }
                 },
-                job = self.inbox.recv() => job?.fail(&error),
+                job = self.inbox.recv() => match job? {
+                    Job::Close => return None,
+                    job => job.fail(&error),
+                },
             }
         }
     }
@@ -232,20 +240,24 @@ async fn open(
     purpose: Purpose,
     predecessor: Option<ServerProcess>,
 ) -> Result<Session, BackendError> {
-    let limit = state.dialer.limits.connect;
-    let session = match purpose {
-        Purpose::Claims => state.dialer.open(Arc::new(|_: &str| {})).await?,
-        Purpose::Upkeep => {
-            let probed = Arc::new(Notify::new());
-            let session =
-                state.dialer.open(on_payload(state.events.clone(), probed.clone())).await?;
-            let listening = listen(&session, &probed, PROBE_TIMEOUT.min(limit));
-            *state.channel() = listening.await?.unwrap_or_default();
-            session
-        }
+    let probed = Arc::new(Notify::new());
+    let on_payload: OnPayload = match purpose {
+        Purpose::Claims => Arc::new(|_: &str| {}),
+        Purpose::Upkeep => on_payload(state.events.clone(), probed.clone()),
     };
-    if let Some(lost) = predecessor.filter(|_| session.is_direct) {
-        session.end_process(lost).await?;
+    let session = state.dialer.open(on_payload).await?;
+    let limit = state.dialer.limits.connect;
+    let prepared = async {
+        if let Some(lost) = predecessor.filter(|_| session.is_direct) {
+            session.end_process(lost).await?;
+        }
+        Ok(match purpose {
+            Purpose::Claims => None,
+            Purpose::Upkeep => Some(listen(&state.dialer, &session, &probed).await?),
+        })
+    };
+    if let Some(channel) = timeout(limit, prepared).await.unwrap_or_else(|_| Err(no_answer()))? {
+        *state.channel() = channel;
     }
     Ok(session)
 }
@@ -262,21 +274,29 @@ fn on_payload(events: Arc<QueueEvents>, probed: Arc<Notify>) -> OnPayload {
     })
 }
 
-/// Listens on a new channel, and returns its name if a notification arrives there. A pooler accepts the statement and
-/// passes none.
+/// Listens on a new channel, and returns its name, or nothing if no notification arrives there. A pooler accepts the
+/// statement and passes none.
 async fn listen(
+    dialer: &Dialer,
     session: &Session,
     probed: &Notify,
-    limit: Duration,
-) -> Result<Option<String>, BackendError> {
+) -> Result<String, BackendError> {
     let name = channel::name(session.process.id)
         .map_err(|error| BackendError::new(FailureKind::NotApplied, error.to_string()))?;
     let client = &session.client;
     client.batch_execute(&format!("LISTEN {name}")).await.map_err(failure)?;
-    client.batch_execute(&format!("NOTIFY {name}, '{PROBE}'")).await.map_err(failure)?;
-    if timeout(limit, probed.notified()).await.is_ok() {
-        return Ok(Some(name));
+    let notify = format!("NOTIFY {name}, '{PROBE}'");
+    if session.is_direct {
+        client.batch_execute(&notify).await.map_err(failure)?;
+        probed.notified().await;
+        return Ok(name);
+    }
+    // By another connection: a pooler passes on what arrives while a statement of this one runs.
+    let other = dialer.open(Arc::new(|_: &str| {})).await?;
+    other.client.batch_execute(&notify).await.map_err(failure)?;
+    if timeout(PROBE_TIMEOUT, probed.notified()).await.is_ok() {
+        return Ok(name);
     }
     client.batch_execute(&format!("UNLISTEN {name}")).await.map_err(failure)?;
-    Ok(None)
+    Ok(String::new())
 }

@@ -68,13 +68,14 @@ pub(crate) async fn open(
         return Err(LockError::new(ErrorKind::Config, "PostgreSQL has no sentinels")
             .remedy("leave `.sentinel_credentials(..)` out"));
     }
-    let config = config.with_connect_timeout(database.config.get_connect_timeout().copied());
+    let config = config.with_connect_timeout(database.connect_timeout());
     let statements = Arc::new(Statements::new(&database.table));
     let dialer = Dialer {
         database: Arc::new(database),
         statements,
         credentials: config.credentials.cloned(),
         limits: config.limits(),
+        last: Arc::default(),
     };
     Ok(Arc::new(Postgres::connect(dialer, config).await.map_err(LockError::backend)?))
 }
@@ -177,7 +178,7 @@ impl Backend for Postgres {
     }
 
     async fn close(&self) {
-        self.claims.drained().await;
+        tokio::join!(self.claims.close(), self.upkeep.close());
     }
 }
 

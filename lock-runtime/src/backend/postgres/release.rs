@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{
-    Batch, Parameters, by_distinct_keys, in_transaction, micros,
-};
-use crate::backend::postgres::job::{Pending, answer};
-use crate::backend::postgres::server_error::failure;
+use crate::backend::postgres::batch::{Batch, Parameters, Parts, by_distinct_keys, micros};
+use crate::backend::postgres::job::{Pending, answer, fail_all};
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
+use crate::base::key::Key;
 
 type Releases = Vec<Pending<ReleaseRequest, ReleaseOutcome>>;
 
@@ -23,58 +21,82 @@ impl Batch<'_> {
     /// Ends all leases: those without a wait queue together, by one statement.
     pub(super) async fn release(&self, requests: Releases) {
         for requests in by_distinct_keys(requests, |(request, _)| &request.lease.keys) {
-            let outcomes = self.release_distinct(&requests).await;
-            match outcomes {
-                Ok(outcomes) => {
-                    for ((_, reply), outcome) in requests.into_iter().zip(outcomes) {
-                        answer(reply, Ok(outcome));
-                    }
-                }
-                Err(error) => super::job::fail_all(requests, &error),
+            let mut freed = HashSet::new();
+            if let Err(error) = self.free(&requests, &mut freed).await {
+                fail_all(requests, &error);
+                continue;
+            }
+            let is_open = |(request, _): &Pending<ReleaseRequest, _>| {
+                !request.lease.keys.iter().all(|key| freed.contains(&owned(key, request)))
+            };
+            let (open, ended): (Releases, Releases) = requests.into_iter().partition(is_open);
+            for (request, reply) in ended {
+                answer(reply, Ok(self.outcome_of(&request, &freed, &HashSet::new())));
+            }
+            let mut parts = Parts::of(open);
+            while let Some(requests) = parts.next() {
+                self.hand_off(requests, &freed, &mut parts).await;
             }
         }
     }
 
-    async fn release_distinct(
+    /// Ends what has no wait queue, and adds the keys for which that was done.
+    async fn free(
         &self,
         requests: &Releases,
-    ) -> Result<Vec<ReleaseOutcome>, BackendError> {
+        freed: &mut HashSet<OwnedKey>,
+    ) -> Result<(), BackendError> {
         let plain = |(request, _): &&Pending<ReleaseRequest, _>| request.barging_window.is_zero();
         let columns = Columns::of(requests.iter().filter(plain).map(|(request, _)| request));
-        let mut freed = HashSet::new();
-        if !columns.keys.is_empty() {
-            let parameters: Parameters<'_> = vec![
-                (&columns.keys, Type::BYTEA_ARRAY),
-                (&columns.owners, Type::BYTEA_ARRAY),
-                (&columns.free_after, Type::INT8_ARRAY),
-                (&columns.successors, Type::BYTEA_ARRAY),
-                (&columns.kept, Type::INT8_ARRAY),
-            ];
-            let rows = self.query(&self.statements.release, &parameters).await.map_err(failure)?;
-            for row in &rows {
-                freed.insert((get(row, 0)?, get(row, 1)?));
-            }
+        if columns.keys.is_empty() {
+            return Ok(());
         }
-        let handed_off = self.hand_off(requests, &freed).await?;
-        Ok(requests
-            .iter()
-            .map(|(request, _)| self.outcome_of(request, &freed, &handed_off))
-            .collect())
+        let parameters: Parameters<'_> = vec![
+            (&columns.keys, Type::BYTEA_ARRAY),
+            (&columns.owners, Type::BYTEA_ARRAY),
+            (&columns.free_after, Type::INT8_ARRAY),
+            (&columns.successors, Type::BYTEA_ARRAY),
+            (&columns.kept, Type::INT8_ARRAY),
+        ];
+        for row in &self.query(&self.statements.release, &parameters).await? {
+            freed.insert((get(row, 0)?, get(row, 1)?));
+        }
+        Ok(())
     }
 
-    /// Ends what is left: leases with a wait queue, and places of owners in one. Returns the keys that were held, in two
-    /// groups: those that their head of the queue has, and the others.
+    /// Ends what is left: leases with a wait queue, and places of owners in one.
     async fn hand_off(
+        &self,
+        requests: Releases,
+        freed: &HashSet<OwnedKey>,
+        parts: &mut Parts<Pending<ReleaseRequest, ReleaseOutcome>>,
+    ) {
+        let ended = self.hand_off_together(&requests, freed).await;
+        match ended {
+            Ok(ended) => {
+                for (request, reply) in requests {
+                    answer(reply, Ok(self.outcome_of(&request, freed, &ended)));
+                }
+            }
+            Err(error) => {
+                for (request, reply) in parts.split(requests, &error).unwrap_or_default() {
+                    let is_in_part =
+                        request.lease.keys.iter().any(|key| freed.contains(&owned(key, &request)));
+                    let error = error.clone();
+                    answer(reply, Err(if is_in_part { error.after_a_part() } else { error }));
+                }
+            }
+        }
+    }
+
+    /// The keys that were their owner's, and whether each was handed off.
+    async fn hand_off_together(
         &self,
         requests: &Releases,
         freed: &HashSet<OwnedKey>,
-    ) -> Result<[HashSet<Vec<u8>>; 2], BackendError> {
+    ) -> Result<HashSet<(Vec<u8>, bool)>, BackendError> {
         let mut columns = Columns::of(requests.iter().map(|(request, _)| request));
         columns.retain(|key, owner| !freed.contains(&(key.to_vec(), owner.to_vec())));
-        let mut held = [HashSet::new(), HashSet::new()];
-        if columns.keys.is_empty() {
-            return Ok(held);
-        }
         let parameters: Parameters<'_> = vec![
             (&columns.keys, Type::BYTEA_ARRAY),
             (&columns.owners, Type::BYTEA_ARRAY),
@@ -84,44 +106,36 @@ impl Batch<'_> {
             (&columns.windows, Type::INT8_ARRAY),
             self.channel(),
         ];
-        let statement = (&*self.statements.hand_off, &*parameters);
-        let rows = in_transaction(
-            self.client(),
-            &self.statements.lock_rows,
-            (&columns.keys, Type::BYTEA_ARRAY),
-            statement,
-        )
-        .await
-        .map_err(failure)?;
-        for row in &rows {
-            held[usize::from(!get::<bool>(row, 1)?)].insert(get(row, 0)?);
-        }
-        Ok(held)
+        let keys = parameters[0].clone();
+        let rows = self.in_transaction(keys, &self.statements.hand_off, &parameters).await?;
+        rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
     }
 
     fn outcome_of(
         &self,
         request: &ReleaseRequest,
         freed: &HashSet<OwnedKey>,
-        [handed_off, ended]: &[HashSet<Vec<u8>>; 2],
+        ended: &HashSet<(Vec<u8>, bool)>,
     ) -> ReleaseOutcome {
-        let owner = request.lease.owner.as_bytes();
+        let is_ended =
+            |key: &Key, handed_off| ended.contains(&(key.as_str().as_bytes().to_vec(), handed_off));
         let is_held = request.lease.keys.iter().all(|key| {
-            let key = key.as_str().as_bytes();
-            handed_off.contains(key)
-                || ended.contains(key)
-                || freed.contains(&(key.to_vec(), owner.to_vec()))
+            freed.contains(&owned(key, request)) || is_ended(key, true) || is_ended(key, false)
         });
         let successor = successor(request).is_some() && request.free_after.is_zero();
         match &*request.lease.keys {
             _ if !is_held => ReleaseOutcome::NotHeld,
-            [key] if successor && handed_off.contains(key.as_str().as_bytes()) => {
+            [key] if successor && is_ended(key, true) => {
                 ReleaseOutcome::successor_queued(jitter::below(self.recheck_interval(1)))
             }
             [_] if successor => ReleaseOutcome::SuccessorGranted,
             _ => ReleaseOutcome::Freed,
         }
     }
+}
+
+fn owned(key: &Key, request: &ReleaseRequest) -> OwnedKey {
+    (key.as_str().as_bytes().to_vec(), request.lease.owner.as_bytes().to_vec())
 }
 
 /// The next owner of the process. Not for several keys, and not behind a barging window.

@@ -1,16 +1,22 @@
 //! Renewals and reads on one connection.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::acquire::texts;
 use crate::backend::postgres::batch::{Batch, Parameters, micros};
-use crate::backend::postgres::job::{Pending, answer, fail_all};
-use crate::backend::postgres::server_error::failure;
+use crate::backend::postgres::job::{Pending, answer};
 use crate::backend::postgres::session::get;
-use crate::backend::{BackendError, LeaseRef, LeaseStatus};
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
+use crate::base::key::Key;
 
 /// How many leases one statement renews. It locks their rows until its flush.
 const TOGETHER: usize = 1_000;
+
+/// A lease by its owner and keys.
+type HeldKeys = (Owner, Arc<[Key]>);
 
 type Renewals = Vec<Pending<LeaseRef, LeaseStatus>>;
 
@@ -18,22 +24,43 @@ impl Batch<'_> {
     pub(super) async fn renew(&self, mut renewals: Renewals) {
         while !renewals.is_empty() {
             let rest = renewals.split_off(renewals.len().min(TOGETHER));
-            match self.renew_together(&renewals).await {
-                Ok(statuses) => {
-                    for ((_, reply), status) in renewals.into_iter().zip(statuses) {
-                        answer(reply, Ok(status));
-                    }
-                }
-                Err(error) => fail_all(renewals, &error),
+            let mut held = HashSet::new();
+            // First what is not locked, so that a lock delays no other renewal.
+            let leases = distinct(renewals.iter().map(|(lease, _)| lease));
+            let first = self.renew_together(&self.statements.renew, leases, &mut held).await;
+            let leases = renewals.iter().map(|(lease, _)| lease);
+            let left =
+                distinct(leases.filter(|lease| !held.contains(&(lease.owner, lease.keys.clone()))));
+            let second = match first {
+                Ok(()) if left.is_empty() => Ok(()),
+                Ok(()) => self.renew_together(&self.statements.renew_rest, left, &mut held).await,
+                Err(error) => Err(error),
+            };
+            for (lease, reply) in renewals {
+                let is_held = held.contains(&(lease.owner, lease.keys));
+                answer(
+                    reply,
+                    match &second {
+                        _ if is_held => Ok(LeaseStatus::Held),
+                        Ok(()) => Ok(LeaseStatus::NotHeld),
+                        Err(error) => Err(error.clone()),
+                    },
+                );
             }
             renewals = rest;
         }
     }
 
-    async fn renew_together(&self, renewals: &Renewals) -> Result<Vec<LeaseStatus>, BackendError> {
+    /// Renews by this statement, and adds what is held.
+    async fn renew_together(
+        &self,
+        statement: &str,
+        leases: Vec<&LeaseRef>,
+        held: &mut HashSet<HeldKeys>,
+    ) -> Result<(), BackendError> {
         let (mut numbers, mut keys, mut owners) = (Vec::new(), Vec::new(), Vec::new());
         let (mut kept, mut counts) = (Vec::new(), Vec::new());
-        for (number, (lease, _)) in renewals.iter().enumerate() {
+        for (number, lease) in leases.iter().enumerate() {
             for key in lease.keys.iter() {
                 numbers.push(i64::try_from(number).unwrap_or(i64::MAX));
                 keys.push(key.as_str().as_bytes());
@@ -50,12 +77,10 @@ impl Batch<'_> {
             (&counts, Type::INT8_ARRAY),
             self.channel(),
         ];
-        let rows = self.query(&self.statements.renew, &parameters).await.map_err(failure)?;
-        let mut statuses = vec![LeaseStatus::NotHeld; renewals.len()];
-        for row in &rows {
+        for row in &self.query(statement, &parameters).await? {
             let number = usize::try_from(get::<i64>(row, 0)?).unwrap_or(usize::MAX);
-            if let Some(status) = statuses.get_mut(number) {
-                *status = LeaseStatus::Held;
+            if let Some(lease) = leases.get(number) {
+                held.insert((lease.owner, lease.keys.clone()));
             }
             if get(row, 2)?
                 && let Ok(key) = std::str::from_utf8(get(row, 1)?)
@@ -63,15 +88,21 @@ impl Batch<'_> {
                 self.events.contended(key);
             }
         }
-        Ok(statuses)
+        Ok(())
     }
 
     pub(super) async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let (keys, owner) = (texts(&lease.keys), lease.owner.as_bytes());
         let parameters: Parameters<'_> = vec![(&keys, Type::BYTEA_ARRAY), (&owner, Type::BYTEA)];
-        let rows = self.query(&self.statements.is_held, &parameters).await.map_err(failure)?;
+        let rows = self.query(&self.statements.is_held, &parameters).await?;
         let held: i64 = rows.first().map_or(Ok(0), |row| get(row, 0))?;
         let is_held = usize::try_from(held).is_ok_and(|held| held == lease.keys.len());
         Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
     }
+}
+
+/// Each lease once: a row is changed once by a statement, and returned for one of its leases.
+fn distinct<'a>(leases: impl Iterator<Item = &'a LeaseRef>) -> Vec<&'a LeaseRef> {
+    let mut seen = HashSet::new();
+    leases.filter(|lease| seen.insert((lease.owner, lease.keys.clone()))).collect()
 }

@@ -17,6 +17,7 @@ pub(crate) struct Statements {
     pub(crate) add_rows: String,
     pub(crate) acquire_all: String,
     pub(crate) renew: String,
+    pub(crate) renew_rest: String,
     pub(crate) release: String,
     pub(crate) hand_off: String,
     pub(crate) is_held: String,
@@ -32,8 +33,10 @@ impl Statements {
         let named = |text: &str| {
             let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
             let text = lines.collect::<Vec<_>>().join("\n");
-            text.replace("lock_lease", &format!("{table}_lease"))
-                .replace("lock_queue", &format!("{table}_queue"))
+            // One pass: the name of one table may contain that of the other.
+            let (lease, queue) = (quoted(table, "_lease"), quoted(table, "_queue"));
+            let parts = text.split("lock_lease").map(|part| part.replace("lock_queue", &queue));
+            parts.collect::<Vec<_>>().join(&lease)
         };
         Self {
             acquire: named(include_str!("sql/acquire.sql")),
@@ -42,6 +45,7 @@ impl Statements {
             add_rows: named(include_str!("sql/add_rows.sql")),
             acquire_all: named(include_str!("sql/acquire_all.sql")),
             renew: named(include_str!("sql/renew.sql")),
+            renew_rest: named(include_str!("sql/renew.sql")).replace(" SKIP LOCKED", ""),
             release: named(include_str!("sql/release.sql")),
             hand_off: named(include_str!("sql/hand_off.sql")),
             is_held: named(include_str!("sql/is_held.sql")),
@@ -69,5 +73,29 @@ impl Statements {
             client.batch_execute("ROLLBACK").await?;
         }
         made
+    }
+}
+
+/// The name of a table, each part in quotes, so that it may be a word of SQL.
+fn quoted(table: &str, suffix: &str) -> String {
+    format!("\"{}{suffix}\"", table.replace('.', "\".\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_may_have_any_name() {
+        for (table, lease) in [
+            ("lock", "\"lock_lease\""),
+            ("app.lock_queue", "\"app\".\"lock_queue_lease\""),
+            ("user.lock_lease", "\"user\".\"lock_lease_lease\""),
+        ] {
+            let statements = Statements::new(table);
+            let queue = lease.replace("_lease\"", "_queue\"");
+            assert!(statements.acquire.contains(&format!("INSERT INTO {lease} AS lease")));
+            assert!(statements.enqueue.contains(&format!("INSERT INTO {queue} AS queued")));
+        }
     }
 }

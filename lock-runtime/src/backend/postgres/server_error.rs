@@ -1,7 +1,7 @@
 //! Errors of a server, classified by what a caller can do about them.
 
 use tokio_postgres::Error;
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::backend::postgres::schema;
 use crate::backend::{BackendError, FailureKind};
@@ -22,6 +22,10 @@ pub(crate) fn failure(error: Error) -> BackendError {
 /// The failure for `error`, from opening a connection.
 pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
     let Some(answer) = error.as_db_error() else {
+        // The client library asks each server whether it accepts writes.
+        if root(&error).contains("does not allow writes") {
+            return read_only(server).because(error);
+        }
         return BackendError::new(
             FailureKind::NotApplied,
             format!("PostgreSQL at {server} is unreachable: {}", root(&error)),
@@ -40,7 +44,9 @@ pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
 /// Whether the server, or what stands before it, refuses the settings that a session starts with: a pooler.
 pub(crate) fn refuses_startup_options(error: &Error) -> bool {
     let Some(answer) = error.as_db_error() else { return false };
-    *answer.code() == SqlState::PROTOCOL_VIOLATION && answer.message().contains("options")
+    // PgBouncer, and the proxy of Amazon RDS.
+    let codes = [SqlState::PROTOCOL_VIOLATION, SqlState::FEATURE_NOT_SUPPORTED];
+    codes.contains(answer.code()) && answer.message().contains("options")
 }
 
 /// Whether a table does not exist, or is none of this version.
@@ -48,6 +54,21 @@ pub(crate) fn is_about_tables(error: &Error) -> bool {
     error.code().is_some_and(|code| {
         *code == SqlState::UNDEFINED_TABLE || *code == SqlState::UNDEFINED_COLUMN
     })
+}
+
+/// The failure of a server that accepts no locks.
+pub(crate) fn read_only(server: &str) -> BackendError {
+    let message = format!("PostgreSQL at {server} is read-only, as a standby is");
+    BackendError::new(FailureKind::NotApplied, message).remedy(TO_THE_PRIMARY)
+}
+
+const TO_THE_PRIMARY: &str =
+    "point the URL at the primary, or name all servers: `postgres://host1,host2/database`";
+
+/// Whether a row was locked elsewhere for too long, so that the statement had no effect.
+pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
+    let code = error.cause::<Error>().and_then(Error::code);
+    code.is_some_and(|code| [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED].contains(code))
 }
 
 fn message(what: &str, answer: &DbError) -> String {
@@ -75,22 +96,14 @@ fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
             "a pool of locks uses two connections; raise `max_connections` if this lasts",
         );
     }
-    if is_any(&[
-        &SqlState::ADMIN_SHUTDOWN,
-        &SqlState::CRASH_SHUTDOWN,
-        &SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
-    ]) {
-        return (MaybeApplied, "has ended the connection", "it is opened again by itself");
-    }
     if is_any(&[&SqlState::READ_ONLY_SQL_TRANSACTION]) {
-        return (
-            NotApplied,
-            "is read-only",
-            "point the URL at the primary, or name all servers: `postgres://host1,host2/database`",
-        );
+        return (NotApplied, "is read-only", TO_THE_PRIMARY);
     }
     if is_any(&[&SqlState::DISK_FULL, &SqlState::OUT_OF_MEMORY]) {
         return (NotApplied, "has no room left", "make room on the server");
+    }
+    if is_any(&[&SqlState::INSUFFICIENT_PRIVILEGE]) && answer.message().contains("schema") {
+        return (Rejected, "refuses to make the tables for lack of rights", schema::REMEDY);
     }
     if is_any(&[&SqlState::INSUFFICIENT_PRIVILEGE]) {
         return (
@@ -109,12 +122,21 @@ fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
             "check user and password in the URL, and `pg_hba.conf` on the server",
         );
     }
+    if is_any(&[&SqlState::INVALID_SCHEMA_NAME]) {
+        return (Rejected, "does not have the schema", "make it: `CREATE SCHEMA ..`");
+    }
     if is_any(&[&SqlState::UNDEFINED_DATABASE]) {
         return (
             Rejected,
             "does not have the database",
             "check the name behind the last `/` of the URL",
         );
+    }
+    // The session has ended, or the server or a pooler is in trouble: the statement may have been committed before.
+    let is_fatal = matches!(answer.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
+    let class = &code.code()[..2];
+    if is_fatal || ["08", "57", "58", "XX"].contains(&class) {
+        return (MaybeApplied, "has ended the connection", "it is opened again by itself");
     }
     (Rejected, "refuses the statement", "see the server's log for the statement")
 }

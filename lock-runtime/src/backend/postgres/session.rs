@@ -2,17 +2,18 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_postgres::config::Host;
 use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls};
 
 use crate::backend::credentials::Provider;
+use crate::backend::postgres::job::closed;
 use crate::backend::postgres::schema::Statements;
 use crate::backend::postgres::server_error::{
     connect_failure, failure, is_about_tables, refuses_startup_options,
@@ -30,6 +31,8 @@ pub(crate) struct Dialer {
     pub(crate) statements: Arc<Statements>,
     pub(crate) credentials: Option<Provider>,
     pub(crate) limits: Limits,
+    /// The position of the server that was connected last.
+    pub(crate) last: Arc<AtomicUsize>,
 }
 
 /// The server process of a connection.
@@ -49,19 +52,33 @@ pub(crate) struct Session {
     pub(crate) is_direct: bool,
     /// Resolves with the end of the connection.
     pub(crate) ended: oneshot::Receiver<BackendError>,
-    driving: AbortHandle,
+    /// Dropped with the session. The connection then has a moment to end in order.
+    _closing: oneshot::Sender<()>,
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.driving.abort();
-    }
-}
+/// How long a connection may take to end.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What a session learns about itself. Also ends a time limit for idle sessions, where the server has one.
+const INTRODUCTION: &str = "WITH session AS (
+        SELECT coalesce(current_setting('lock_runtime.session', true), '') = 'direct' AS is_direct
+    )
+    SELECT pg_backend_pid(),
+        (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint
+            FROM pg_stat_get_activity(pg_backend_pid())),
+        is_direct,
+        CASE WHEN is_direct AND current_setting('server_version_num')::integer >= 140000
+            THEN set_config('idle_session_timeout', '0', false) END
+    FROM session";
 
 impl Dialer {
-    /// The first host and port, for error texts.
+    /// Host and port of the server that was connected last, for error texts.
     pub(crate) fn server(&self) -> String {
-        let config = &self.database.config;
+        let servers = &self.database.servers;
+        servers.get(self.last.load(Ordering::Relaxed)).map_or_else(String::new, Self::name)
+    }
+
+    fn name(config: &Config) -> String {
         let port = config.get_ports().first().copied().unwrap_or(5432);
         match config.get_hosts().first() {
             Some(Host::Tcp(host)) => format!("{host}:{port}"),
@@ -71,22 +88,40 @@ impl Dialer {
         }
     }
 
-    /// Connects, and checks that the tables are there.
+    /// Connects to the first server that accepts writes, and checks that the tables are there. Begins with the server that
+    /// was connected last; each has the whole time limit.
     pub(crate) async fn open(&self, on_payload: OnPayload) -> Result<Session, BackendError> {
-        let limit = self.limits.connect;
-        let opened = timeout(limit, self.open_unbounded(on_payload)).await;
-        opened.unwrap_or_else(|_| {
-            let server = self.server();
-            Err(BackendError::new(
-                FailureKind::NotApplied,
-                format!("PostgreSQL at {server} has not accepted a connection within {limit:?}"),
-            )
-            .remedy("check host, port and network, or raise `connect_timeout` of the pool"))
-        })
+        let (servers, limit) = (&self.database.servers, self.limits.connect);
+        let last = self.last.load(Ordering::Relaxed);
+        let mut failed = closed();
+        for at in (0..servers.len()).map(|step| (last + step) % servers.len()) {
+            let server = Self::name(&servers[at]);
+            let opening = self.open_at(&servers[at], &server, on_payload.clone());
+            let opened = timeout(limit, opening).await.unwrap_or_else(|_| {
+                let message = format!(
+                    "PostgreSQL at {server} has not accepted a connection within {limit:?}"
+                );
+                Err(BackendError::new(FailureKind::NotApplied, message)
+                    .remedy("check host, port and network, or raise `connect_timeout` of the pool"))
+            });
+            match opened {
+                Ok(session) => {
+                    self.last.store(at, Ordering::Relaxed);
+                    return Ok(session);
+                }
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
     }
 
-    async fn open_unbounded(&self, on_payload: OnPayload) -> Result<Session, BackendError> {
-        let mut config = self.database.config.clone();
+    async fn open_at(
+        &self,
+        config: &Config,
+        server: &str,
+        on_payload: OnPayload,
+    ) -> Result<Session, BackendError> {
+        let mut config = config.clone();
         if let Some(provider) = &self.credentials {
             let credentials = provider.credentials().await?;
             if let Some(user) = credentials.user() {
@@ -94,29 +129,17 @@ impl Dialer {
             }
             config.password(credentials.secret());
         }
-        let refused = |error| connect_failure(&self.server(), error);
-        let (client, ended, driving) = match connect(self.direct(&config), on_payload.clone()).await
-        {
+        let refused = |error| connect_failure(server, error);
+        let connected = match connect(self.direct(&config), on_payload.clone()).await {
             // A pooler shares server processes, and takes no settings for one of them.
-            Err(error) if refuses_startup_options(&error) => {
-                connect(config, on_payload).await.map_err(refused)?
-            }
-            connected => connected.map_err(refused)?,
+            Err(error) if refuses_startup_options(&error) => connect(config, on_payload).await,
+            connected => connected,
         };
-        let row = client
-            .query_typed_one(
-                "SELECT pg_backend_pid(), \
-                    (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint \
-                        FROM pg_stat_get_activity(pg_backend_pid())), \
-                    current_setting('lock_runtime.session', true) = 'direct'",
-                &[],
-            )
-            .await
-            .map_err(refused)?;
+        let (client, ended, closing) = connected.map_err(refused)?;
+        let row = client.query_typed_one(INTRODUCTION, &[]).await.map_err(refused)?;
         let process = ServerProcess { id: get(&row, 0)?, started: get(&row, 1)? };
-        let is_direct: Option<bool> = get(&row, 2)?;
-        let is_direct = is_direct == Some(true);
-        let session = Session { client, process, is_direct, ended, driving };
+        let is_direct = get(&row, 2)?;
+        let session = Session { client, process, is_direct, ended, _closing: closing };
         self.prepare_tables(&session).await.map_err(refused)?;
         Ok(session)
     }
@@ -125,10 +148,12 @@ impl Dialer {
     /// may still wait for a row there.
     fn direct(&self, config: &Config) -> Config {
         let mut config = config.clone();
-        let limit = self.limits.request.max(Duration::from_millis(10)).as_millis();
+        let limit = self.limits.request.max(Duration::from_millis(40)).as_millis();
+        // A row that is locked for longer delays only the requests for it.
+        let lock_limit = limit / 4;
         let settings = format!(
-            "{} -c lock_runtime.session=direct -c statement_timeout={limit} -c lock_timeout={limit} \
-             -c idle_in_transaction_session_timeout=10000 -c default_transaction_isolation=read\\ committed",
+            "{} -c lock_runtime.session=direct -c statement_timeout={limit} -c lock_timeout={lock_limit} \
+             -c idle_in_transaction_session_timeout=1000 -c default_transaction_isolation=read\\ committed",
             config.get_options().unwrap_or_default(),
         );
         config.options(settings.trim());
@@ -150,12 +175,18 @@ impl Session {
     /// Ends the server process of a lost connection, if it still runs. A statement that was sent there can then no longer
     /// grant anything behind a release that is sent here.
     pub(crate) async fn end_process(&self, lost: ServerProcess) -> Result<(), BackendError> {
+        const BETWEEN: Duration = Duration::from_millis(5);
         let ServerProcess { id, started } = lost;
-        let sql = "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_get_activity($1) \
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity($1) \
                    WHERE (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
-        let ended =
-            self.client.query_typed(sql, &[(&id, Type::INT4), (&started, Type::INT8)]).await;
-        ended.map(drop).map_err(failure)
+        loop {
+            let rows =
+                self.client.query_typed(sql, &[(&id, Type::INT4), (&started, Type::INT8)]).await;
+            if rows.map_err(failure)?.is_empty() {
+                return Ok(());
+            }
+            tokio::time::sleep(BETWEEN).await;
+        }
     }
 }
 
@@ -172,16 +203,23 @@ pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     })
 }
 
-type Connected = (Client, oneshot::Receiver<BackendError>, AbortHandle);
+type Connected = (Client, oneshot::Receiver<BackendError>, oneshot::Sender<()>);
 
 async fn connect(config: Config, on_payload: OnPayload) -> Result<Connected, Error> {
     let (client, connection) = config.connect(NoTls).await?;
     let (on_end, ended) = oneshot::channel();
-    let driving = tokio::spawn(async move {
-        let error = drive(connection, on_payload).await;
-        let _ = on_end.send(error);
+    let (closing, closed) = oneshot::channel();
+    tokio::spawn(async move {
+        let too_long = async {
+            let _ = closed.await;
+            tokio::time::sleep(CLOSE_TIMEOUT).await;
+        };
+        tokio::select! {
+            error = drive(connection, on_payload) => drop(on_end.send(error)),
+            () = too_long => {}
+        }
     });
-    Ok((client, ended, driving.abort_handle()))
+    Ok((client, ended, closing))
 }
 
 /// Reads and writes until the connection ends.

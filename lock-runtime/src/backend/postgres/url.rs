@@ -12,13 +12,16 @@ use crate::base::text;
 /// fence exceeds the former one whatever the server's clock did.
 const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
+/// How long a connection is idle before the system checks it.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
 const FORM: &str = "write `postgres://user:password@host:5432/database`, with several hosts for a primary that moves: `postgres://host1,host2/database`";
 
 /// A database, and how its tables are used.
 #[derive(Clone, Debug)]
 pub(crate) struct Database {
-    /// Where to connect. `Debug` does not show the password.
-    pub(crate) config: Config,
+    /// Where to connect: each of the hosts. `Debug` does not show the password.
+    pub(crate) servers: Vec<Config>,
     /// What stands before `_lease` and `_queue` in the names of the tables: `?table=`.
     pub(crate) table: String,
     /// Whether missing tables are made: `?create=on`.
@@ -61,24 +64,61 @@ impl Database {
                 _ => others.push(pair),
             }
         }
-        let address = format!("{address}?{}", others.join("&"));
-        let mut config: Config = address.parse().map_err(|error: tokio_postgres::Error| {
-            // The text of the client library has no part of the URL but a parameter's name.
-            let source = std::error::Error::source(&error).map(ToString::to_string);
-            let cause = source.unwrap_or_else(|| error.to_string());
-            wrong(format!("the PostgreSQL URL is invalid: {cause}")).remedy(FORM)
-        })?;
-        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-            return Err(wrong("the PostgreSQL URL names no host").remedy(FORM));
-        }
-        if config.get_application_name().is_none() {
-            config.application_name("lock_runtime");
-        }
-        if config.get_target_session_attrs() == TargetSessionAttrs::Any {
-            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-        }
-        Ok(Self { config, table, creates, forget_after })
+        let others = others.join("&");
+        let servers =
+            each_host(address).into_iter().map(|address| server(&format!("{address}?{others}")));
+        let servers = servers.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { servers, table, creates, forget_after })
     }
+
+    /// The time limit for connecting in the URL.
+    pub(crate) fn connect_timeout(&self) -> Option<Duration> {
+        self.servers.first()?.get_connect_timeout().copied()
+    }
+}
+
+/// One URL for each host, without parameters.
+fn each_host(address: &str) -> Vec<String> {
+    let Some((scheme, rest)) = address.split_once("://") else { return vec![address.to_owned()] };
+    let (authority, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let (login, hosts) = match authority.rfind('@') {
+        Some(at) => authority.split_at(at + 1),
+        None => ("", authority),
+    };
+    hosts.split(',').map(|host| format!("{scheme}://{login}{host}{path}")).collect()
+}
+
+/// The settings of connections to the server at `address`.
+fn server(address: &str) -> Result<Config, LockError> {
+    let mut config: Config = address.parse().map_err(|error: tokio_postgres::Error| {
+        // The text of the client library has no part of the URL but a parameter's name.
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let cause = source.unwrap_or_else(|| error.to_string());
+        wrong(format!("the PostgreSQL URL is invalid: {cause}")).remedy(FORM)
+    })?;
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        return Err(wrong("the PostgreSQL URL names no host").remedy(FORM));
+    }
+    if config.get_application_name().is_none() {
+        config.application_name("lock_runtime");
+    }
+    if config.get_target_session_attrs() == TargetSessionAttrs::Any {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    }
+    // A connection that a firewall has dropped ends with nothing but silence.
+    if config.get_keepalives_idle() >= Duration::from_secs(60 * 60) {
+        config.keepalives_idle(KEEPALIVE);
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(KEEPALIVE / 2).keepalives_retries(3);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(3 * KEEPALIVE);
+    }
+    Ok(config)
 }
 
 /// Whether `name` can stand in a statement without quotes, as a table or a schema and a table.
@@ -106,9 +146,15 @@ mod tests {
         assert_eq!(database.table, "app.lock");
         assert!(database.creates);
         assert_eq!(database.forget_after, Duration::from_secs(24 * 60 * 60));
-        assert_eq!(database.config.get_hosts().len(), 2);
-        assert_eq!(database.config.get_password(), Some("p@ss".as_bytes()));
-        assert_eq!(database.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        let ports: Vec<_> = database.servers.iter().map(|it| it.get_ports().to_vec()).collect();
+        assert_eq!(ports, [vec![5433], vec![]]);
+        for server in &database.servers {
+            assert_eq!(server.get_hosts().len(), 1);
+            assert_eq!(server.get_dbname(), Some("db"));
+            assert_eq!(server.get_password(), Some("p@ss".as_bytes()));
+            assert_eq!(server.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        }
+        assert_eq!(database.connect_timeout(), Some(Duration::from_secs(3)));
         assert!(!format!("{database:?}").contains("p@ss"));
     }
 

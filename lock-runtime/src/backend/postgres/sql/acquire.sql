@@ -32,6 +32,10 @@ WITH asked AS MATERIALIZED (
             ELSE greatest(lease.last_fence + 1, excluded.fence) + excluded.last_fence - excluded.fence END
     WHERE lease.until <= statement_timestamp() OR lease.owner IN (excluded.owner, '')
     RETURNING key, fence, contended
+), left_queue AS (
+    -- An owner that was queued and finds the key free is no longer queued.
+    DELETE FROM lock_queue AS queued USING granted JOIN asked ON asked.key = granted.key
+    WHERE queued.key = granted.key AND queued.owner = asked.owner
 )
 SELECT asked.number, granted.fence, granted.contended,
     (extract(epoch FROM held.until - statement_timestamp()) * 1000000)::bigint AS expires_in,

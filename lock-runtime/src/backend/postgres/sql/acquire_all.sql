@@ -9,7 +9,8 @@ WITH found AS MATERIALIZED (
     FROM lock_lease WHERE key = ANY ($1::bytea[])
 ), number AS MATERIALIZED (
     -- A repeated request finds one fence on all keys. Keys that were taken one by one have different ones.
-    SELECT bool_or(is_held) AS is_held,
+    -- A row that was swept meanwhile is refused too: the repeated request makes it again.
+    SELECT bool_or(is_held) OR count(*) < cardinality($1::bytea[]) AS is_held,
         CASE WHEN bool_and(is_own) AND min(fence) = max(fence) THEN max(fence)
             ELSE greatest(
                 max(last_fence) + 1, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint

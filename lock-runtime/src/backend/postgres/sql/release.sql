@@ -9,7 +9,8 @@ WITH asked AS MATERIALIZED (
     FROM lock_lease AS lease JOIN asked ON asked.key = lease.key AND asked.owner = lease.owner
     WHERE lease.until > statement_timestamp() AND (free_after > 0 OR NOT lease.contended)
     ORDER BY lease.key
-    FOR UPDATE OF lease
+    -- What is locked here is left for hand_off.sql.
+    FOR UPDATE OF lease SKIP LOCKED
 )
 UPDATE lock_lease AS lease SET
     owner = CASE WHEN free_after > 0 THEN lease.owner ELSE successor END,

@@ -1,4 +1,5 @@
--- Extends each lease of which the owner has all keys.
+-- Extends each lease of which the owner has all keys. In the statement `renew`, a row that is locked counts as not the
+-- owner's; `renew_rest` waits for it.
 -- $1 numbers of the leases, $2 keys, $3 owners, $4 microseconds of the leases, $5 how many keys each lease has,
 -- $6 channel of this process or ''; one element for each key
 -- One row for each key that was extended: the number of its lease, the key, whether owners are queued
@@ -10,7 +11,7 @@ WITH asked AS MATERIALIZED (
     FROM lock_lease AS lease JOIN asked ON asked.key = lease.key AND asked.owner = lease.owner
     WHERE lease.until > statement_timestamp()
     ORDER BY lease.key
-    FOR UPDATE OF lease
+    FOR UPDATE OF lease SKIP LOCKED
 ), complete AS MATERIALIZED (
     SELECT number FROM held GROUP BY number, keys HAVING count(*) = keys
 )

@@ -1,7 +1,7 @@
 -- Deletes rows of locks that have been free for a long time, and entries of processes that have ended. Reads a
 -- bounded number of rows behind a key.
 -- $1 the key, $2 seconds since the end of the lease, $3 number of rows
--- One row: the last key that was read, or NULL at the end of the table
+-- One row: the last key that was read. None at the end of the table
 WITH read AS MATERIALIZED (
     SELECT key, until FROM lock_lease WHERE key > $1::bytea ORDER BY key LIMIT $3
 ), swept AS (
@@ -19,4 +19,4 @@ WITH read AS MATERIALIZED (
     ) AS old
     WHERE queued.key = old.key AND queued.position = old.position
 )
-SELECT max(key) AS last FROM read
+SELECT key AS last FROM read ORDER BY key DESC LIMIT 1

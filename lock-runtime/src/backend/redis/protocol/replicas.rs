@@ -161,7 +161,7 @@ impl ReplicaWorker {
                 }
                 Err(error) => {
                     for grant in grants {
-                        let _ = grant.reply.send(Err(error.clone().after_a_grant()));
+                        let _ = grant.reply.send(Err(error.clone().after_a_part()));
                     }
                 }
             }
@@ -214,7 +214,7 @@ impl ReplicaWorker {
         acknowledged: &Result<u64, RedisError>,
     ) -> Result<(), BackendError> {
         let required = self.required;
-        let failure = |error| self.connection.failure(error).after_a_grant();
+        let failure = |error| self.connection.failure(error).after_a_part();
         match (answer, acknowledged) {
             (Ok(Value::Int(1)), Ok(count)) if *count >= u64::from(required) => Ok(()),
             (Ok(Value::Int(1)), Ok(count)) => {

@@ -172,7 +172,7 @@ impl Backend for Quorum {
                 Ok(true) => Ok(ReleaseOutcome::Freed),
                 Ok(false) => Ok(ReleaseOutcome::NotHeld),
                 // Some nodes may have applied it.
-                Err(error) => Err(error.after_a_grant()),
+                Err(error) => Err(error.after_a_part()),
             }
         };
         releases.iter().zip(outcomes).map(outcome).collect()
@@ -273,7 +273,7 @@ impl Quorum {
                         self.0.grants.insert(owner, kept, self.0.clock.now());
                     }
                 }
-                Some(Err(error)) => results[*at] = Some(Err(error.after_a_grant())),
+                Some(Err(error)) => results[*at] = Some(Err(error.after_a_part())),
                 None => {
                     let text =
                         "a majority no longer held the lock when its `min_hold` was to be set";
