@@ -12,6 +12,7 @@ use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 use crate::process::Process;
 use crate::server::free_port;
+use crate::tls::{Tls, TlsFiles};
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -22,6 +23,7 @@ pub struct PostgresServer {
     process: Mutex<Process>,
     port: u16,
     dir: TempDir,
+    tls_files: Option<TlsFiles>,
 }
 
 /// What a [`PostgresServer`] is started with.
@@ -29,12 +31,19 @@ pub struct PostgresServer {
 pub struct Config {
     settings: Vec<(String, String)>,
     standby: bool,
+    tls: Option<Tls>,
 }
 
 impl Config {
     /// A setting of `postgresql.conf`, e.g. `.setting("fsync", "on")`.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
+        self
+    }
+
+    /// Serves TLS too.
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -55,6 +64,7 @@ impl Config {
         let dir = new_dir();
         copy(template(), dir.path());
         let port = free_port();
+        let tls_files = self.tls.as_ref().map(|tls| tls.write(dir.path()));
         let mut lines = vec![
             format!("port = {port}"),
             "listen_addresses = '127.0.0.1'".into(),
@@ -65,6 +75,14 @@ impl Config {
             "wal_level = 'minimal'".into(),
             "max_wal_senders = 0".into(),
         ];
+        if let Some(files) = &tls_files {
+            lines.push("ssl = on".into());
+            lines.push(format!("ssl_cert_file = '{}'", files.certificate.display()));
+            lines.push(format!("ssl_key_file = '{}'", files.key.display()));
+            for file in [&files.certificate, &files.key] {
+                own(file);
+            }
+        }
         // The last one counts.
         lines.extend(self.settings.iter().map(|(name, value)| format!("{name} = '{value}'")));
         fs::write(dir.path().join("data/postgresql.auto.conf"), lines.join("\n") + "\n")
@@ -73,7 +91,7 @@ impl Config {
             fs::write(dir.path().join("data/standby.signal"), "").expect("as above");
         }
         let process = Mutex::new(spawn(dir.path()));
-        let server = PostgresServer { process, port, dir };
+        let server = PostgresServer { process, port, dir, tls_files };
         server.wait_until_ready();
         server
     }
@@ -103,6 +121,16 @@ impl PostgresServer {
     /// The URL with another port: that of a proxy.
     pub fn url_at(&self, port: u16) -> String {
         format!("postgres://locks@127.0.0.1:{port}/locks?create=on")
+    }
+
+    /// The files behind TLS.
+    ///
+    /// # Panics
+    ///
+    /// When the server was started without [`Config::tls`].
+    #[track_caller]
+    pub fn tls_files(&self) -> &TlsFiles {
+        self.tls_files.as_ref().expect("the server was started with TLS")
     }
 
     /// The port.
@@ -393,10 +421,20 @@ fn template() -> &'static Path {
 
 fn new_dir() -> TempDir {
     let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
-    if is_root() {
-        success(Command::new("chown").arg(SERVER_USER).arg(dir.path()).status());
-    }
+    own(dir.path());
     dir
+}
+
+/// Gives `path` to the user of the server. The key of a certificate is only for that one.
+fn own(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    if is_root() {
+        success(Command::new("chown").arg(SERVER_USER).arg(path).status());
+    }
+    if path.is_file() {
+        let only_owner = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(path, only_owner).expect("the owner can change them");
+    }
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -27,6 +27,10 @@ mod postgres;
 mod queue_events;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "_tls")]
+mod tls;
+#[cfg(feature = "_remote")]
+mod tls_files;
 #[cfg(feature = "_remote")]
 mod unclaimed_grants;
 

@@ -4,6 +4,7 @@ use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Credentials, ErrorKind, LockPool};
 use lock_tests::PostgresServer;
 use lock_tests::prelude::*;
+use lock_tests::tls::{Authority, Tls};
 
 const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
 
@@ -145,4 +146,23 @@ async fn rows_that_are_not_needed_are_deleted() {
     })
     .await;
     kept.verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn connections_may_be_encrypted() {
+    let tls = Tls::new(&Authority::new());
+    let server = PostgresServer::builder().tls(tls).start();
+    let ca = server.tls_files().authority.display().to_string();
+    let url = format!("{}&sslmode=require&ca={ca}", server.url());
+    let pools = [patient(&url, ms(20_000)).await, patient(&url, ms(20_000)).await];
+    alternate(pools.clone(), "order:1", 10).await;
+    let encrypted = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+                     WHERE ssl AND application_name = 'lock_runtime'";
+    assert_eq!(server.query(encrypted), [["4"]]);
+    let unknown =
+        LockPool::connect(&format!("{}&sslmode=require", server.url())).await.unwrap_err();
+    says("an unknown authority", &unknown, ErrorKind::Backend, &["certificate"]);
+    let plain = PostgresServer::start();
+    let error = LockPool::connect(&format!("{}&sslmode=require", plain.url())).await.unwrap_err();
+    says("a server without TLS", &error, ErrorKind::Backend, &["TLS"]);
 }

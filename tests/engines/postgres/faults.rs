@@ -119,6 +119,8 @@ async fn an_acquire_with_a_lost_reply_is_undone() {
         // A pool of its own: one that undoes an earlier request would wait for the held reply.
         let builder = LockPool::builder(server.url_at(proxy.port())).ttl(ms(30_000));
         let pool = builder.connect().await.unwrap();
+        // Statements are prepared when they are first used.
+        cycle(&pool, "order:ready").await;
         proxy.hold(Direction::ToClient);
         let request = pool.lock(key.as_str()).wait(ms(300)).acquire();
         let acquiring = tokio::spawn(request);

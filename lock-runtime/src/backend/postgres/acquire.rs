@@ -5,10 +5,9 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{
-    Batch, Parameter, Parameters, Parts, by_distinct_keys, micros,
-};
+use crate::backend::postgres::batch::{Batch, Parts, by_distinct_keys, micros};
 use crate::backend::postgres::job::{Pending, answer, fail_all};
+use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;

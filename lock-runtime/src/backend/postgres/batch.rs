@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Error, Row};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Error, Row, Statement};
 
 use crate::backend::BackendError;
 use crate::backend::postgres::diagnostics;
 use crate::backend::postgres::job::{Jobs, answer, no_answer};
-use crate::backend::postgres::schema::Statements;
+use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::{failure, is_lock_timeout};
 use crate::backend::postgres::session::{Dialer, Session};
 use crate::backend::queue_events::QueueEvents;
@@ -81,10 +81,22 @@ impl<'a> Batch<'a> {
     /// Runs one statement, which commits.
     pub(super) async fn query(
         &self,
-        statement: &str,
+        statement: &Sql,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, BackendError> {
-        self.in_time(self.client().query_typed(statement, parameters)).await
+        let prepared = self.prepared(statement, parameters).await?;
+        self.in_time(self.session.run(statement, prepared.as_ref(), parameters)).await
+    }
+
+    /// The statement in its prepared form, where the session keeps one.
+    async fn prepared(
+        &self,
+        statement: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Option<Statement>, BackendError> {
+        let prepared = self.in_time(self.session.prepared(statement, parameters)).await;
+        // Nothing was run.
+        prepared.map_err(BackendError::before_sending)
     }
 
     /// Locks the rows of `keys`, runs one statement that sees every change made under these locks, and commits. All in
@@ -92,19 +104,22 @@ impl<'a> Batch<'a> {
     pub(super) async fn in_transaction(
         &self,
         keys: Parameter<'_>,
-        statement: &str,
+        statement: &Sql,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, BackendError> {
         // Behind a pooler the settings of the session are not those of this store.
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
                              SET LOCAL idle_in_transaction_session_timeout = 1000";
-        let (client, keys) = (self.client(), [keys]);
+        let (session, client, keys) = (self.session, self.client(), [keys]);
+        let lock_rows = &self.statements.lock_rows;
+        let locking = self.prepared(lock_rows, &keys).await?;
+        let prepared = self.prepared(statement, parameters).await?;
         self.in_time(async {
             let (began, locked, rows, committed) = tokio::join!(
                 biased;
                 client.batch_execute(BEGIN),
-                client.query_typed(&self.statements.lock_rows, &keys),
-                client.query_typed(statement, parameters),
+                session.run(lock_rows, locking.as_ref(), &keys),
+                session.run(statement, prepared.as_ref(), parameters),
                 // Behind an error this rolls back.
                 client.batch_execute("COMMIT"),
             );
@@ -154,11 +169,6 @@ impl<'a> Batch<'a> {
         !self.channel.is_empty()
     }
 }
-
-/// A value of a statement, and its type.
-pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
-
-pub(super) type Parameters<'a> = Vec<Parameter<'a>>;
 
 /// Splits `requests` so that no two of one part have a key in common. Their order stays for each key.
 pub(super) fn by_distinct_keys<T>(

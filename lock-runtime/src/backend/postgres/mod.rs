@@ -48,7 +48,7 @@ use tokio::task::AbortHandle;
 use self::job::Job;
 use self::link::{Answer, Link, PoolState, Purpose};
 use self::schema::Statements;
-use self::session::Dialer;
+use self::session::{Dialer, Encryption};
 use self::url::Database;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
@@ -70,10 +70,12 @@ pub(crate) async fn open(
     }
     let config = config.with_connect_timeout(database.connect_timeout());
     let statements = Arc::new(Statements::new(&database.table));
+    let tls = Encryption::new(database.tls.clone()).await?;
     let dialer = Dialer {
         database: Arc::new(database),
         statements,
         credentials: config.credentials.cloned(),
+        tls,
         limits: config.limits(),
         last: Arc::default(),
     };

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{Batch, Parameters, Parts, by_distinct_keys, micros};
+use crate::backend::postgres::batch::{Batch, Parts, by_distinct_keys, micros};
 use crate::backend::postgres::job::{Pending, answer, fail_all};
+use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;

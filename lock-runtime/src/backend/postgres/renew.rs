@@ -6,8 +6,9 @@ use std::sync::Arc;
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::acquire::texts;
-use crate::backend::postgres::batch::{Batch, Parameters, micros};
+use crate::backend::postgres::batch::{Batch, micros};
 use crate::backend::postgres::job::{Pending, answer};
+use crate::backend::postgres::schema::{Parameters, Sql};
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
@@ -54,7 +55,7 @@ impl Batch<'_> {
     /// Renews by this statement, and adds what is held.
     async fn renew_together(
         &self,
-        statement: &str,
+        statement: &Sql,
         leases: Vec<&LeaseRef>,
         held: &mut HashSet<HeldKeys>,
     ) -> Result<(), BackendError> {

@@ -1,5 +1,6 @@
 //! The tables of the locks, and the statements on them.
 
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error};
 
 /// What to do where the tables are missing.
@@ -8,21 +9,37 @@ pub(crate) const REMEDY: &str = "run the statements in `docs/postgres.md` as the
 /// The statements that make the tables.
 const TABLES: &str = include_str!("sql/schema.sql");
 
+/// A statement.
+#[derive(Debug)]
+pub(crate) struct Sql {
+    /// Below [`STATEMENTS`]; no other statement has it.
+    pub(crate) number: usize,
+    pub(crate) text: String,
+}
+
+/// How many statements there are.
+pub(crate) const STATEMENTS: usize = 12;
+
+/// A value of a statement, and its type.
+pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
+pub(crate) type Parameters<'a> = Vec<Parameter<'a>>;
+
 /// The statements of the store, with the names of its tables.
 #[derive(Debug)]
 pub(crate) struct Statements {
-    pub(crate) acquire: String,
-    pub(crate) lock_rows: String,
-    pub(crate) enqueue: String,
-    pub(crate) add_rows: String,
-    pub(crate) acquire_all: String,
-    pub(crate) renew: String,
-    pub(crate) renew_rest: String,
-    pub(crate) release: String,
-    pub(crate) hand_off: String,
-    pub(crate) is_held: String,
-    pub(crate) sweep: String,
-    pub(crate) settings: String,
+    pub(crate) acquire: Sql,
+    pub(crate) lock_rows: Sql,
+    pub(crate) enqueue: Sql,
+    pub(crate) add_rows: Sql,
+    pub(crate) acquire_all: Sql,
+    pub(crate) renew: Sql,
+    pub(crate) renew_rest: Sql,
+    pub(crate) release: Sql,
+    pub(crate) hand_off: Sql,
+    pub(crate) is_held: Sql,
+    pub(crate) sweep: Sql,
+    pub(crate) settings: Sql,
     tables: String,
     check: String,
 }
@@ -38,19 +55,20 @@ impl Statements {
             let parts = text.split("lock_lease").map(|part| part.replace("lock_queue", &queue));
             parts.collect::<Vec<_>>().join(&lease)
         };
+        let sql = |number, text: &str| Sql { number, text: named(text) };
         Self {
-            acquire: named(include_str!("sql/acquire.sql")),
-            lock_rows: named(include_str!("sql/lock_rows.sql")),
-            enqueue: named(include_str!("sql/enqueue.sql")),
-            add_rows: named(include_str!("sql/add_rows.sql")),
-            acquire_all: named(include_str!("sql/acquire_all.sql")),
-            renew: named(include_str!("sql/renew.sql")),
-            renew_rest: named(include_str!("sql/renew.sql")).replace(" SKIP LOCKED", ""),
-            release: named(include_str!("sql/release.sql")),
-            hand_off: named(include_str!("sql/hand_off.sql")),
-            is_held: named(include_str!("sql/is_held.sql")),
-            sweep: named(include_str!("sql/sweep.sql")),
-            settings: named(include_str!("sql/settings.sql")),
+            acquire: sql(0, include_str!("sql/acquire.sql")),
+            lock_rows: sql(1, include_str!("sql/lock_rows.sql")),
+            enqueue: sql(2, include_str!("sql/enqueue.sql")),
+            add_rows: sql(3, include_str!("sql/add_rows.sql")),
+            acquire_all: sql(4, include_str!("sql/acquire_all.sql")),
+            renew: sql(5, include_str!("sql/renew.sql")),
+            renew_rest: sql(6, &include_str!("sql/renew.sql").replace(" SKIP LOCKED", "")),
+            release: sql(7, include_str!("sql/release.sql")),
+            hand_off: sql(8, include_str!("sql/hand_off.sql")),
+            is_held: sql(9, include_str!("sql/is_held.sql")),
+            sweep: sql(10, include_str!("sql/sweep.sql")),
+            settings: sql(11, include_str!("sql/settings.sql")),
             tables: named(TABLES),
             check: named(include_str!("sql/check.sql")),
         }
@@ -94,8 +112,8 @@ mod tests {
         ] {
             let statements = Statements::new(table);
             let queue = lease.replace("_lease\"", "_queue\"");
-            assert!(statements.acquire.contains(&format!("INSERT INTO {lease} AS lease")));
-            assert!(statements.enqueue.contains(&format!("INSERT INTO {queue} AS queued")));
+            assert!(statements.acquire.text.contains(&format!("INSERT INTO {lease} AS lease")));
+            assert!(statements.enqueue.text.contains(&format!("INSERT INTO {queue} AS queued")));
         }
     }
 }

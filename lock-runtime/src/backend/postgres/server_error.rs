@@ -30,7 +30,7 @@ pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
             FailureKind::NotApplied,
             format!("PostgreSQL at {server} is unreachable: {}", root(&error)),
         )
-        .remedy("check host, port and network; for TLS add `sslmode=require` to the URL")
+        .remedy("check host, port and network, and for `sslmode=require` the certificates")
         .because(error);
     };
     let (kind, what, remedy) = refusal(answer);

@@ -1,28 +1,37 @@
 //! One connection to the database, from its log-in to its end.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_postgres::config::Host;
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls};
+use tokio_postgres::{
+    AsyncMessage, Client, Config, Connection, Error, NoTls, Row, Socket, Statement,
+};
 
 use crate::backend::credentials::Provider;
 use crate::backend::postgres::job::closed;
-use crate::backend::postgres::schema::Statements;
+use crate::backend::postgres::schema::{Parameter, STATEMENTS, Sql, Statements};
 use crate::backend::postgres::server_error::{
     connect_failure, failure, is_about_tables, refuses_startup_options,
 };
 use crate::backend::postgres::url::Database;
+use crate::backend::tls_files::TlsFiles;
 use crate::backend::{BackendError, FailureKind, Limits};
+use crate::base::error::LockError;
 
 /// Receives the payloads of notifications.
 pub(crate) type OnPayload = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Each statement is planned once, by the indexes: a table that was small then may be large later.
+const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off \
+                     -c enable_mergejoin=off -c jit=off";
 
 /// Opens connections to one database.
 #[derive(Clone)]
@@ -30,6 +39,7 @@ pub(crate) struct Dialer {
     pub(crate) database: Arc<Database>,
     pub(crate) statements: Arc<Statements>,
     pub(crate) credentials: Option<Provider>,
+    pub(crate) tls: Encryption,
     pub(crate) limits: Limits,
     /// The position of the server that was connected last.
     pub(crate) last: Arc<AtomicUsize>,
@@ -50,6 +60,8 @@ pub(crate) struct Session {
     /// Whether the server process belongs to this connection alone, so that settings of the session stay in effect. Not behind a
     /// pooler.
     pub(crate) is_direct: bool,
+    /// By number. Each is prepared when it is first used.
+    prepared: Mutex<[Option<Statement>; STATEMENTS]>,
     /// Resolves with the end of the connection.
     pub(crate) ended: oneshot::Receiver<BackendError>,
     /// Dropped with the session. The connection then has a moment to end in order.
@@ -130,21 +142,24 @@ impl Dialer {
             config.password(credentials.secret());
         }
         let refused = |error| connect_failure(server, error);
-        let connected = match connect(self.direct(&config), on_payload.clone()).await {
+        let connected = match self.tls.connect(self.direct(&config), on_payload.clone()).await {
             // A pooler shares server processes, and takes no settings for one of them.
-            Err(error) if refuses_startup_options(&error) => connect(config, on_payload).await,
+            Err(error) if refuses_startup_options(&error) => {
+                self.tls.connect(config, on_payload).await
+            }
             connected => connected,
         };
         let (client, ended, closing) = connected.map_err(refused)?;
         let row = client.query_typed_one(INTRODUCTION, &[]).await.map_err(refused)?;
         let process = ServerProcess { id: get(&row, 0)?, started: get(&row, 1)? };
         let is_direct = get(&row, 2)?;
-        let session = Session { client, process, is_direct, ended, _closing: closing };
+        let prepared = Mutex::default();
+        let session = Session { client, process, is_direct, prepared, ended, _closing: closing };
         self.prepare_tables(&session).await.map_err(refused)?;
         Ok(session)
     }
 
-    /// `config` with settings that bound every statement on the server too. A statement that this process has given up
+    /// `config` with settings that fix the plans, and that bound every statement on the server too. A statement that this process has given up
     /// may still wait for a row there.
     fn direct(&self, config: &Config) -> Config {
         let mut config = config.clone();
@@ -153,7 +168,7 @@ impl Dialer {
         let lock_limit = limit / 4;
         let settings = format!(
             "{} -c lock_runtime.session=direct -c statement_timeout={limit} -c lock_timeout={lock_limit} \
-             -c idle_in_transaction_session_timeout=1000 -c default_transaction_isolation=read\\ committed",
+             -c idle_in_transaction_session_timeout=1000 -c default_transaction_isolation=read\\ committed {PLANS}",
             config.get_options().unwrap_or_default(),
         );
         config.options(settings.trim());
@@ -172,6 +187,45 @@ impl Dialer {
 }
 
 impl Session {
+    /// The statement in its prepared form. `None` behind a pooler, which may run each statement in another session.
+    pub(crate) async fn prepared(
+        &self,
+        statement: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Option<Statement>, Error> {
+        if !self.is_direct {
+            return Ok(None);
+        }
+        let known = self.known()[statement.number].clone();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let types: Vec<Type> = parameters.iter().map(|(_, of_type)| of_type.clone()).collect();
+        let prepared = self.client.prepare_typed(&statement.text, &types).await?;
+        self.known()[statement.number] = Some(prepared.clone());
+        Ok(Some(prepared))
+    }
+
+    /// Runs a statement. Its first poll sends it.
+    pub(crate) async fn run(
+        &self,
+        statement: &Sql,
+        prepared: Option<&Statement>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        match prepared {
+            Some(prepared) => {
+                let values: Vec<_> = parameters.iter().map(|(value, _)| *value).collect();
+                self.client.query(prepared, &values).await
+            }
+            None => self.client.query_typed(&statement.text, parameters).await,
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, [Option<Statement>; STATEMENTS]> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends the server process of a lost connection, if it still runs. A statement that was sent there can then no longer
     /// grant anything behind a release that is sent here.
     pub(crate) async fn end_process(&self, lost: ServerProcess) -> Result<(), BackendError> {
@@ -192,7 +246,7 @@ impl Session {
 
 /// The column of a row of this store's own statements.
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
-    row: &'a tokio_postgres::Row,
+    row: &'a Row,
     column: usize,
 ) -> Result<T, BackendError> {
     row.try_get(column).map_err(|error| {
@@ -205,8 +259,41 @@ pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
 
 type Connected = (Client, oneshot::Receiver<BackendError>, oneshot::Sender<()>);
 
-async fn connect(config: Config, on_payload: OnPayload) -> Result<Connected, Error> {
-    let (client, connection) = config.connect(NoTls).await?;
+/// Whether connections are encrypted.
+#[derive(Clone)]
+pub(crate) enum Encryption {
+    Off,
+    #[cfg(feature = "postgres-tls")]
+    Tls(tokio_postgres_rustls::MakeRustlsConnect),
+}
+
+impl Encryption {
+    pub(crate) async fn new(files: Option<TlsFiles>) -> Result<Self, LockError> {
+        match files {
+            #[cfg(feature = "postgres-tls")]
+            Some(files) => {
+                let config = crate::backend::tls::client_config(files).await?;
+                Ok(Self::Tls(tokio_postgres_rustls::MakeRustlsConnect::new(config)))
+            }
+            _ => Ok(Self::Off),
+        }
+    }
+
+    async fn connect(&self, config: Config, on_payload: OnPayload) -> Result<Connected, Error> {
+        match self {
+            Self::Off => connect(config, NoTls, on_payload).await,
+            #[cfg(feature = "postgres-tls")]
+            Self::Tls(settings) => connect(config, settings.clone(), on_payload).await,
+        }
+    }
+}
+
+async fn connect<T>(config: Config, tls: T, on_payload: OnPayload) -> Result<Connected, Error>
+where
+    T: MakeTlsConnect<Socket>,
+    T::Stream: Send + 'static,
+{
+    let (client, connection) = config.connect(tls).await?;
     let (on_end, ended) = oneshot::channel();
     let (closing, closed) = oneshot::channel();
     tokio::spawn(async move {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{Batch, Parameters};
+use crate::backend::postgres::batch::Batch;
+use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::postgres::url::Database;
 use crate::base::clock::{Clock, Instant};

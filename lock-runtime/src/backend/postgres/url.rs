@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::TargetSessionAttrs;
 
+use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
 
@@ -28,13 +29,15 @@ pub(crate) struct Database {
     pub(crate) creates: bool,
     /// How long rows of free locks stay: `?forget=`.
     pub(crate) forget_after: Duration,
+    /// With `sslmode=require`.
+    pub(crate) tls: Option<TlsFiles>,
 }
 
 impl Database {
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         let (mut table, mut creates, mut forget_after) = ("lock".to_owned(), false, FORGET_AFTER);
-        let mut others = Vec::new();
+        let (mut others, mut files, mut encrypted) = (Vec::new(), TlsFiles::default(), false);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             match name {
@@ -61,20 +64,55 @@ impl Database {
                             .remedy("write for example `?forget=24h`, longer than every ttl")
                     })?;
                 }
+                "ca" => files.ca = Some(decoded(value)?),
+                "cert" => files.cert = Some(decoded(value)?),
+                "key" => files.key = Some(decoded(value)?),
+                "insecure" => files.trust = Trust::Any,
+                // The client library accepts any certificate for some of these. Here all are verified.
+                "sslmode" if ["require", "verify-ca", "verify-full"].contains(&value) => {
+                    encrypted = true;
+                    others.push("sslmode=require");
+                }
+                "sslmode" if ["disable", "prefer", "allow"].contains(&value) => {
+                    others.push("sslmode=disable");
+                }
                 _ => others.push(pair),
             }
         }
+        let names_files = [&files.ca, &files.cert, &files.key].iter().any(|file| file.is_some());
+        if !encrypted && (names_files || files.trust == Trust::Any) {
+            return Err(wrong("`ca`, `cert`, `key` and `insecure` are for TLS")
+                .remedy("add `sslmode=require` to the URL"));
+        }
+        if files.cert.is_some() != files.key.is_some() {
+            return Err(wrong("a client certificate needs both `cert` and `key`")
+                .remedy("write `?sslmode=require&cert=/path.pem&key=/path.key`"));
+        }
+        if files.trust == Trust::Any && files.ca.is_some() {
+            let cause = "`insecure` accepts any certificate, and `ca` only those of an authority";
+            return Err(wrong(cause).remedy("leave `insecure` out"));
+        }
+        if encrypted && cfg!(not(feature = "postgres-tls")) {
+            return Err(wrong("`sslmode=require` needs TLS, which this build does not have")
+                .remedy("enable the feature `postgres-tls` of lock-runtime"));
+        }
+        let tls = encrypted.then_some(files);
         let others = others.join("&");
         let servers =
             each_host(address).into_iter().map(|address| server(&format!("{address}?{others}")));
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { servers, table, creates, forget_after })
+        Ok(Self { servers, table, creates, forget_after, tls })
     }
 
     /// The time limit for connecting in the URL.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.servers.first()?.get_connect_timeout().copied()
     }
+}
+
+fn decoded(value: &str) -> Result<String, LockError> {
+    let text = percent_encoding::percent_decode_str(value).decode_utf8();
+    text.map(Into::into).map_err(|_| wrong("a value in the PostgreSQL URL is no UTF-8"))
 }
 
 /// One URL for each host, without parameters.
@@ -168,6 +206,8 @@ mod tests {
             ("postgres://u:secret@h/db?forget=0s", "forget"),
             ("postgres://u:secret@h/db?sslmode=sometimes", "sslmode"),
             ("postgres://u:secret@h/db?nonsense=1", "nonsense"),
+            ("postgres://u:secret@h/db?ca=/a.pem", "sslmode=require"),
+            ("postgres://u:secret@h/db?sslmode=require&cert=/a.pem", "key"),
             ("postgres://u:secret@h:x/db", "port"),
             ("postgres:///db", "host"),
         ] {

@@ -12,6 +12,7 @@ use url::{Host, Url};
 use crate::backend::BackendConfig;
 use crate::backend::Warning;
 use crate::backend::credentials::Provider;
+use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
 
@@ -62,25 +63,6 @@ pub(crate) enum ScriptMode {
     On,
     /// No script is sent; locks are kept by plain commands.
     Off,
-}
-
-/// PEM files for a TLS connection. Without `ca` the system's root certificates apply.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct TlsFiles {
-    pub(crate) trust: Trust,
-    pub(crate) ca: Option<String>,
-    pub(crate) cert: Option<String>,
-    pub(crate) key: Option<String>,
-}
-
-/// Which server certificates are accepted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Trust {
-    /// Certificates signed by a trusted authority.
-    #[default]
-    Verified,
-    /// All certificates: `?insecure`.
-    Any,
 }
 
 impl Endpoint {

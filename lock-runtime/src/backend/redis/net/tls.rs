@@ -1,20 +1,16 @@
-//! TLS connections by rustls. Certificate files are read once; server certificates are verified unless the URL says
-//! `?insecure`.
+//! TLS connections to Redis.
 
 use std::io;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::backend::redis::url::{TlsFiles, Trust};
-use crate::base::error::{ErrorKind, LockError};
+use crate::backend::tls::{client_config, wrong};
+use crate::backend::tls_files::TlsFiles;
+use crate::base::error::LockError;
 
 /// The TLS configuration for one server.
 #[derive(Clone)]
@@ -26,10 +22,7 @@ pub(crate) struct TlsSettings {
 impl TlsSettings {
     pub(crate) async fn new(host: &str, files: TlsFiles) -> Result<Self, LockError> {
         let name = name(host)?;
-        // Reading the system's root certificates takes milliseconds, which would block the driver.
-        let config = tokio::task::spawn_blocking(move || config(&files))
-            .await
-            .map_err(|_| wrong("certificates could not be read"))??;
+        let config = client_config(files).await?;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
     }
 
@@ -46,92 +39,4 @@ impl TlsSettings {
 fn name(host: &str) -> Result<ServerName<'static>, LockError> {
     ServerName::try_from(host.to_owned())
         .map_err(|_| wrong(format!("`{host}` is not a name that a certificate can have")))
-}
-
-fn config(files: &TlsFiles) -> Result<ClientConfig, LockError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(format!("TLS cannot be set up: {error}")))?;
-    let builder = match files.trust {
-        Trust::Verified => builder.with_root_certificates(roots(files.ca.as_deref())?),
-        Trust::Any => {
-            let algorithms = builder.crypto_provider().signature_verification_algorithms;
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(algorithms)))
-        }
-    };
-    let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
-        return Ok(builder.with_no_client_auth());
-    };
-    let chain = certificates(cert)?;
-    let key = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| wrong(format!("no private key can be read from {key}: {error}")))?;
-    builder
-        .with_client_auth_cert(chain, key)
-        .map_err(|error| wrong(format!("the client certificate {cert} cannot be used: {error}")))
-}
-
-/// Accepts every certificate: `?insecure`. The server must still prove that it has the key of its certificate.
-#[derive(Debug)]
-struct Unverified(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
-}
-
-fn roots(ca: Option<&str>) -> Result<RootCertStore, LockError> {
-    let mut roots = RootCertStore::empty();
-    let certificates = match ca {
-        Some(ca) => certificates(ca)?,
-        None => rustls_native_certs::load_native_certs().certs,
-    };
-    let (usable, _) = roots.add_parsable_certificates(certificates);
-    if usable == 0 {
-        return Err(wrong("no root certificate can be used to verify the server"));
-    }
-    Ok(roots)
-}
-
-fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, LockError> {
-    CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|error| wrong(format!("no certificate can be read from {path}: {error}")))
-}
-
-#[cold]
-fn wrong(cause: impl Into<String>) -> LockError {
-    LockError::new(ErrorKind::Config, cause.into()).remedy(
-        "name PEM files in the URL: `rediss://host:6379?ca=/path/ca.pem&cert=/path/client.pem&key=/path/client.key`",
-    )
 }
