@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::batch::{Batch, Parts, by_distinct_keys, micros};
-use crate::backend::postgres::job::{Pending, answer, fail_all};
+use crate::backend::postgres::job::{PendingRequest, answer, fail_all};
 use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
@@ -14,10 +14,10 @@ use crate::base::fence::Fence;
 use crate::base::jitter;
 use crate::base::key::Key;
 
-type Acquires = Vec<Pending<AcquireRequest, AcquireOutcome>>;
+type Acquires = Vec<PendingRequest<AcquireRequest, AcquireOutcome>>;
 
 /// The columns of an answer, in the order of the statements.
-struct Answer {
+struct AcquireRow {
     fence: Option<i64>,
     contended: bool,
     expires_in: Option<Duration>,
@@ -49,9 +49,9 @@ impl Batch<'_> {
     async fn acquire_free(
         &self,
         requests: Acquires,
-        parts: &mut Parts<Pending<AcquireRequest, AcquireOutcome>>,
+        parts: &mut Parts<PendingRequest<AcquireRequest, AcquireOutcome>>,
     ) -> Acquires {
-        let columns = Columns::of(&requests);
+        let columns = AcquireColumns::of(&requests);
         let rows = self.query(&self.statements.acquire, &columns.parameters(self.channel())).await;
         let rows = match rows {
             Ok(rows) => rows,
@@ -71,9 +71,9 @@ impl Batch<'_> {
     async fn enqueue(
         &self,
         requests: Acquires,
-        parts: &mut Parts<Pending<AcquireRequest, AcquireOutcome>>,
+        parts: &mut Parts<PendingRequest<AcquireRequest, AcquireOutcome>>,
     ) {
-        let columns = Columns::of(&requests);
+        let columns = AcquireColumns::of(&requests);
         let (keys, parameters) =
             ((&columns.keys as _, Type::BYTEA_ARRAY), columns.parameters(self.channel()));
         match self.in_transaction(keys, &self.statements.enqueue, &parameters).await {
@@ -97,7 +97,7 @@ impl Batch<'_> {
         &self,
         requests: Acquires,
         rows: &[Row],
-        goes_on: impl Fn(&AcquireRequest, &Answer) -> bool,
+        goes_on: impl Fn(&AcquireRequest, &AcquireRow) -> bool,
     ) -> Acquires {
         let mut open: Vec<_> = requests.into_iter().map(Some).collect();
         for row in rows {
@@ -105,7 +105,7 @@ impl Batch<'_> {
                 get::<i64>(row, 0).ok().and_then(|number| usize::try_from(number - 1).ok());
             let Some(slot) = number.and_then(|number| open.get_mut(number)) else { continue };
             let Some((request, reply)) = slot.take() else { continue };
-            match Answer::of(row) {
+            match AcquireRow::of(row) {
                 Ok(found) if goes_on(&request, &found) => *slot = Some((request, reply)),
                 Ok(found) => answer(reply, Ok(self.outcome(&request, &found))),
                 Err(error) => answer(reply, Err(error)),
@@ -114,7 +114,7 @@ impl Batch<'_> {
         open.into_iter().flatten().collect()
     }
 
-    fn outcome(&self, request: &AcquireRequest, answer: &Answer) -> AcquireOutcome {
+    fn outcome(&self, request: &AcquireRequest, answer: &AcquireRow) -> AcquireOutcome {
         if let Some(fence) = answer.fence {
             return self.granted(request, fence, answer.contended);
         }
@@ -179,14 +179,14 @@ impl Batch<'_> {
 const ROUNDING: Duration = Duration::from_millis(1);
 
 /// The requests as arrays, one element for each.
-struct Columns<'a> {
+struct AcquireColumns<'a> {
     keys: Vec<&'a [u8]>,
     owners: Vec<&'a [u8]>,
     kept: Vec<i64>,
     further: Vec<i64>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> AcquireColumns<'a> {
     fn of(requests: &'a Acquires) -> Self {
         let requests = || requests.iter().map(|(request, _)| request);
         Self {
@@ -208,7 +208,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-impl Answer {
+impl AcquireRow {
     fn of(row: &Row) -> Result<Self, BackendError> {
         Ok(Self {
             fence: get(row, 1)?,

@@ -18,7 +18,7 @@ use crate::backend::postgres::diagnostics;
 use crate::backend::postgres::job::{Jobs, answer, no_answer};
 use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::{failure, is_lock_timeout};
-use crate::backend::postgres::session::{Dialer, Session};
+use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::base::key::Key;
 
@@ -39,13 +39,13 @@ pub(crate) struct Batch<'a> {
 impl<'a> Batch<'a> {
     pub(crate) fn new(
         session: &'a Session,
-        dialer: &'a Dialer,
+        connector: &'a Connector,
         server: &'a str,
         events: &'a QueueEvents,
         channel: String,
     ) -> Self {
-        let limit = 2 * dialer.limits.request;
-        let (statements, silent) = (&*dialer.statements, AtomicBool::default());
+        let limit = 2 * connector.limits.request;
+        let (statements, silent) = (&*connector.statements, AtomicBool::default());
         Self { session, server, statements, events, channel, limit, silent }
     }
 

@@ -14,21 +14,21 @@ use crate::base::key::Key;
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, BackendError>>;
 
 /// A request, and where its answer goes.
-pub(crate) type Pending<R, T> = (R, Reply<T>);
+pub(crate) type PendingRequest<R, T> = (R, Reply<T>);
 
 /// A request of any kind.
-pub(crate) enum Job {
-    Acquire(Pending<AcquireRequest, AcquireOutcome>),
-    Release(Pending<ReleaseRequest, ReleaseOutcome>),
-    Renew(Pending<LeaseRef, LeaseStatus>),
-    IsHeld(Pending<LeaseRef, LeaseStatus>),
+pub(crate) enum StoreJob {
+    Acquire(PendingRequest<AcquireRequest, AcquireOutcome>),
+    Release(PendingRequest<ReleaseRequest, ReleaseOutcome>),
+    Renew(PendingRequest<LeaseRef, LeaseStatus>),
+    IsHeld(PendingRequest<LeaseRef, LeaseStatus>),
     Health(Reply<Vec<Warning>>),
     Probe(Reply<()>),
     /// Close the connection.
     Close,
 }
 
-impl Job {
+impl StoreJob {
     /// Answers that the request was not sent, because of `error`.
     pub(crate) fn fail(self, error: &BackendError) {
         let error = error.clone().before_sending();
@@ -46,10 +46,10 @@ impl Job {
 /// Jobs by kind.
 #[derive(Default)]
 pub(crate) struct Jobs {
-    pub(crate) acquires: Vec<Pending<AcquireRequest, AcquireOutcome>>,
-    pub(crate) releases: Vec<Pending<ReleaseRequest, ReleaseOutcome>>,
-    pub(crate) renewals: Vec<Pending<LeaseRef, LeaseStatus>>,
-    pub(crate) reads: Vec<Pending<LeaseRef, LeaseStatus>>,
+    pub(crate) acquires: Vec<PendingRequest<AcquireRequest, AcquireOutcome>>,
+    pub(crate) releases: Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>,
+    pub(crate) renewals: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
+    pub(crate) reads: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
     pub(crate) probes: Vec<Reply<()>>,
     pub(crate) closes: bool,
@@ -58,13 +58,15 @@ pub(crate) struct Jobs {
 impl Jobs {
     /// Splits `jobs` into batches. The acquires of a batch are sent before its releases, so an acquire of a key that was
     /// released before belongs to a later one.
-    pub(crate) fn batches(jobs: impl Iterator<Item = Job>) -> Vec<Self> {
+    pub(crate) fn batches(jobs: impl Iterator<Item = StoreJob>) -> Vec<Self> {
         let mut batches = vec![Self::default()];
         let mut released: HashSet<Key> = HashSet::new();
         for job in jobs {
             match &job {
-                Job::Release((request, _)) => released.extend(request.lease.keys.iter().cloned()),
-                Job::Acquire((request, _))
+                StoreJob::Release((request, _)) => {
+                    released.extend(request.lease.keys.iter().cloned())
+                }
+                StoreJob::Acquire((request, _))
                     if request.keys.iter().any(|key| released.contains(key)) =>
                 {
                     released.clear();
@@ -81,17 +83,17 @@ impl Jobs {
 
     /// Leaves out acquires and renewals that nothing waits for any more, because their call was dropped. Releases are sent
     /// all the same.
-    fn add(&mut self, job: Job) {
+    fn add(&mut self, job: StoreJob) {
         match job {
-            Job::Acquire((_, reply)) if reply.is_closed() => {}
-            Job::Renew((_, reply)) if reply.is_closed() => {}
-            Job::Acquire(pending) => self.acquires.push(pending),
-            Job::Release(pending) => self.releases.push(pending),
-            Job::Renew(pending) => self.renewals.push(pending),
-            Job::IsHeld(pending) => self.reads.push(pending),
-            Job::Health(reply) => self.health.push(reply),
-            Job::Probe(reply) => self.probes.push(reply),
-            Job::Close => self.closes = true,
+            StoreJob::Acquire((_, reply)) if reply.is_closed() => {}
+            StoreJob::Renew((_, reply)) if reply.is_closed() => {}
+            StoreJob::Acquire(pending) => self.acquires.push(pending),
+            StoreJob::Release(pending) => self.releases.push(pending),
+            StoreJob::Renew(pending) => self.renewals.push(pending),
+            StoreJob::IsHeld(pending) => self.reads.push(pending),
+            StoreJob::Health(reply) => self.health.push(reply),
+            StoreJob::Probe(reply) => self.probes.push(reply),
+            StoreJob::Close => self.closes = true,
         }
     }
 }
@@ -102,7 +104,7 @@ pub(crate) fn answer<T>(reply: Reply<T>, outcome: Result<T, BackendError>) {
 
 /// Sends the same failure to all.
 pub(crate) fn fail_all<R, T>(
-    pending: impl IntoIterator<Item = Pending<R, T>>,
+    pending: impl IntoIterator<Item = PendingRequest<R, T>>,
     error: &BackendError,
 ) {
     for (_, reply) in pending {

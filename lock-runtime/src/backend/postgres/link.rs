@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use crate::backend::backoff::Backoff;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
-use crate::backend::postgres::job::{Job, Jobs, Reply, closed, no_answer};
+use crate::backend::postgres::job::{Jobs, Reply, StoreJob, closed, no_answer};
 use crate::backend::postgres::server_error::failure;
-use crate::backend::postgres::session::{Dialer, OnPayload, ServerProcess, Session};
+use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::{BackendError, FailureKind};
@@ -30,7 +30,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the connections of a pool share.
 pub(crate) struct PoolState {
-    pub(crate) dialer: Dialer,
+    pub(crate) connector: Connector,
     pub(crate) events: Arc<QueueEvents>,
     pub(crate) clock: Clock,
     /// The channel on which notifications arrive, or nothing.
@@ -38,8 +38,8 @@ pub(crate) struct PoolState {
 }
 
 impl PoolState {
-    pub(crate) fn new(dialer: Dialer, events: Arc<QueueEvents>, clock: Clock) -> Self {
-        Self { dialer, events, clock, channel: Mutex::default() }
+    pub(crate) fn new(connector: Connector, events: Arc<QueueEvents>, clock: Clock) -> Self {
+        Self { connector, events, clock, channel: Mutex::default() }
     }
 
     fn channel(&self) -> MutexGuard<'_, String> {
@@ -57,18 +57,18 @@ pub(crate) enum Purpose {
 }
 
 /// The sending side. Dropping it closes the connection, as soon as it has sent what is pending.
-pub(crate) struct Link {
-    jobs: UnboundedSender<Job>,
+pub(crate) struct SessionLink {
+    jobs: UnboundedSender<StoreJob>,
     task: AbortHandle,
 }
 
-impl Drop for Link {
+impl Drop for SessionLink {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Link {
+impl SessionLink {
     /// Connects. From the first success on, the connection is opened again when it ends.
     pub(crate) async fn connect(
         state: &Arc<PoolState>,
@@ -82,25 +82,25 @@ impl Link {
     }
 
     /// Sends `request` as a job, and returns where its answer arrives.
-    pub(crate) fn send<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Answer<T> {
+    pub(crate) fn send<T>(&self, job: impl FnOnce(Reply<T>) -> StoreJob) -> AwaitedAnswer<T> {
         let (reply, answer) = oneshot::channel();
         if let Err(unsent) = self.jobs.send(job(reply)) {
             unsent.0.fail(&closed());
         }
-        Answer(answer)
+        AwaitedAnswer(answer)
     }
 
     /// Closes the connection behind all requests that were sent before.
     pub(crate) async fn close(&self) {
-        let _ = self.jobs.send(Job::Close);
+        let _ = self.jobs.send(StoreJob::Close);
         self.jobs.closed().await;
     }
 }
 
 /// The answer to a request. Dropping it gives the request up.
-pub(crate) struct Answer<T>(oneshot::Receiver<Result<T, BackendError>>);
+pub(crate) struct AwaitedAnswer<T>(oneshot::Receiver<Result<T, BackendError>>);
 
-impl<T> Answer<T> {
+impl<T> AwaitedAnswer<T> {
     pub(crate) async fn get(self) -> Result<T, BackendError> {
         self.0.await.unwrap_or_else(|_| Err(no_answer()))
     }
@@ -109,15 +109,15 @@ impl<T> Answer<T> {
 struct LinkTask {
     state: Arc<PoolState>,
     purpose: Purpose,
-    inbox: UnboundedReceiver<Job>,
+    inbox: UnboundedReceiver<StoreJob>,
     /// The server process of the last connection, until it is known to have ended.
     predecessor: Option<ServerProcess>,
     sweep: Sweep,
 }
 
 impl LinkTask {
-    fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<Job>) -> Self {
-        let sweep = Sweep::new(&state.dialer.database, state.clock.now());
+    fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<StoreJob>) -> Self {
+        let sweep = Sweep::new(&state.connector.database, state.clock.now());
         Self { state, purpose, inbox, predecessor: None, sweep }
     }
 
@@ -147,7 +147,7 @@ impl LinkTask {
     async fn serve(&mut self, session: &mut Session) -> Option<(BackendError, Instant)> {
         let mut answered = self.state.clock.now();
         let mut jobs = Vec::with_capacity(BATCH);
-        let server = self.state.dialer.server();
+        let server = self.state.connector.server();
         loop {
             let idle_until = answered + IDLE_CHECK;
             let count = tokio::select! {
@@ -160,7 +160,7 @@ impl LinkTask {
                     if self.purpose == Purpose::Upkeep =>
                 {
                     // A connection that has ended in silence takes no notifications.
-                    jobs.push(Job::Probe(oneshot::channel().0));
+                    jobs.push(StoreJob::Probe(oneshot::channel().0));
                     1
                 }
             };
@@ -170,7 +170,7 @@ impl LinkTask {
             let state = self.state.clone();
             for jobs in Jobs::batches(jobs.drain(..)) {
                 let channel = state.channel().clone();
-                let batch = Batch::new(session, &state.dialer, &server, &state.events, channel);
+                let batch = Batch::new(session, &state.connector, &server, &state.events, channel);
                 let closes = jobs.closes;
                 batch.run(jobs).await;
                 if closes {
@@ -212,7 +212,7 @@ impl LinkTask {
                     }
                 },
                 job = self.inbox.recv() => match job? {
-                    Job::Close => return None,
+                    StoreJob::Close => return None,
                     job => job.fail(&error),
                 },
             }
@@ -245,15 +245,15 @@ async fn open(
         Purpose::Claims => Arc::new(|_: &str| {}),
         Purpose::Upkeep => on_payload(state.events.clone(), probed.clone()),
     };
-    let session = state.dialer.open(on_payload).await?;
-    let limit = state.dialer.limits.connect;
+    let session = state.connector.open(on_payload).await?;
+    let limit = state.connector.limits.connect;
     let prepared = async {
         if let Some(lost) = predecessor.filter(|_| session.is_direct) {
             session.end_process(lost).await?;
         }
         Ok(match purpose {
             Purpose::Claims => None,
-            Purpose::Upkeep => Some(listen(&state.dialer, &session, &probed).await?),
+            Purpose::Upkeep => Some(listen(&state.connector, &session, &probed).await?),
         })
     };
     if let Some(channel) = timeout(limit, prepared).await.unwrap_or_else(|_| Err(no_answer()))? {
@@ -277,7 +277,7 @@ fn on_payload(events: Arc<QueueEvents>, probed: Arc<Notify>) -> OnPayload {
 /// Listens on a new channel, and returns its name, or nothing if no notification arrives there. A pooler accepts the
 /// statement and passes none.
 async fn listen(
-    dialer: &Dialer,
+    connector: &Connector,
     session: &Session,
     probed: &Notify,
 ) -> Result<String, BackendError> {
@@ -292,7 +292,7 @@ async fn listen(
         return Ok(name);
     }
     // By another connection: a pooler passes on what arrives while a statement of this one runs.
-    let other = dialer.open(Arc::new(|_: &str| {})).await?;
+    let other = connector.open(Arc::new(|_: &str| {})).await?;
     other.client.batch_execute(&notify).await.map_err(failure)?;
     if timeout(PROBE_TIMEOUT, probed.notified()).await.is_ok() {
         return Ok(name);

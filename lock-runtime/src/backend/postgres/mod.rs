@@ -45,10 +45,10 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use self::job::Job;
-use self::link::{Answer, Link, PoolState, Purpose};
+use self::job::StoreJob;
+use self::link::{AwaitedAnswer, PoolState, Purpose, SessionLink};
 use self::schema::Statements;
-use self::session::{Dialer, Encryption};
+use self::session::{Connector, Encryption};
 use self::url::Database;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
@@ -71,7 +71,7 @@ pub(crate) async fn open(
     let config = config.with_connect_timeout(database.connect_timeout());
     let statements = Arc::new(Statements::new(&database.table));
     let tls = Encryption::new(database.tls.clone()).await?;
-    let dialer = Dialer {
+    let connector = Connector {
         database: Arc::new(database),
         statements,
         credentials: config.credentials.cloned(),
@@ -79,13 +79,13 @@ pub(crate) async fn open(
         limits: config.limits(),
         last: Arc::default(),
     };
-    Ok(Arc::new(Postgres::connect(dialer, config).await.map_err(LockError::backend)?))
+    Ok(Arc::new(Postgres::connect(connector, config).await.map_err(LockError::backend)?))
 }
 
 struct Postgres {
     events: Arc<QueueEvents>,
-    claims: Arc<Link>,
-    upkeep: Link,
+    claims: Arc<SessionLink>,
+    upkeep: SessionLink,
     unclaimed: AbortHandle,
 }
 
@@ -96,17 +96,20 @@ impl Drop for Postgres {
 }
 
 impl Postgres {
-    async fn connect(dialer: Dialer, config: BackendConfig<'_>) -> Result<Self, BackendError> {
+    async fn connect(
+        connector: Connector,
+        config: BackendConfig<'_>,
+    ) -> Result<Self, BackendError> {
         let (unclaimed, found) = mpsc::unbounded_channel();
         let events = QueueEvents::new(unclaimed);
-        let state = Arc::new(PoolState::new(dialer, events.clone(), config.clock));
+        let state = Arc::new(PoolState::new(connector, events.clone(), config.clock));
         // First the channel: grants from the first acquire on name it.
-        let upkeep = Link::connect(&state, Purpose::Upkeep).await?;
-        let claims = Arc::new(Link::connect(&state, Purpose::Claims).await?);
+        let upkeep = SessionLink::connect(&state, Purpose::Upkeep).await?;
+        let claims = Arc::new(SessionLink::connect(&state, Purpose::Claims).await?);
         let link = claims.clone();
         let release = move |request| {
             let link = link.clone();
-            async move { link.send(|reply| Job::Release((request, reply))).get().await }
+            async move { link.send(|reply| StoreJob::Release((request, reply))).get().await }
         };
         let unclaimed = release_unclaimed(found, config.request_timeout, release);
         let unclaimed = tokio::spawn(unclaimed).abort_handle();
@@ -131,7 +134,7 @@ impl Backend for Postgres {
         let pending = self.events.expect(new.map(|request| request.owner).collect());
         let answers: Vec<_> = requests
             .iter()
-            .map(|request| self.claims.send(|reply| Job::Acquire((request.clone(), reply))))
+            .map(|request| self.claims.send(|reply| StoreJob::Acquire((request.clone(), reply))))
             .collect();
         let mut outcomes = Vec::with_capacity(requests.len());
         for (request, answer) in requests.iter().zip(answers) {
@@ -151,7 +154,7 @@ impl Backend for Postgres {
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let answers: Vec<_> = leases
             .iter()
-            .map(|lease| self.upkeep.send(|reply| Job::Renew((lease.clone(), reply))))
+            .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
             .collect();
         all(answers).await
     }
@@ -162,21 +165,21 @@ impl Backend for Postgres {
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let answers: Vec<_> = requests
             .iter()
-            .map(|request| self.claims.send(|reply| Job::Release((request.clone(), reply))))
+            .map(|request| self.claims.send(|reply| StoreJob::Release((request.clone(), reply))))
             .collect();
         all(answers).await
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        self.upkeep.send(|reply| Job::IsHeld((lease.clone(), reply))).get().await
+        self.upkeep.send(|reply| StoreJob::IsHeld((lease.clone(), reply))).get().await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.upkeep.send(Job::Health).get().await
+        self.upkeep.send(StoreJob::Health).get().await
     }
 
     async fn probe(&self) -> Result<(), BackendError> {
-        self.claims.send(Job::Probe).get().await
+        self.claims.send(StoreJob::Probe).get().await
     }
 
     async fn close(&self) {
@@ -184,7 +187,7 @@ impl Backend for Postgres {
     }
 }
 
-async fn all<T>(answers: Vec<Answer<T>>) -> Vec<Result<T, BackendError>> {
+async fn all<T>(answers: Vec<AwaitedAnswer<T>>) -> Vec<Result<T, BackendError>> {
     let mut outcomes = Vec::with_capacity(answers.len());
     for answer in answers {
         outcomes.push(answer.get().await);

@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::batch::{Batch, Parts, by_distinct_keys, micros};
-use crate::backend::postgres::job::{Pending, answer, fail_all};
+use crate::backend::postgres::job::{PendingRequest, answer, fail_all};
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
 use crate::base::key::Key;
 
-type Releases = Vec<Pending<ReleaseRequest, ReleaseOutcome>>;
+type Releases = Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>;
 
 /// A key of a release, and its owner.
 type OwnedKey = (Vec<u8>, Vec<u8>);
@@ -27,7 +27,7 @@ impl Batch<'_> {
                 fail_all(requests, &error);
                 continue;
             }
-            let is_open = |(request, _): &Pending<ReleaseRequest, _>| {
+            let is_open = |(request, _): &PendingRequest<ReleaseRequest, _>| {
                 !request.lease.keys.iter().all(|key| freed.contains(&owned(key, request)))
             };
             let (open, ended): (Releases, Releases) = requests.into_iter().partition(is_open);
@@ -47,8 +47,9 @@ impl Batch<'_> {
         requests: &Releases,
         freed: &mut HashSet<OwnedKey>,
     ) -> Result<(), BackendError> {
-        let plain = |(request, _): &&Pending<ReleaseRequest, _>| request.barging_window.is_zero();
-        let columns = Columns::of(requests.iter().filter(plain).map(|(request, _)| request));
+        let plain =
+            |(request, _): &&PendingRequest<ReleaseRequest, _>| request.barging_window.is_zero();
+        let columns = ReleaseColumns::of(requests.iter().filter(plain).map(|(request, _)| request));
         if columns.keys.is_empty() {
             return Ok(());
         }
@@ -70,7 +71,7 @@ impl Batch<'_> {
         &self,
         requests: Releases,
         freed: &HashSet<OwnedKey>,
-        parts: &mut Parts<Pending<ReleaseRequest, ReleaseOutcome>>,
+        parts: &mut Parts<PendingRequest<ReleaseRequest, ReleaseOutcome>>,
     ) {
         let ended = self.hand_off_together(&requests, freed).await;
         match ended {
@@ -96,7 +97,7 @@ impl Batch<'_> {
         requests: &Releases,
         freed: &HashSet<OwnedKey>,
     ) -> Result<HashSet<(Vec<u8>, bool)>, BackendError> {
-        let mut columns = Columns::of(requests.iter().map(|(request, _)| request));
+        let mut columns = ReleaseColumns::of(requests.iter().map(|(request, _)| request));
         columns.retain(|key, owner| !freed.contains(&(key.to_vec(), owner.to_vec())));
         let parameters: Parameters<'_> = vec![
             (&columns.keys, Type::BYTEA_ARRAY),
@@ -153,7 +154,7 @@ fn reservation_time(ttl: Duration) -> Duration {
 
 /// The releases as arrays, one element for each key.
 #[derive(Default)]
-struct Columns<'a> {
+struct ReleaseColumns<'a> {
     keys: Vec<&'a [u8]>,
     owners: Vec<&'a [u8]>,
     free_after: Vec<i64>,
@@ -163,7 +164,7 @@ struct Columns<'a> {
     windows: Vec<i64>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> ReleaseColumns<'a> {
     fn of(requests: impl Iterator<Item = &'a ReleaseRequest>) -> Self {
         let mut columns = Self::default();
         for request in requests {

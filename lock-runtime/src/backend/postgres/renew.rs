@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 
 use crate::backend::postgres::acquire::texts;
 use crate::backend::postgres::batch::{Batch, micros};
-use crate::backend::postgres::job::{Pending, answer};
+use crate::backend::postgres::job::{PendingRequest, answer};
 use crate::backend::postgres::schema::{Parameters, Sql};
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
@@ -19,7 +19,7 @@ const TOGETHER: usize = 1_000;
 /// A lease by its owner and keys.
 type HeldKeys = (Owner, Arc<[Key]>);
 
-type Renewals = Vec<Pending<LeaseRef, LeaseStatus>>;
+type Renewals = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
 
 impl Batch<'_> {
     pub(super) async fn renew(&self, mut renewals: Renewals) {

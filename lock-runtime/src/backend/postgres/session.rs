@@ -35,7 +35,7 @@ const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off
 
 /// Opens connections to one database.
 #[derive(Clone)]
-pub(crate) struct Dialer {
+pub(crate) struct Connector {
     pub(crate) database: Arc<Database>,
     pub(crate) statements: Arc<Statements>,
     pub(crate) credentials: Option<Provider>,
@@ -83,7 +83,7 @@ const INTRODUCTION: &str = "WITH session AS (
             THEN set_config('idle_session_timeout', '0', false) END
     FROM session";
 
-impl Dialer {
+impl Connector {
     /// Host and port of the server that was connected last, for error texts.
     pub(crate) fn server(&self) -> String {
         let servers = &self.database.servers;
