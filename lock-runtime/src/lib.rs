@@ -107,6 +107,7 @@ pub use attribute::return_type::FromLockError;
 pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
+pub use base::fence_gate::{FenceGate, StaleFence};
 pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use base::problem::Problem;

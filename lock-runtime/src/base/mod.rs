@@ -5,6 +5,7 @@ pub(crate) mod call_site;
 pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod fence;
+pub(crate) mod fence_gate;
 pub(crate) mod jitter;
 pub(crate) mod key;
 pub(crate) mod lock_spec;

@@ -64,7 +64,7 @@ impl Jobs {
         for job in jobs {
             match &job {
                 StoreJob::Release((request, _)) => {
-                    released.extend(request.lease.keys.iter().cloned())
+                    released.extend(request.lease.keys.iter().cloned());
                 }
                 StoreJob::Acquire((request, _))
                     if request.keys.iter().any(|key| released.contains(key)) =>

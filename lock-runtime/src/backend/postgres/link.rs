@@ -56,7 +56,7 @@ pub(crate) enum Purpose {
     Upkeep,
 }
 
-/// The sending side. Dropping it closes the connection, as soon as it has sent what is pending.
+/// The sending side. Dropping it ends the connection at once; [`close`](Self::close) does so behind what is pending.
 pub(crate) struct SessionLink {
     jobs: UnboundedSender<StoreJob>,
     task: AbortHandle,
@@ -168,20 +168,21 @@ impl LinkTask {
                 return None;
             }
             let state = self.state.clone();
-            for jobs in Jobs::batches(jobs.drain(..)) {
+            let batches = Jobs::batches(jobs.drain(..));
+            let closes = batches.iter().any(|jobs| jobs.closes);
+            for jobs in batches {
                 let channel = state.channel().clone();
                 let batch = Batch::new(session, &state.connector, &server, &state.events, channel);
-                let closes = jobs.closes;
                 batch.run(jobs).await;
-                if closes {
-                    return None;
-                }
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch, state.clock).await;
                 }
-                if batch.is_silent() {
+                if batch.is_silent() && !closes {
                     return Some((no_answer(), answered));
                 }
+            }
+            if closes {
+                return None;
             }
             answered = self.state.clock.now();
         }

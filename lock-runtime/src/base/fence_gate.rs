@@ -1,0 +1,184 @@
+//! Refusal of writes with a fencing token that is no longer the highest.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use crate::base::clock::{Clock, Instant};
+use crate::base::fence::Fence;
+use crate::base::key::Key;
+use crate::base::sync::Mutex;
+
+/// Keeps the highest fencing token of each key, and refuses lower ones: the receiver's side of a fence, for a resource
+/// that one process owns (Kleppmann, "How to do distributed locking"; Chubby's `CheckSequencer`).
+///
+/// An equal token is admitted, because one holder may write several times. A gate decides about the order of admissions;
+/// what it admits has to take effect in that order too, for example under a mutex of the resource. It forgets everything
+/// when the process ends, so a resource that outlives it keeps the tokens itself, as a column beside the data.
+///
+/// ```
+/// use lock_runtime::{Fence, FenceGate};
+///
+/// let gate = FenceGate::new();
+/// gate.admit("order:42", Fence::new(33))?;
+/// gate.admit("order:42", Fence::new(34))?;
+/// // The holder with token 33 was paused, and its lock has a new holder since.
+/// assert!(gate.admit("order:42", Fence::new(33)).is_err());
+/// # Ok::<(), lock_runtime::StaleFence>(())
+/// ```
+#[derive(Debug)]
+pub struct FenceGate {
+    clock: Clock,
+    /// `None` keeps all keys.
+    forget_after: Option<Duration>,
+    seen: Mutex<SeenFences>,
+}
+
+#[derive(Debug, Default)]
+struct SeenFences {
+    by_key: HashMap<Key, SeenFence>,
+    /// At this size, old ones are removed.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct SeenFence {
+    highest: Fence,
+    admitted_at: Instant,
+}
+
+impl FenceGate {
+    /// A gate that keeps all keys until it is dropped.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { clock: Clock::Boot, forget_after: None, seen: Mutex::default() }
+    }
+
+    /// A gate that may forget a key for which nothing was admitted for this long. A late write that comes after an even
+    /// longer pause is then admitted, so the time should be longer than any pause of a holder: hours.
+    #[must_use]
+    pub fn forgetting_after(age: Duration) -> Self {
+        Self { forget_after: Some(age), ..Self::new() }
+    }
+
+    /// Admits a write with `fence`, unless a higher one was admitted for `key` before. Never blocks.
+    ///
+    /// # Errors
+    /// [`StaleFence`] with both tokens. Nothing is remembered then.
+    pub fn admit(&self, key: impl Into<Key>, fence: Fence) -> Result<(), StaleFence> {
+        let (key, now) = (key.into(), self.clock.now());
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = seen.by_key.get_mut(&key) {
+            if fence < known.highest {
+                return Err(StaleFence { given: fence, highest: known.highest });
+            }
+            *known = SeenFence { highest: fence, admitted_at: now };
+            return Ok(());
+        }
+        if let Some(age) = self.forget_after {
+            seen.sweep(now, age);
+        }
+        seen.by_key.insert(key, SeenFence { highest: fence, admitted_at: now });
+        Ok(())
+    }
+}
+
+impl Default for FenceGate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SeenFences {
+    fn sweep(&mut self, now: Instant, age: Duration) {
+        if self.by_key.len() < self.sweep_at {
+            return;
+        }
+        self.by_key.retain(|_, seen| now.since(seen.admitted_at) < age);
+        self.sweep_at = (2 * self.by_key.len()).max(1024);
+    }
+}
+
+/// A write with a fencing token below one that was admitted before: its lock has been granted to another holder since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StaleFence {
+    /// The token of the write.
+    pub given: Fence,
+    /// The highest token so far.
+    pub highest: Fence,
+}
+
+impl fmt::Display for StaleFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the fence {} is stale: a later holder has written with {}; give the write up",
+            self.given, self.highest
+        )
+    }
+}
+
+impl Error for StaleFence {}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_lower_fence_is_refused_and_an_equal_one_is_not() {
+        let gate = FenceGate::new();
+        gate.admit("a", Fence::new(5)).unwrap();
+        gate.admit("a", Fence::new(5)).unwrap();
+        gate.admit("b", Fence::new(1)).unwrap();
+        let stale = gate.admit("a", Fence::new(4)).unwrap_err();
+        assert_eq!((stale.given, stale.highest), (Fence::new(4), Fence::new(5)));
+        assert!(stale.to_string().contains('4') && stale.to_string().contains('5'));
+        gate.admit("a", Fence::new(6)).unwrap();
+        gate.admit("a", Fence::new(5)).unwrap_err();
+    }
+
+    /// Each thread appends what was admitted, under the mutex of the resource.
+    #[test]
+    fn no_lower_fence_follows_a_higher_one_from_64_threads() {
+        const THREADS: u64 = 64;
+        const EACH: u64 = 500;
+        let gate = FenceGate::new();
+        let written = std::sync::Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (gate, written) = (&gate, &written);
+                scope.spawn(move || {
+                    for round in 0..EACH {
+                        let fence = Fence::new((round * THREADS + thread * 37) % 9_973);
+                        let mut written = written.lock().unwrap();
+                        if gate.admit("resource", fence).is_ok() {
+                            written.push(fence);
+                        }
+                    }
+                });
+            }
+        });
+        let written = written.into_inner().unwrap();
+        assert!(written.is_sorted(), "{written:?}");
+        assert!(written.len() > 1 && written.len() < usize::try_from(THREADS * EACH).unwrap());
+    }
+
+    #[test]
+    fn old_keys_are_forgotten_and_no_others() {
+        let gate = FenceGate::forgetting_after(Duration::ZERO);
+        for n in 0..5_000 {
+            gate.admit(format!("key:{n}"), Fence::new(9)).unwrap();
+        }
+        assert!(gate.seen.lock().unwrap().by_key.len() <= 1_025);
+        let gate = FenceGate::new();
+        for n in 0..5_000 {
+            gate.admit(format!("key:{n}"), Fence::new(9)).unwrap();
+        }
+        gate.admit("key:0", Fence::new(8)).unwrap_err();
+    }
+}
