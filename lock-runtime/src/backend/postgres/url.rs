@@ -185,7 +185,7 @@ mod tests {
         assert!(database.creates);
         assert_eq!(database.forget_after, Duration::from_secs(24 * 60 * 60));
         let ports: Vec<_> = database.servers.iter().map(|it| it.get_ports().to_vec()).collect();
-        assert_eq!(ports, [vec![5433], vec![]]);
+        assert_eq!(ports, [[5433], [5432]]);
         for server in &database.servers {
             assert_eq!(server.get_hosts().len(), 1);
             assert_eq!(server.get_dbname(), Some("db"));
