@@ -100,6 +100,28 @@ async fn exclusion_does_not_need_the_rows_of_free_locks() {
     assert!(deleted > 0);
 }
 
+/// The row is locked for a moment, so the release goes on to the transaction.
+#[tokio::test]
+async fn a_min_hold_is_kept_although_its_row_is_locked() {
+    let server = PostgresServer::start();
+    let [pool, other] =
+        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
+    let guard = pool.lock("order:1").min_hold(ms(20_000)).acquire().await.unwrap();
+    let waiting = acquire_in_task(&other, "order:1");
+    until_queued(&server, "order:1", 1).await;
+    let blocker = server.transaction("SELECT FROM lock_lease FOR UPDATE");
+    let releasing = tokio::spawn(guard.release());
+    let blocked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    eventually_async(DEADLINE, "the release waits", async || server.query(blocked) == [["t"]])
+        .await;
+    drop(blocker);
+    joined("the release", releasing).await.unwrap();
+    let left = "SELECT until > now() + interval '5 seconds' FROM lock_lease WHERE owner <> ''";
+    assert_eq!(server.query(left), [["t"]]);
+    assert!(!waiting.is_finished());
+    waiting.abort();
+}
+
 /// No owner has a lease or a place in a queue.
 async fn until_nothing_is_left(server: &PostgresServer) {
     let held = "SELECT (SELECT count(*) FROM lock_lease WHERE owner <> '' AND until > now()) \

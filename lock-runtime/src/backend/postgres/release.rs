@@ -107,6 +107,7 @@ impl Batch<'_> {
             (&columns.kept, Type::INT8_ARRAY),
             (&columns.windows, Type::INT8_ARRAY),
             self.channel(),
+            (&columns.free_after, Type::INT8_ARRAY),
         ];
         let keys = parameters[0].clone();
         let rows = self.in_transaction(keys, &self.statements.hand_off, &parameters).await?;

@@ -68,7 +68,7 @@ const TO_THE_PRIMARY: &str =
 /// Whether a row was locked elsewhere for too long, so that the statement had no effect.
 pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
     let code = error.cause::<Error>().and_then(Error::code);
-    code.is_some_and(|code| [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED].contains(code))
+    code == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
 fn message(what: &str, answer: &DbError) -> String {

@@ -30,8 +30,8 @@ use crate::base::error::LockError;
 pub(crate) type OnPayload = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Each statement is planned once, by the indexes: a table that was small then may be large later.
-const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off \
-                     -c enable_mergejoin=off -c jit=off";
+const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_mergejoin=off \
+                     -c jit=off";
 
 /// Opens connections to one database.
 #[derive(Clone)]
@@ -49,8 +49,8 @@ pub(crate) struct Connector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServerProcess {
     pub(crate) id: i32,
-    /// Distinguishes processes with the same id: microseconds since 1970.
-    started: i64,
+    /// Distinguishes processes with the same id: microseconds since 1970. `None` if this user may not read it.
+    started: Option<i64>,
 }
 
 /// An open connection. Dropping it closes the connection.
@@ -230,7 +230,7 @@ impl Session {
     /// grant anything behind a release that is sent here.
     pub(crate) async fn end_process(&self, lost: ServerProcess) -> Result<(), BackendError> {
         const BETWEEN: Duration = Duration::from_millis(5);
-        let ServerProcess { id, started } = lost;
+        let ServerProcess { id, started: Some(started) } = lost else { return Ok(()) };
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity($1) \
                    WHERE (extract(epoch FROM backend_start) * 1000000)::bigint = $2";
         loop {

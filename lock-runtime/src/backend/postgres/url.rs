@@ -67,15 +67,21 @@ impl Database {
                 "ca" => files.ca = Some(decoded(value)?),
                 "cert" => files.cert = Some(decoded(value)?),
                 "key" => files.key = Some(decoded(value)?),
-                "insecure" => files.trust = Trust::Any,
-                // The client library accepts any certificate for some of these. Here all are verified.
+                "insecure" if value.is_empty() => files.trust = Trust::Any,
+                "insecure" => {
+                    return Err(wrong("`insecure` in the PostgreSQL URL takes no value")
+                        .remedy("write `?sslmode=require&insecure`, and better `&ca=/path.pem`"));
+                }
+                // All are verified, the name too.
                 "sslmode" if ["require", "verify-ca", "verify-full"].contains(&value) => {
                     encrypted = true;
                     others.push("sslmode=require");
                 }
-                "sslmode" if ["disable", "prefer", "allow"].contains(&value) => {
-                    others.push("sslmode=disable");
+                "sslmode" if ["prefer", "allow"].contains(&value) => {
+                    return Err(wrong(format!("`sslmode={value}` encrypts by chance"))
+                        .remedy("write `sslmode=require`, or `sslmode=disable`"));
                 }
+                "sslmode" if value == "disable" => encrypted = false,
                 _ => others.push(pair),
             }
         }
@@ -95,6 +101,9 @@ impl Database {
         if encrypted && cfg!(not(feature = "postgres-tls")) {
             return Err(wrong("`sslmode=require` needs TLS, which this build does not have")
                 .remedy("enable the feature `postgres-tls` of lock-runtime"));
+        }
+        if !encrypted {
+            others.push("sslmode=disable");
         }
         let tls = encrypted.then_some(files);
         let others = others.join("&");
@@ -207,6 +216,8 @@ mod tests {
             ("postgres://u:secret@h/db?sslmode=sometimes", "sslmode"),
             ("postgres://u:secret@h/db?nonsense=1", "nonsense"),
             ("postgres://u:secret@h/db?ca=/a.pem", "sslmode=require"),
+            ("postgres://u:secret@h/db?sslmode=prefer", "sslmode=require"),
+            ("postgres://u:secret@h/db?sslmode=require&insecure=false", "insecure"),
             ("postgres://u:secret@h/db?sslmode=require&cert=/a.pem", "key"),
             ("postgres://u:secret@h:x/db", "port"),
             ("postgres:///db", "host"),

@@ -7,6 +7,9 @@ WITH found AS MATERIALIZED (
         until > statement_timestamp() AND owner = $2::bytea AS is_own,
         until > statement_timestamp() AND owner NOT IN ($2::bytea, '') AS is_held
     FROM lock_lease WHERE key = ANY ($1::bytea[])
+    -- Also a row that was made behind lock_rows.sql.
+    ORDER BY key
+    FOR UPDATE
 ), number AS MATERIALIZED (
     -- A repeated request finds one fence on all keys. Keys that were taken one by one have different ones.
     -- A row that was swept meanwhile is refused too: the repeated request makes it again.

@@ -12,6 +12,9 @@ WITH asked AS MATERIALIZED (
         lease.until > statement_timestamp() AND lease.owner = asked.owner AS is_own,
         lease.until > statement_timestamp() AND lease.owner NOT IN (asked.owner, '') AS is_held
     FROM asked JOIN lock_lease AS lease ON lease.key = asked.key
+    -- Also a row that was made behind lock_rows.sql.
+    ORDER BY lease.key
+    FOR UPDATE OF lease
 ), left_queue AS (
     DELETE FROM lock_queue AS queued USING found
     WHERE queued.key = found.key AND queued.owner = found.owner AND NOT found.is_held
