@@ -6,7 +6,7 @@ use lock_tests::PostgresServer;
 use lock_tests::postgres::PgBouncer;
 use lock_tests::prelude::*;
 
-use super::conformance::until_queued;
+use super::wait_queue::are_served_in_turn;
 
 /// No notification arrives, so waiters look for themselves, still in FIFO order.
 #[tokio::test]
@@ -21,16 +21,7 @@ async fn in_transaction_mode_locks_are_safe_and_waiters_look() {
     }
     let warnings = format!("{:?}", pools[0].health().await.unwrap().warnings);
     assert!(warnings.contains("pooler"), "{warnings}");
-    let guard = pools[0].lock("order:1").acquire().await.unwrap();
-    let mut waiting = Vec::new();
-    for (n, pool) in pools.iter().skip(1).enumerate() {
-        waiting.push(acquire_in_task(pool, "order:1"));
-        until_queued(&server, "order:1", n + 1).await;
-    }
-    guard.release().await.unwrap();
-    for waiter in waiting {
-        joined("a waiter", waiter).await.1.release().await.unwrap();
-    }
+    are_served_in_turn(&server, &pools).await;
     let [one, other] = [pools[0].clone(), pools[1].clone()];
     assert!(alternate([one, other], "order:1", 10).await > 0);
 }

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use lock_runtime::LockPool;
 use lock_tests::prelude::*;
 use lock_tests::{PostgresServer, Worker, eventually_async};
 
@@ -16,11 +17,18 @@ async fn waiters_of_several_pools_are_served_in_fifo_order() {
     for _ in 0..5 {
         pools.push(patient(server.url(), ms(20_000)).await);
     }
+    are_served_in_turn(&server, &pools).await;
+    let left = server.query("SELECT count(*) FROM lock_queue");
+    assert_eq!(left, [["0"]]);
+}
+
+/// The first pool holds a key, the others queue for it one after the other, and each has it in its turn.
+pub(super) async fn are_served_in_turn(server: &PostgresServer, pools: &[LockPool]) {
     let guard = pools[0].lock("order:1").acquire().await.unwrap();
     let mut waiting = Vec::new();
     for (n, pool) in pools.iter().skip(1).enumerate() {
         waiting.push(acquire_in_task(pool, "order:1"));
-        until_queued(&server, "order:1", n + 1).await;
+        until_queued(server, "order:1", n + 1).await;
     }
     guard.release().await.unwrap();
     for (n, waiter) in waiting.into_iter().enumerate() {
@@ -28,8 +36,6 @@ async fn waiters_of_several_pools_are_served_in_fifo_order() {
         // A waiter out of order would hold the key now, and this one would wait.
         guard.release().await.unwrap();
     }
-    let left = server.query("SELECT count(*) FROM lock_queue");
-    assert_eq!(left, [["0"]]);
 }
 
 /// With this recheck interval a lost notification would cost half a second at each change.

@@ -97,6 +97,7 @@ impl Jobs {
         }
     }
 }
+
 /// Sends an answer. A caller that was dropped takes none.
 pub(crate) fn answer<T>(reply: Reply<T>, outcome: Result<T, BackendError>) {
     let _ = reply.send(outcome);

@@ -159,8 +159,8 @@ impl Connector {
         Ok(session)
     }
 
-    /// `config` with settings that fix the plans, and that bound every statement on the server too. A statement that this process has given up
-    /// may still wait for a row there.
+    /// `config` with settings that fix the plans, and that bound every statement on the server too. A statement that this
+    /// process has given up may still wait for a row there.
     fn direct(&self, config: &Config) -> Config {
         let mut config = config.clone();
         let limit = self.limits.request.max(Duration::from_millis(40)).as_millis();
