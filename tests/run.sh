@@ -7,7 +7,7 @@
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
-# LOCK_FAILOVERS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
+# LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -116,7 +116,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss postgres postgres-tls testing tower axum actix; do
+    for feature in "" macros redis rediss postgres postgres-tls serde testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -147,13 +147,11 @@ program() {
 }
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
-step "compiling what the attribute accepts and refuses" \
-    cargo test "${all[@]}" --quiet --test project -- ui::
 program api shutdown::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
     multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults chaos:: links:: renewal::ended renewal::unreachable_store
+program faults links:: renewal::ended renewal::unreachable_store
 program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
 if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
@@ -161,7 +159,7 @@ if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
 else
     program engines faults::
 fi
-tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
+tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart
