@@ -53,7 +53,7 @@ impl Ledger {
         }
         // The payment takes a round trip, and each tenth event fails the first time.
         tokio::time::sleep(Duration::from_millis(2)).await;
-        if event % 10 == 0 && !self.failures.lock().unwrap().contains(&event) {
+        if event.is_multiple_of(10) && !self.failures.lock().unwrap().contains(&event) {
             self.failures.lock().unwrap().push(event);
             return Ok(None);
         }
