@@ -1,5 +1,5 @@
 //! `late-writer <url> <ttl in ms> <lock delay in ms>` holds the lock `k`, and prints `holding`. After a stop of the process
-//! that is longer than half of the ttl it prints `wrote` at once, and releases the lock.
+//! that is longer than half of the ttl it prints `wrote` at once. After a line of input it releases the lock.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -25,6 +25,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         std::thread::sleep(Duration::from_millis(1));
     }
     println!("wrote");
+    std::io::stdin().read_line(&mut String::new())?;
     println!("{:?}", guard.release().await.map_err(|error| error.kind()));
     pool.shutdown(Duration::from_secs(5)).await;
     Ok(())
