@@ -12,7 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_runtime::{LockError, distributed_lock};
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
+
+const REQUESTS: usize = 100;
 
 #[derive(Clone)]
 struct Page {
@@ -21,16 +24,28 @@ struct Page {
 }
 
 /// In place of a cache that several processes share.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Cache {
     pages: Arc<Mutex<HashMap<u64, Page>>>,
     /// How often a page was built.
     builds: Arc<AtomicUsize>,
+    /// Requests without a lock pass when all of them have looked.
+    looked: Arc<Barrier>,
 }
 
 impl Cache {
+    fn new() -> Self {
+        Self {
+            pages: Arc::default(),
+            builds: Arc::default(),
+            looked: Arc::new(Barrier::new(REQUESTS)),
+        }
+    }
+
     async fn unlocked(self, id: u64) -> Result<String, LockError> {
-        match self.find(id) {
+        let found = self.find(id);
+        self.looked.wait().await;
+        match found {
             Some(page) if !page.expired => Ok(page.text),
             _ => Ok(self.build(id).await),
         }
@@ -92,7 +107,7 @@ impl Cache {
     {
         let before = self.builds.load(Ordering::Relaxed);
         let mut requests = JoinSet::new();
-        for _ in 0..100 {
+        for _ in 0..REQUESTS {
             requests.spawn(request(self.clone(), 7));
         }
         let mut new = 0;
@@ -108,18 +123,21 @@ async fn main() -> Result<(), LockError> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
     lock_runtime::init(&url).await?;
 
-    let (builds, _) = Cache::default().storm(Cache::unlocked, "").await?;
-    println!("without a lock  {builds} builds for 100 requests");
+    let (builds, _) = Cache::new().storm(Cache::unlocked, "").await?;
+    println!("without a lock  {builds} builds for {REQUESTS} requests");
 
-    let cache = Cache::default();
+    let cache = Cache::new();
     let (builds, served) = cache.storm(Cache::locked, "").await?;
     println!("an empty cache  {builds} build, {served} requests waited for it");
-    assert_eq!((builds, served), (1, 100));
+    assert_eq!((builds, served), (1, REQUESTS));
 
     cache.expire(7);
     let old = cache.find(7).map(|page| page.text).unwrap_or_default();
     let (builds, new) = cache.storm(Cache::locked, &old).await?;
-    println!("an expired page {builds} build, {} requests got the old page at once", 100 - new);
+    println!(
+        "an expired page {builds} build, {} requests got the old page at once",
+        REQUESTS - new
+    );
     assert_eq!(builds, 1);
 
     lock_runtime::shutdown(Duration::from_secs(1)).await;
