@@ -151,13 +151,13 @@ program api shutdown::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
     multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults links:: renewal::ended renewal::unreachable_store
-program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
+program faults
+program topologies
 program quorum load::
 if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
     echo "==> skipped: LOCK_TEST_POSTGRES=off leaves the tests on PostgreSQL out"
 else
-    program engines faults::
+    program engines
 fi
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
