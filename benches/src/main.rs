@@ -29,10 +29,22 @@ mod worker;
 use std::time::Duration;
 
 use crate::report::Report;
-use crate::scenarios::{between, cost, crowd, handoff, held, hot, memory, quorum, uncontended};
+use crate::scenarios::{
+    between, cost, crowd, handoff, held, hot, low_load, memory, quorum, uncontended,
+};
 
-const SCENARIOS: [&str; 9] =
-    ["uncontended", "hot", "between", "handoff", "held", "crowd", "memory", "quorum", "cost"];
+const SCENARIOS: [&str; 10] = [
+    "low-load",
+    "uncontended",
+    "hot",
+    "between",
+    "handoff",
+    "held",
+    "crowd",
+    "memory",
+    "quorum",
+    "cost",
+];
 
 /// The extent of the measurements.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +84,7 @@ fn main() {
     let mut report = Report::create();
     for name in chosen {
         match name {
+            "low-load" => low_load::measure(plan, &mut report),
             "uncontended" => uncontended::measure(plan, &mut report),
             "hot" => hot::measure(plan, &mut report),
             "between" => between::measure(plan, &mut report),

@@ -6,6 +6,7 @@ pub(crate) mod crowd;
 pub(crate) mod handoff;
 pub(crate) mod held;
 pub(crate) mod hot;
+pub(crate) mod low_load;
 pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod uncontended;
