@@ -724,6 +724,7 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
             ["barging_window", "at least"],
         ),
         ("a window never shut", pool().barging_window(ten, ten), ["barging_window", "shorter"]),
+        ("a renewal at once", pool().first_renewal(nothing), ["first_renewal", "from_millis(25)"]),
         ("memory with parameters", LockPool::builder("memory://a?ttl=5s"), ["memory://", "?"]),
     ]
 }
@@ -743,6 +744,8 @@ async fn settings_at_the_edge_of_what_works() {
         LockPool::builder("memory://").ttl(7 * day).retry_delay(7 * day).max_waiters(0),
         LockPool::builder("memory://").barging_window(Duration::MAX, Duration::from_millis(1)),
         LockPool::builder("memory://").wait(Duration::MAX),
+        LockPool::builder("memory://").first_renewal(Duration::from_millis(2)),
+        LockPool::builder("memory://").first_renewal(Duration::MAX),
     ] {
         let pool = builder.connect().await.unwrap();
         // On a busy machine a ttl of 10 ms may be over before the body begins.

@@ -258,6 +258,59 @@ mod foreign {
     }
 }
 
+mod held {
+    use super::*;
+    use lock_runtime::ErrorKind;
+
+    /// Deleted right behind the grant, where the first renewal finds it, and later, where the server reports it.
+    #[tokio::test]
+    async fn a_deletion_ends_the_body_soon_if_the_first_renewal_is_early() {
+        let server = RedisServer::start();
+        let builder = LockPool::builder(server.url()).first_renewal(ms(25));
+        let pool = builder.ttl(ms(600_000)).connect().await.unwrap();
+        for is_tracked in [false, true] {
+            let mut took = Latency::below(PROMPT, 5);
+            while took.wants_more() {
+                let entered = Arc::new(tokio::sync::Notify::new());
+                let body = {
+                    let entered = entered.clone();
+                    async move {
+                        entered.notify_one();
+                        std::future::pending::<()>().await;
+                    }
+                };
+                let body = tokio::spawn(pool.lock(KEY).run(body));
+                entered.notified().await;
+                if is_tracked {
+                    until_watched(&server).await;
+                }
+                let deleted = Instant::now();
+                server.cli(&["DEL", KEY]);
+                let error = joined("the body", body).await.unwrap_err();
+                took.push(deleted.elapsed());
+                assert_eq!(error.kind(), ErrorKind::Lost);
+            }
+            println!("from the DEL to the end of the body, tracked {is_tracked}: {took}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lock_that_ends_before_its_first_renewal_costs_no_renewal() {
+        const CYCLES: usize = 50;
+        let server = RedisServer::start();
+        let builder = LockPool::builder(server.url()).first_renewal(ms(5_000));
+        let pool = builder.ttl(ms(600_000)).connect().await.unwrap();
+        cycle(&pool, KEY).await;
+        let monitor = Monitor::start(&server);
+        for _ in 0..CYCLES {
+            pool.lock(KEY).fencing(false).acquire().await.unwrap().release().await.unwrap();
+        }
+        let commands = monitor.settled();
+        let count = |name: &str| commands.iter().filter(|ran| ran.name() == name).count();
+        assert_eq!([count("SET"), count("EVALSHA"), count("PEXPIRE")], [CYCLES, CYCLES, 0]);
+    }
+}
+
 mod missed {
     use super::*;
 

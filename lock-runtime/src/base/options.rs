@@ -149,6 +149,8 @@ pub(crate) struct Defaults {
     pub(crate) retry_delay: Option<Duration>,
     pub(crate) retry_count: Option<u32>,
     pub(crate) drift_factor: f64,
+    /// How long after a grant its first renewal is due; `None` for the interval between renewals.
+    pub(crate) first_renewal: Option<Duration>,
 }
 
 impl Default for Defaults {
@@ -159,6 +161,7 @@ impl Default for Defaults {
             retry_delay: None,
             retry_count: None,
             drift_factor: 0.01,
+            first_renewal: None,
         }
     }
 }
@@ -263,7 +266,7 @@ fn cancel_margin(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
 }
 
 /// Leases due within this time of each other are renewed together.
-const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
+pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The options of one call, complete and validated.
 #[derive(Clone, Copy, Debug)]
@@ -272,6 +275,8 @@ pub(crate) struct Policy {
     pub(crate) wait: Wait,
     /// The interval between renewals; with `None` the ttl is a hard limit.
     pub(crate) renew_every: Option<Duration>,
+    /// How long after a grant the first renewal is due.
+    pub(crate) first_renewal: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,
@@ -290,14 +295,17 @@ impl Policy {
         let renew = options.renew.unwrap_or(Renew::Auto);
         let min_hold = options.min_hold.unwrap_or_default();
         let retry_delay = options.retry_delay.or(defaults.retry_delay);
+        let renew_every = match renew {
+            Renew::Off => None,
+            Renew::Auto => Some(ttl.get() / 3),
+            Renew::Every(interval) => Some(interval),
+        };
+        let first_renewal = |every| defaults.first_renewal.map_or(every, |first| first.min(every));
         let policy = Self {
             ttl,
             wait: options.wait.unwrap_or(defaults.wait),
-            renew_every: match renew {
-                Renew::Off => None,
-                Renew::Auto => Some(ttl.get() / 3),
-                Renew::Every(interval) => Some(interval),
-            },
+            renew_every,
+            first_renewal: renew_every.map(first_renewal),
             max_hold: options.max_hold,
             min_hold,
             on_lost: options.on_lost.unwrap_or(OnLost::Cancel),

@@ -198,7 +198,7 @@ impl Lease {
         let fence =
             if spec.policy.fencing { grant.fences.as_mut().and_then(Fences::take) } else { None };
         let first_renewal =
-            || spec.policy.renew_every.map(|every| jitter::early(grant.since, every, id));
+            || spec.policy.first_renewal.map(|pause| jitter::early(grant.since, pause, id));
         Self {
             id,
             pool,
