@@ -6,18 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
+use axum::error_handling::HandleErrorLayer;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{BoxError, Router};
 use lock_runtime::{LockPool, distributed_lock, serve_until};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::{current_thread, multi_thread};
-use lock_tests::{RedisServer, eventually_async, in_own_process};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use lock_tests::{RedisServer, eventually_async, http, in_own_process};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
+use tower::ServiceBuilder;
+use tower::timeout::TimeoutLayer;
 
 const SOON: Duration = ms(30_000);
 
@@ -32,16 +35,6 @@ async fn settle(State(app): State<App>, Path(id): Path<u64>) -> Response {
     app.begun.fetch_add(1, Ordering::SeqCst);
     app.go_on.notified().await;
     id.to_string().into_response()
-}
-
-async fn post_to(address: std::net::SocketAddr, path: &str) -> std::io::Result<u16> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await?;
-    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
-    status.ok_or_else(|| std::io::Error::other(format!("no response: {text:?}")))
 }
 
 async fn until_begun(app: &App, count: usize) {
@@ -83,9 +76,9 @@ async fn stops_in_order(finishes: bool) {
         .await
     });
     // One holds the lock, and one waits for it.
-    let first = tokio::spawn(post_to(address, "/7"));
+    let first = tokio::spawn(http::post(address, "/7"));
     until_begun(&app, 1).await;
-    let second = tokio::spawn(post_to(address, "/7"));
+    let second = tokio::spawn(http::post(address, "/7"));
     until_queued_in_process(&server, &pool).await;
     signal.send(()).unwrap();
     eventually_async(SOON, "no connection is accepted", async || {
@@ -99,7 +92,7 @@ async fn stops_in_order(finishes: bool) {
     }
     let statuses = [first, second].map(|request| joined("a request", request));
     let [first, second] = statuses;
-    let statuses = [first.await.unwrap(), second.await.unwrap()];
+    let statuses = [first.await.unwrap().0, second.await.unwrap().0];
     let served = joined("the server", serving).await.unwrap();
     assert!(matches!(served.output, Some(Ok(()))), "{served:?}");
     assert_eq!(served.locks.abandoned, 0);
@@ -122,6 +115,52 @@ async fn until_queued_in_process(server: &RedisServer, pool: &LockPool) {
     drop(request.acquire().await);
     assert_eq!(server.cli(&["EXISTS", "order:7"]), "1");
     tokio::time::sleep(ms(100)).await;
+}
+
+/// Half of the requests are in the handler, half wait for its lock.
+#[test]
+fn a_request_that_times_out_gives_its_lock_back() {
+    in_own_process(
+        concat!(module_path!(), "::a_request_that_times_out_gives_its_lock_back"),
+        || multi_thread().block_on(times_out()),
+    );
+}
+
+async fn times_out() {
+    /// Pairs of requests that are under way together, and how often.
+    const PAIRS: usize = 50;
+    const GROUPS: usize = 10;
+    let server = RedisServer::start();
+    let pool = lock_runtime::init(&server.url()).await.unwrap();
+    let app = App::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let times_out = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(async |_: BoxError| StatusCode::REQUEST_TIMEOUT))
+        .layer(TimeoutLayer::new(ms(300)));
+    let routes =
+        Router::new().route("/{id}", post(settle)).layer(times_out).with_state(app.clone());
+    let serving = tokio::spawn(async move { axum::serve(listener, routes).await });
+    for group in 0..GROUPS {
+        let mut requests = JoinSet::new();
+        for pair in 0..PAIRS {
+            let path = format!("/{}", group * PAIRS + pair);
+            for path in [path.clone(), path] {
+                requests.spawn(async move { http::post(address, &path).await });
+            }
+        }
+        for response in within(SOON, "responses", requests.join_all()).await {
+            assert_eq!(response.unwrap().0, StatusCode::REQUEST_TIMEOUT.as_u16());
+        }
+        until_nothing_is_left(&server).await;
+    }
+    let begun = app.begun.load(Ordering::SeqCst);
+    println!("{} requests timed out, {begun} of them in the handler", 2 * PAIRS * GROUPS);
+    assert!(begun >= PAIRS, "{begun} were in the handler");
+    // Each task of a request has ended, so nothing holds a lock and nothing waits for one.
+    let report = pool.shutdown(Duration::ZERO).await;
+    assert_eq!((report.released, report.abandoned), (0, 0));
+    serving.abort();
 }
 
 #[test]

@@ -312,14 +312,15 @@ fn catches_sigterm(pid: u32) -> bool {
 #[test]
 fn sigterm_lets_bodies_end_and_leaves_no_key() {
     let server = RedisServer::start();
-    let worker = Worker::start(env!("CARGO_BIN_EXE_hold-until-signal"), &[server.url()]);
-    worker.wait_for_line(PROMPT, |line| line == "ready");
-    assert_eq!(locks_in(&server), 22);
+    let args = [server.url(), "998".to_owned()];
+    let worker = Worker::start(env!("CARGO_BIN_EXE_hold-until-signal"), &args);
+    worker.wait_for_line(LONG, |line| line == "ready");
+    assert_eq!(locks_in(&server), 1_000);
     eventually(PROMPT, "a SIGTERM handler is installed", || catches_sigterm(worker.pid()));
     worker.terminate();
-    let status = worker.wait_for_exit(ms(3_000) + PROMPT);
+    let status = worker.wait_for_exit(ms(3_000) + LONG);
     assert_eq!(locks_in(&server), 0);
     assert!(status.success(), "{status}: {:?}", worker.stderr());
-    let said = ["ready", "22 released, 0 abandoned", "10 done, 10 stopped, guard held: false"];
+    let said = ["ready", "1000 released, 0 abandoned", "10 done, 988 stopped, guard held: false"];
     assert_eq!(worker.stdout(), said);
 }

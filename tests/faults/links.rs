@@ -85,7 +85,9 @@ async fn a_master_that_loads_the_data_of_another_is_left_too() {
     let error = pool.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap_err();
     assert!(error.to_string().contains("LOADING"), "{error}");
     proxy.redirect(new.port());
+    let began = Instant::now();
     works(&pool).await;
+    println!("first success {:?} after the redirect", began.elapsed());
     assert!(old.cli(&["INFO", "persistence"]).contains("\nloading:1"), "it would load for long");
 }
 
@@ -187,6 +189,7 @@ async fn a_wait_below_the_round_trip_is_enough_for_a_free_lock() {
             }
         }
         let of = format!("{failures} of {CALLS} free locks");
+        println!("{of} were not acquired over a link of {link} ms");
         assert!(failures <= most, "{of} were not acquired over a link of {link} ms");
     }
 }
@@ -216,6 +219,9 @@ fn a_connect_ends_whatever_is_lost() {
                 assert!(text.contains("did not answer within 1.5s: "), "{scripts} {n}: {text}");
                 assert!(text.contains("`connect_timeout`"), "{scripts} {n}: {text}");
                 said.lock().unwrap().push(format!("{scripts} {n} {took:?}: {text}"));
+            } else {
+                let connected = format!("{scripts} {n} connected after {:?}", began.elapsed());
+                said.lock().unwrap().push(connected);
             }
         }
     });
@@ -265,7 +271,9 @@ async fn a_server_that_hangs_up_on_requests_is_not_dialled_all_the_time() {
     println!("{dialled} connections in {took:?}");
     assert!(dialled < 40, "{dialled} connections in {took:?}");
     proxy.know_only(|_| true);
+    let began = Instant::now();
     works(&pool).await;
+    println!("first success {:?} after the first answer", began.elapsed());
 }
 
 #[tokio::test]
@@ -292,7 +300,9 @@ async fn a_server_with_all_its_clients_is_dialled_once_by_each_attempt() {
     assert!(text.contains("maxclients"), "{text}");
     assert!(dialled < 40, "{dialled} connections in {took:?}");
     server.cli(&["CONFIG", "SET", "maxclients", "1000"]);
+    let began = Instant::now();
     works(&pool).await;
+    println!("first success {:?} after there is room", began.elapsed());
 
     // The error of a first attempt contains the reason, too.
     server.cli(&["CONFIG", "SET", "maxclients", "1"]);
@@ -306,7 +316,7 @@ async fn a_server_with_all_its_clients_is_dialled_once_by_each_attempt() {
 /// It fails within two request timeouts, however many tries were made.
 #[tokio::test]
 async fn a_release_at_a_frozen_server_fails_in_time() {
-    const REQUEST_TIMEOUT: Duration = ms(2_000);
+    const REQUEST_TIMEOUT: Duration = ms(3_000);
     let server = RedisServer::start();
     let pool =
         LockPool::builder(server.url()).request_timeout(REQUEST_TIMEOUT).connect().await.unwrap();
@@ -317,7 +327,7 @@ async fn a_release_at_a_frozen_server_fails_in_time() {
     let took = began.elapsed();
     println!("failed after {took:?}: {error}");
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(took < REQUEST_TIMEOUT * 5, "{took:?}");
+    assert!(took < REQUEST_TIMEOUT * 29 / 10, "{took:?}");
     server.resume();
     eventually_async(SOON, "it is released all the same", async || {
         server.cli(&["EXISTS", KEY]) == "0"

@@ -4,10 +4,14 @@
 
 use std::time::{Duration, Instant};
 
-use lock_runtime::{ErrorKind, LockPool, OnOutage, Progress};
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::post;
+use lock_runtime::{ErrorKind, LockError, LockPool, OnOutage, Progress};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{FaultProxy, RedisServer, eventually_async};
+use lock_tests::{FaultProxy, RedisServer, eventually_async, http};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 const SOON: Duration = ms(20_000);
@@ -118,21 +122,31 @@ async fn without_the_setting_an_acquire_waits_for_the_store() {
     joined("it is granted", waits).await.unwrap();
 }
 
-/// Prints how long answers took, for 200 requests a second. `LOCK_OUTAGE_SECONDS` is how long the store is down.
+async fn settle(State(pool): State<LockPool>, Path(id): Path<u64>) -> Result<String, LockError> {
+    pool.lock(format!("order:{id}")).run(async { id.to_string() }).await
+}
+
+/// Prints how long the responses of a web service took, for 200 requests a second. `LOCK_OUTAGE_SECONDS` is how long the
+/// store is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_during_an_outage_do_not_wait() {
     let seconds = std::env::var("LOCK_OUTAGE_SECONDS").map_or(2, |text| text.parse().unwrap());
     let server = RedisServer::start();
     let pool = failing_fast(&server.url()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let routes = Router::new().route("/{id}", post(settle)).with_state(pool.clone());
+    let serving = tokio::spawn(async move { axum::serve(listener, routes).await });
+    assert_eq!(http::post(address, "/7").await.unwrap().0, 200);
     server.kill();
     let began = Instant::now();
     let (mut sending, mut ticks) = (JoinSet::new(), tokio::time::interval(ms(5)));
     while began.elapsed() < Duration::from_secs(seconds) {
         ticks.tick().await;
-        let (pool, sent) = (pool.clone(), Instant::now());
+        let sent = Instant::now();
         sending.spawn(async move {
-            let error = pool.lock("k").acquire().await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Backend);
+            let (status, head) = http::post(address, "/7").await.unwrap();
+            assert!(status == 503 && head.contains("retry-after: 1"), "{head}");
             (sent - began, sent.elapsed())
         });
     }
@@ -145,13 +159,17 @@ async fn requests_during_an_outage_do_not_wait() {
     let (median, most) = (late[late.len() / 2], late[late.len() * 99 / 100]);
     server.restart();
     let restarted = Instant::now();
-    until_served(&pool).await;
+    eventually_async(SOON, "the service serves again", async || {
+        http::post(address, "/7").await.unwrap().0 == 200
+    })
+    .await;
     println!(
         "p50 {median:?}, p99 {most:?} from the second second on; served again after {:?}",
         restarted.elapsed()
     );
     // Without the setting each waits for a minute.
     assert!(most < ms(10_000), "{most:?}");
+    serving.abort();
 }
 
 /// A lease that is renewed in time outlives an outage; the refusal is about acquires alone.

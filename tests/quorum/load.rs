@@ -11,7 +11,7 @@ use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, LockPool, Wait};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{FaultProxy, Quorum, RedisServer, eventually_async};
+use lock_tests::{FaultProxy, Quorum, RedisServer, Worker, eventually_async};
 use tokio::sync::{Barrier, Mutex};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -159,18 +159,75 @@ async fn the_thousand_locks_of_a_killed_holder_are_taken_over() {
             assert!(matches!(outcome, Ok(AcquireOutcome::Acquired { .. })), "{outcome:?}");
         }
     }
+    let granted = Instant::now();
     let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
     let mut set = JoinSet::new();
     for n in 0..LOCKS {
         set.spawn(pool.lock(format!("k:{n}")).acquire());
     }
-    let began = Instant::now();
     let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
-    println!("{LOCKS} locks are taken over after {:?}", began.elapsed());
+    println!("{LOCKS} locks are taken over {:?} after the last grant", granted.elapsed());
     for guard in &guards {
         assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
     }
     pool.shutdown(ms(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_hundred_locks_of_a_killed_process_are_taken_over() {
+    let _alone = ALONE.lock().await;
+    const TTL_MS: u64 = 5_000;
+    let quorum = Quorum::start(3);
+    let args = [quorum.url(), "98".to_owned(), TTL_MS.to_string()];
+    let holder = Worker::start(env!("CARGO_BIN_EXE_hold-until-signal"), &args);
+    holder.wait_for_line(BOUND, |line| line == "ready");
+    let pool = LockPool::builder(quorum.url()).wait(BOUND).connect().await.unwrap();
+    reset_counts(&quorum);
+    let mut set = JoinSet::new();
+    let keys = (0..98).map(|n| format!("body:{n}"));
+    for key in keys.chain(["guard".to_owned(), "stubborn".to_owned()]) {
+        set.spawn(pool.lock(key).acquire());
+    }
+    eventually_async(BOUND, "all are refused", async || {
+        quorum.nodes().iter().all(|node| served(node, true) >= 100)
+    })
+    .await;
+    holder.kill();
+    let killed = Instant::now();
+    let guards = timeout(BOUND, set.join_all()).await.expect("all are had");
+    println!("100 locks are taken over {:?} after the kill, ttl {TTL_MS} ms", killed.elapsed());
+    for guard in &guards {
+        assert!(guard.as_ref().is_ok_and(lock_runtime::LockGuard::is_held), "{guard:?}");
+    }
+    pool.shutdown(ms(0)).await;
+}
+
+/// Without a majority no request is granted. Each caller has its error by the end of its `wait`, however many there are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_without_a_majority_has_its_errors_when_the_wait_ends() {
+    const WAIT: Duration = ms(2_000);
+    let _alone = ALONE.lock().await;
+    let quorum = Quorum::start(3);
+    let pool = LockPool::builder(quorum.url()).wait(WAIT).connect().await.unwrap();
+    pool.lock("warm").acquire().await.unwrap().release().await.unwrap();
+    quorum[0].pause();
+    quorum[1].pause();
+    let mut set = JoinSet::new();
+    for n in 0..2_048 {
+        let request = pool.lock(format!("k:{n}"));
+        set.spawn(async move {
+            let began = Instant::now();
+            let error = request.acquire().await.expect_err("there is no majority");
+            (error.kind(), began.elapsed())
+        });
+    }
+    let ended = timeout(BOUND, set.join_all()).await.expect("all are answered");
+    assert!(ended.iter().all(|(kind, _)| *kind == ErrorKind::Backend), "{ended:?}");
+    let longest = ended.iter().map(|(_, took)| *took).max().unwrap();
+    println!("2,048 calls with a wait of {WAIT:?} ended within {longest:?}");
+    assert!(longest < WAIT + ms(15_000), "{longest:?}");
+    quorum[0].resume();
+    quorum[1].resume();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

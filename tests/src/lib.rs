@@ -16,6 +16,7 @@
 //! | [`monitor`] | every command that the server ran, in order |
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
+//! | [`http`] | one HTTP request over a connection of its own |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -38,6 +39,7 @@ pub mod eventually;
 pub mod examples;
 pub mod expected_error;
 pub mod history;
+pub mod http;
 pub mod latency;
 pub mod logs;
 pub mod monitor;

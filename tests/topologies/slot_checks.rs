@@ -175,12 +175,14 @@ async fn it_begins_to_check_slots_under_way() {
     assert_eq!(beside(&server), ["lock_runtime:fence"]);
     // For any request, also a renewal of all three.
     let trap = proxy.on_next(named("EVALSHA"), Action::AnswerWith(REFUSAL));
+    let began = std::time::Instant::now();
     eventually_async(SOON, "a script is refused", async || trap.sprung()).await;
     eventually_async(SOON, "its answer has come, and the names are tagged", async || {
         assert!(fence(&pool, KEY).await > first);
         beside(&server).iter().any(|key| key.starts_with('{'))
     })
     .await;
+    println!("tagged names {:?} after the trap was set", began.elapsed());
     for guard in guards {
         guard.verify().await.unwrap();
         guard.release().await.unwrap();

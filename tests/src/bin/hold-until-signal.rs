@@ -1,19 +1,24 @@
-//! Holds locks at the store of the given URL, prints `ready`, and shuts down at a signal: prints the
-//! report, and how the bodies ended. For the test of `shutdown_on_signal`.
+//! Holds a number of locks at the store of a URL, prints `ready`, and shuts down at a signal: prints the report, and how
+//! the bodies ended. Arguments: the URL, how many bodies, their ttl in milliseconds. For tests of
+//! `shutdown_on_signal`, and of a holder that is killed.
 
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_runtime::{LockError, OnLost};
+use lock_runtime::{LockError, LockPool, OnLost};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 #[tokio::main]
 async fn main() -> Result<(), LockError> {
-    let url = std::env::args().nth(1).unwrap_or_default();
-    let pool = lock_runtime::init(&url).await?;
-    let inside = Arc::new(Barrier::new(22));
+    let mut args = std::env::args().skip(1);
+    let url = args.next().unwrap_or_default();
+    let mut number = || args.next().and_then(|number| number.parse::<u64>().ok());
+    let (count, ttl) = (number().unwrap_or(20), number().unwrap_or(30_000));
+    let pool = LockPool::builder(&url).ttl(Duration::from_millis(ttl)).connect().await?;
+    lock_runtime::install("default", pool.clone())?;
+    let inside = Arc::new(Barrier::new(count as usize + 2));
     let guard = pool.lock("guard").acquire().await?;
     let stubborn = pool.lock("stubborn").on_lost(OnLost::Notify);
     let stubborn_inside = inside.clone();
@@ -22,11 +27,11 @@ async fn main() -> Result<(), LockError> {
         pending::<()>().await;
     }));
     let mut bodies = JoinSet::new();
-    for n in 0..20 {
+    for n in 0..count {
         let (inside, probe) = (inside.clone(), pool.clone());
         bodies.spawn(pool.lock(format!("body:{n}")).run(async move {
             inside.wait().await;
-            if n % 2 == 1 {
+            if n % 2 == 1 || n >= 20 {
                 pending::<()>().await;
             }
             // Ends within the grace, and not before the shutdown begins. The guard holds this lock, so the probe takes
