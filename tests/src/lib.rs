@@ -7,6 +7,7 @@
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
+//! | [`mysql`] | a private MariaDB server |
 //! | [`postgres`] | a private PostgreSQL server |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
@@ -39,6 +40,7 @@ pub mod history;
 pub mod latency;
 pub mod logs;
 pub mod monitor;
+pub mod mysql;
 pub mod own_process;
 pub mod poll;
 pub mod postgres;
@@ -61,6 +63,7 @@ pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
 pub use latency::Latency;
 pub use monitor::Monitor;
+pub use mysql::MysqlServer;
 pub use own_process::in_own_process;
 pub use postgres::PostgresServer;
 pub use process::Worker;

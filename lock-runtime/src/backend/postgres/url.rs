@@ -5,13 +5,10 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::TargetSessionAttrs;
 
+use crate::backend::sql::tables::{FORGET_AFTER, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
-
-/// How long rows of free locks stay, unless the URL says otherwise. A row in place makes the next grant cheaper, and its
-/// fence exceeds the former one whatever the server's clock did.
-const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// How long a connection is idle before the system checks it.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -166,15 +163,6 @@ fn server(address: &str) -> Result<Config, LockError> {
         config.tcp_user_timeout(3 * KEEPALIVE);
     }
     Ok(config)
-}
-
-/// Whether `name` can stand in a statement without quotes, as a table or a schema and a table.
-fn is_identifier(name: &str) -> bool {
-    let is_word = |word: &str| {
-        word.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
-            && word.chars().all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_')
-    };
-    name.len() <= 48 && name.split('.').count() <= 2 && name.split('.').all(is_word)
 }
 
 #[cold]

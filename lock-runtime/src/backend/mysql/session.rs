@@ -1,0 +1,261 @@
+//! One connection to the database, from its log-in to its end.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error, Opts, OptsBuilder, Row, Value};
+use tokio::time::timeout;
+
+use crate::backend::credentials::Provider;
+use crate::backend::mysql::encryption::MysqlEncryption;
+use crate::backend::mysql::schema::MysqlStatements;
+use crate::backend::mysql::script::{Literal, Script};
+use crate::backend::mysql::server_error::{connect_failure, failure, is_about_tables, read_only};
+use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
+use crate::backend::sql::job::closed;
+use crate::backend::{BackendError, FailureKind, Limits, Owner};
+
+/// Opens connections to one database.
+pub(crate) struct MysqlConnector {
+    pub(crate) database: MysqlUrl,
+    pub(crate) statements: MysqlStatements,
+    pub(crate) credentials: Option<Provider>,
+    pub(crate) encryption: MysqlEncryption,
+    pub(crate) limits: Limits,
+    /// The position of the server that was connected last.
+    pub(crate) last: AtomicUsize,
+}
+
+/// An open connection. Dropping it closes the connection.
+pub(crate) struct MysqlSession {
+    conn: Conn,
+    /// A named lock of the server that this connection holds until it ends, or nothing if the server has none. Other
+    /// sessions find by it whether this one lives. It starts with [`server`](Self::server).
+    pub(crate) name: String,
+    /// The start of such names on the same server.
+    pub(crate) server: String,
+}
+
+/// A row of an answer.
+#[derive(Debug)]
+pub(crate) struct Fields(Vec<Value>);
+
+/// The rows of each statement that returns rows.
+pub(crate) type RowSets = Vec<Vec<Fields>>;
+
+/// What the statements of a script have returned.
+#[derive(Debug, Default)]
+pub(crate) struct ScriptAnswer {
+    pub(crate) sets: RowSets,
+    /// How many statements were run.
+    pub(crate) done: usize,
+    /// How many rows the last statement has found to change.
+    pub(crate) matched: u64,
+}
+
+impl MysqlConnector {
+    /// Host and port of the server that was connected last, for error texts.
+    pub(crate) fn server(&self) -> String {
+        let hosts = &self.database.hosts;
+        hosts.get(self.last.load(Ordering::Relaxed)).map_or_else(String::new, name_of)
+    }
+
+    /// Connects to the first server that accepts writes, and checks that the tables are there. Begins with the server that
+    /// was connected last; each has the whole time limit.
+    pub(crate) async fn open(&self) -> Result<MysqlSession, BackendError> {
+        let (hosts, limit) = (&self.database.hosts, self.limits.connect);
+        let last = self.last.load(Ordering::Relaxed);
+        let mut failed = closed();
+        for at in (0..hosts.len()).map(|step| (last + step) % hosts.len()) {
+            let server = name_of(&hosts[at]);
+            let opened = timeout(limit, self.open_at(&hosts[at], &server)).await;
+            let opened = opened.unwrap_or_else(|_| {
+                let message =
+                    format!("MySQL at {server} has not accepted a connection within {limit:?}");
+                Err(BackendError::new(FailureKind::NotApplied, message)
+                    .remedy("check host, port and network, or raise `connect_timeout` of the pool"))
+            });
+            match opened {
+                Ok(session) => {
+                    self.last.store(at, Ordering::Relaxed);
+                    return Ok(session);
+                }
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    async fn open_at(&self, host: &MysqlHost, server: &str) -> Result<MysqlSession, BackendError> {
+        let refused = |error| connect_failure(server, error);
+        let conn = Conn::new(self.options(host).await?).await.map_err(refused)?;
+        let mut session = MysqlSession { conn, name: String::new(), server: String::new() };
+        let limit = self.limits.request.max(Duration::from_millis(40));
+        let seconds = format!("{:.3}", limit.as_secs_f64());
+        let millis = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+        let limits = [("seconds", Literal::Text(&seconds)), ("millis", Literal::Number(millis))];
+        let script = Script::of(&self.statements.session, &limits)
+            .then(&self.statements.introduction, &[]);
+        let answer = session.run(&script).await.map_err(|(error, _)| refused(error))?;
+        let row = answer.sets.first().and_then(|rows| rows.first());
+        let (Some(node), Some(is_read_only)) =
+            (row.and_then(|row| row.text(0)), row.and_then(|row| row.number(1)))
+        else {
+            return Err(unexpected());
+        };
+        if is_read_only != 0 {
+            return Err(read_only(server));
+        }
+        session.server = format!("lock_runtime_{node}_");
+        session.take_name().await?;
+        self.prepare_tables(&mut session).await.map_err(refused)?;
+        Ok(session)
+    }
+
+    async fn options(&self, host: &MysqlHost) -> Result<Opts, BackendError> {
+        /// How long a connection is idle before the system checks it.
+        const KEEPALIVE: Duration = Duration::from_secs(10);
+        let database = &self.database;
+        let (mut user, mut password) = (database.user.clone(), database.password.clone());
+        if let Some(provider) = &self.credentials {
+            let credentials = provider.credentials().await?;
+            user = credentials.user().map(str::to_owned).or(user);
+            password = Some(credentials.secret().to_owned());
+        }
+        let options = OptsBuilder::default()
+            .ip_or_hostname(host.name.clone())
+            .tcp_port(host.port)
+            .user(user)
+            .pass(password)
+            .db_name(database.database.clone())
+            .prefer_socket(false)
+            .tcp_keepalive(Some(KEEPALIVE))
+            .client_found_rows(true)
+            .stmt_cache_size(0);
+        Ok(self.encryption.applied(options).into())
+    }
+
+    async fn prepare_tables(&self, session: &mut MysqlSession) -> Result<(), Error> {
+        let run = async |session: &mut MysqlSession, script: Script| {
+            session.run(&script).await.map(drop).map_err(|(error, _)| error)
+        };
+        let check = || Script::of(&self.statements.check, &[]);
+        match run(session, check()).await {
+            Err(error) if self.database.creates && is_about_tables(&error) => {
+                run(session, Script::of(&self.statements.tables, &[])).await?;
+                run(session, check()).await
+            }
+            checked => checked,
+        }
+    }
+}
+
+impl MysqlSession {
+    /// Runs all statements of `script`. With an error comes how many statements were run before.
+    pub(crate) async fn run(&mut self, script: &Script) -> Result<ScriptAnswer, (Error, usize)> {
+        let mut answer = ScriptAnswer::default();
+        let mut result = self.conn.query_iter(script.text()).await.map_err(|error| (error, 0))?;
+        while let Some(columns) = result.columns() {
+            if columns.is_empty() {
+                answer.matched = result.affected_rows();
+            }
+            let rows = result.collect::<Row>().await.map_err(|error| (error, answer.done))?;
+            answer.done += 1;
+            if !columns.is_empty() {
+                answer.sets.push(rows.into_iter().map(|row| Fields(row.unwrap())).collect());
+            }
+        }
+        // The error of a statement behind the first.
+        result.drop_result().await.map_err(|error| (error, answer.done))?;
+        Ok(answer)
+    }
+
+    /// Whether the server answers.
+    pub(crate) async fn ping(&mut self) -> Result<(), Error> {
+        self.conn.ping().await
+    }
+
+    /// Closes the connection in order.
+    pub(crate) async fn close(self) {
+        let _ = self.conn.disconnect().await;
+    }
+
+    /// Takes a new name. A server may refuse named locks: then the session has none.
+    async fn take_name(&mut self) -> Result<(), BackendError> {
+        let random = Owner::random()
+            .map_err(|error| BackendError::new(FailureKind::NotApplied, error.to_string()))?;
+        let digits = std::str::from_utf8(&random.as_bytes()[..24]).unwrap_or_default();
+        let name = format!("{}{digits}", self.server);
+        match self.number(&format!("SELECT GET_LOCK('{name}', 0)")).await {
+            Ok(Some(1)) => self.name = name,
+            Ok(_) | Err(Error::Server(_)) => {}
+            Err(error) => return Err(failure(error).before_sending()),
+        }
+        Ok(())
+    }
+
+    /// Ends the session with the name `lost`, if it still runs. A statement that was sent there can then no longer grant
+    /// anything behind a release that is sent here.
+    pub(crate) async fn end_session(&mut self, lost: &str) -> Result<(), BackendError> {
+        const BETWEEN: Duration = Duration::from_millis(5);
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let find = format!("SELECT IS_USED_LOCK('{lost}')");
+        while let Some(id) = self.number(&find).await.map_err(failure)? {
+            match self.conn.query_drop(format!("KILL {id}")).await {
+                // It has ended meanwhile, or belongs to a user from other credentials and ends by itself.
+                Ok(()) | Err(Error::Server(_)) => {}
+                Err(error) => return Err(failure(error)),
+            }
+            tokio::time::sleep(BETWEEN).await;
+        }
+        Ok(())
+    }
+
+    async fn number(&mut self, statement: &str) -> Result<Option<i64>, Error> {
+        let row: Option<Row> = self.conn.query_first(statement).await?;
+        Ok(row.and_then(|row| Fields(row.unwrap()).number(0)))
+    }
+}
+
+impl Fields {
+    /// A column of this store's own statements, unless it is `NULL`.
+    pub(crate) fn bytes(&self, column: usize) -> Option<&[u8]> {
+        match self.0.get(column) {
+            Some(Value::Bytes(bytes)) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn text(&self, column: usize) -> Option<&str> {
+        std::str::from_utf8(self.bytes(column)?).ok()
+    }
+
+    pub(crate) fn number(&self, column: usize) -> Option<i64> {
+        match self.0.get(column) {
+            Some(Value::Int(number)) => Some(*number),
+            Some(Value::UInt(number)) => i64::try_from(*number).ok(),
+            _ => self.text(column)?.parse().ok(),
+        }
+    }
+
+    pub(crate) fn owner(&self, column: usize) -> Option<Owner> {
+        Some(Owner::from_text(self.bytes(column)?.try_into().ok()?))
+    }
+
+    pub(crate) fn is_true(&self, column: usize) -> bool {
+        self.number(column).is_some_and(|number| number != 0)
+    }
+}
+
+fn name_of(host: &MysqlHost) -> String {
+    format!("{}:{}", host.name, host.port)
+}
+
+/// The failure of a request whose answer is none of this store's statements.
+#[cold]
+pub(crate) fn unexpected() -> BackendError {
+    BackendError::new(FailureKind::MaybeApplied, "MySQL has answered in an unexpected form")
+}

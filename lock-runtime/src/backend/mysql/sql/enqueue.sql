@@ -1,0 +1,29 @@
+-- Queues the owner if the key is held, and grants it otherwise.
+-- :number of the request, :key, :owner, :kept microseconds of the lease, :further number of further fences, :channel
+-- One row: the number, fence or NULL if queued, whether other owners are queued, microseconds until the holder's
+-- lease ends, rank in the queue. No row where the lease has no row.
+SELECT owner INTO @holder FROM lock_lease WHERE `key` = :key FOR UPDATE;
+UPDATE lock_lease SET
+    last_fence = IF(owner = :owner AND until > @now,
+        GREATEST(last_fence, fence + :further), GREATEST(last_fence + 1, @now) + :further),
+    fence = IF(owner = :owner AND until > @now, fence, last_fence - :further),
+    until = IF(owner = :owner, GREATEST(until, @now + :kept), @now + :kept),
+    channel = :channel,
+    owner = :owner,
+    contended = EXISTS (SELECT 1 FROM lock_queue AS other WHERE other.`key` = :key AND other.owner <> :owner)
+WHERE `key` = :key AND (owner IN ('', :owner) OR until <= @now);
+DELETE FROM lock_queue WHERE `key` = :key AND owner = :owner
+    AND EXISTS (SELECT 1 FROM lock_lease AS lease WHERE lease.`key` = :key AND lease.owner = :owner);
+-- Behind all others. An owner that is queued keeps its position.
+INSERT INTO lock_queue (`key`, owner, position, channel, seen)
+SELECT lease.`key`, :owner, COALESCE(MAX(queued.position), 0) + 1, :channel, @now
+FROM lock_lease AS lease LEFT JOIN lock_queue AS queued ON queued.`key` = lease.`key`
+WHERE lease.`key` = :key AND lease.owner <> :owner
+GROUP BY lease.`key`
+ON DUPLICATE KEY UPDATE channel = VALUES(channel), seen = VALUES(seen);
+UPDATE lock_lease SET contended = true WHERE `key` = :key AND owner <> :owner AND NOT contended;
+SELECT :number, IF(lease.owner = :owner, lease.fence, NULL), lease.contended, lease.until - @now, (
+        SELECT COUNT(*) FROM lock_queue AS earlier JOIN lock_queue AS queued ON queued.`key` = earlier.`key`
+        WHERE queued.`key` = :key AND queued.owner = :owner AND earlier.position < queued.position
+    )
+FROM lock_lease AS lease WHERE lease.`key` = :key

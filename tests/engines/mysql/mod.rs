@@ -1,0 +1,3 @@
+//! `mysql://`
+
+mod conformance;
