@@ -144,7 +144,16 @@ impl MysqlServer {
         }
     }
 
-    fn try_query(&self, statement: &str) -> mysql_async::Result<Vec<Vec<String>>> {
+    /// As [`query`](Self::query), with the error of the server.
+    ///
+    /// # Errors
+    ///
+    /// As the server says.
+    ///
+    /// # Panics
+    ///
+    /// When no thread can be started.
+    pub fn try_query(&self, statement: &str) -> mysql_async::Result<Vec<Vec<String>>> {
         let (port, statement) = (self.port, statement.to_owned());
         // On a thread of its own, so that a test may call this from any runtime.
         let asked = std::thread::spawn(move || {
@@ -182,7 +191,7 @@ impl MysqlServer {
     pub fn transaction(&self, statement: &str) -> OpenTransaction {
         let (port, (began, has_begun)) = (self.port, mpsc::channel());
         let statement = format!(
-            "USE locks; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; {statement}"
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; {statement}"
         );
         let (end, ended) = oneshot::channel();
         let thread = std::thread::spawn(move || {

@@ -107,7 +107,7 @@ fn trusted(ca: Option<&str>) -> Result<Vec<CertificateDer<'static>>, LockError> 
     }
 }
 
-pub(crate) fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, LockError> {
+fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, LockError> {
     CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)
         .map_err(|error| wrong(format!("no certificate can be read from {path}: {error}")))

@@ -1,3 +1,6 @@
 //! `mysql://`
 
 mod conformance;
+mod errors;
+mod faults;
+mod wait_queue;

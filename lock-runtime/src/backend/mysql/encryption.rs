@@ -32,10 +32,10 @@ impl MysqlEncryption {
 
 #[cfg(feature = "mysql-tls")]
 mod tls {
-    use mysql_async::{ClientIdentity, PathOrBuf, SslOpts};
+    use mysql_async::{ClientIdentity, SslOpts};
     use rustls::crypto::{CryptoProvider, ring};
 
-    use crate::backend::tls::{certificates, client_config, root_certificates, wrong};
+    use crate::backend::tls::{client_config, root_certificates, wrong};
     use crate::backend::tls_files::{TlsFiles, Trust};
     use crate::base::error::LockError;
 
@@ -60,12 +60,12 @@ mod tls {
             .with_root_certs(roots)
             .with_danger_accept_invalid_certs(files.trust == Trust::Any);
         if let (Some(cert), Some(key)) = (&files.cert, &files.key) {
-            let read = |path: &str| -> Result<PathOrBuf<'static>, LockError> {
+            let read = |path: &str| {
                 let bytes = std::fs::read(path);
-                Ok(bytes.map_err(|error| wrong(format!("{path} cannot be read: {error}")))?.into())
+                bytes.map_err(|error| wrong(format!("{path} cannot be read: {error}")))
             };
-            let _ = certificates(cert)?;
-            settings = settings.with_client_identity(Some(ClientIdentity::new(read(cert)?, read(key)?)));
+            let identity = ClientIdentity::new(read(cert)?.into(), read(key)?.into());
+            settings = settings.with_client_identity(Some(identity));
         }
         Ok(settings)
     }

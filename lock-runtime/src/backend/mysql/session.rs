@@ -91,11 +91,7 @@ impl MysqlConnector {
         let refused = |error| connect_failure(server, error);
         let conn = Conn::new(self.options(host).await?).await.map_err(refused)?;
         let mut session = MysqlSession { conn, name: String::new(), server: String::new() };
-        let limit = self.limits.request.max(Duration::from_millis(40));
-        let seconds = format!("{:.3}", limit.as_secs_f64());
-        let millis = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
-        let limits = [("seconds", Literal::Text(&seconds)), ("millis", Literal::Number(millis))];
-        let script = Script::of(&self.statements.session, &limits)
+        let script = Script::of(&self.statements.session, &[])
             .then(&self.statements.introduction, &[]);
         let answer = session.run(&script).await.map_err(|(error, _)| refused(error))?;
         let row = answer.sets.first().and_then(|rows| rows.first());
@@ -110,6 +106,12 @@ impl MysqlConnector {
         session.server = format!("lock_runtime_{node}_");
         session.take_name().await?;
         self.prepare_tables(&mut session).await.map_err(refused)?;
+        let limit = self.limits.request.max(Duration::from_millis(40));
+        let seconds = format!("{:.3}", limit.as_secs_f64());
+        let millis = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+        let limits = [("seconds", Literal::Text(&seconds)), ("millis", Literal::Number(millis))];
+        let script = Script::of(&self.statements.limits, &limits);
+        session.run(&script).await.map_err(|(error, _)| refused(error))?;
         Ok(session)
     }
 

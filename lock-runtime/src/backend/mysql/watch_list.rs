@@ -16,6 +16,8 @@ pub(crate) type Place = (Key, Owner);
 pub(crate) struct WatchList {
     queued: HashMap<Place, QueuedOwner>,
     held: HashMap<Place, HeldGrant>,
+    /// When grants that are over were last forgotten.
+    pruned: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -51,6 +53,8 @@ impl WatchList {
     const FRESH: Duration = Duration::from_secs(2);
     /// A queued owner without a request for this long has been given up.
     const FORGOTTEN: Duration = Duration::from_secs(10);
+    /// There may be many grants.
+    const PRUNED_EVERY: Duration = Duration::from_secs(1);
     /// How long a pool has for a request before it is told again.
     const REMINDER: Duration = Duration::from_millis(200);
     /// Between two looks for an owner at the head of a queue or behind it, for one further behind, and for a holder.
@@ -129,7 +133,10 @@ impl WatchList {
     /// The queued owners to look at. Forgets those that are over.
     pub(crate) fn places(&mut self, now: Instant) -> Vec<Place> {
         self.queued.retain(|_, entry| now.since(entry.seen) < Self::FORGOTTEN);
-        self.held.retain(|_, held| held.until > now);
+        if self.pruned.is_none_or(|pruned| now.since(pruned) >= Self::PRUNED_EVERY) {
+            self.pruned = Some(now);
+            self.held.retain(|_, held| held.until > now);
+        }
         self.queued.keys().cloned().collect()
     }
 
@@ -209,11 +216,11 @@ mod tests {
         list.queued(&place.0, place.1, 0, T);
         assert_eq!(list.places(T + MS(9_000)), [place.clone()]);
         assert_eq!(list.places(T + MS(10_000)), []);
-        list.granted(&place.0, place.1, T + MS(1_000), false);
+        list.granted(&place.0, place.1, T + MS(11_000), false);
         assert!(list.looks_at_held());
         assert!(list.contended(&place.0));
         assert!(!list.contended(&place.0) && !list.looks_at_held());
-        assert_eq!(list.places(T + MS(1_000)), []);
+        assert_eq!(list.places(T + MS(11_000)), []);
         assert!(list.held.is_empty());
     }
 }
