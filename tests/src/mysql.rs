@@ -395,6 +395,7 @@ fn spawn(dir: &Path, port: u16, options: &[String]) -> Process {
     command.args(["--skip-name-resolve", "--skip-log-bin", "--performance-schema=off"]);
     command.args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"]);
     command.args(["--innodb-flush-log-at-trx-commit=0", "--max-connections=100"]);
+    command.arg("--innodb-print-all-deadlocks");
     // The last one counts.
     command.args(options);
     command.stdin(Stdio::null()).stdout(log()).stderr(log());

@@ -18,11 +18,9 @@ use tokio::task::JoinSet;
 
 use super::conformance::{shared, until_queued};
 
-/// How many transactions of the pools wait for a row.
-fn waits(server: &MysqlServer) -> usize {
-    let waits = "SELECT COUNT(*) FROM information_schema.INNODB_TRX JOIN information_schema.PROCESSLIST \
-                 ON trx_mysql_thread_id = ID WHERE trx_state = 'LOCK WAIT' AND USER = 'locks'";
-    server.query(waits)[0][0].parse().unwrap()
+/// How many transactions wait for a row.
+fn waits(server: &MysqlServer) -> u64 {
+    status(server, "Innodb_row_lock_current_waits")
 }
 
 async fn until_one_waits(server: &MysqlServer) {
@@ -117,7 +115,7 @@ async fn exclusion_does_not_need_the_rows_of_free_locks() {
         let pool = patient(&url, ms(20_000)).await;
         let (inside, over) = (inside.clone(), over.clone());
         tasks.spawn(async move {
-            for _ in 0..60 {
+            for _ in 0..25 {
                 let keys: &[&str] = if n % 2 == 0 { &["a", "b"] } else { &["b"] };
                 let guard = pool.lock_all(keys.iter().copied()).acquire().await.unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
@@ -226,26 +224,27 @@ async fn a_statement_of_a_lost_connection_is_killed_and_grants_nothing_later() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deadlocks_with_statements_of_others_reach_no_caller() {
     let server = MysqlServer::start();
-    let pools = [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
-    cycle(&pools[0], "a").await;
-    cycle(&pools[0], "b").await;
+    let pool = patient(server.url(), ms(20_000)).await;
+    pool.lock_all(["a", "b", "c", "d"]).acquire().await.unwrap().release().await.unwrap();
     let before = status(&server, "Innodb_deadlocks");
     let over = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
-    for pool in pools {
-        let over = over.clone();
+    for keys in [["a", "b"], ["c", "d"]] {
+        let (pool, over) = (pool.clone(), over.clone());
         tasks.spawn(async move {
             while !over.load(Ordering::Relaxed) {
-                let guard = pool.lock_all(["a", "b"]).acquire().await.unwrap();
+                let guard = pool.lock_all(keys).acquire().await.unwrap();
                 guard.release().await.unwrap();
             }
         });
     }
-    let opposite = "UPDATE lock_lease SET contended = contended WHERE `key` = 'b'; \
-                    UPDATE lock_lease SET contended = contended WHERE `key` = 'a'; COMMIT";
+    let update = |key: &str| format!("UPDATE lock_lease SET contended = 1 - contended WHERE `key` = '{key}'; ");
+    let opposite: String =
+        ["d", "c", "b", "a", "d", "c", "b", "a"].into_iter().map(update).collect();
+    let opposite = format!("START TRANSACTION; {opposite} COMMIT; ").repeat(20);
     eventually_async(2 * DEADLINE, "deadlocks", async || {
         // The server may choose this transaction to be rolled back.
-        let _ = server.try_query(&format!("START TRANSACTION; {opposite}"));
+        let _ = server.try_query(&opposite);
         status(&server, "Innodb_deadlocks") > before + 5
     })
     .await;
@@ -394,7 +393,7 @@ async fn overlapping_keys_end_in_no_deadlock() {
     }
     within(4 * DEADLINE, "all transfers", tasks.join_all()).await;
     until_nothing_is_left(&server).await;
-    assert_eq!(status(&server, "Innodb_deadlocks"), 0);
+    assert_eq!(status(&server, "Innodb_deadlocks"), 0, "{}", server.log());
 }
 
 /// Freezes of processes, some of them longer than the ttl of 300 ms, cuts of all connections, and kills of the server.

@@ -23,7 +23,7 @@ impl Looks {
 
     /// When the next look is due, if looks are `interval` apart.
     pub(crate) fn due(&self, interval: Duration) -> Instant {
-        self.last + interval.max(4 * self.took)
+        self.last + interval.max(self.took)
     }
 
     /// Looks at everything that this process waits for, by one packet. A failure is no matter: the next look finds the same.

@@ -42,9 +42,9 @@ pub(crate) fn connect_failure(server: &str, error: Error) -> BackendError {
         .because(error)
 }
 
-/// Whether a table does not exist, or is none of this version.
+/// Whether a table may not exist, or is none of this version. Without rights on it a user does not learn which.
 pub(crate) fn is_about_tables(error: &Error) -> bool {
-    matches!(error, Error::Server(answer) if TABLES.contains(&answer.code))
+    matches!(error, Error::Server(answer) if TABLES.contains(&answer.code) || answer.code == 1142)
 }
 
 /// The failure of a server that accepts no locks.
@@ -127,7 +127,7 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         1142 | 1143 => (
             Rejected,
             "refuses the statement for lack of rights",
-            "grant the rights: `GRANT SELECT, INSERT, UPDATE, DELETE ON lock_lease TO the_user`, and the same for `lock_queue`",
+            "grant the rights: `GRANT SELECT, INSERT, UPDATE, DELETE ON lock_lease TO the_user`, and the same for `lock_queue`; `docs/mysql.md` has the tables",
         ),
         code if TABLES.contains(&code) => {
             (Rejected, "does not have the tables of the locks", schema::REMEDY)

@@ -14,13 +14,14 @@ UPDATE lock_lease SET
 WHERE `key` = :key AND (owner IN ('', :owner) OR until <= @now);
 DELETE FROM lock_queue WHERE `key` = :key AND owner = :owner
     AND EXISTS (SELECT 1 FROM lock_lease AS lease WHERE lease.`key` = :key AND lease.owner = :owner);
--- Behind all others. An owner that is queued keeps its position.
+-- An owner that is queued keeps its position. A new one is behind all others.
+UPDATE lock_queue SET channel = :channel, seen = @now WHERE `key` = :key AND owner = :owner;
 INSERT INTO lock_queue (`key`, owner, position, channel, seen)
 SELECT lease.`key`, :owner, COALESCE(MAX(queued.position), 0) + 1, :channel, @now
 FROM lock_lease AS lease LEFT JOIN lock_queue AS queued ON queued.`key` = lease.`key`
 WHERE lease.`key` = :key AND lease.owner <> :owner
 GROUP BY lease.`key`
-ON DUPLICATE KEY UPDATE channel = VALUES(channel), seen = VALUES(seen);
+HAVING COALESCE(SUM(queued.owner = :owner), 0) = 0;
 UPDATE lock_lease SET contended = true WHERE `key` = :key AND owner <> :owner AND NOT contended;
 SELECT :number, IF(lease.owner = :owner, lease.fence, NULL), lease.contended, lease.until - @now, (
         SELECT COUNT(*) FROM lock_queue AS earlier JOIN lock_queue AS queued ON queued.`key` = earlier.`key`

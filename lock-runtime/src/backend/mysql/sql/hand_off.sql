@@ -7,8 +7,8 @@ SELECT owner INTO @holder FROM lock_lease WHERE `key` = :key FOR UPDATE;
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
 SET @held = 0, @head = NULL, @place = NULL, @head_channel = NULL, @next = NULL;
 DELETE FROM lock_queue WHERE `key` = :key AND owner = :owner;
--- Of its kind: a key that is kept for a while is handed off to no owner.
 SELECT 1 INTO @held FROM lock_lease WHERE `key` = :key AND owner = :owner AND until > @now;
+-- A key that is kept for a while is handed off to no owner.
 -- A channel is a named lock of its process, which ends with the connection.
 SELECT owner, position, channel INTO @head, @place, @head_channel FROM lock_queue
 WHERE `key` = :key AND @held AND :free_after = 0 AND seen > @now - 10000000
@@ -31,10 +31,12 @@ UPDATE lock_lease SET
 WHERE `key` = :key AND @held;
 DELETE queued FROM lock_queue AS queued FORCE INDEX (PRIMARY)
 WHERE queued.`key` = :key AND queued.position <= @place AND @held AND :window = 0;
+UPDATE lock_queue SET channel = :channel, seen = @now WHERE `key` = :key AND owner = :successor
+    AND @held AND :window = 0 AND @head IS NOT NULL;
 INSERT INTO lock_queue (`key`, owner, position, channel, seen)
 SELECT lease.`key`, :successor, COALESCE(MAX(queued.position), 0) + 1, :channel, @now
 FROM lock_lease AS lease LEFT JOIN lock_queue AS queued ON queued.`key` = lease.`key`
 WHERE lease.`key` = :key AND @held AND :window = 0 AND @head IS NOT NULL AND :successor <> ''
 GROUP BY lease.`key`
-ON DUPLICATE KEY UPDATE channel = VALUES(channel), seen = VALUES(seen);
+HAVING COALESCE(SUM(queued.owner = :successor), 0) = 0;
 SELECT :number, @held, @head IS NOT NULL AND :window = 0
