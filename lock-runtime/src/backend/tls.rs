@@ -96,7 +96,8 @@ fn roots(ca: Option<&str>) -> Result<RootCertStore, LockError> {
 pub(crate) fn root_certificates(
     ca: Option<&str>,
 ) -> Result<Vec<CertificateDer<'static>>, LockError> {
-    let is_usable = |root: &CertificateDer<'static>| RootCertStore::empty().add(root.clone()).is_ok();
+    let is_usable =
+        |root: &CertificateDer<'static>| RootCertStore::empty().add(root.clone()).is_ok();
     Ok(trusted(ca)?.into_iter().filter(is_usable).collect())
 }
 

@@ -25,8 +25,7 @@ fn says(case: &str, error: &lock_runtime::LockError, kind: ErrorKind, texts: &[&
 async fn a_refusal_names_its_remedy() {
     let server = shared();
     let with_tables = server.database("refusals");
-    let at =
-        |user: &str, rest: &str| format!("mysql://{user}@127.0.0.1:{}/{rest}", server.port());
+    let at = |user: &str, rest: &str| format!("mysql://{user}@127.0.0.1:{}/{rest}", server.port());
     let refused = async |url: String| LockPool::connect(&url).await.unwrap_err();
     let backend = ErrorKind::Backend;
     let without_tables = refused(at("locks", "refusals")).await;
@@ -109,7 +108,9 @@ async fn a_replica_is_refused_and_the_next_host_is_tried() {
     let error = pool.health().await.unwrap_err();
     says("its health", &error, ErrorKind::Backend, &["read-only", "primary"]);
     server.query("SET GLOBAL read_only = 0");
-    server.query("CHANGE MASTER TO MASTER_HOST = '127.0.0.1'; GRANT REPLICA MONITOR ON *.* TO locks@'%'");
+    server.query(
+        "CHANGE MASTER TO MASTER_HOST = '127.0.0.1'; GRANT REPLICA MONITOR ON *.* TO locks@'%'",
+    );
     server.kill_clients();
     eventually_async(DEADLINE, "a replica without `read_only` is warned of", async || {
         let warnings = pool.health().await.map(|health| format!("{:?}", health.warnings));
@@ -179,7 +180,8 @@ async fn rows_that_are_not_needed_are_deleted() {
     }
     server.query("INSERT INTO sweeps.lock_queue VALUES ('order:1', 'nothing', 1, '', 0)");
     let kept = pool.lock("order:held").acquire().await.unwrap();
-    let rows = "SELECT (SELECT COUNT(*) FROM sweeps.lock_lease), (SELECT COUNT(*) FROM sweeps.lock_queue)";
+    let rows =
+        "SELECT (SELECT COUNT(*) FROM sweeps.lock_lease), (SELECT COUNT(*) FROM sweeps.lock_queue)";
     eventually_async(DEADLINE, "only the held lock has a row", async || {
         server.query(rows) == [["1", "0"]]
     })

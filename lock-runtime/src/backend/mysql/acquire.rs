@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
-use crate::backend::mysql::script::{ByteList, Literal, Script, push_bytes};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
 use crate::backend::mysql::session::Fields;
 use crate::backend::sql::job::{Acquires, answer};
 use crate::backend::sql::parts::by_distinct_keys;
@@ -76,7 +76,7 @@ impl MysqlBatch<'_> {
             self.push_row(&mut rows, request);
         }
         let keys = ByteList::of_keys(requests.iter().map(|(request, _)| &request.keys[0]));
-        let script = Script::of(&statements.clock, &[])
+        let script = SqlScript::of(&statements.clock, &[])
             .then(&statements.acquire, &[("rows", Literal::Text(&rows))])
             .then(&statements.leases, &[("keys", keys.as_literal())]);
         let answered = match self.execute(&script, 1).await {
@@ -136,12 +136,8 @@ impl MysqlBatch<'_> {
             Ok(answered) => answered,
             Err(error) => return self.others(requests, |request| &request.keys, error).await,
         };
-        let mut rows: HashMap<i64, &Fields> = answered
-            .sets
-            .iter()
-            .flatten()
-            .filter_map(|row| Some((row.number(0)?, row)))
-            .collect();
+        let mut rows: HashMap<i64, &Fields> =
+            answered.sets.iter().flatten().filter_map(|row| Some((row.number(0)?, row))).collect();
         for (number, (request, reply)) in (0_i64..).zip(requests) {
             let Some(row) = rows.remove(&number) else {
                 // The row of a lease may be gone since: then the key is free.
@@ -217,7 +213,7 @@ impl MysqlBatch<'_> {
             push_bytes(&mut rows, &[key.as_str().as_bytes()]);
             rows.push_str(" AS `key`");
         }
-        let script = Script::of(&statements.clock, &[])
+        let script = SqlScript::of(&statements.clock, &[])
             .then(&statements.add_rows, &[("keys", Literal::Text(&rows))]);
         // It grants nothing.
         self.execute(&script, usize::MAX).await.map_err(BackendError::before_sending)?;

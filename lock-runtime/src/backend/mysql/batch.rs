@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use crate::backend::mysql::diagnostics;
 use crate::backend::mysql::locked_rows::LockedRows;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::schema::MysqlStatements;
-use crate::backend::mysql::script::{ByteList, Script};
+use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
     ends_connection, failure, is_lock_timeout, is_rolled_back, row_is_locked,
 };
@@ -67,7 +66,7 @@ impl<'a> MysqlBatch<'a> {
             answer(reply, found);
         }
         for reply in health {
-            let found = diagnostics::warnings(self).await;
+            let found = self.health().await;
             answer(reply, found);
         }
         for reply in probes {
@@ -79,7 +78,7 @@ impl<'a> MysqlBatch<'a> {
     /// Runs statements of which each commits. A failure behind the first `harmless` statements may follow a change.
     pub(super) async fn execute(
         &mut self,
-        script: &Script,
+        script: &SqlScript,
         harmless: usize,
     ) -> Result<ScriptAnswer, BackendError> {
         let mut repeats = 0;
@@ -100,7 +99,7 @@ impl<'a> MysqlBatch<'a> {
     /// Runs statements that commit together, or have no effect.
     pub(super) async fn in_transaction(
         &mut self,
-        script: Script,
+        script: SqlScript,
     ) -> Result<ScriptAnswer, BackendError> {
         let statements = self.statements();
         let script = script.then(&statements.commit, &[]);
@@ -120,9 +119,9 @@ impl<'a> MysqlBatch<'a> {
     }
 
     /// The start of a script for [`in_transaction`](Self::in_transaction).
-    pub(super) fn begin(&self) -> Script {
+    pub(super) fn begin(&self) -> SqlScript {
         let statements = self.statements();
-        Script::of(&statements.clock, &[]).then(&statements.begin, &[])
+        SqlScript::of(&statements.clock, &[]).then(&statements.begin, &[])
     }
 
     /// The statements behind the one that failed were not run, so its transaction is still open.
@@ -130,7 +129,7 @@ impl<'a> MysqlBatch<'a> {
         if self.is_broken() {
             return;
         }
-        let script = Script::of(&self.statements().roll_back, &[]);
+        let script = SqlScript::of(&self.statements().roll_back, &[]);
         if let Err((error, _)) = self.send(&script).await {
             self.broken = Some(error);
         }
@@ -142,7 +141,7 @@ impl<'a> MysqlBatch<'a> {
 
     /// The server bounds each statement, so a connection without an answer for longer is of no use. Nothing more is sent
     /// there.
-    async fn send(&mut self, script: &Script) -> Result<ScriptAnswer, (BackendError, usize)> {
+    async fn send(&mut self, script: &SqlScript) -> Result<ScriptAnswer, (BackendError, usize)> {
         if let Some(error) = &self.broken {
             return Err((error.clone().before_sending(), 0));
         }
@@ -194,7 +193,8 @@ impl<'a> MysqlBatch<'a> {
             return requests;
         }
         let now = self.now();
-        let is_suspect = |request: &R| keys(request).iter().any(|key| self.locked.contains(key, now));
+        let is_suspect =
+            |request: &R| keys(request).iter().any(|key| self.locked.contains(key, now));
         if !requests.iter().any(|(request, _)| is_suspect(request)) {
             return requests;
         }
@@ -242,7 +242,7 @@ impl<'a> MysqlBatch<'a> {
         asked.sort_unstable();
         asked.dedup();
         let keys = ByteList::of_keys(&asked);
-        let script = Script::of(&self.statements().free_rows, &[("keys", keys.as_literal())]);
+        let script = SqlScript::of(&self.statements().free_rows, &[("keys", keys.as_literal())]);
         let answer = self.execute(&script, usize::MAX).await?;
         let [free, all] = answer.sets.as_slice() else { return Err(no_answer()) };
         let texts = |rows: &'_ [_]| -> HashSet<Vec<u8>> {

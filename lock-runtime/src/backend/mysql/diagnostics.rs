@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
-use crate::backend::mysql::script::{ByteList, Literal, Script};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::read_only;
 use crate::backend::{BackendError, FailureKind, Warning};
 
@@ -19,51 +19,65 @@ const FOUND: [(&str, &str); 2] = [
     ),
 ];
 
-/// The warnings about the server of `batch`.
-pub(super) async fn warnings(batch: &mut MysqlBatch<'_>) -> Result<Vec<Warning>, BackendError> {
-    let database = &batch.state.connector.database;
-    let (schema, prefix) = match database.table.split_once('.') {
-        Some((schema, prefix)) => (schema, prefix),
-        None => (database.database.as_deref().unwrap_or_default(), database.table.as_str()),
-    };
-    let mut names = ByteList::default();
-    names.push(&[prefix.as_bytes(), b"_lease"]);
-    names.push(&[prefix.as_bytes(), b"_queue"]);
-    let values = [("schema", Literal::Bytes(schema.as_bytes())), ("names", names.as_literal())];
-    let statements = batch.statements();
-    let script = Script::of(&statements.settings, &values);
-    let answered = batch.execute(&script, usize::MAX).await?;
-    let [settings, states] = answered.sets.as_slice() else { return Err(incomplete()) };
-    let settings = settings.first().ok_or_else(incomplete)?;
-    if settings.is_true(0) {
-        return Err(read_only(&batch.state.connector.server()));
+impl MysqlBatch<'_> {
+    /// The warnings about the server.
+    pub(super) async fn health(&mut self) -> Result<Vec<Warning>, BackendError> {
+        let database = &self.state.connector.database;
+        let (schema, prefix) = match database.table.split_once('.') {
+            Some((schema, prefix)) => (schema, prefix),
+            None => (database.database.as_deref().unwrap_or_default(), database.table.as_str()),
+        };
+        let mut names = ByteList::default();
+        names.push(&[prefix.as_bytes(), b"_lease"]);
+        names.push(&[prefix.as_bytes(), b"_queue"]);
+        let values = [("schema", Literal::Bytes(schema.as_bytes())), ("names", names.as_literal())];
+        let statements = self.statements();
+        let script = SqlScript::of(&statements.settings, &values);
+        let answered = self.execute(&script, usize::MAX).await?;
+        let [settings, states] = answered.sets.as_slice() else { return Err(incomplete()) };
+        let settings = settings.first().ok_or_else(incomplete)?;
+        if settings.is_true(0) {
+            return Err(read_only(&self.state.connector.server()));
+        }
+        if settings.is_true(3) {
+            let message = "the tables of the locks have an engine without transactions";
+            return Err(BackendError::new(FailureKind::Rejected, message).remedy(
+                "run `ALTER TABLE lock_lease ENGINE = InnoDB`, and the same for `lock_queue`",
+            ));
+        }
+        let states: HashMap<&str, &str> =
+            states.iter().filter_map(|row| Some((row.text(0)?, row.text(1)?))).collect();
+        let mut warnings: Vec<_> = (1..)
+            .zip(FOUND)
+            .filter(|(column, _)| settings.is_true(*column))
+            .map(|(_, (text, remedy))| Warning::new(text, remedy))
+            .collect();
+        warnings.extend(of_replication(&states));
+        if self.replicates().await {
+            warnings.push(Warning::new(
+                "this server replicates from another one, which does not know of locks that are taken here",
+                "point the URL at the primary, and set `read_only` on replicas",
+            ));
+        }
+        if self.channel.is_empty() {
+            warnings.push(Warning::new(
+                "the server refuses `GET_LOCK`, so waiters of ended processes are not found at once",
+                "connect to the server itself, not by a proxy that refuses it",
+            ));
+        }
+        Ok(warnings)
     }
-    if settings.is_true(3) {
-        let message = "the tables of the locks have an engine without transactions";
-        return Err(BackendError::new(FailureKind::Rejected, message)
-            .remedy("run `ALTER TABLE lock_lease ENGINE = InnoDB`, and the same for `lock_queue`"));
+
+    /// Whether the server has a primary. Not known without the right to ask.
+    async fn replicates(&mut self) -> bool {
+        for statement in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
+            let script = SqlScript::verbatim(statement);
+            if let Ok(answered) = self.execute(&script, usize::MAX).await {
+                return answered.sets.iter().any(|rows| !rows.is_empty());
+            }
+        }
+        false
     }
-    let states: HashMap<&str, &str> =
-        states.iter().filter_map(|row| Some((row.text(0)?, row.text(1)?))).collect();
-    let mut warnings: Vec<_> = (1..)
-        .zip(FOUND)
-        .filter(|(column, _)| settings.is_true(*column))
-        .map(|(_, (text, remedy))| Warning::new(text, remedy))
-        .collect();
-    warnings.extend(of_replication(&states));
-    if batch.replicates().await {
-        warnings.push(Warning::new(
-            "this server replicates from another one, which does not know of locks that are taken here",
-            "point the URL at the primary, and set `read_only` on replicas",
-        ));
-    }
-    if batch.channel.is_empty() {
-        warnings.push(Warning::new(
-            "the server refuses `GET_LOCK`, so waiters of ended processes are not found at once",
-            "connect to the server itself, not by a proxy that refuses it",
-        ));
-    }
-    Ok(warnings)
 }
 
 fn of_replication(states: &HashMap<&str, &str>) -> Vec<Warning> {
@@ -85,17 +99,4 @@ fn of_replication(states: &HashMap<&str, &str>) -> Vec<Warning> {
         ));
     }
     warnings
-}
-
-impl MysqlBatch<'_> {
-    /// Whether the server has a primary. Not known without the right to ask.
-    async fn replicates(&mut self) -> bool {
-        for statement in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
-            let script = Script::verbatim(statement);
-            if let Ok(answered) = self.execute(&script, usize::MAX).await {
-                return answered.sets.iter().any(|rows| !rows.is_empty());
-            }
-        }
-        false
-    }
 }

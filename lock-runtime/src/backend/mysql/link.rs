@@ -19,8 +19,11 @@ use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::base::clock::Instant;
 
-/// The most requests of one batch.
-const BATCH: usize = 256;
+/// The most requests of one batch of acquires and releases.
+const CLAIMS: usize = 256;
+
+/// The most requests of one batch of renewals.
+const RENEWALS: usize = 1_024;
 
 /// How long a connection is idle before it is checked.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
@@ -103,7 +106,8 @@ impl MysqlLink {
     /// Sends requests until the connection ends.
     async fn serve(&mut self, session: &mut MysqlSession) -> Left {
         let mut answered = self.state.clock.now();
-        let mut jobs = Vec::with_capacity(BATCH);
+        let most = if self.purpose == Purpose::Claims { CLAIMS } else { RENEWALS };
+        let mut jobs = Vec::with_capacity(most);
         let state = self.state.clone();
         let is_upkeep = self.purpose == Purpose::Upkeep;
         loop {
@@ -113,7 +117,7 @@ impl MysqlLink {
             let wake_at = wake_at.into_iter().flatten().fold(idle_until, Instant::min);
             tokio::select! {
                 biased;
-                count = self.inbox.recv_many(&mut jobs, BATCH) => {
+                count = self.inbox.recv_many(&mut jobs, most) => {
                     if count == 0 {
                         return Left::Closed;
                     }

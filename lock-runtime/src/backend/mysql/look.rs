@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::script::{ByteList, Literal, Script};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::watch_list::{Found, Place};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
@@ -52,7 +52,7 @@ async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: Vec<Place>) {
     let keys = ByteList::of_keys(places.iter().map(|(key, _)| key));
     let statements = batch.statements();
     let values = [("keys", keys.as_literal()), ("waiters", waiters.as_literal())];
-    let script = Script::of(&statements.clock, &[]).then(&statements.look, &values);
+    let script = SqlScript::of(&statements.clock, &[]).then(&statements.look, &values);
     let Ok(answered) = batch.execute(&script, usize::MAX).await else { return };
     let mut found = HashMap::new();
     for row in answered.sets.iter().flatten() {
@@ -84,8 +84,8 @@ async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: Vec<Place>) {
 async fn look_at_held(batch: &mut MysqlBatch<'_>) {
     let statements = batch.statements();
     let channel = Literal::Bytes(batch.channel.as_bytes());
-    let script = Script::of(&statements.clock, &[])
-        .then(&statements.contended, &[("channel", channel)]);
+    let script =
+        SqlScript::of(&statements.clock, &[]).then(&statements.contended, &[("channel", channel)]);
     let Ok(answered) = batch.execute(&script, usize::MAX).await else { return };
     for row in answered.sets.iter().flatten() {
         let Some(key) = row.text(0).map(Key::from) else { continue };

@@ -133,8 +133,9 @@ impl MysqlBatch<'_> {
 
     fn answer_ended(&mut self, requests: Releases, ends: &Ends) {
         for (at, (request, reply)) in requests.into_iter().enumerate() {
-            let ended: Vec<_> =
-                (0..request.lease.keys.len()).filter_map(|number| ends.get(&(at, number))).collect();
+            let ended: Vec<_> = (0..request.lease.keys.len())
+                .filter_map(|number| ends.get(&(at, number)))
+                .collect();
             let is_held = ended.len() == request.lease.keys.len()
                 && ended.iter().all(|ended| **ended != Ended::NotHeld);
             let next = successor(&request).filter(|_| request.free_after.is_zero());

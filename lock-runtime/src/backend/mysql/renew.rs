@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::script::{ByteList, Literal, Script};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::row_is_locked;
 use crate::backend::sql::job::{Renewals, answer};
 use crate::backend::sql::tables::micros;
@@ -15,7 +15,7 @@ use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
 
 /// How many leases one statement renews. It locks their rows until its flush.
-const TOGETHER: usize = 1_000;
+const TOGETHER: usize = 1_024;
 
 /// A lease by its owner and keys.
 type RenewedLease = (Owner, Arc<[Key]>);
@@ -63,10 +63,9 @@ impl MysqlBatch<'_> {
         let deadline = self.now() + patience;
         loop {
             let unlocked = self.unlocked(&left).await?;
-            let (ready, others): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|lease| {
-                    lease.keys.iter().all(|key| unlocked.get(key) == Some(&lease.owner))
-                });
+            let (ready, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|lease| {
+                lease.keys.iter().all(|key| unlocked.get(key) == Some(&lease.owner))
+            });
             self.extend(&ready, renewed).await?;
             left = others;
             if left.is_empty() {
@@ -96,7 +95,7 @@ impl MysqlBatch<'_> {
             .map(|key| (key.as_str().as_bytes(), key))
             .collect();
         let keys = ByteList::of_keys(asked.values().copied());
-        let script = Script::of(&self.statements().unlocked, &[("keys", keys.as_literal())]);
+        let script = SqlScript::of(&self.statements().unlocked, &[("keys", keys.as_literal())]);
         let answered = self.execute(&script, usize::MAX).await?;
         let mut found = HashMap::new();
         for row in answered.sets.iter().flatten() {
@@ -122,7 +121,7 @@ impl MysqlBatch<'_> {
         }
         let statements = self.statements();
         let is_one = by_length.len() == 1;
-        let mut script = if is_one { Script::default() } else { self.begin() };
+        let mut script = if is_one { SqlScript::default() } else { self.begin() };
         if !is_one {
             // The statements below each have an order of their own.
             let keys = ByteList::of_keys(leases.iter().flat_map(|lease| lease.keys.iter()));
@@ -163,7 +162,7 @@ impl MysqlBatch<'_> {
     async fn held(&mut self, leases: &[&LeaseRef]) -> Result<HashSet<Vec<u8>>, BackendError> {
         let (keys, pairs) = lists(leases);
         let values = [("keys", keys.as_literal()), ("leases", pairs.as_literal())];
-        let script = Script::of(&self.statements().held, &values);
+        let script = SqlScript::of(&self.statements().held, &values);
         let answered = self.execute(&script, 0).await?;
         let pair = |row: &crate::backend::mysql::session::Fields| {
             Some([row.bytes(0)?, row.bytes(1)?].concat())
@@ -175,7 +174,7 @@ impl MysqlBatch<'_> {
         let keys = ByteList::of_keys(lease.keys.iter());
         let owner = Literal::Bytes(lease.owner.as_bytes());
         let values = [("keys", keys.as_literal()), ("owner", owner)];
-        let script = Script::of(&self.statements().is_held, &values);
+        let script = SqlScript::of(&self.statements().is_held, &values);
         let answered = self.execute(&script, usize::MAX).await?;
         let count = answered.sets.iter().flatten().find_map(|row| row.number(0));
         let is_held = count.is_some_and(|count| usize::try_from(count) == Ok(lease.keys.len()));
@@ -197,7 +196,8 @@ fn lists(leases: &[&LeaseRef]) -> (ByteList, ByteList) {
 }
 
 fn is_complete(lease: &LeaseRef, held: &HashSet<Vec<u8>>) -> bool {
-    let is_held = |key: &Key| held.contains(&[key.as_str().as_bytes(), lease.owner.as_bytes()].concat());
+    let is_held =
+        |key: &Key| held.contains(&[key.as_str().as_bytes(), lease.owner.as_bytes()].concat());
     lease.keys.iter().all(is_held)
 }
 

@@ -44,9 +44,9 @@ pub(crate) enum Literal<'a> {
 
 /// Statements that are sent together. The server runs them one after the other, up to the first that fails.
 #[derive(Debug, Default)]
-pub(crate) struct Script(String);
+pub(crate) struct SqlScript(String);
 
-impl Script {
+impl SqlScript {
     /// A script of one statement, or of those in one template.
     pub(crate) fn of(template: &Template, values: &[(&str, Literal<'_>)]) -> Self {
         Self::default().then(template, values)
@@ -133,7 +133,7 @@ mod tests {
         let mut list = ByteList::default();
         list.push(&[b"a'", b"\\"]);
         list.push(&[b""]);
-        let script = Script::of(
+        let script = SqlScript::of(
             &template,
             &[
                 ("bytes", Literal::Bytes(b"\"\0")),

@@ -105,6 +105,8 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         code if ROLLED_BACK.contains(&code) => {
             (NotApplied, "has rolled the statement back", "it passes by itself")
         }
+        // Such a limit may end a commit.
+        1969 | 1317 => (MaybeApplied, "has cancelled a statement", LONG_TRANSACTIONS),
         code if LOCK_TIMEOUTS.contains(&code) => {
             (NotApplied, "has cancelled a statement that took too long", LONG_TRANSACTIONS)
         }
@@ -150,7 +152,9 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         1129 | 1130 => {
             (Rejected, "refuses this host", "allow the host of this process for the account")
         }
-        1153 => (Rejected, "refuses a long statement", "raise `max_allowed_packet` to 4 MiB or more"),
+        1153 => {
+            (Rejected, "refuses a long statement", "raise `max_allowed_packet` to 4 MiB or more")
+        }
         1286 => (Rejected, "does not have the engine InnoDB", "enable InnoDB on the server"),
         1665 => (
             Rejected,

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::backend::credentials::Provider;
 use crate::backend::mysql::encryption::MysqlEncryption;
 use crate::backend::mysql::schema::MysqlStatements;
-use crate::backend::mysql::script::{Literal, Script};
+use crate::backend::mysql::script::{Literal, SqlScript};
 use crate::backend::mysql::server_error::{connect_failure, failure, is_about_tables, read_only};
 use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
 use crate::backend::sql::job::closed;
@@ -91,8 +91,8 @@ impl MysqlConnector {
         let refused = |error| connect_failure(server, error);
         let conn = Conn::new(self.options(host).await?).await.map_err(refused)?;
         let mut session = MysqlSession { conn, name: String::new(), server: String::new() };
-        let script = Script::of(&self.statements.session, &[])
-            .then(&self.statements.introduction, &[]);
+        let script =
+            SqlScript::of(&self.statements.session, &[]).then(&self.statements.introduction, &[]);
         let answer = session.run(&script).await.map_err(|(error, _)| refused(error))?;
         let row = answer.sets.first().and_then(|rows| rows.first());
         let (Some(node), Some(is_read_only)) =
@@ -110,7 +110,7 @@ impl MysqlConnector {
         let seconds = format!("{:.3}", limit.as_secs_f64());
         let millis = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
         let limits = [("seconds", Literal::Text(&seconds)), ("millis", Literal::Number(millis))];
-        let script = Script::of(&self.statements.limits, &limits);
+        let script = SqlScript::of(&self.statements.limits, &limits);
         session.run(&script).await.map_err(|(error, _)| refused(error))?;
         Ok(session)
     }
@@ -139,13 +139,13 @@ impl MysqlConnector {
     }
 
     async fn prepare_tables(&self, session: &mut MysqlSession) -> Result<(), Error> {
-        let run = async |session: &mut MysqlSession, script: Script| {
+        let run = async |session: &mut MysqlSession, script: SqlScript| {
             session.run(&script).await.map(drop).map_err(|(error, _)| error)
         };
-        let check = || Script::of(&self.statements.check, &[]);
+        let check = || SqlScript::of(&self.statements.check, &[]);
         match run(session, check()).await {
             Err(error) if self.database.creates && is_about_tables(&error) => {
-                run(session, Script::of(&self.statements.tables, &[])).await?;
+                run(session, SqlScript::of(&self.statements.tables, &[])).await?;
                 run(session, check()).await
             }
             checked => checked,
@@ -155,7 +155,7 @@ impl MysqlConnector {
 
 impl MysqlSession {
     /// Runs all statements of `script`. With an error comes how many statements were run before.
-    pub(crate) async fn run(&mut self, script: &Script) -> Result<ScriptAnswer, (Error, usize)> {
+    pub(crate) async fn run(&mut self, script: &SqlScript) -> Result<ScriptAnswer, (Error, usize)> {
         let mut answer = ScriptAnswer::default();
         let mut result = self.conn.query_iter(script.text()).await.map_err(|error| (error, 0))?;
         while let Some(columns) = result.columns() {

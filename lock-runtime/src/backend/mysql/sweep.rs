@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::script::{ByteList, Literal, Script};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::sql::tables::micros;
 use crate::base::clock::Instant;
 use crate::base::jitter;
@@ -28,7 +28,11 @@ pub(crate) struct RowSweep {
 
 impl RowSweep {
     pub(crate) fn new(forget_after: Duration, now: Instant) -> Self {
-        Self { forget_after, last: Vec::new(), due: now + jitter::below(INTERVAL.min(forget_after)) }
+        Self {
+            forget_after,
+            last: Vec::new(),
+            due: now + jitter::below(INTERVAL.min(forget_after)),
+        }
     }
 
     /// When the next part is due.
@@ -53,7 +57,7 @@ impl RowSweep {
         let age = Literal::Number(micros(self.forget_after));
         let values =
             [("last", Literal::Bytes(&self.last)), ("age", age), ("rows", Literal::Number(ROWS))];
-        let script = Script::of(&statements.clock, &[])
+        let script = SqlScript::of(&statements.clock, &[])
             .then(&statements.sweep, &values)
             .then(&statements.abandoned, &values);
         let answered = batch.execute(&script, usize::MAX).await.ok()?;
@@ -82,7 +86,7 @@ impl RowSweep {
 /// Deletes the rows of these keys that no transaction has locked.
 async fn delete_unlocked(batch: &mut MysqlBatch<'_>, old: &ByteList, age: Literal<'_>) {
     let statements = batch.statements();
-    let script = Script::of(&statements.free_rows, &[("keys", old.as_literal())]);
+    let script = SqlScript::of(&statements.free_rows, &[("keys", old.as_literal())]);
     let Ok(answered) = batch.execute(&script, usize::MAX).await else { return };
     let free: HashSet<&[u8]> =
         answered.sets.iter().take(1).flatten().filter_map(|row| row.bytes(0)).collect();
@@ -94,7 +98,6 @@ async fn delete_unlocked(batch: &mut MysqlBatch<'_>, old: &ByteList, age: Litera
         keys.push(&[key]);
     }
     let values = [("keys", keys.as_literal()), ("age", age)];
-    let script =
-        Script::of(&statements.clock, &[]).then(&statements.sweep_rows, &values);
+    let script = SqlScript::of(&statements.clock, &[]).then(&statements.sweep_rows, &values);
     let _ = batch.execute(&script, usize::MAX).await;
 }

@@ -63,8 +63,9 @@ impl MysqlUrl {
                 "key" => files.key = Some(decoded(value)?),
                 "insecure" if value.is_empty() => files.trust = Trust::Any,
                 "insecure" => {
-                    return Err(wrong("`insecure` in the MySQL URL takes no value")
-                        .remedy("write `?ssl-mode=required&insecure`, and better `&ca=/path.pem`"));
+                    return Err(wrong("`insecure` in the MySQL URL takes no value").remedy(
+                        "write `?ssl-mode=required&insecure`, and better `&ca=/path.pem`",
+                    ));
                 }
                 "ssl-mode" | "sslmode" => encrypted = is_encrypted(value)?,
                 _ => parsed.set(name, value)?,
@@ -93,9 +94,8 @@ impl MysqlUrl {
         let parsed: Option<Vec<_>> = hosts.split(',').map(MysqlHost::parse).collect();
         let hosts = parsed
             .ok_or_else(|| wrong("a host or port in the MySQL URL is invalid").remedy(FORM))?;
-        let decoded = |text: Option<&str>| {
-            text.filter(|text| !text.is_empty()).map(decoded).transpose()
-        };
+        let decoded =
+            |text: Option<&str>| text.filter(|text| !text.is_empty()).map(decoded).transpose();
         Ok(Self {
             hosts,
             user: decoded(user)?,
@@ -158,8 +158,10 @@ fn is_encrypted(mode: &str) -> Result<bool, LockError> {
         // All are verified, the name too.
         "required" | "require" | "verify_ca" | "verify_identity" | "verify_full" => Ok(true),
         "disabled" | "disable" => Ok(false),
-        "preferred" | "prefer" | "allow" => Err(wrong(format!("`ssl-mode={mode}` encrypts by chance"))
-            .remedy("write `ssl-mode=required`, or `ssl-mode=disabled`")),
+        "preferred" | "prefer" | "allow" => {
+            Err(wrong(format!("`ssl-mode={mode}` encrypts by chance"))
+                .remedy("write `ssl-mode=required`, or `ssl-mode=disabled`"))
+        }
         _ => Err(wrong(format!("`ssl-mode={mode}` is unknown"))
             .remedy("write `ssl-mode=required`, or `ssl-mode=disabled`")),
     }
