@@ -178,9 +178,10 @@ impl MysqlSession {
         self.conn.ping().await
     }
 
-    /// Closes the connection in order.
+    /// Closes the connection in order. A server that is frozen takes no part in it.
     pub(crate) async fn close(self) {
-        let _ = self.conn.disconnect().await;
+        const LIMIT: Duration = Duration::from_millis(500);
+        let _ = timeout(LIMIT, self.conn.disconnect()).await;
     }
 
     /// Takes a new name. A server may refuse named locks: then the session has none.
