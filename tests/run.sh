@@ -170,7 +170,7 @@ for store in mysql postgres; do
         left_out+=(--skip "${store}::")
     fi
 done
-program engines faults::
+program engines faults:: mysql::wait_queue::hand_offs
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

@@ -144,6 +144,17 @@ impl MysqlServer {
         }
     }
 
+    /// A counter of the server. Reading it is no query.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such counter.
+    #[track_caller]
+    pub fn status(&self, name: &str) -> u64 {
+        let rows = self.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"));
+        rows[0][1].parse().expect("a counter is a number")
+    }
+
     /// As [`query`](Self::query), with the error of the server.
     ///
     /// # Errors
@@ -287,7 +298,10 @@ async fn connect(port: u16) -> mysql_async::Result<Conn> {
         .tcp_port(port)
         .user(Some("root"))
         .db_name(Some("locks"))
-        .prefer_socket(false);
+        .prefer_socket(false)
+        // Known, so that opening a connection is no query.
+        .max_allowed_packet(Some(16 << 20))
+        .wait_timeout(Some(600));
     let limit = Duration::from_secs(5);
     let too_late = || std::io::Error::from(std::io::ErrorKind::TimedOut).into();
     tokio::time::timeout(limit, Conn::new(options)).await.unwrap_or_else(|_| Err(too_late()))

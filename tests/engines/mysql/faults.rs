@@ -20,15 +20,11 @@ use super::conformance::{shared, until_queued};
 
 /// How many transactions wait for a row.
 fn waits(server: &MysqlServer) -> u64 {
-    status(server, "Innodb_row_lock_current_waits")
+    server.status("Innodb_row_lock_current_waits")
 }
 
 async fn until_one_waits(server: &MysqlServer) {
     eventually_async(DEADLINE, "a statement waits for the row", async || waits(server) == 1).await;
-}
-
-fn status(server: &MysqlServer, name: &str) -> u64 {
-    server.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"))[0][1].parse().unwrap()
 }
 
 /// A row that another session has locked delays the requests for it, and no others.
@@ -209,11 +205,11 @@ async fn a_statement_of_a_lost_connection_is_killed_and_grants_nothing_later() {
     let blocker = server.transaction("SELECT * FROM locks.lock_lease FOR UPDATE");
     let acquiring = tokio::spawn(pool.lock("order:1").wait(ms(10_000)).acquire());
     until_one_waits(&server).await;
-    let killed = status(&server, "Com_kill");
+    let killed = server.status("Com_kill");
     acquiring.abort();
     proxy.cut();
     eventually_async(DEADLINE, "the lost connection has ended", async || {
-        status(&server, "Com_kill") > killed && waits(&server) == 0
+        server.status("Com_kill") > killed && waits(&server) == 0
     })
     .await;
     drop(blocker);
@@ -227,7 +223,7 @@ async fn deadlocks_with_statements_of_others_reach_no_caller() {
     let server = MysqlServer::start();
     let pool = patient(server.url(), ms(20_000)).await;
     pool.lock_all(["a", "b", "c", "d"]).acquire().await.unwrap().release().await.unwrap();
-    let before = status(&server, "Innodb_deadlocks");
+    let before = server.status("Innodb_deadlocks");
     let over = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
     for keys in [["a", "b"], ["c", "d"]] {
@@ -248,7 +244,7 @@ async fn deadlocks_with_statements_of_others_reach_no_caller() {
     eventually_async(2 * DEADLINE, "deadlocks", async || {
         // The server may choose this transaction to be rolled back.
         let _ = server.try_query(&opposite);
-        status(&server, "Innodb_deadlocks") > before + 5
+        server.status("Innodb_deadlocks") > before + 5
     })
     .await;
     over.store(true, Ordering::Relaxed);
@@ -340,12 +336,12 @@ async fn leases_are_renewed_together() {
     }
     let least = "SELECT MIN(until) FROM lock_lease";
     let first: u64 = server.query(least)[0][0].parse().unwrap();
-    let before = status(&server, "Com_update");
+    let before = server.status("Com_update");
     eventually_async(DEADLINE, "all leases are renewed", async || {
         server.query(least)[0][0].parse::<u64>().unwrap() > first
     })
     .await;
-    let updates = status(&server, "Com_update") - before;
+    let updates = server.status("Com_update") - before;
     println!("{updates} statements renew {LOCKS} leases");
     // They were acquired at different moments, so some are due earlier.
     assert!(updates <= 25, "{updates} statements");
@@ -396,7 +392,7 @@ async fn overlapping_keys_end_in_no_deadlock() {
     }
     within(4 * DEADLINE, "all transfers", tasks.join_all()).await;
     until_nothing_is_left(&server).await;
-    assert_eq!(status(&server, "Innodb_deadlocks"), 0, "{}", server.log());
+    assert_eq!(server.status("Innodb_deadlocks"), 0, "{}", server.log());
 }
 
 /// Freezes of processes, some of them longer than the ttl of 300 ms, cuts of all connections, and kills of the server.
