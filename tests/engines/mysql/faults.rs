@@ -50,8 +50,9 @@ async fn a_locked_row_delays_no_other_key() {
     }
     assert!(guards[1].is_held());
     assert!(!blocked.is_finished());
-    // Only the first request for the locked row was waited for, for a second.
-    assert!(cycles > 15, "{cycles} cycles");
+    // Only the first request for the locked row waits for it: a second, and then it is known to be locked.
+    let waited = server.status("Innodb_row_lock_waits");
+    assert!(waited <= 2, "{waited} waits in {cycles} cycles");
     drop(blocker);
     joined("the request for the locked row", blocked).await.unwrap().release().await.unwrap();
 }
@@ -186,9 +187,9 @@ async fn an_acquire_with_a_lost_reply_is_undone() {
         .await;
         proxy.cut();
         proxy.release_held();
-        // Granted by a repeated request, or failed and undone.
+        // Granted by a repeated request, or failed and undone. A release that meets the cut is repeated by the pool.
         if let Ok(guard) = joined("the acquire", acquiring).await {
-            guard.release().await.unwrap();
+            let _ = guard.release().await;
         }
         until_nothing_is_left(&server).await;
     }
@@ -426,7 +427,7 @@ fn faults_never_make_two_valid_leases() {
             choice => {
                 let worker = rng.choice(&workers).unwrap();
                 worker.pause();
-                std::thread::sleep(ms(if choice > 8 {
+                std::thread::sleep(ms(if choice > 5 {
                     rng.u64(400..900)
                 } else {
                     rng.u64(20..250)
