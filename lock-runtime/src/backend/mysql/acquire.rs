@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
+use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
 use crate::backend::sql::job::{Acquires, answer};
 use crate::backend::sql::parts::by_distinct_keys;
@@ -50,7 +51,9 @@ impl MysqlBatch<'_> {
             requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
             let mut refused = Vec::new();
             while !requests.is_empty() {
-                (requests, refused) = self.acquire_free(requests).await;
+                let (again, held) = self.acquire_free(requests).await;
+                requests = again;
+                refused.extend(held);
             }
             while !refused.is_empty() {
                 let rest = refused.split_off(refused.len().min(QUEUED_TOGETHER));
@@ -61,14 +64,24 @@ impl MysqlBatch<'_> {
                 refused = rest;
             }
         }
-        for (request, reply) in several {
-            let outcome = self.acquire_all(&request).await;
-            answer(reply, outcome);
+        for pending in several {
+            // One that failed before may have shown that a row is locked.
+            let free = self.without_locked(vec![pending], |request| &request.keys).await;
+            for (request, reply) in free {
+                let outcome = self.acquire_all(&request).await;
+                if outcome.as_ref().is_err_and(is_lock_timeout) {
+                    self.remember_locked(request.keys.iter());
+                }
+                answer(reply, outcome);
+            }
         }
     }
 
-    /// Answers requests for free keys, and those that are not to be queued. Returns the requests to be sent again, or those to be
-    /// queued.
+    /// Answers requests for free keys, and those that are not to be queued. Returns the requests to be sent again, and those
+    /// to be queued.
+    ///
+    /// The row is read behind its lock. A release that commits in between may have reserved the key for the owner, for less than
+    /// the ttl: such a request is sent again, and its own statement then extends the row.
     async fn acquire_free(&mut self, requests: Acquires) -> (Acquires, Acquires) {
         let statements = self.statements();
         let mut rows = String::new();
@@ -88,11 +101,17 @@ impl MysqlBatch<'_> {
         let rows = answered.sets.first().map(Vec::as_slice).unwrap_or_default();
         let mut found: HashMap<&[u8], LeaseRow> =
             rows.iter().filter_map(|row| Some((row.bytes(0)?, LeaseRow::of(row)?))).collect();
-        let (mut refused, mut left_queue) = (Vec::new(), Vec::new());
+        let (mut again, mut refused, mut left_queue) = (Vec::new(), Vec::new(), Vec::new());
         for (request, reply) in requests {
             let key = &request.keys[0];
             let row = found.remove(key.as_str().as_bytes()).filter(|row| row.expires_in > 0);
             match row {
+                Some(row)
+                    if row.owner == Some(request.owner)
+                        && row.expires_in < micros(request.kept_for()) =>
+                {
+                    again.push((request, reply));
+                }
                 Some(row) if row.owner == Some(request.owner) => {
                     let (granted, was_queued) = self.granted(&request, row.fence, row.contended);
                     if was_queued {
@@ -114,7 +133,7 @@ impl MysqlBatch<'_> {
             }
         }
         self.leave_queues(&left_queue).await;
-        (Vec::new(), refused)
+        (again, refused)
     }
 
     /// Queues the owners of keys that are held, and grants the others. Returns the requests to be sent again.

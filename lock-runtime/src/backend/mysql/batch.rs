@@ -38,13 +38,16 @@ pub(crate) struct MysqlBatch<'a> {
     broken: Option<BackendError>,
 }
 
+/// Longer than the shortest wait for a row that a server can limit, a second.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(1_500);
+
 impl<'a> MysqlBatch<'a> {
     pub(crate) fn new(
         session: &'a mut MysqlSession,
         state: &'a MysqlPoolState,
         locked: &'a mut LockedRows,
     ) -> Self {
-        let limit = 2 * state.connector.limits.request;
+        let limit = (2 * state.connector.limits.request).max(SHORTEST_LIMIT);
         Self { session, state, locked, channel: state.channel().clone(), limit, broken: None }
     }
 
@@ -198,7 +201,8 @@ impl<'a> MysqlBatch<'a> {
         if !requests.iter().any(|(request, _)| is_suspect(request)) {
             return requests;
         }
-        let asked = requests.iter().flat_map(|(request, _)| keys(request)).cloned().collect();
+        let asked = requests.iter().flat_map(|(request, _)| keys(request));
+        let asked = asked.filter(|key| self.locked.contains(key, now)).cloned().collect();
         match self.locked_of(asked).await {
             Ok(locked) => fail_locked(requests, &locked, keys),
             Err(error) => {
@@ -218,10 +222,7 @@ impl<'a> MysqlBatch<'a> {
     ) -> Vec<PendingRequest<R, T>> {
         if !is_lock_timeout(&error) || requests.len() < 2 {
             if is_lock_timeout(&error) {
-                let now = self.now();
-                for key in requests.iter().flat_map(|(request, _)| keys(request)) {
-                    self.locked.add(key.clone(), now);
-                }
+                self.remember_locked(requests.iter().flat_map(|(request, _)| keys(request)));
             }
             fail_all(requests, &error);
             return Vec::new();
@@ -237,8 +238,28 @@ impl<'a> MysqlBatch<'a> {
         }
     }
 
+    pub(super) fn remember_locked<'k>(&mut self, keys: impl Iterator<Item = &'k Key>) {
+        let now = self.now();
+        for key in keys {
+            self.locked.add(key.clone(), now);
+        }
+    }
+
+    /// Which of the keys have a row that another transaction has locked for longer than a commit takes.
+    async fn locked_of(&mut self, asked: Vec<Key>) -> Result<HashSet<Key>, BackendError> {
+        let mut locked = self.locked_now(asked).await?;
+        for _ in 0..2 {
+            if locked.is_empty() {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
+            locked = self.locked_now(locked.into_iter().collect()).await?;
+        }
+        Ok(locked)
+    }
+
     /// Which of the keys have a row that another transaction has locked. Waits for none.
-    async fn locked_of(&mut self, mut asked: Vec<Key>) -> Result<HashSet<Key>, BackendError> {
+    async fn locked_now(&mut self, mut asked: Vec<Key>) -> Result<HashSet<Key>, BackendError> {
         asked.sort_unstable();
         asked.dedup();
         let keys = ByteList::of_keys(&asked);

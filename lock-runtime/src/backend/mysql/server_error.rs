@@ -72,7 +72,7 @@ pub(crate) fn is_rolled_back(error: &BackendError) -> bool {
 
 /// Whether the connection is of no further use.
 pub(crate) fn ends_connection(error: &BackendError) -> bool {
-    code(error).is_none_or(|code| ENDED.contains(&code))
+    code(error).is_none_or(|code| ENDED.contains(&code) || READ_ONLY.contains(&code))
 }
 
 fn code(error: &BackendError) -> Option<u16> {
@@ -91,6 +91,8 @@ const LONG_TRANSACTIONS: &str =
 const ROLLED_BACK: [u16; 3] = [1213, 3101, 1020];
 /// A lock, a limit of MariaDB, a limit of MySQL, an interrupt.
 const LOCK_TIMEOUTS: [u16; 4] = [1205, 1969, 3024, 1317];
+/// A primary that has become a replica: another server of the URL may be the primary by now.
+const READ_ONLY: [u16; 5] = [1047, 1290, 1792, 1836, 1874];
 const TABLES: [u16; 2] = [1146, 1054];
 /// Shut down, killed, idle for too long, or cut.
 const ENDED: [u16; 9] = [1053, 1927, 3169, 4031, 1152, 1158, 1159, 1160, 1161];
@@ -119,7 +121,7 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
             "a pool of locks uses two connections; raise `max_connections` if this lasts",
         ),
         1047 => (NotApplied, "is not ready", "wait until the node has joined its cluster"),
-        1290 | 1792 | 1836 | 1874 => (NotApplied, "is read-only", TO_THE_PRIMARY),
+        code if READ_ONLY.contains(&code) => (NotApplied, "is read-only", TO_THE_PRIMARY),
         1021 | 1037 | 1038 | 1041 | 1114 => {
             (NotApplied, "has no room left", "make room on the server")
         }

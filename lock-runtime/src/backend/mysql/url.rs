@@ -53,6 +53,11 @@ pub(crate) struct MysqlUrl {
 impl MysqlUrl {
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
+        if query.contains('@') {
+            // The text is not shown: it may be a part of the password.
+            return Err(wrong("a `?` stands in front of the `@`".to_owned())
+                .remedy("write `%3F` for a `?`, and `%40` for an `@`, in a user or a password"));
+        }
         let mut parsed = Self::of_address(address)?;
         let (mut files, mut encrypted) = (TlsFiles::default(), false);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {

@@ -25,6 +25,6 @@ HAVING COALESCE(SUM(queued.owner = :owner), 0) = 0;
 UPDATE lock_lease SET contended = true WHERE `key` = :key AND owner <> :owner AND NOT contended;
 SELECT :number, IF(lease.owner = :owner, lease.fence, NULL), lease.contended, lease.until - @now, (
         SELECT COUNT(*) FROM lock_queue AS earlier JOIN lock_queue AS queued ON queued.`key` = earlier.`key`
-        WHERE queued.`key` = :key AND queued.owner = :owner AND earlier.position < queued.position
+        WHERE queued.`key` = :key AND queued.owner = :owner AND earlier.position < queued.position AND earlier.seen > @now - 10000000
     )
 FROM lock_lease AS lease WHERE lease.`key` = :key

@@ -5,7 +5,7 @@
 SELECT queued.`key`, queued.owner, lease.owner = queued.owner, lease.owner = '' OR lease.until <= @now,
     lease.until - @now, (
         SELECT COUNT(*) FROM lock_queue AS earlier
-        WHERE earlier.`key` = queued.`key` AND earlier.position < queued.position
+        WHERE earlier.`key` = queued.`key` AND earlier.position < queued.position AND earlier.seen > @now - 10000000
     )
 FROM lock_queue AS queued LEFT JOIN lock_lease AS lease ON lease.`key` = queued.`key`
 WHERE queued.`key` IN (:keys) AND CONCAT(queued.`key`, queued.owner) IN (:waiters)
