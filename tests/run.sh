@@ -8,7 +8,7 @@
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
-# LOCK_FAILOVERS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
+# LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -120,7 +120,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss mysql mysql-tls postgres postgres-tls testing tower axum actix; do
+    for feature in "" macros redis rediss mysql mysql-tls postgres postgres-tls serde testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -154,13 +154,11 @@ program() {
 }
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
-step "compiling what the attribute accepts and refuses" \
-    cargo test "${all[@]}" --quiet --test project -- ui::
 program api shutdown::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
     multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults chaos:: links:: renewal::ended renewal::unreachable_store
+program faults links:: renewal::ended renewal::unreachable_store
 program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
 for store in mysql postgres; do
@@ -171,7 +169,7 @@ for store in mysql postgres; do
     fi
 done
 program engines faults:: mysql::wait_queue::hand_offs
-tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
+tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart
