@@ -14,6 +14,7 @@
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
 //! | [`skew`] | a server with a clock that steps or runs fast |
 //! | [`proxy`] | a connection to a server that loses, holds and delays selected messages |
+//! | [`statements`] | a connection to MySQL that stops between two statements of a script |
 //! | [`monitor`] | every command that the server ran, in order |
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
@@ -56,6 +57,7 @@ pub mod sentinel;
 pub mod server;
 pub mod sizes;
 pub mod skew;
+pub mod statements;
 pub mod tls;
 pub mod tunnel;
 pub mod versions;

@@ -19,11 +19,11 @@ use tokio::task::JoinSet;
 use super::conformance::{shared, until_queued};
 
 /// How many transactions wait for a row.
-fn waits(server: &MysqlServer) -> u64 {
+pub(super) fn waits(server: &MysqlServer) -> u64 {
     server.status("Innodb_row_lock_current_waits")
 }
 
-async fn until_one_waits(server: &MysqlServer) {
+pub(super) async fn until_one_waits(server: &MysqlServer) {
     eventually_async(DEADLINE, "a statement waits for the row", async || waits(server) == 1).await;
 }
 
@@ -41,6 +41,10 @@ async fn a_locked_row_delays_no_other_key() {
         "SELECT * FROM locks.lock_lease WHERE `key` IN ('held:1', 'free:1') FOR UPDATE",
     );
     let blocked = tokio::spawn(pool.lock("free:1").wait(ms(20_000)).acquire());
+    let several: JoinSet<_> = (0..4)
+        .map(|n| pool.lock_all(["free:1".to_owned(), format!("more:{n}")]).wait(ms(20_000)))
+        .map(|request| async { request.acquire().await.unwrap().release().await.unwrap() })
+        .collect();
     let (began, mut cycles) = (Instant::now(), 0);
     // Longer than the ttl: the other lock is renewed meanwhile.
     while began.elapsed() < ms(3_500) {
@@ -55,6 +59,7 @@ async fn a_locked_row_delays_no_other_key() {
     assert!(waited <= 2, "{waited} waits in {cycles} cycles");
     drop(blocker);
     joined("the request for the locked row", blocked).await.unwrap().release().await.unwrap();
+    within(DEADLINE, "the requests for several keys", several.join_all()).await;
 }
 
 #[tokio::test]
@@ -157,7 +162,7 @@ async fn a_min_hold_is_kept_although_its_row_is_locked() {
 }
 
 /// No owner has a lease or a place in a queue.
-async fn until_nothing_is_left(server: &MysqlServer) {
+pub(super) async fn until_nothing_is_left(server: &MysqlServer) {
     let held = "SELECT (SELECT COUNT(*) FROM lock_lease WHERE owner <> '' AND until > UNIX_TIMESTAMP(NOW(6)) * 1000000) \
                 + (SELECT COUNT(*) FROM lock_queue)";
     eventually_async(ms(6_000), "nothing is left in the tables", async || {
@@ -418,7 +423,11 @@ fn faults_never_make_two_valid_leases() {
         worker.wait_for_line(DEADLINE, |line| line == "working");
     }
     let (mut faults, end) = (0, Instant::now() + ms(1_000 * seconds));
-    while Instant::now() < end {
+    let enough = |faults: u64| {
+        // On a busy machine the holders of an interval may all have been quick.
+        faults > seconds / 3 && !History::read(dir.path()).unwrap().naive_overlaps().is_empty()
+    };
+    while Instant::now() < end || (Instant::now() < end + DEADLINE && !enough(faults)) {
         std::thread::sleep(ms(rng.u64(300..800)));
         faults += 1;
         match rng.u8(..16) {

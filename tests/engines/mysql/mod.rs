@@ -3,4 +3,5 @@
 mod conformance;
 mod errors;
 mod faults;
+mod interleavings;
 mod wait_queue;

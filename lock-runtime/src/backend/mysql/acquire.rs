@@ -7,14 +7,17 @@ use std::time::Duration;
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
 use crate::backend::mysql::server_error::is_lock_timeout;
-use crate::backend::mysql::session::Fields;
+use crate::backend::mysql::session::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, Fields};
 use crate::backend::sql::job::{Acquires, answer};
-use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::parts::{by_count_of_keys, by_distinct_keys};
 use crate::backend::sql::tables::micros;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
 use crate::base::fence::Fence;
 use crate::base::jitter;
 use crate::base::key::Key;
+
+/// How many requests for free keys one statement serves.
+const ACQUIRED_TOGETHER: usize = 256;
 
 /// How many owners one transaction queues. Their rows are locked until its flush.
 const QUEUED_TOGETHER: usize = 32;
@@ -47,21 +50,22 @@ impl MysqlBatch<'_> {
         let requests = self.without_locked(requests, |request| &request.keys).await;
         let (single, several): (Acquires, Acquires) =
             requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
+        let acquired_together = self.session.parts(ACQUIRED_TOGETHER, BYTES_IN_LISTS);
+        let queued_together = self.session.parts(QUEUED_TOGETHER, BYTES_OF_TRANSITION);
         for mut requests in by_distinct_keys(single, |(request, _)| &request.keys) {
             requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
             let mut refused = Vec::new();
-            while !requests.is_empty() {
-                let (again, held) = self.acquire_free(requests).await;
-                requests = again;
-                refused.extend(held);
-            }
-            while !refused.is_empty() {
-                let rest = refused.split_off(refused.len().min(QUEUED_TOGETHER));
-                let mut together = refused;
-                while !together.is_empty() {
-                    together = self.enqueue(together).await;
+            for mut requests in by_count_of_keys(requests, |_| 1, acquired_together) {
+                while !requests.is_empty() {
+                    let (again, held) = self.acquire_free(requests).await;
+                    requests = again;
+                    refused.extend(held);
                 }
-                refused = rest;
+            }
+            for mut requests in by_count_of_keys(refused, |_| 1, queued_together) {
+                while !requests.is_empty() {
+                    requests = self.enqueue(requests).await;
+                }
             }
         }
         for pending in several {

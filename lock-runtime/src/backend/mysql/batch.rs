@@ -15,12 +15,22 @@ use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
     ends_connection, failure, is_lock_timeout, is_rolled_back, row_is_locked,
 };
-use crate::backend::mysql::session::{MysqlSession, ScriptAnswer};
+use crate::backend::mysql::session::{BYTES_IN_LISTS, Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
-use crate::backend::{BackendError, FailureKind};
+use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
+
+/// How long an answer to one script may take: longer than the shortest wait for a row that servers can limit, a second.
+/// Otherwise a locked row would end the connection.
+pub(super) fn script_limit(limits: Limits) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(1_500);
+    (2 * limits.request).max(SHORTEST)
+}
+
+/// How many rows one statement looks at for locks of other sessions.
+const LOOKED_TOGETHER: usize = 1_024;
 
 /// How often a script that was rolled back is sent again.
 const REPEATS: u32 = 20;
@@ -38,16 +48,13 @@ pub(crate) struct MysqlBatch<'a> {
     broken: Option<BackendError>,
 }
 
-/// Longer than the shortest wait for a row that a server can limit, a second.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(1_500);
-
 impl<'a> MysqlBatch<'a> {
     pub(crate) fn new(
         session: &'a mut MysqlSession,
         state: &'a MysqlPoolState,
         locked: &'a mut LockedRows,
     ) -> Self {
-        let limit = (2 * state.connector.limits.request).max(SHORTEST_LIMIT);
+        let limit = script_limit(state.connector.limits);
         Self { session, state, locked, channel: state.channel().clone(), limit, broken: None }
     }
 
@@ -73,7 +80,7 @@ impl<'a> MysqlBatch<'a> {
             answer(reply, found);
         }
         for reply in probes {
-            let found = self.ping().await;
+            let found = self.check().await;
             answer(reply, found);
         }
     }
@@ -148,6 +155,9 @@ impl<'a> MysqlBatch<'a> {
         if let Some(error) = &self.broken {
             return Err((error.clone().before_sending(), 0));
         }
+        if let Some(error) = self.session.refuses(script) {
+            return Err((error, 0));
+        }
         let (error, done) = match timeout(self.limit, self.session.run(script)).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err((error, done))) => (failure(error), done),
@@ -159,12 +169,13 @@ impl<'a> MysqlBatch<'a> {
         Err((error, done))
     }
 
-    pub(super) async fn ping(&mut self) -> Result<(), BackendError> {
+    /// Whether locks may still be kept by this connection. Another one is opened otherwise.
+    async fn check(&mut self) -> Result<(), BackendError> {
         if let Some(error) = &self.broken {
             return Err(error.clone().before_sending());
         }
-        let answered = timeout(self.limit, self.session.ping()).await;
-        let answered = answered.map_or_else(|_| Err(no_answer()), |it| it.map_err(failure));
+        let answered = timeout(self.limit, self.session.check(&self.state.connector)).await;
+        let answered = answered.unwrap_or_else(|_| Err(no_answer()));
         self.broken = answered.as_ref().err().cloned();
         answered
     }
@@ -220,8 +231,10 @@ impl<'a> MysqlBatch<'a> {
         keys: impl Fn(&R) -> &[Key],
         error: BackendError,
     ) -> Vec<PendingRequest<R, T>> {
-        if !is_lock_timeout(&error) || requests.len() < 2 {
-            if is_lock_timeout(&error) {
+        let is_locked = is_lock_timeout(&error);
+        if !is_locked || requests.len() < 2 {
+            // A row may be the reason for silence, too. Its key is looked at before it is waited for again.
+            if is_locked || self.is_broken() {
                 self.remember_locked(requests.iter().flat_map(|(request, _)| keys(request)));
             }
             fail_all(requests, &error);
@@ -262,26 +275,26 @@ impl<'a> MysqlBatch<'a> {
     async fn locked_now(&mut self, mut asked: Vec<Key>) -> Result<HashSet<Key>, BackendError> {
         asked.sort_unstable();
         asked.dedup();
-        let keys = ByteList::of_keys(&asked);
-        let script = SqlScript::of(&self.statements().free_rows, &[("keys", keys.as_literal())]);
-        let answer = self.execute(&script, usize::MAX).await?;
-        let [free, all] = answer.sets.as_slice() else { return Err(no_answer()) };
-        let texts = |rows: &'_ [_]| -> HashSet<Vec<u8>> {
-            rows.iter()
-                .filter_map(|row: &crate::backend::mysql::session::Fields| row.bytes(0))
-                .map(<[u8]>::to_vec)
-                .collect()
-        };
-        let (free, all) = (texts(free), texts(all));
-        let now = self.now();
         let mut locked = HashSet::new();
-        for key in asked {
-            let text = key.as_str().as_bytes();
-            if all.contains(text) && !free.contains(text) {
-                self.locked.add(key.clone(), now);
-                locked.insert(key);
-            } else {
-                self.locked.remove(&key);
+        for asked in asked.chunks(self.session.parts(LOOKED_TOGETHER, BYTES_IN_LISTS)) {
+            let keys = ByteList::of_keys(asked);
+            let values = [("keys", keys.as_literal())];
+            let script = SqlScript::of(&self.statements().free_rows, &values);
+            let answer = self.execute(&script, usize::MAX).await?;
+            let [free, all] = answer.sets.as_slice() else { return Err(incomplete()) };
+            let texts = |rows: &'_ [Fields]| -> HashSet<Vec<u8>> {
+                rows.iter().filter_map(|row| row.bytes(0)).map(<[u8]>::to_vec).collect()
+            };
+            let (free, all) = (texts(free), texts(all));
+            let now = self.now();
+            for key in asked {
+                let text = key.as_str().as_bytes();
+                if all.contains(text) && !free.contains(text) {
+                    self.locked.add(key.clone(), now);
+                    locked.insert(key.clone());
+                } else {
+                    self.locked.remove(key);
+                }
             }
         }
         Ok(locked)

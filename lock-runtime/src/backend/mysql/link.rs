@@ -9,11 +9,11 @@ use tokio::time::timeout;
 
 use crate::backend::BackendError;
 use crate::backend::backoff::Backoff;
-use crate::backend::mysql::batch::MysqlBatch;
+use crate::backend::mysql::batch::{MysqlBatch, script_limit};
 use crate::backend::mysql::locked_rows::LockedRows;
 use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
-use crate::backend::mysql::session::MysqlSession;
+use crate::backend::mysql::session::{MysqlSession, SessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::sender::{JobSender, Purpose};
@@ -25,8 +25,8 @@ const CLAIMS: usize = 256;
 /// The most requests of one batch of renewals.
 const RENEWALS: usize = 1_024;
 
-/// How long a connection is idle before it is checked.
-const IDLE_CHECK: Duration = Duration::from_secs(5);
+/// Between two checks of a connection and of its server.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Connects. From the first success on, the connection is opened again when it ends.
 pub(crate) async fn connect(
@@ -34,7 +34,7 @@ pub(crate) async fn connect(
     purpose: Purpose,
 ) -> Result<JobSender, BackendError> {
     let (jobs, inbox) = mpsc::unbounded_channel();
-    let session = open(state, purpose, String::new()).await?;
+    let session = open(state, purpose, &SessionIdentity::default()).await?;
     let task = MysqlLink::new(state.clone(), purpose, inbox);
     let task = tokio::spawn(task.run(session)).abort_handle();
     Ok(JobSender::new(jobs, task))
@@ -44,8 +44,8 @@ struct MysqlLink {
     state: Arc<MysqlPoolState>,
     purpose: Purpose,
     inbox: UnboundedReceiver<StoreJob>,
-    /// The name of the last session, until it is known to have ended.
-    predecessor: String,
+    /// The last session, until it is known to have ended.
+    predecessor: SessionIdentity,
     locked: LockedRows,
     sweep: RowSweep,
     looks: Looks,
@@ -71,7 +71,7 @@ impl MysqlLink {
             state,
             purpose,
             inbox,
-            predecessor: String::new(),
+            predecessor: SessionIdentity::default(),
             locked: LockedRows::default(),
             sweep,
             looks: Looks::new(now),
@@ -90,7 +90,7 @@ impl MysqlLink {
                 self.state.channel().clear();
                 self.state.watch_list().leave_queues();
             }
-            self.predecessor.clone_from(&session.name);
+            self.predecessor.clone_from(&session.identity);
             drop(session);
             self.state.events.disconnected(&error);
             backoff.ended(answered.since(up_since));
@@ -106,15 +106,15 @@ impl MysqlLink {
     /// Sends requests until the connection ends.
     async fn serve(&mut self, session: &mut MysqlSession) -> Left {
         let mut answered = self.state.clock.now();
+        let mut check_at = answered + CHECK_EVERY;
         let most = if self.purpose == Purpose::Claims { CLAIMS } else { RENEWALS };
         let mut jobs = Vec::with_capacity(most);
         let state = self.state.clone();
         let is_upkeep = self.purpose == Purpose::Upkeep;
         loop {
-            let idle_until = answered + IDLE_CHECK;
             let next_look = self.next_look();
             let wake_at = [Some(self.sweep.due()).filter(|_| is_upkeep), next_look];
-            let wake_at = wake_at.into_iter().flatten().fold(idle_until, Instant::min);
+            let wake_at = wake_at.into_iter().flatten().fold(check_at, Instant::min);
             tokio::select! {
                 biased;
                 count = self.inbox.recv_many(&mut jobs, most) => {
@@ -126,24 +126,27 @@ impl MysqlLink {
                 () = state.clock.sleep_until(wake_at) => {}
             }
             let now = state.clock.now();
-            if jobs.is_empty() && now >= idle_until {
-                // A connection may have ended in silence.
+            if now >= check_at {
+                // A connection may have ended in silence, and its server may have become a replica.
                 jobs.push(StoreJob::Probe(oneshot::channel().0));
+                check_at = now + CHECK_EVERY;
+                state.watch_list().prune(now);
             }
             let batches = Jobs::batches(jobs.drain(..));
             let closes = batches.iter().any(|jobs| jobs.closes);
+            let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
             for jobs in batches {
-                let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
+                // Behind the end of the connection they fail without being sent.
                 batch.run(jobs).await;
-                if is_upkeep && self.sweep.due() <= now {
-                    self.sweep.run(&mut batch).await;
-                }
-                if next_look.is_some_and(|due| due <= now) {
-                    self.looks.run(&mut batch).await;
-                }
-                if let Some(error) = batch.take_broken().filter(|_| !closes) {
-                    return Left::Ended(error, answered);
-                }
+            }
+            if is_upkeep && self.sweep.due() <= now {
+                self.sweep.run(&mut batch).await;
+            }
+            if next_look.is_some_and(|due| due <= now) {
+                self.looks.run(&mut batch).await;
+            }
+            if let Some(error) = batch.take_broken().filter(|_| !closes) {
+                return Left::Ended(error, answered);
             }
             if closes {
                 return Left::Closed;
@@ -171,7 +174,7 @@ impl MysqlLink {
             let (state, lost) = (state.clone(), lost.clone());
             async move {
                 tokio::time::sleep(pause).await;
-                open(&state, purpose, lost).await
+                open(&state, purpose, &lost).await
             }
         };
         let mut attempt = Box::pin(next(backoff.next()));
@@ -198,13 +201,16 @@ impl MysqlLink {
 async fn open(
     state: &Arc<MysqlPoolState>,
     purpose: Purpose,
-    lost: String,
+    lost: &SessionIdentity,
 ) -> Result<MysqlSession, BackendError> {
     let mut session = state.connector.open().await?;
-    let limit = state.connector.limits.connect;
-    timeout(limit, session.end_session(&lost)).await.unwrap_or_else(|_| Err(no_answer()))?;
+    // Longer than an answer there may take.
+    let patience = script_limit(state.connector.limits) + Duration::from_millis(500);
+    let limit = state.connector.limits.connect.max(2 * patience);
+    let ended = timeout(limit, session.end_session(lost, &state.clock, patience)).await;
+    ended.unwrap_or_else(|_| Err(no_answer()))?;
     if purpose == Purpose::Upkeep {
-        state.channel().clone_from(&session.name);
+        state.channel().clone_from(&session.identity.name);
     }
     Ok(session)
 }

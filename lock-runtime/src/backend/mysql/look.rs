@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
+use crate::backend::mysql::session::BYTES_IN_LISTS;
 use crate::backend::mysql::watch_list::{Found, Place};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
+
+/// How many places one statement looks at.
+const PLACES: usize = 500;
 
 /// When to look next.
 pub(crate) struct Looks {
@@ -26,14 +30,14 @@ impl Looks {
         self.last + interval.max(self.took)
     }
 
-    /// Looks at everything that this process waits for, by one packet. A failure is no matter: the next look finds the same.
+    /// Looks at everything that this process waits for. A failure is no matter: the next look finds the same.
     pub(super) async fn run(&mut self, batch: &mut MysqlBatch<'_>) {
         let began = batch.now();
         let (places, looks_at_held) = {
             let mut watch_list = batch.state.watch_list();
             (watch_list.places(began), watch_list.looks_at_held() && !batch.channel.is_empty())
         };
-        if !places.is_empty() {
+        for places in places.chunks(batch.session.parts(PLACES, BYTES_IN_LISTS)) {
             look_at_queues(batch, places).await;
         }
         if looks_at_held {
@@ -44,9 +48,9 @@ impl Looks {
     }
 }
 
-async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: Vec<Place>) {
+async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: &[Place]) {
     let mut waiters = ByteList::default();
-    for (key, owner) in &places {
+    for (key, owner) in places {
         waiters.push(&[key.as_str().as_bytes(), owner.as_bytes()]);
     }
     let keys = ByteList::of_keys(places.iter().map(|(key, _)| key));
@@ -73,8 +77,8 @@ async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: Vec<Place>) {
         }
     }
     for place in places {
-        let state = found.get(&place).copied().unwrap_or(Found::Missing);
-        let told = batch.state.watch_list().found(&place, state, batch.now());
+        let state = found.get(place).copied().unwrap_or(Found::Missing);
+        let told = batch.state.watch_list().found(place, state, batch.now());
         if let Some(available_in) = told {
             batch.state.events.head_of_queue(place.0.as_str(), place.1, available_in);
         }

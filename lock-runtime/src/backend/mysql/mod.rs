@@ -35,6 +35,7 @@ mod acquire;
 mod batch;
 mod diagnostics;
 mod encryption;
+mod held_grants;
 mod link;
 mod locked_rows;
 mod look;

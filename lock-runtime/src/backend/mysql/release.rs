@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::backend::mysql::acquire::recheck_interval;
 use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::script::{ByteList, Literal};
+use crate::backend::mysql::session::{BYTES_IN_LISTS, BYTES_OF_TRANSITION};
 use crate::backend::sql::job::{Releases, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
 use crate::backend::sql::tables::{micros, reservation_time};
@@ -14,6 +15,9 @@ use crate::base::key::Key;
 
 /// How many keys one transaction hands off. Their rows are locked until its flush.
 const HANDED_OFF_TOGETHER: usize = 32;
+
+/// How many keys one statement frees. It locks their rows until its flush.
+const FREED_TOGETHER: usize = 1_024;
 
 /// What became of the keys of a release, by the positions of request and key.
 type Ends = HashMap<(usize, usize), Ended>;
@@ -54,7 +58,7 @@ impl MysqlBatch<'_> {
         }
         open.retain(|(_, place)| !ends.contains_key(place));
         open.sort_by_key(|(key, _)| *key);
-        for open in open.chunks(HANDED_OFF_TOGETHER) {
+        for open in open.chunks(self.session.parts(HANDED_OFF_TOGETHER, BYTES_OF_TRANSITION)) {
             self.hand_off(requests, open, ends).await?;
         }
         Ok(())
@@ -67,18 +71,30 @@ impl MysqlBatch<'_> {
                 && request.barging_window.is_zero()
                 && successor(request).is_none()
         };
+        let mut open: Vec<(&Key, (usize, usize))> = Vec::new();
+        for (at, (request, _)) in requests.iter().enumerate().filter(|(_, (it, _))| is_plain(it)) {
+            let keys = request.lease.keys.iter().enumerate();
+            open.extend(keys.map(|(number, key)| (key, (at, number))));
+        }
+        for open in open.chunks(self.session.parts(FREED_TOGETHER, BYTES_IN_LISTS)) {
+            self.free_together(requests, open, ends).await?;
+        }
+        Ok(())
+    }
+
+    async fn free_together(
+        &mut self,
+        requests: &Releases,
+        open: &[(&Key, (usize, usize))],
+        ends: &mut Ends,
+    ) -> Result<(), BackendError> {
         let (mut keys, mut leases) = (ByteList::default(), ByteList::default());
         let mut asked = HashMap::new();
-        for (at, (request, _)) in requests.iter().enumerate().filter(|(_, (it, _))| is_plain(it)) {
-            for (number, key) in request.lease.keys.iter().enumerate() {
-                let key = key.as_str().as_bytes();
-                keys.push(&[key]);
-                leases.push(&[key, request.lease.owner.as_bytes()]);
-                asked.insert(key, (at, number));
-            }
-        }
-        if asked.is_empty() {
-            return Ok(());
+        for (key, place) in open {
+            let key = key.as_str().as_bytes();
+            keys.push(&[key]);
+            leases.push(&[key, requests[place.0].0.lease.owner.as_bytes()]);
+            asked.insert(key, *place);
         }
         let values = [("keys", keys.as_literal()), ("leases", leases.as_literal())];
         let script = self.begin().then(&self.statements().release, &values);
@@ -113,7 +129,7 @@ impl MysqlBatch<'_> {
                 ("window", Literal::Number(micros(request.barging_window))),
                 ("free_after", Literal::Number(micros(request.free_after))),
                 ("channel", Literal::Bytes(self.channel.as_bytes())),
-                ("server", Literal::Bytes(self.session.server.as_bytes())),
+                ("server", Literal::Bytes(self.session.identity.server.as_bytes())),
             ];
             script.add(&statements.hand_off, &values);
         }

@@ -9,12 +9,14 @@ use tokio::time::sleep;
 use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::row_is_locked;
+use crate::backend::mysql::session::BYTES_IN_LISTS;
 use crate::backend::sql::job::{Renewals, answer};
+use crate::backend::sql::parts::by_count_of_keys;
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
 
-/// How many leases one statement renews. It locks their rows until its flush.
+/// How many keys one statement renews. It locks their rows until its flush.
 const TOGETHER: usize = 1_024;
 
 /// A lease by its owner and keys.
@@ -29,9 +31,9 @@ struct Renewed {
 }
 
 impl MysqlBatch<'_> {
-    pub(super) async fn renew(&mut self, mut renewals: Renewals) {
-        while !renewals.is_empty() {
-            let rest = renewals.split_off(renewals.len().min(TOGETHER));
+    pub(super) async fn renew(&mut self, renewals: Renewals) {
+        let together = self.session.parts(TOGETHER, BYTES_IN_LISTS);
+        for renewals in by_count_of_keys(renewals, |(lease, _)| lease.keys.len(), together) {
             let leases = distinct(renewals.iter().map(|(lease, _)| lease));
             let mut renewed = Renewed::default();
             let done = self.renew_together(leases, &mut renewed).await;
@@ -47,7 +49,6 @@ impl MysqlBatch<'_> {
                     },
                 );
             }
-            renewals = rest;
         }
     }
 

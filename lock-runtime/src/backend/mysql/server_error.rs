@@ -59,6 +59,13 @@ pub(crate) fn row_is_locked() -> BackendError {
     BackendError::new(FailureKind::NotApplied, message).remedy(LONG_TRANSACTIONS)
 }
 
+/// The failure of a request with more or longer keys than fit into a packet of `longest` bytes.
+pub(crate) fn too_long(longest: usize) -> BackendError {
+    let message =
+        format!("the keys of the request do not fit into a packet of {longest} bytes for MySQL");
+    BackendError::new(FailureKind::Rejected, message).remedy(LONGER_PACKETS)
+}
+
 /// Whether a row or table was locked elsewhere for too long, so that the statement had no effect.
 pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
     // Also the server's limit for a statement, which only a wait takes so long.
@@ -72,7 +79,11 @@ pub(crate) fn is_rolled_back(error: &BackendError) -> bool {
 
 /// Whether the connection is of no further use.
 pub(crate) fn ends_connection(error: &BackendError) -> bool {
-    code(error).is_none_or(|code| ENDED.contains(&code) || READ_ONLY.contains(&code))
+    match code(error) {
+        Some(code) => code == LONG_PACKET || ENDED.contains(&code) || READ_ONLY.contains(&code),
+        // What is rejected here was not sent.
+        None => error.kind() != FailureKind::Rejected,
+    }
 }
 
 fn code(error: &BackendError) -> Option<u16> {
@@ -84,6 +95,8 @@ fn code(error: &BackendError) -> Option<u16> {
 
 const TO_THE_PRIMARY: &str =
     "point the URL at the primary, or name all servers: `mysql://host1,host2/database`";
+const LONGER_PACKETS: &str =
+    "raise `max_allowed_packet` to 4 MiB or more, or lock fewer keys at once";
 const LONG_TRANSACTIONS: &str =
     "look for long transactions on the tables of the locks in `information_schema.INNODB_TRX`";
 
@@ -93,6 +106,10 @@ const ROLLED_BACK: [u16; 3] = [1213, 3101, 1020];
 const LOCK_TIMEOUTS: [u16; 4] = [1205, 1969, 3024, 1317];
 /// A primary that has become a replica: another server of the URL may be the primary by now.
 const READ_ONLY: [u16; 5] = [1047, 1290, 1792, 1836, 1874];
+/// A global read lock, a lock table that is full, a table that was altered, a server that starts, a commit that its group refuses.
+const PASSING: [u16; 6] = [1206, 1223, 1412, 1615, 3100, 3168];
+/// The server ends the connection, too.
+const LONG_PACKET: u16 = 1153;
 const TABLES: [u16; 2] = [1146, 1054];
 /// Shut down, killed, idle for too long, or cut.
 const ENDED: [u16; 9] = [1053, 1927, 3169, 4031, 1152, 1158, 1159, 1160, 1161];
@@ -154,8 +171,9 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
         1129 | 1130 => {
             (Rejected, "refuses this host", "allow the host of this process for the account")
         }
-        1153 => {
-            (Rejected, "refuses a long statement", "raise `max_allowed_packet` to 4 MiB or more")
+        LONG_PACKET => (Rejected, "refuses a long statement", LONGER_PACKETS),
+        code if PASSING.contains(&code) => {
+            (NotApplied, "cannot run the statement now", "it passes by itself")
         }
         1286 => (Rejected, "does not have the engine InnoDB", "enable InnoDB on the server"),
         1665 => (
@@ -178,4 +196,41 @@ fn root(error: &Error) -> String {
         cause = source;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16) -> BackendError {
+        failure(Error::Server(ServerError {
+            code,
+            message: "message".to_owned(),
+            state: "HY000".to_owned(),
+        }))
+    }
+
+    #[test]
+    fn an_error_says_what_was_applied_and_whether_the_connection_is_of_use() {
+        use FailureKind::{MaybeApplied, NotApplied, Rejected};
+        for (codes, kind, ends) in [
+            // Locks, conflicts, and states that pass.
+            (&[1205, 3024, 1213, 3101, 1020][..], NotApplied, false),
+            (&[3168, 3100, 1223, 1206, 1412, 1615], NotApplied, false),
+            // Another server may be the primary by now.
+            (&[1290, 1792, 1836, 1874, 1047], NotApplied, true),
+            (&[1969, 1317, 1180], MaybeApplied, false),
+            (&[1053, 1927, 4031], MaybeApplied, true),
+            (&[1142, 1146, 9999], Rejected, false),
+            (&[1153], Rejected, true),
+        ] {
+            for code in codes {
+                let error = answer(*code);
+                assert_eq!((error.kind(), ends_connection(&error)), (kind, ends), "{code}");
+            }
+        }
+        assert!(ends_connection(&failure(Error::Driver(DriverError::ConnectionClosed))));
+        assert_eq!(too_long(1_024).kind(), Rejected);
+        assert!(!ends_connection(&too_long(1_024)));
+    }
 }

@@ -11,10 +11,22 @@ use crate::backend::credentials::Provider;
 use crate::backend::mysql::encryption::MysqlEncryption;
 use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{Literal, SqlScript};
-use crate::backend::mysql::server_error::{connect_failure, failure, is_about_tables, read_only};
+use crate::backend::mysql::server_error::{
+    connect_failure, failure, is_about_tables, read_only, too_long,
+};
 use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
 use crate::backend::sql::job::closed;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
+use crate::base::clock::Clock;
+
+/// The shortest limit of packets that servers can have.
+const SHORTEST_PACKET: usize = 1_024;
+
+/// The most that a key takes in a list of keys and in one of leases, in hexadecimal digits, with room for a third list.
+pub(crate) const BYTES_IN_LISTS: usize = 4 << 10;
+
+/// The most that a transition of one key takes: its statements name the key up to a dozen times.
+pub(crate) const BYTES_OF_TRANSITION: usize = 24 << 10;
 
 /// Opens connections to one database.
 pub(crate) struct MysqlConnector {
@@ -27,14 +39,27 @@ pub(crate) struct MysqlConnector {
     pub(crate) last: AtomicUsize,
 }
 
-/// An open connection. Dropping it closes the connection.
+/// An open connection. Dropping it closes the connection behind what the server still sends, by a task of its own. So a
+/// statement may run on after the drop, until [`end_session`](Self::end_session) of the next connection.
 pub(crate) struct MysqlSession {
     conn: Conn,
-    /// A named lock of the server that this connection holds until it ends, or nothing if the server has none. Other
+    pub(crate) identity: SessionIdentity,
+    /// The position of its server in the URL.
+    host: usize,
+    /// The longest packet that the server takes.
+    longest: usize,
+}
+
+/// By what another session finds this one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SessionIdentity {
+    /// A named lock of the server that the connection holds until it ends, or nothing if the server has none. Other
     /// sessions find by it whether this one lives. It starts with [`server`](Self::server).
     pub(crate) name: String,
     /// The start of such names on the same server.
     pub(crate) server: String,
+    /// Unique since the server's start.
+    number: i64,
 }
 
 /// A row of an answer.
@@ -69,7 +94,7 @@ impl MysqlConnector {
         let mut failed = closed();
         for at in (0..hosts.len()).map(|step| (last + step) % hosts.len()) {
             let server = name_of(&hosts[at]);
-            let opened = timeout(limit, self.open_at(&hosts[at], &server)).await;
+            let opened = timeout(limit, self.open_at(at, &server)).await;
             let opened = opened.unwrap_or_else(|_| {
                 let message =
                     format!("MySQL at {server} has not accepted a connection within {limit:?}");
@@ -87,23 +112,18 @@ impl MysqlConnector {
         Err(failed)
     }
 
-    async fn open_at(&self, host: &MysqlHost, server: &str) -> Result<MysqlSession, BackendError> {
+    async fn open_at(&self, host: usize, server: &str) -> Result<MysqlSession, BackendError> {
         let refused = |error| connect_failure(server, error);
-        let conn = Conn::new(self.options(host).await?).await.map_err(refused)?;
-        let mut session = MysqlSession { conn, name: String::new(), server: String::new() };
+        let conn = Conn::new(self.options(&self.database.hosts[host]).await?);
+        let conn = conn.await.map_err(refused)?;
+        let identity = SessionIdentity::default();
+        // For the first statements.
+        let longest = SHORTEST_PACKET;
+        let mut session = MysqlSession { conn, identity, host, longest };
         let script =
             SqlScript::of(&self.statements.session, &[]).then(&self.statements.introduction, &[]);
         let answer = session.run(&script).await.map_err(|(error, _)| refused(error))?;
-        let row = answer.sets.first().and_then(|rows| rows.first());
-        let (Some(node), Some(is_read_only)) =
-            (row.and_then(|row| row.text(0)), row.and_then(|row| row.number(1)))
-        else {
-            return Err(unexpected());
-        };
-        if is_read_only != 0 {
-            return Err(read_only(server));
-        }
-        session.server = format!("lock_runtime_{node}_");
+        session.introduce(&answer, server)?;
         session.take_name().await?;
         self.prepare_tables(&mut session).await.map_err(refused)?;
         let limit = self.limits.request.max(Duration::from_millis(40));
@@ -154,6 +174,47 @@ impl MysqlConnector {
 }
 
 impl MysqlSession {
+    /// Takes over what the answer to `introduction.sql` says. An error if the server is read-only.
+    fn introduce(&mut self, answer: &ScriptAnswer, server: &str) -> Result<(), BackendError> {
+        let row = answer.sets.first().and_then(|rows| rows.first()).ok_or_else(unexpected)?;
+        let (Some(node), Some(is_read_only), Some(longest), Some(number)) =
+            (row.text(0), row.number(1), row.number(2), row.number(3))
+        else {
+            return Err(unexpected());
+        };
+        if is_read_only != 0 {
+            return Err(read_only(server));
+        }
+        self.identity.server = format!("lock_runtime_{node}_");
+        self.identity.number = number;
+        self.longest = usize::try_from(longest).unwrap_or(SHORTEST_PACKET);
+        Ok(())
+    }
+
+    /// Checks that the server answers, still accepts writes, and is the one that was connected last: a user with all rights
+    /// may write to a replica too, and both connections of a pool belong on one server.
+    pub(crate) async fn check(&mut self, connector: &MysqlConnector) -> Result<(), BackendError> {
+        let script = SqlScript::of(&connector.statements.introduction, &[]);
+        let answer = self.run(&script).await.map_err(|(error, _)| failure(error))?;
+        self.introduce(&answer, &name_of(&connector.database.hosts[self.host]))?;
+        if self.host == connector.last.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let message = "the other connection of the pool has moved to another server";
+        Err(BackendError::new(FailureKind::NotApplied, message))
+    }
+
+    /// How many of at most `most` parts of a script fit into a packet, if each has at most `bytes`.
+    pub(crate) fn parts(&self, most: usize, bytes: usize) -> usize {
+        (self.longest / bytes).clamp(1, most)
+    }
+
+    /// The error of a script that is too long to be sent. Sending it would end the connection.
+    pub(crate) fn refuses(&self, script: &SqlScript) -> Option<BackendError> {
+        // A byte in front names the command.
+        (script.text().len() >= self.longest).then(|| too_long(self.longest))
+    }
+
     /// Runs all statements of `script`. With an error comes how many statements were run before.
     pub(crate) async fn run(&mut self, script: &SqlScript) -> Result<ScriptAnswer, (Error, usize)> {
         let mut answer = ScriptAnswer::default();
@@ -173,11 +234,6 @@ impl MysqlSession {
         Ok(answer)
     }
 
-    /// Whether the server answers.
-    pub(crate) async fn ping(&mut self) -> Result<(), Error> {
-        self.conn.ping().await
-    }
-
     /// Closes the connection in order. A server that is frozen takes no part in it.
     pub(crate) async fn close(self) {
         const LIMIT: Duration = Duration::from_millis(500);
@@ -189,32 +245,51 @@ impl MysqlSession {
         let random = Owner::random()
             .map_err(|error| BackendError::new(FailureKind::NotApplied, error.to_string()))?;
         let digits = std::str::from_utf8(&random.as_bytes()[..24]).unwrap_or_default();
-        let name = format!("{}{digits}", self.server);
+        let name = format!("{}{digits}", self.identity.server);
         match self.number(&format!("SELECT GET_LOCK('{name}', 0)")).await {
-            Ok(Some(1)) => self.name = name,
+            Ok(Some(1)) => self.identity.name = name,
             Ok(_) | Err(Error::Server(_)) => {}
             Err(error) => return Err(failure(error).before_sending()),
         }
         Ok(())
     }
 
-    /// Ends the session with the name `lost`, if it still runs. A statement that was sent there can then no longer grant
-    /// anything behind a release that is sent here.
-    pub(crate) async fn end_session(&mut self, lost: &str) -> Result<(), BackendError> {
+    /// Ends the session `lost`, if it still runs. A statement that was sent there can then no longer grant anything behind a
+    /// release that is sent here. A server that refuses that has `patience` to end the session by itself: the statements of a
+    /// script are bounded there.
+    pub(crate) async fn end_session(
+        &mut self,
+        lost: &SessionIdentity,
+        clock: &Clock,
+        patience: Duration,
+    ) -> Result<(), BackendError> {
         const BETWEEN: Duration = Duration::from_millis(5);
-        if lost.is_empty() {
-            return Ok(());
-        }
-        let find = format!("SELECT IS_USED_LOCK('{lost}')");
-        while let Some(id) = self.number(&find).await.map_err(failure)? {
-            match self.conn.query_drop(format!("KILL {id}")).await {
-                // It has ended meanwhile, or belongs to a user from other credentials and ends by itself.
-                Ok(()) | Err(Error::Server(_)) => {}
+        let began = clock.now();
+        while let Some(number) = self.running(lost).await.map_err(failure)? {
+            match self.conn.query_drop(format!("KILL {number}")).await {
+                Ok(()) => {}
+                // It has ended meanwhile, or belongs to a user from other credentials.
+                Err(Error::Server(_)) if clock.now().since(began) < patience => {}
+                Err(Error::Server(_)) => return Ok(()),
                 Err(error) => return Err(failure(error)),
             }
             tokio::time::sleep(BETWEEN).await;
         }
         Ok(())
+    }
+
+    /// The number of the session `lost`, if it still runs on this server.
+    async fn running(&mut self, lost: &SessionIdentity) -> Result<Option<i64>, Error> {
+        if !lost.name.is_empty() {
+            return self.number(&format!("SELECT IS_USED_LOCK('{}')", lost.name)).await;
+        }
+        // Numbers begin anew with the server's start, and users without rights see sessions of their own alone.
+        if lost.server != self.identity.server || lost.number >= self.identity.number {
+            return Ok(None);
+        }
+        let own = "SELECT ID FROM information_schema.PROCESSLIST \
+            WHERE USER = SUBSTRING_INDEX(USER(), '@', 1) AND DB <=> DATABASE()";
+        self.number(&format!("{own} AND ID = {}", lost.number)).await
     }
 
     async fn number(&mut self, statement: &str) -> Result<Option<i64>, Error> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
+use crate::backend::mysql::session::BYTES_IN_LISTS;
 use crate::backend::sql::tables::micros;
 use crate::base::clock::Instant;
 use crate::base::jitter;
@@ -16,7 +17,7 @@ const INTERVAL: Duration = Duration::from_secs(20 * 60);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// How many rows one statement reads.
-const ROWS: i64 = 500;
+const ROWS: usize = 500;
 
 /// Walks through the keys in their order.
 pub(crate) struct RowSweep {
@@ -55,8 +56,9 @@ impl RowSweep {
     async fn part(&self, batch: &mut MysqlBatch<'_>) -> Option<Vec<u8>> {
         let statements = batch.statements();
         let age = Literal::Number(micros(self.forget_after));
-        let values =
-            [("last", Literal::Bytes(&self.last)), ("age", age), ("rows", Literal::Number(ROWS))];
+        let rows = batch.session.parts(ROWS, BYTES_IN_LISTS);
+        let rows = Literal::Number(i64::try_from(rows).unwrap_or(1));
+        let values = [("last", Literal::Bytes(&self.last)), ("age", age), ("rows", rows)];
         let script = SqlScript::of(&statements.clock, &[])
             .then(&statements.sweep, &values)
             .then(&statements.abandoned, &values);

@@ -240,6 +240,8 @@ mod tests {
             ("mysql://u:secret@h/db?ssl-mode=required&insecure=false", "insecure"),
             ("mysql://u:secret@h/db?ssl-mode=required&cert=/a.pem", "key"),
             ("mysql://u:secret@h:x/db", "port"),
+            ("mysql://u:?secret@h/db", "%3F"),
+            ("mysql://u:12?secret@h/db", "%3F"),
             ("mysql://u:secret@/db", "host"),
             ("mysql://u:secret@h", "database"),
         ] {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::backend::Owner;
+use crate::backend::mysql::held_grants::HeldGrants;
 use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
@@ -15,7 +16,7 @@ pub(crate) type Place = (Key, Owner);
 #[derive(Debug, Default)]
 pub(crate) struct WatchList {
     queued: HashMap<Place, QueuedOwner>,
-    held: HashMap<Place, HeldGrant>,
+    held: HeldGrants,
     /// When grants that are over were last forgotten.
     pruned: Option<Instant>,
 }
@@ -28,13 +29,6 @@ struct QueuedOwner {
     seen: Instant,
     /// When its pool was last told that it may request the key.
     told: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct HeldGrant {
-    until: Instant,
-    /// Whether its pool knows that others are queued.
-    is_contended: bool,
 }
 
 /// What a look has found about a queued owner.
@@ -64,9 +58,8 @@ impl WatchList {
 
     /// The owner is in the queue.
     pub(crate) fn queued(&mut self, key: &Key, owner: Owner, rank: i64, now: Instant) {
-        let place = (key.clone(), owner);
-        self.held.remove(&place);
-        self.queued.insert(place, QueuedOwner { rank, seen: now, told: None });
+        self.held.remove(key, owner);
+        self.queued.insert((key.clone(), owner), QueuedOwner { rank, seen: now, told: None });
     }
 
     /// The rank of an owner that is in the queue, unless that was long ago.
@@ -83,35 +76,24 @@ impl WatchList {
         until: Instant,
         contended: bool,
     ) -> bool {
-        let place = (key.clone(), owner);
-        let was_queued = self.queued.remove(&place).is_some();
-        let held = self.held.entry(place).or_insert(HeldGrant { until, is_contended: contended });
-        held.until = until;
-        held.is_contended |= contended;
-        was_queued
+        self.held.add(key, owner, until, contended);
+        self.queued.remove(&(key.clone(), owner)).is_some()
     }
 
     /// The owner neither holds the key nor waits for it.
     pub(crate) fn ended(&mut self, key: &Key, owner: Owner) {
-        let place = (key.clone(), owner);
-        self.queued.remove(&place);
-        self.held.remove(&place);
+        self.queued.remove(&(key.clone(), owner));
+        self.held.remove(key, owner);
     }
 
     /// The lease was renewed.
     pub(crate) fn renewed(&mut self, key: &Key, owner: Owner, until: Instant) {
-        if let Some(held) = self.held.get_mut(&(key.clone(), owner)) {
-            held.until = until;
-        }
+        self.held.renewed(key, owner, until);
     }
 
     /// Whether its pool did not know yet that others are queued for this key.
     pub(crate) fn contended(&mut self, key: &Key) -> bool {
-        let mut is_news = false;
-        for (_, held) in self.held.iter_mut().filter(|((held, _), _)| held == key) {
-            is_news |= !std::mem::replace(&mut held.is_contended, true);
-        }
-        is_news
+        self.held.contended(key)
     }
 
     /// Entries of the queue name a connection that has ended.
@@ -133,16 +115,21 @@ impl WatchList {
     /// The queued owners to look at. Forgets those that are over.
     pub(crate) fn places(&mut self, now: Instant) -> Vec<Place> {
         self.queued.retain(|_, entry| now.since(entry.seen) < Self::FORGOTTEN);
+        self.prune(now);
+        self.queued.keys().cloned().collect()
+    }
+
+    /// Forgets grants that are over, now and then.
+    pub(crate) fn prune(&mut self, now: Instant) {
         if self.pruned.is_none_or(|pruned| now.since(pruned) >= Self::PRUNED_EVERY) {
             self.pruned = Some(now);
-            self.held.retain(|_, held| held.until > now);
+            self.held.prune(now);
         }
-        self.queued.keys().cloned().collect()
     }
 
     /// Whether a pool is to learn of owners that queue for a key that it holds.
     pub(crate) fn looks_at_held(&self) -> bool {
-        self.held.values().any(|held| !held.is_contended)
+        self.held.has_quiet()
     }
 
     /// Records what a look has found. Returns in what time the owner may request the key, if its pool is to be told: zero
@@ -221,6 +208,8 @@ mod tests {
         assert!(list.contended(&place.0));
         assert!(!list.contended(&place.0) && !list.looks_at_held());
         assert_eq!(list.places(T + MS(11_000)), []);
-        assert!(list.held.is_empty());
+        list.granted(&place.0, place.1, T + MS(13_000), false);
+        list.prune(T + MS(13_000));
+        assert!(!list.looks_at_held());
     }
 }

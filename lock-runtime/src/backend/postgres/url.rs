@@ -213,6 +213,8 @@ mod tests {
             ("postgres://u:secret@h/db?sslmode=require&insecure=false", "insecure"),
             ("postgres://u:secret@h/db?sslmode=require&cert=/a.pem", "key"),
             ("postgres://u:secret@h:x/db", "port"),
+            ("postgres://u:?secret@h/db", "%3F"),
+            ("postgres://u:12?secret@h/db", "%3F"),
             ("postgres:///db", "host"),
         ] {
             let error = Database::parse(url).unwrap_err().to_string();

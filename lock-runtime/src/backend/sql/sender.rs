@@ -16,8 +16,8 @@ pub(crate) enum Purpose {
     Upkeep,
 }
 
-/// Sends jobs to the task of a connection. Dropping it ends the connection at once; [`close`](Self::close) does so behind what
-/// is pending.
+/// Sends jobs to the task of a connection. Dropping it ends the task at once, and a statement that was sent may still be
+/// run; [`close`](Self::close) ends it behind what is pending.
 pub(crate) struct JobSender {
     jobs: UnboundedSender<StoreJob>,
     task: AbortHandle,

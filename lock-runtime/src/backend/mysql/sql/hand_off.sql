@@ -3,11 +3,12 @@
 -- lease, :window microseconds of the barging window, :free_after microseconds until the key is free, :channel of this process,
 -- :server the start of channels of this server
 -- One row: the number, whether the key was the owner's, whether it is handed off
-SELECT owner INTO @holder FROM lock_lease WHERE `key` = :key FOR UPDATE;
+SET @holder = NULL, @ends = 0;
+SELECT owner, until INTO @holder, @ends FROM lock_lease WHERE `key` = :key FOR UPDATE;
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
-SET @held = 0, @head = NULL, @place = NULL, @head_channel = NULL, @next = NULL;
+-- A row that was missing then is not locked.
+SET @held = COALESCE(@holder = :owner AND @ends > @now, 0), @head = NULL, @place = NULL, @head_channel = NULL, @next = NULL;
 DELETE FROM lock_queue WHERE `key` = :key AND owner = :owner;
-SELECT 1 INTO @held FROM lock_lease WHERE `key` = :key AND owner = :owner AND until > @now;
 -- A key that is kept for a while is handed off to no owner.
 -- A channel is a named lock of its process, which ends with the connection.
 SELECT owner, position, channel INTO @head, @place, @head_channel FROM lock_queue
