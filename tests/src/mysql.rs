@@ -312,12 +312,15 @@ fn runtime() -> tokio::runtime::Runtime {
     runtime.expect("a runtime can be made")
 }
 
-/// The program of the server.
+/// The program of the server: `LOCK_TEST_MYSQLD`, or the installed one.
 ///
 /// # Panics
 ///
 /// When it is not installed.
 pub fn program() -> PathBuf {
+    if let Some(path) = std::env::var_os("LOCK_TEST_MYSQLD") {
+        return path.into();
+    }
     let paths = ["/usr/sbin/mariadbd", "/usr/libexec/mariadbd", "/usr/local/sbin/mariadbd"];
     let found = paths.into_iter().map(PathBuf::from).find(|path| path.is_file());
     found.expect("MariaDB is installed, run tests/run.sh")

@@ -119,6 +119,44 @@ async fn a_replica_is_refused_and_the_next_host_is_tried() {
     .await;
 }
 
+/// The sessions of a demoted primary stay open. A user with all rights may even write there.
+#[tokio::test]
+async fn a_demoted_primary_is_left_for_the_next_host() {
+    let old = MysqlServer::start();
+    old.query("CREATE USER admin@'%'; GRANT ALL ON *.* TO admin@'%'");
+    let new = MysqlServer::start();
+    new.query("CREATE USER admin@'%'; GRANT ALL ON *.* TO admin@'%'");
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", old.port(), new.port());
+    let mut pools = Vec::new();
+    for user in ["locks", "admin"] {
+        let url = format!("mysql://{user}@{hosts}/locks?create=on&table={user}");
+        pools.push((user, LockPool::connect(&url).await.unwrap()));
+    }
+    for (user, pool) in &pools {
+        cycle(pool, "order:1").await;
+        assert_eq!(old.query(&format!("SELECT COUNT(*) FROM {user}_lease")), [["1"]]);
+    }
+    old.query("SET GLOBAL read_only = 1");
+    for (user, pool) in &pools {
+        let moved = format!("SELECT COUNT(*) FROM {user}_lease WHERE `key` = 'order:2'");
+        eventually_async(DEADLINE, &format!("the pool of {user} has moved"), async || {
+            if let Ok(guard) = pool.lock("order:2").wait(ms(500)).acquire().await {
+                let _ = guard.release().await;
+            }
+            new.try_query(&moved).is_ok_and(|count| count == [["1"]])
+        })
+        .await;
+        // Also the other connection.
+        eventually_async(DEADLINE, "it renews there", async || {
+            match pool.lock("order:2").wait(ms(500)).acquire().await {
+                Ok(guard) => guard.verify().await.is_ok() && guard.release().await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn sessions_with_unusual_settings_conform() {
     let server = MysqlServer::builder()

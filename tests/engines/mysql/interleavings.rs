@@ -81,7 +81,8 @@ async fn owners_that_queue_while_the_row_is_missing_have_different_positions() {
     proxy.stop_before("UPDATE `lock_lease` SET\n    last_fence = IF(owner", "gate-2");
     proxy.stop_before("UPDATE `lock_lease` SET contended = true", "gate-3");
     let [first, second, third] = ["gate-1", "gate-2", "gate-3"].map(|gate| closed(&server, gate));
-    let waiting = [&pools[0], &pools[1]].map(|pool| acquire_in_task(pool, "order:1"));
+    let waiting: JoinSet<_> =
+        pools.into_iter().map(|pool| async move { cycle(&pool, "order:1").await }).collect();
     until_stopped(&server, "gate-1", 2).await;
     guard.release().await.unwrap();
     server.query("DELETE FROM lock_lease");
@@ -94,9 +95,7 @@ async fn owners_that_queue_while_the_row_is_missing_have_different_positions() {
     until_queued(&server, "locks", "order:1", 2).await;
     assert_eq!(server.query("SELECT COUNT(DISTINCT position) FROM lock_queue"), [["2"]]);
     guard.release().await.unwrap();
-    for waiter in waiting {
-        joined("a waiter", waiter).await.1.release().await.unwrap();
-    }
+    within(DEADLINE, "both waiters", waiting.join_all()).await;
 }
 
 /// Between the end of a script and its `ROLLBACK`, the network is silent.

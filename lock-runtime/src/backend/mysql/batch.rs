@@ -15,7 +15,8 @@ use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
     ends_connection, failure, is_lock_timeout, is_rolled_back, row_is_locked,
 };
-use crate::backend::mysql::session::{BYTES_IN_LISTS, Fields, MysqlSession, ScriptAnswer};
+use crate::backend::mysql::packet::BYTES_IN_LISTS;
+use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;

@@ -27,7 +27,7 @@
 //!    its name and killed before its successor is used.
 //! 7. **Looks.** The server sends no notifications. While this process waits, one statement looks at all that it waits for.
 //!
-//! The files from bottom to top: `url`, `script`, `schema` with the statements, `server_error`, `encryption`, `session` (one connection),
+//! The files from bottom to top: `url`, `script`, `packet`, `schema` with the statements, `server_error`, `encryption`, `session` (one connection),
 //! `watch_list`, `pool_state`, `batch` with `acquire`, `release`, `renew` and `look` (requests as scripts), `sweep`, `link`
 //! (a connection that is opened again).
 
@@ -39,6 +39,7 @@ mod held_grants;
 mod link;
 mod locked_rows;
 mod look;
+mod packet;
 mod pool_state;
 mod release;
 mod renew;

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use crate::backend::credentials::Provider;
 use crate::backend::mysql::encryption::MysqlEncryption;
+use crate::backend::mysql::packet::SHORTEST_PACKET;
 use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{Literal, SqlScript};
 use crate::backend::mysql::server_error::{
@@ -18,15 +19,6 @@ use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
 use crate::backend::sql::job::closed;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
 use crate::base::clock::Clock;
-
-/// The shortest limit of packets that servers can have.
-const SHORTEST_PACKET: usize = 1_024;
-
-/// The most that a key takes in a list of keys and in one of leases, in hexadecimal digits, with room for a third list.
-pub(crate) const BYTES_IN_LISTS: usize = 4 << 10;
-
-/// The most that a transition of one key takes: its statements name the key up to a dozen times.
-pub(crate) const BYTES_OF_TRANSITION: usize = 24 << 10;
 
 /// Opens connections to one database.
 pub(crate) struct MysqlConnector {

@@ -25,28 +25,6 @@ pub(crate) fn by_distinct_keys<T>(
     parts.into_iter().map(|(_, requests)| requests).collect()
 }
 
-/// Splits `requests` so that those of one part have at most `most` keys, or are a single one. Their order stays.
-pub(crate) fn by_count_of_keys<T>(
-    requests: Vec<T>,
-    keys: impl Fn(&T) -> usize,
-    most: usize,
-) -> Vec<Vec<T>> {
-    let mut parts: Vec<Vec<T>> = Vec::new();
-    let mut room = 0;
-    for request in requests {
-        let count = keys(&request);
-        match parts.last_mut().filter(|_| count <= room) {
-            Some(part) => part.push(request),
-            None => {
-                parts.push(vec![request]);
-                room = most;
-            }
-        }
-        room = room.saturating_sub(count);
-    }
-    parts
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,13 +45,5 @@ mod tests {
         let numbers: Vec<Vec<u32>> =
             parts.iter().map(|part| part.iter().map(|(number, _)| *number).collect()).collect();
         assert_eq!(numbers, [vec![1, 2, 4], vec![3], vec![5]]);
-    }
-
-    #[test]
-    fn a_part_has_no_more_keys_than_fit() {
-        let split = |counts: &[usize]| by_count_of_keys(counts.to_vec(), |count| *count, 3);
-        assert_eq!(split(&[1, 2, 1, 1]), [vec![1, 2], vec![1, 1]]);
-        assert_eq!(split(&[9, 1, 3, 3]), [vec![9], vec![1], vec![3], vec![3]]);
-        assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }
 }
