@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
+use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, by_count_of_keys};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
 use crate::backend::mysql::server_error::is_lock_timeout;
-use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, by_count_of_keys};
 use crate::backend::mysql::session::Fields;
 use crate::backend::sql::job::{Acquires, answer};
 use crate::backend::sql::parts::by_distinct_keys;

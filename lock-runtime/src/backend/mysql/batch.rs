@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use crate::backend::mysql::locked_rows::LockedRows;
+use crate::backend::mysql::packet::BYTES_IN_LISTS;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
     ends_connection, failure, is_lock_timeout, is_rolled_back, row_is_locked,
 };
-use crate::backend::mysql::packet::BYTES_IN_LISTS;
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
 use crate::backend::{BackendError, FailureKind, Limits};

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::packet::BYTES_IN_LISTS;
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::watch_list::{Found, Place};
 use crate::base::clock::Instant;
 use crate::base::key::Key;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use crate::backend::mysql::acquire::recheck_interval;
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::script::{ByteList, Literal};
 use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION};
+use crate::backend::mysql::script::{ByteList, Literal};
 use crate::backend::sql::job::{Releases, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
 use crate::backend::sql::tables::{micros, reservation_time};

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::backend::mysql::batch::MysqlBatch;
+use crate::backend::mysql::packet::{BYTES_IN_LISTS, by_count_of_keys};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::row_is_locked;
-use crate::backend::mysql::packet::{BYTES_IN_LISTS, by_count_of_keys};
 use crate::backend::sql::job::{Renewals, answer};
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::backend::mysql::batch::MysqlBatch;
-use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::packet::BYTES_IN_LISTS;
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::sql::tables::micros;
 use crate::base::clock::Instant;
 use crate::base::jitter;
