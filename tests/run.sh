@@ -6,6 +6,8 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
+# LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
 # LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
@@ -40,6 +42,9 @@ install_missing() {
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
     # Also for the tests that step a server's clock: they compile a small library.
     command -v cc >/dev/null || packages+=(build-essential)
+    if [[ "${LOCK_TEST_MYSQL:-on}" != off ]]; then
+        [[ -x /usr/sbin/mariadbd ]] && command -v mariadb-install-db >/dev/null || packages+=(mariadb-server)
+    fi
     if [[ "${LOCK_TEST_POSTGRES:-on}" != off ]]; then
         compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || packages+=(postgresql)
         command -v pgbouncer >/dev/null || packages+=(pgbouncer)
@@ -116,7 +121,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss postgres postgres-tls serde testing tower axum actix; do
+    for feature in "" macros redis rediss mysql mysql-tls postgres postgres-tls serde testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -135,13 +140,16 @@ tests() {
     tested=$((tested + took))
 }
 
+# Tests that no program runs.
+left_out=()
+
 # `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. Half as many of
 # them run at once, after all others.
 program() {
     local name="$1" skip=() test
     shift
     for test in "$@"; do skip+=(--skip "${test}"); done
-    local command=(cargo test "${all[@]}" --quiet --test "${name}" --)
+    local command=(cargo test "${all[@]}" --quiet --test "${name}" -- "${left_out[@]}")
     tests "testing ${name}" "${command[@]}" --test-threads "${threads}" "${skip[@]}"
     [[ $# -eq 0 ]] || tests "testing ${name}, a few at once" "${command[@]}" --test-threads "${few}" "$@"
 }
@@ -154,11 +162,14 @@ program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handof
 program faults
 program topologies
 program quorum load::
-if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
-    echo "==> skipped: LOCK_TEST_POSTGRES=off leaves the tests on PostgreSQL out"
-else
-    program engines
-fi
+for store in mysql postgres; do
+    variable="LOCK_TEST_${store^^}"
+    if [[ "${!variable:-on}" == off ]]; then
+        echo "==> skipped: ${variable}=off leaves the tests on ${store} out"
+        left_out+=(--skip "${store}::")
+    fi
+done
+program engines
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

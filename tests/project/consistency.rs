@@ -161,8 +161,10 @@ fn the_changelog_has_a_place_for_what_comes() {
 
 #[test]
 fn the_documented_tables_are_those_of_the_store() {
-    let tables = read("lock-runtime/src/backend/postgres/sql/schema.sql");
-    assert!(read("docs/postgres.md").contains(tables.trim_end()));
+    for store in ["mysql", "postgres"] {
+        let tables = read(&format!("lock-runtime/src/backend/{store}/sql/schema.sql"));
+        assert!(read(&format!("docs/{store}.md")).contains(tables.trim_end()), "{store}");
+    }
 }
 
 /// Every example is named in the README and started by a test.

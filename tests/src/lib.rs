@@ -7,12 +7,14 @@
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
+//! | [`mysql`] | a private MariaDB server |
 //! | [`postgres`] | a private PostgreSQL server |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
 //! | [`skew`] | a server with a clock that steps or runs fast |
 //! | [`proxy`] | a connection to a server that loses, holds and delays selected messages |
+//! | [`statements`] | a connection to MySQL that stops between two statements of a script |
 //! | [`monitor`] | every command that the server ran, in order |
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
@@ -43,6 +45,7 @@ pub mod http;
 pub mod latency;
 pub mod logs;
 pub mod monitor;
+pub mod mysql;
 pub mod own_process;
 pub mod poll;
 pub mod postgres;
@@ -56,6 +59,7 @@ pub mod sentinel;
 pub mod server;
 pub mod sizes;
 pub mod skew;
+pub mod statements;
 pub mod tls;
 pub mod tunnel;
 pub mod versions;
@@ -66,6 +70,7 @@ pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
 pub use latency::Latency;
 pub use monitor::Monitor;
+pub use mysql::MysqlServer;
 pub use own_process::in_own_process;
 pub use postgres::PostgresServer;
 pub use process::Worker;

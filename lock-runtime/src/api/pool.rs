@@ -42,6 +42,7 @@ impl LockPool {
     /// | `redis+sentinel://host1,host2/service` | the master that Sentinel watches under that name |
     /// | `redis+cluster://host1,host2` | a Redis Cluster; some of its servers are enough |
     /// | `redlock://host1,host2,host3` | a majority of independent servers (Redlock), or of full URLs |
+    /// | `mysql://host/database` | rows of a table of MySQL or MariaDB, with the feature `mysql` |
     /// | `postgres://host/database` | rows of a table, with the feature `postgres` |
     ///
     /// All of Redis take `user:password@` in front of the hosts, `rediss` for TLS, and `valkey` for `redis`. Parameters

@@ -30,7 +30,7 @@ impl Credentials {
     }
 }
 
-#[cfg(feature = "postgres")]
+#[cfg(feature = "_sql")]
 impl Credentials {
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()

@@ -20,6 +20,8 @@ mod connect;
 pub(crate) mod credentials;
 mod dyn_backend;
 mod memory;
+#[cfg(feature = "mysql")]
+mod mysql;
 pub(crate) mod notifier;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -27,6 +29,8 @@ mod postgres;
 mod queue_events;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "_sql")]
+mod sql;
 #[cfg(feature = "_tls")]
 mod tls;
 #[cfg(feature = "_remote")]

@@ -84,15 +84,28 @@ impl ServerCertVerifier for Unverified {
 
 fn roots(ca: Option<&str>) -> Result<RootCertStore, LockError> {
     let mut roots = RootCertStore::empty();
-    let certificates = match ca {
-        Some(ca) => certificates(ca)?,
-        None => rustls_native_certs::load_native_certs().certs,
-    };
-    let (usable, _) = roots.add_parsable_certificates(certificates);
+    let (usable, _) = roots.add_parsable_certificates(trusted(ca)?);
     if usable == 0 {
         return Err(wrong("no root certificate can be used to verify the server"));
     }
     Ok(roots)
+}
+
+/// The usable certificates of the authorities in the file `ca`, or of the system.
+#[cfg(feature = "mysql-tls")]
+pub(crate) fn root_certificates(
+    ca: Option<&str>,
+) -> Result<Vec<CertificateDer<'static>>, LockError> {
+    let is_usable =
+        |root: &CertificateDer<'static>| RootCertStore::empty().add(root.clone()).is_ok();
+    Ok(trusted(ca)?.into_iter().filter(is_usable).collect())
+}
+
+fn trusted(ca: Option<&str>) -> Result<Vec<CertificateDer<'static>>, LockError> {
+    match ca {
+        Some(ca) => certificates(ca),
+        None => Ok(rustls_native_certs::load_native_certs().certs),
+    }
 }
 
 fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, LockError> {

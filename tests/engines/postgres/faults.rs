@@ -322,7 +322,11 @@ fn faults_never_make_two_valid_leases() {
         worker.wait_for_line(DEADLINE, |line| line == "working");
     }
     let (mut faults, end) = (0, Instant::now() + ms(1_000 * seconds));
-    while Instant::now() < end {
+    let enough = |faults: u64| {
+        // On a busy machine the holders of an interval may all have been quick.
+        faults > seconds / 3 && !History::read(dir.path()).unwrap().naive_overlaps().is_empty()
+    };
+    while Instant::now() < end || (Instant::now() < end + DEADLINE && !enough(faults)) {
         std::thread::sleep(ms(rng.u64(300..800)));
         faults += 1;
         match rng.u8(..16) {

@@ -5,16 +5,16 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{Batch, Parts, by_distinct_keys, micros};
-use crate::backend::postgres::job::{PendingRequest, answer, fail_all};
+use crate::backend::postgres::batch::{Batch, Parts};
 use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
+use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
+use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::tables::micros;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;
 use crate::base::jitter;
 use crate::base::key::Key;
-
-type Acquires = Vec<PendingRequest<AcquireRequest, AcquireOutcome>>;
 
 /// The columns of an answer, in the order of the statements.
 struct AcquireRow {

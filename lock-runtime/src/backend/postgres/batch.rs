@@ -4,8 +4,6 @@
 //! a key once at most, so requests for one key go in different statements. All statements lock rows in the order of
 //! their keys: no two wait for each other in a circle.
 
-use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,12 +13,11 @@ use tokio_postgres::{Client, Error, Row, Statement};
 
 use crate::backend::BackendError;
 use crate::backend::postgres::diagnostics;
-use crate::backend::postgres::job::{Jobs, answer, no_answer};
 use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::{failure, is_lock_timeout};
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
-use crate::base::key::Key;
+use crate::backend::sql::job::{Jobs, answer, no_answer};
 
 /// What the statements of a batch need.
 pub(crate) struct Batch<'a> {
@@ -170,26 +167,6 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Splits `requests` so that no two of one part have a key in common. Their order stays for each key.
-pub(super) fn by_distinct_keys<T>(
-    requests: Vec<T>,
-    keys: impl Fn(&T) -> &Arc<[Key]>,
-) -> Vec<Vec<T>> {
-    let mut parts: Vec<(HashSet<Key>, Vec<T>)> = Vec::new();
-    for request in requests {
-        let wanted = keys(&request).clone();
-        let behind =
-            parts.iter().rposition(|(taken, _)| wanted.iter().any(|key| taken.contains(key)));
-        let at = behind.map_or(0, |last| last + 1);
-        if at == parts.len() {
-            parts.push((HashSet::new(), Vec::new()));
-        }
-        parts[at].0.extend(wanted.iter().cloned());
-        parts[at].1.push(request);
-    }
-    parts.into_iter().map(|(_, requests)| requests).collect()
-}
-
 /// Requests that go in one statement, until a row that is locked elsewhere delays all of them. Then each goes alone.
 pub(super) struct Parts<T>(Vec<Vec<T>>);
 
@@ -209,32 +186,5 @@ impl<T> Parts<T> {
         }
         self.0.extend(requests.into_iter().rev().map(|request| vec![request]));
         None
-    }
-}
-
-pub(super) fn micros(span: Duration) -> i64 {
-    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_for_one_key_go_in_different_statements_and_in_order() {
-        let request = |number: u32, keys: &[&str]| -> (u32, Arc<[Key]>) {
-            (number, keys.iter().copied().map(Key::from).collect())
-        };
-        let requests = vec![
-            request(1, &["a"]),
-            request(2, &["b"]),
-            request(3, &["a", "b"]),
-            request(4, &["c"]),
-            request(5, &["a"]),
-        ];
-        let parts = by_distinct_keys(requests, |(_, keys)| keys);
-        let numbers: Vec<Vec<u32>> =
-            parts.iter().map(|part| part.iter().map(|(number, _)| *number).collect()).collect();
-        assert_eq!(numbers, [vec![1, 2, 4], vec![3], vec![5]]);
     }
 }

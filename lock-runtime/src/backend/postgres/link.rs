@@ -3,19 +3,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::{Notify, oneshot};
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::backend::backoff::Backoff;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
-use crate::backend::postgres::job::{Jobs, Reply, StoreJob, closed, no_answer};
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
+use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -47,63 +47,16 @@ impl PoolState {
     }
 }
 
-/// What a connection is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// Acquires and releases, in the order in which they were requested.
-    Claims,
-    /// Renewals, which must not wait behind acquires; notifications, reads and sweeps.
-    Upkeep,
-}
-
-/// The sending side. Dropping it ends the connection at once; [`close`](Self::close) does so behind what is pending.
-pub(crate) struct SessionLink {
-    jobs: UnboundedSender<StoreJob>,
-    task: AbortHandle,
-}
-
-impl Drop for SessionLink {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-impl SessionLink {
-    /// Connects. From the first success on, the connection is opened again when it ends.
-    pub(crate) async fn connect(
-        state: &Arc<PoolState>,
-        purpose: Purpose,
-    ) -> Result<Self, BackendError> {
-        let (jobs, inbox) = mpsc::unbounded_channel();
-        let mut task = LinkTask::new(state.clone(), purpose, inbox);
-        let session = task.open().await?;
-        let task = tokio::spawn(task.run(session)).abort_handle();
-        Ok(Self { jobs, task })
-    }
-
-    /// Sends `request` as a job, and returns where its answer arrives.
-    pub(crate) fn send<T>(&self, job: impl FnOnce(Reply<T>) -> StoreJob) -> AwaitedAnswer<T> {
-        let (reply, answer) = oneshot::channel();
-        if let Err(unsent) = self.jobs.send(job(reply)) {
-            unsent.0.fail(&closed());
-        }
-        AwaitedAnswer(answer)
-    }
-
-    /// Closes the connection behind all requests that were sent before.
-    pub(crate) async fn close(&self) {
-        let _ = self.jobs.send(StoreJob::Close);
-        self.jobs.closed().await;
-    }
-}
-
-/// The answer to a request. Dropping it gives the request up.
-pub(crate) struct AwaitedAnswer<T>(oneshot::Receiver<Result<T, BackendError>>);
-
-impl<T> AwaitedAnswer<T> {
-    pub(crate) async fn get(self) -> Result<T, BackendError> {
-        self.0.await.unwrap_or_else(|_| Err(no_answer()))
-    }
+/// Connects. From the first success on, the connection is opened again when it ends.
+pub(crate) async fn connect(
+    state: &Arc<PoolState>,
+    purpose: Purpose,
+) -> Result<JobSender, BackendError> {
+    let (jobs, inbox) = mpsc::unbounded_channel();
+    let mut task = LinkTask::new(state.clone(), purpose, inbox);
+    let session = task.open().await?;
+    let task = tokio::spawn(task.run(session)).abort_handle();
+    Ok(JobSender::new(jobs, task))
 }
 
 struct LinkTask {

@@ -1,19 +1,18 @@
 //! Releases on one connection.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{Batch, Parts, by_distinct_keys, micros};
-use crate::backend::postgres::job::{PendingRequest, answer, fail_all};
+use crate::backend::postgres::batch::{Batch, Parts};
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
+use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
+use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::tables::{micros, reservation_time};
 use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::jitter;
 use crate::base::key::Key;
-
-type Releases = Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>;
 
 /// A key of a release, and its owner.
 type OwnedKey = (Vec<u8>, Vec<u8>);
@@ -145,12 +144,6 @@ fn owned(key: &Key, request: &ReleaseRequest) -> OwnedKey {
 fn successor(request: &ReleaseRequest) -> Option<&Successor> {
     let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
     request.successor.as_ref().filter(|_| is_single)
-}
-
-/// How long a release of a lease of `ttl` reserves the key for the head of the queue: the longest time for which a process that
-/// is frozen at that moment delays the other waiters.
-fn reservation_time(ttl: Duration) -> Duration {
-    (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(1)).min(ttl)
 }
 
 /// The releases as arrays, one element for each key.

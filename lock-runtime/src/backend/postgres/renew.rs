@@ -6,10 +6,11 @@ use std::sync::Arc;
 use tokio_postgres::types::Type;
 
 use crate::backend::postgres::acquire::texts;
-use crate::backend::postgres::batch::{Batch, micros};
-use crate::backend::postgres::job::{PendingRequest, answer};
+use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::{Parameters, Sql};
 use crate::backend::postgres::session::get;
+use crate::backend::sql::job::{Renewals, answer};
+use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
 
@@ -18,8 +19,6 @@ const TOGETHER: usize = 1_000;
 
 /// A lease by its owner and keys.
 type HeldKeys = (Owner, Arc<[Key]>);
-
-type Renewals = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
 
 impl Batch<'_> {
     pub(super) async fn renew(&self, mut renewals: Renewals) {

@@ -3,6 +3,8 @@
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error};
 
+use crate::backend::sql::tables::with_tables;
+
 /// What to do where the tables are missing.
 pub(crate) const REMEDY: &str = "run the statements in `docs/postgres.md` as the owner of the schema, or add `?create=on` to the URL of a user that may create tables";
 
@@ -47,14 +49,7 @@ pub(crate) struct Statements {
 impl Statements {
     /// The statements for tables with names that start with `table`.
     pub(crate) fn new(table: &str) -> Self {
-        let named = |text: &str| {
-            let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
-            let text = lines.collect::<Vec<_>>().join("\n");
-            // One pass: the name of one table may contain that of the other.
-            let (lease, queue) = (quoted(table, "_lease"), quoted(table, "_queue"));
-            let parts = text.split("lock_lease").map(|part| part.replace("lock_queue", &queue));
-            parts.collect::<Vec<_>>().join(&lease)
-        };
+        let named = |text: &str| with_tables(text, table, '"');
         let sql = |number, text: &str| Sql { number, text: named(text) };
         Self {
             acquire: sql(0, include_str!("sql/acquire.sql")),
@@ -91,29 +86,5 @@ impl Statements {
             client.batch_execute("ROLLBACK").await?;
         }
         made
-    }
-}
-
-/// The name of a table, each part in quotes, so that it may be a word of SQL.
-fn quoted(table: &str, suffix: &str) -> String {
-    format!("\"{}{suffix}\"", table.replace('.', "\".\""))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tables_may_have_any_name() {
-        for (table, lease) in [
-            ("lock", "\"lock_lease\""),
-            ("app.lock_queue", "\"app\".\"lock_queue_lease\""),
-            ("user.lock_lease", "\"user\".\"lock_lease_lease\""),
-        ] {
-            let statements = Statements::new(table);
-            let queue = lease.replace("_lease\"", "_queue\"");
-            assert!(statements.acquire.text.contains(&format!("INSERT INTO {lease} AS lease")));
-            assert!(statements.enqueue.text.contains(&format!("INSERT INTO {queue} AS queued")));
-        }
     }
 }

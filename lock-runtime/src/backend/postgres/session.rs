@@ -16,12 +16,12 @@ use tokio_postgres::{
 };
 
 use crate::backend::credentials::Provider;
-use crate::backend::postgres::job::closed;
 use crate::backend::postgres::schema::{Parameter, STATEMENTS, Sql, Statements};
 use crate::backend::postgres::server_error::{
     connect_failure, failure, is_about_tables, refuses_startup_options,
 };
 use crate::backend::postgres::url::Database;
+use crate::backend::sql::job::closed;
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::error::LockError;

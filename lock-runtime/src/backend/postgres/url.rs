@@ -5,13 +5,10 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::TargetSessionAttrs;
 
+use crate::backend::sql::tables::{FORGET_AFTER, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
-
-/// How long rows of free locks stay, unless the URL says otherwise. A row in place makes the next grant cheaper, and its
-/// fence exceeds the former one whatever the server's clock did.
-const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// How long a connection is idle before the system checks it.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -36,6 +33,11 @@ pub(crate) struct Database {
 impl Database {
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
+        if query.contains('@') {
+            // The text is not shown: it may be a part of the password.
+            return Err(wrong("a `?` stands in front of the `@`".to_owned())
+                .remedy("write `%3F` for a `?`, and `%40` for an `@`, in a user or a password"));
+        }
         let (mut table, mut creates, mut forget_after) = ("lock".to_owned(), false, FORGET_AFTER);
         let (mut others, mut files, mut encrypted) = (Vec::new(), TlsFiles::default(), false);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -168,15 +170,6 @@ fn server(address: &str) -> Result<Config, LockError> {
     Ok(config)
 }
 
-/// Whether `name` can stand in a statement without quotes, as a table or a schema and a table.
-fn is_identifier(name: &str) -> bool {
-    let is_word = |word: &str| {
-        word.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
-            && word.chars().all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_')
-    };
-    name.len() <= 48 && name.split('.').count() <= 2 && name.split('.').all(is_word)
-}
-
 #[cold]
 fn wrong(cause: impl Into<std::borrow::Cow<'static, str>>) -> LockError {
     LockError::new(ErrorKind::Config, cause)
@@ -220,6 +213,8 @@ mod tests {
             ("postgres://u:secret@h/db?sslmode=require&insecure=false", "insecure"),
             ("postgres://u:secret@h/db?sslmode=require&cert=/a.pem", "key"),
             ("postgres://u:secret@h:x/db", "port"),
+            ("postgres://u:?secret@h/db", "%3F"),
+            ("postgres://u:12?secret@h/db", "%3F"),
             ("postgres:///db", "host"),
         ] {
             let error = Database::parse(url).unwrap_err().to_string();

@@ -16,6 +16,11 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, BackendError>>;
 /// A request, and where its answer goes.
 pub(crate) type PendingRequest<R, T> = (R, Reply<T>);
 
+/// Requests of one kind.
+pub(crate) type Acquires = Vec<PendingRequest<AcquireRequest, AcquireOutcome>>;
+pub(crate) type Releases = Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>;
+pub(crate) type Renewals = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
+
 /// A request of any kind.
 pub(crate) enum StoreJob {
     Acquire(PendingRequest<AcquireRequest, AcquireOutcome>),
@@ -46,9 +51,9 @@ impl StoreJob {
 /// Jobs by kind.
 #[derive(Default)]
 pub(crate) struct Jobs {
-    pub(crate) acquires: Vec<PendingRequest<AcquireRequest, AcquireOutcome>>,
-    pub(crate) releases: Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>,
-    pub(crate) renewals: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
+    pub(crate) acquires: Acquires,
+    pub(crate) releases: Releases,
+    pub(crate) renewals: Renewals,
     pub(crate) reads: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
     pub(crate) probes: Vec<Reply<()>>,
@@ -116,11 +121,11 @@ pub(crate) fn fail_all<R, T>(
 /// The failure of a request behind the end of the pool.
 #[cold]
 pub(crate) fn closed() -> BackendError {
-    BackendError::new(FailureKind::NotApplied, "the connections to PostgreSQL are closed")
+    BackendError::new(FailureKind::NotApplied, "the connections to the database are closed")
 }
 
 /// The failure of a request whose connection took no answer to it.
 #[cold]
 pub(crate) fn no_answer() -> BackendError {
-    BackendError::new(FailureKind::MaybeApplied, "PostgreSQL did not answer in time")
+    BackendError::new(FailureKind::MaybeApplied, "the database did not answer in time")
 }

@@ -1,0 +1,303 @@
+//! Acquire requests on one connection.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::backend::mysql::batch::{MysqlBatch, incomplete};
+use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, by_count_of_keys};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
+use crate::backend::mysql::server_error::is_lock_timeout;
+use crate::backend::mysql::session::Fields;
+use crate::backend::sql::job::{Acquires, answer};
+use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::tables::micros;
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
+use crate::base::fence::Fence;
+use crate::base::jitter;
+use crate::base::key::Key;
+
+/// How many requests for free keys one statement serves.
+const ACQUIRED_TOGETHER: usize = 256;
+
+/// How many owners one transaction queues. Their rows are locked until its flush.
+const QUEUED_TOGETHER: usize = 32;
+
+/// The server rounds times to microseconds, and a timer to milliseconds.
+const ROUNDING: Duration = Duration::from_millis(1);
+
+/// The row of a lease, as an answer has it.
+struct LeaseRow {
+    owner: Option<Owner>,
+    expires_in: i64,
+    fence: i64,
+    contended: bool,
+}
+
+impl LeaseRow {
+    fn of(row: &Fields) -> Option<Self> {
+        Some(Self {
+            owner: row.owner(1),
+            expires_in: row.number(2)?,
+            fence: row.number(3)?,
+            contended: row.is_true(4),
+        })
+    }
+}
+
+impl MysqlBatch<'_> {
+    /// Tries all requests: those for one key together, by a statement that changes nothing for a key that is held.
+    pub(super) async fn acquire(&mut self, requests: Acquires) {
+        let requests = self.without_locked(requests, |request| &request.keys).await;
+        let (single, several): (Acquires, Acquires) =
+            requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
+        let acquired_together = self.session.parts(ACQUIRED_TOGETHER, BYTES_IN_LISTS);
+        let queued_together = self.session.parts(QUEUED_TOGETHER, BYTES_OF_TRANSITION);
+        for mut requests in by_distinct_keys(single, |(request, _)| &request.keys) {
+            requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
+            let mut refused = Vec::new();
+            for mut requests in by_count_of_keys(requests, |_| 1, acquired_together) {
+                while !requests.is_empty() {
+                    let (again, held) = self.acquire_free(requests).await;
+                    requests = again;
+                    refused.extend(held);
+                }
+            }
+            for mut requests in by_count_of_keys(refused, |_| 1, queued_together) {
+                while !requests.is_empty() {
+                    requests = self.enqueue(requests).await;
+                }
+            }
+        }
+        for pending in several {
+            // One that failed before may have shown that a row is locked.
+            let free = self.without_locked(vec![pending], |request| &request.keys).await;
+            for (request, reply) in free {
+                let outcome = self.acquire_all(&request).await;
+                if outcome.as_ref().is_err_and(is_lock_timeout) {
+                    self.remember_locked(request.keys.iter());
+                }
+                answer(reply, outcome);
+            }
+        }
+    }
+
+    /// Answers requests for free keys, and those that are not to be queued. Returns the requests to be sent again, and those
+    /// to be queued.
+    ///
+    /// The row is read behind its lock. A release that commits in between may have reserved the key for the owner, for less than
+    /// the ttl: such a request is sent again, and its own statement then extends the row.
+    async fn acquire_free(&mut self, requests: Acquires) -> (Acquires, Acquires) {
+        let statements = self.statements();
+        let mut rows = String::new();
+        for (request, _) in &requests {
+            self.push_row(&mut rows, request);
+        }
+        let keys = ByteList::of_keys(requests.iter().map(|(request, _)| &request.keys[0]));
+        let script = SqlScript::of(&statements.clock, &[])
+            .then(&statements.acquire, &[("rows", Literal::Text(&rows))])
+            .then(&statements.leases, &[("keys", keys.as_literal())]);
+        let answered = match self.execute(&script, 1).await {
+            Ok(answered) => answered,
+            Err(error) => {
+                return (self.others(requests, |request| &request.keys, error).await, Vec::new());
+            }
+        };
+        let rows = answered.sets.first().map(Vec::as_slice).unwrap_or_default();
+        let mut found: HashMap<&[u8], LeaseRow> =
+            rows.iter().filter_map(|row| Some((row.bytes(0)?, LeaseRow::of(row)?))).collect();
+        let (mut again, mut refused, mut left_queue) = (Vec::new(), Vec::new(), Vec::new());
+        for (request, reply) in requests {
+            let key = &request.keys[0];
+            let row = found.remove(key.as_str().as_bytes()).filter(|row| row.expires_in > 0);
+            match row {
+                Some(row)
+                    if row.owner == Some(request.owner)
+                        && row.expires_in < micros(request.kept_for()) =>
+                {
+                    again.push((request, reply));
+                }
+                Some(row) if row.owner == Some(request.owner) => {
+                    let (granted, was_queued) = self.granted(&request, row.fence, row.contended);
+                    if was_queued {
+                        left_queue.push((key.clone(), request.owner));
+                    }
+                    answer(reply, Ok(granted));
+                }
+                row => {
+                    let expires_in = row.map(|row| duration(row.expires_in));
+                    let rank = self.state.watch_list().rank(key, request.owner, self.now());
+                    match rank {
+                        Some(rank) if request.enqueue => {
+                            answer(reply, Ok(queued_outcome(expires_in, rank)));
+                        }
+                        None if request.enqueue => refused.push((request, reply)),
+                        _ => answer(reply, Ok(AcquireOutcome::contended(expires_in))),
+                    }
+                }
+            }
+        }
+        self.leave_queues(&left_queue).await;
+        (again, refused)
+    }
+
+    /// Queues the owners of keys that are held, and grants the others. Returns the requests to be sent again.
+    async fn enqueue(&mut self, requests: Acquires) -> Acquires {
+        let statements = self.statements();
+        let mut script = self.begin();
+        for (number, (request, _)) in requests.iter().enumerate() {
+            let values = [
+                ("number", Literal::Number(i64::try_from(number).unwrap_or(i64::MAX))),
+                ("key", Literal::Bytes(request.keys[0].as_str().as_bytes())),
+                ("owner", Literal::Bytes(request.owner.as_bytes())),
+                ("kept", Literal::Number(micros(request.kept_for()))),
+                ("further", Literal::Number(i64::from(further(request)))),
+                ("channel", Literal::Bytes(self.channel.as_bytes())),
+            ];
+            script.add(&statements.enqueue, &values);
+        }
+        let answered = match self.in_transaction(script).await {
+            Ok(answered) => answered,
+            Err(error) => return self.others(requests, |request| &request.keys, error).await,
+        };
+        let mut rows: HashMap<i64, &Fields> =
+            answered.sets.iter().flatten().filter_map(|row| Some((row.number(0)?, row))).collect();
+        for (number, (request, reply)) in (0_i64..).zip(requests) {
+            let Some(row) = rows.remove(&number) else {
+                // The row of a lease may be gone since: then the key is free.
+                let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
+                answer(reply, Ok(AcquireOutcome::contended_until(None, wait_mode)));
+                continue;
+            };
+            if let Some(fence) = row.number(1) {
+                answer(reply, Ok(self.granted(&request, fence, row.is_true(2)).0));
+                continue;
+            }
+            let rank = row.number(4).unwrap_or_default();
+            self.state.watch_list().queued(&request.keys[0], request.owner, rank, self.now());
+            self.state.watched.notify_one();
+            answer(reply, Ok(queued_outcome(row.number(3).map(duration), rank)));
+        }
+        Vec::new()
+    }
+
+    /// The outcome of a grant, and whether the owner was queued for the keys.
+    fn granted(
+        &mut self,
+        request: &AcquireRequest,
+        fence: i64,
+        contended: bool,
+    ) -> (AcquireOutcome, bool) {
+        let until = self.now() + request.kept_for();
+        let mut was_queued = false;
+        {
+            let mut watch_list = self.state.watch_list();
+            let looked = watch_list.looks_at_held();
+            for key in request.keys.iter() {
+                was_queued |= watch_list.granted(key, request.owner, until, contended);
+            }
+            if !looked && !contended {
+                self.state.watched.notify_one();
+            }
+        }
+        let fence = request.fencing.then(|| Fence::new(fence.unsigned_abs()));
+        let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further(request));
+        // Without a channel this process does not learn of owners that queue later.
+        let is_told = contended || !self.channel.is_empty();
+        (if is_told { granted.with_contended(contended) } else { granted }, was_queued)
+    }
+
+    /// Owners that have found their keys free are no longer queued. A failure is no matter: the entries are removed by the
+    /// release, and are not served before.
+    async fn leave_queues(&mut self, places: &[(Key, Owner)]) {
+        if places.is_empty() {
+            return;
+        }
+        let statements = self.statements();
+        let mut script = self.begin();
+        for (key, owner) in places {
+            let values = [
+                ("key", Literal::Bytes(key.as_str().as_bytes())),
+                ("owner", Literal::Bytes(owner.as_bytes())),
+            ];
+            script.add(&statements.leave_queue, &values);
+        }
+        let _ = self.in_transaction(script).await;
+    }
+
+    async fn acquire_all(
+        &mut self,
+        request: &AcquireRequest,
+    ) -> Result<AcquireOutcome, BackendError> {
+        let statements = self.statements();
+        let keys = ByteList::of_keys(request.keys.iter());
+        let mut rows = String::new();
+        for key in request.keys.iter() {
+            rows.push_str(if rows.is_empty() { "SELECT " } else { " UNION ALL SELECT " });
+            push_bytes(&mut rows, &[key.as_str().as_bytes()]);
+            rows.push_str(" AS `key`");
+        }
+        let script = SqlScript::of(&statements.clock, &[])
+            .then(&statements.add_rows, &[("keys", Literal::Text(&rows))]);
+        // It grants nothing.
+        self.execute(&script, usize::MAX).await.map_err(BackendError::before_sending)?;
+        let values = [
+            ("keys", keys.as_literal()),
+            ("owner", Literal::Bytes(request.owner.as_bytes())),
+            ("count", Literal::Number(i64::try_from(request.keys.len()).unwrap_or(i64::MAX))),
+            ("kept", Literal::Number(micros(request.kept_for()))),
+            ("further", Literal::Number(i64::from(further(request)))),
+            ("channel", Literal::Bytes(self.channel.as_bytes())),
+        ];
+        let mut script = self
+            .begin()
+            .then(&statements.lock_rows, &values)
+            .then(&statements.acquire_all, &values);
+        for key in request.keys.iter() {
+            let values = [("key", Literal::Bytes(key.as_str().as_bytes())), values[1]];
+            script.add(&statements.leave_queue, &values);
+        }
+        let answered = self.in_transaction(script).await?;
+        // Behind the keys that were locked.
+        let row = answered.sets.get(1).and_then(|rows| rows.first()).ok_or_else(incomplete)?;
+        Ok(match row.number(0) {
+            Some(fence) => self.granted(request, fence, row.is_true(1)).0,
+            None => AcquireOutcome::contended(row.number(2).map(duration)),
+        })
+    }
+
+    fn push_row(&self, rows: &mut String, request: &AcquireRequest) {
+        rows.push_str(if rows.is_empty() { "(" } else { ",(" });
+        push_bytes(rows, &[request.keys[0].as_str().as_bytes()]);
+        rows.push(',');
+        push_bytes(rows, &[request.owner.as_bytes()]);
+        let (kept, further) = (micros(request.kept_for()), further(request));
+        let _ = write!(rows, ",@now+{kept},@now,@now+{further},");
+        push_bytes(rows, &[self.channel.as_bytes()]);
+        rows.push(')');
+    }
+}
+
+/// The outcome for an owner in the queue.
+fn queued_outcome(expires_in: Option<Duration>, rank: i64) -> AcquireOutcome {
+    let recheck = jitter::below(recheck_interval(rank));
+    let retry_after = match expires_in {
+        Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
+        _ => recheck,
+    };
+    AcquireOutcome::contended_until(expires_in, WaitMode::Queued { retry_after })
+}
+
+/// How long a queued owner waits for a look to find its turn before it requests the key again.
+pub(super) fn recheck_interval(rank: i64) -> Duration {
+    Duration::from_millis(if rank < 3 { 500 } else { 1_000 })
+}
+
+/// How many fences to reserve behind the one of the grant.
+fn further(request: &AcquireRequest) -> u32 {
+    if request.fencing { request.extra_fences } else { 0 }
+}
+
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
+}

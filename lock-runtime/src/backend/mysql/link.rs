@@ -1,0 +1,216 @@
+//! A connection that is opened again when it ends, and the requests that wait for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::backend::BackendError;
+use crate::backend::backoff::Backoff;
+use crate::backend::mysql::batch::{MysqlBatch, script_limit};
+use crate::backend::mysql::locked_rows::LockedRows;
+use crate::backend::mysql::look::Looks;
+use crate::backend::mysql::pool_state::MysqlPoolState;
+use crate::backend::mysql::session::{MysqlSession, SessionIdentity};
+use crate::backend::mysql::sweep::RowSweep;
+use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
+use crate::backend::sql::sender::{JobSender, Purpose};
+use crate::base::clock::Instant;
+
+/// The most requests of one batch of acquires and releases.
+const CLAIMS: usize = 256;
+
+/// The most requests of one batch of renewals.
+const RENEWALS: usize = 1_024;
+
+/// Between two checks of a connection and of its server.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+
+/// Connects. From the first success on, the connection is opened again when it ends.
+pub(crate) async fn connect(
+    state: &Arc<MysqlPoolState>,
+    purpose: Purpose,
+) -> Result<JobSender, BackendError> {
+    let (jobs, inbox) = mpsc::unbounded_channel();
+    let session = open(state, purpose, &SessionIdentity::default()).await?;
+    let task = MysqlLink::new(state.clone(), purpose, inbox);
+    let task = tokio::spawn(task.run(session)).abort_handle();
+    Ok(JobSender::new(jobs, task))
+}
+
+struct MysqlLink {
+    state: Arc<MysqlPoolState>,
+    purpose: Purpose,
+    inbox: UnboundedReceiver<StoreJob>,
+    /// The last session, until it is known to have ended.
+    predecessor: SessionIdentity,
+    locked: LockedRows,
+    sweep: RowSweep,
+    looks: Looks,
+}
+
+/// Why a connection was left.
+enum Left {
+    /// The pool is closed.
+    Closed,
+    /// The connection has ended. Its last batch was answered at that time.
+    Ended(BackendError, Instant),
+}
+
+impl MysqlLink {
+    fn new(
+        state: Arc<MysqlPoolState>,
+        purpose: Purpose,
+        inbox: UnboundedReceiver<StoreJob>,
+    ) -> Self {
+        let now = state.clock.now();
+        let sweep = RowSweep::new(state.connector.database.forget_after, now);
+        Self {
+            state,
+            purpose,
+            inbox,
+            predecessor: SessionIdentity::default(),
+            locked: LockedRows::default(),
+            sweep,
+            looks: Looks::new(now),
+        }
+    }
+
+    async fn run(mut self, mut session: MysqlSession) {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        loop {
+            let up_since = self.state.clock.now();
+            let (error, answered) = match self.serve(&mut session).await {
+                Left::Closed => return session.close().await,
+                Left::Ended(error, answered) => (error, answered),
+            };
+            if self.purpose == Purpose::Upkeep {
+                self.state.channel().clear();
+                self.state.watch_list().leave_queues();
+            }
+            self.predecessor.clone_from(&session.identity);
+            drop(session);
+            self.state.events.disconnected(&error);
+            backoff.ended(answered.since(up_since));
+            let Some(next) = self.reopen(&mut backoff, error).await else { return };
+            session = next;
+            if self.purpose == Purpose::Upkeep {
+                // Nothing was looked at meanwhile.
+                self.state.events.resync();
+            }
+        }
+    }
+
+    /// Sends requests until the connection ends.
+    async fn serve(&mut self, session: &mut MysqlSession) -> Left {
+        let mut answered = self.state.clock.now();
+        let mut check_at = answered + CHECK_EVERY;
+        let most = if self.purpose == Purpose::Claims { CLAIMS } else { RENEWALS };
+        let mut jobs = Vec::with_capacity(most);
+        let state = self.state.clone();
+        let is_upkeep = self.purpose == Purpose::Upkeep;
+        loop {
+            let next_look = self.next_look();
+            let wake_at = [Some(self.sweep.due()).filter(|_| is_upkeep), next_look];
+            let wake_at = wake_at.into_iter().flatten().fold(check_at, Instant::min);
+            tokio::select! {
+                biased;
+                count = self.inbox.recv_many(&mut jobs, most) => {
+                    if count == 0 {
+                        return Left::Closed;
+                    }
+                }
+                () = state.watched.notified(), if is_upkeep => continue,
+                () = state.clock.sleep_until(wake_at) => {}
+            }
+            let now = state.clock.now();
+            if now >= check_at {
+                // A connection may have ended in silence, and its server may have become a replica.
+                jobs.push(StoreJob::Probe(oneshot::channel().0));
+                check_at = now + CHECK_EVERY;
+                state.watch_list().prune(now);
+            }
+            let batches = Jobs::batches(jobs.drain(..));
+            let closes = batches.iter().any(|jobs| jobs.closes);
+            let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
+            for jobs in batches {
+                // Behind the end of the connection they fail without being sent.
+                batch.run(jobs).await;
+            }
+            if is_upkeep && self.sweep.due() <= now {
+                self.sweep.run(&mut batch).await;
+            }
+            if next_look.is_some_and(|due| due <= now) {
+                self.looks.run(&mut batch).await;
+            }
+            if let Some(error) = batch.take_broken().filter(|_| !closes) {
+                return Left::Ended(error, answered);
+            }
+            if closes {
+                return Left::Closed;
+            }
+            answered = state.clock.now();
+        }
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        let interval = match self.purpose {
+            Purpose::Upkeep => self.state.watch_list().interval(),
+            Purpose::Claims => None,
+        };
+        interval.map(|interval| self.looks.due(interval))
+    }
+
+    /// Opens the connection again. Meanwhile requests fail at once. `None` if the pool is closed.
+    async fn reopen(
+        &mut self,
+        backoff: &mut Backoff,
+        mut error: BackendError,
+    ) -> Option<MysqlSession> {
+        let (state, purpose, lost) = (self.state.clone(), self.purpose, self.predecessor.clone());
+        let next = |pause: Duration| {
+            let (state, lost) = (state.clone(), lost.clone());
+            async move {
+                tokio::time::sleep(pause).await;
+                open(&state, purpose, &lost).await
+            }
+        };
+        let mut attempt = Box::pin(next(backoff.next()));
+        loop {
+            tokio::select! {
+                opened = &mut attempt => match opened {
+                    Ok(session) => return Some(session),
+                    Err(failed) => {
+                        self.state.events.disconnected(&failed);
+                        error = failed;
+                        attempt.set(next(backoff.next()));
+                    }
+                },
+                job = self.inbox.recv() => match job? {
+                    StoreJob::Close => return None,
+                    job => job.fail(&error),
+                },
+            }
+        }
+    }
+}
+
+/// Opens a connection for `purpose`, behind the end of the session `lost`.
+async fn open(
+    state: &Arc<MysqlPoolState>,
+    purpose: Purpose,
+    lost: &SessionIdentity,
+) -> Result<MysqlSession, BackendError> {
+    let mut session = state.connector.open().await?;
+    // Longer than an answer there may take.
+    let patience = script_limit(state.connector.limits) + Duration::from_millis(500);
+    let limit = state.connector.limits.connect.max(2 * patience);
+    let ended = timeout(limit, session.end_session(lost, &state.clock, patience)).await;
+    ended.unwrap_or_else(|_| Err(no_answer()))?;
+    if purpose == Purpose::Upkeep {
+        state.channel().clone_from(&session.identity.name);
+    }
+    Ok(session)
+}

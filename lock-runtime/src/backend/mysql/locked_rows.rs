@@ -1,0 +1,33 @@
+//! Rows that another session keeps locked.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+
+/// The keys for whose rows a statement has waited in vain, so that no other waits for them before they are unlocked. A wait lasts a
+/// second, the shortest that servers have.
+#[derive(Debug, Default)]
+pub(crate) struct LockedRows(HashMap<Key, Instant>);
+
+impl LockedRows {
+    const REMEMBERED: Duration = Duration::from_secs(5);
+
+    pub(crate) fn add(&mut self, key: Key, now: Instant) {
+        self.0.retain(|_, since| now.since(*since) < Self::REMEMBERED);
+        self.0.insert(key, now);
+    }
+
+    pub(crate) fn remove(&mut self, key: &Key) {
+        self.0.remove(key);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn contains(&self, key: &Key, now: Instant) -> bool {
+        self.0.get(key).is_some_and(|since| now.since(*since) < Self::REMEMBERED)
+    }
+}

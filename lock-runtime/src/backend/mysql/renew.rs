@@ -1,0 +1,208 @@
+//! Renewals and reads on one connection.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::backend::mysql::batch::MysqlBatch;
+use crate::backend::mysql::packet::{BYTES_IN_LISTS, by_count_of_keys};
+use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
+use crate::backend::mysql::server_error::row_is_locked;
+use crate::backend::sql::job::{Renewals, answer};
+use crate::backend::sql::tables::micros;
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
+use crate::base::key::Key;
+
+/// How many keys one statement renews. It locks their rows until its flush.
+const TOGETHER: usize = 1_024;
+
+/// A lease by its owner and keys.
+type RenewedLease = (Owner, Arc<[Key]>);
+
+/// What is known of leases that are renewed.
+#[derive(Default)]
+struct Renewed {
+    held: HashSet<RenewedLease>,
+    /// The owner's, and locked by another session for the whole time.
+    locked: HashSet<RenewedLease>,
+}
+
+impl MysqlBatch<'_> {
+    pub(super) async fn renew(&mut self, renewals: Renewals) {
+        let together = self.session.parts(TOGETHER, BYTES_IN_LISTS);
+        for renewals in by_count_of_keys(renewals, |(lease, _)| lease.keys.len(), together) {
+            let leases = distinct(renewals.iter().map(|(lease, _)| lease));
+            let mut renewed = Renewed::default();
+            let done = self.renew_together(leases, &mut renewed).await;
+            for (lease, reply) in renewals {
+                let lease = (lease.owner, lease.keys);
+                answer(
+                    reply,
+                    match &done {
+                        _ if renewed.held.contains(&lease) => Ok(LeaseStatus::Held),
+                        Ok(()) if renewed.locked.contains(&lease) => Err(row_is_locked()),
+                        Ok(()) => Ok(LeaseStatus::NotHeld),
+                        Err(error) => Err(error.clone()),
+                    },
+                );
+            }
+        }
+    }
+
+    /// Renews what no transaction has locked, so that a lock delays no other renewal. Looks for the rest a few times.
+    async fn renew_together(
+        &mut self,
+        leases: Vec<&LeaseRef>,
+        renewed: &mut Renewed,
+    ) -> Result<(), BackendError> {
+        const PAUSE: Duration = Duration::from_millis(10);
+        let mut left = leases;
+        let patience = self.state.connector.limits.request / 4;
+        let deadline = self.now() + patience;
+        loop {
+            let unlocked = self.unlocked(&left).await?;
+            let (ready, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|lease| {
+                lease.keys.iter().all(|key| unlocked.get(key) == Some(&lease.owner))
+            });
+            self.extend(&ready, renewed).await?;
+            left = others;
+            if left.is_empty() {
+                return Ok(());
+            }
+            let held = self.held(&left).await?;
+            left.retain(|lease| is_complete(lease, &held));
+            if left.is_empty() {
+                return Ok(());
+            }
+            if self.now() >= deadline {
+                renewed.locked.extend(left.iter().map(|lease| (lease.owner, lease.keys.clone())));
+                return Ok(());
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// The held keys whose rows no transaction has locked, and their owners.
+    async fn unlocked(
+        &mut self,
+        leases: &[&LeaseRef],
+    ) -> Result<HashMap<Key, Owner>, BackendError> {
+        let asked: HashMap<&[u8], &Key> = leases
+            .iter()
+            .flat_map(|lease| lease.keys.iter())
+            .map(|key| (key.as_str().as_bytes(), key))
+            .collect();
+        let keys = ByteList::of_keys(asked.values().copied());
+        let script = SqlScript::of(&self.statements().unlocked, &[("keys", keys.as_literal())]);
+        let answered = self.execute(&script, usize::MAX).await?;
+        let mut found = HashMap::new();
+        for row in answered.sets.iter().flatten() {
+            let key = row.bytes(0).and_then(|key| asked.get(key));
+            let (Some(key), Some(owner)) = (key, row.owner(1)) else { continue };
+            if row.is_true(2) && self.state.watch_list().contended(key) {
+                self.state.events.contended(key.as_str());
+            }
+            found.insert((*key).clone(), owner);
+        }
+        Ok(found)
+    }
+
+    /// Extends leases of the same length by one statement, and adds those that are held.
+    async fn extend(
+        &mut self,
+        leases: &[&LeaseRef],
+        renewed: &mut Renewed,
+    ) -> Result<(), BackendError> {
+        let mut by_length: BTreeMap<i64, Vec<&LeaseRef>> = BTreeMap::new();
+        for lease in leases {
+            by_length.entry(micros(lease.kept_for())).or_default().push(lease);
+        }
+        let statements = self.statements();
+        let is_one = by_length.len() == 1;
+        let mut script = if is_one { SqlScript::default() } else { self.begin() };
+        if !is_one {
+            // The statements below each have an order of their own.
+            let keys = ByteList::of_keys(leases.iter().flat_map(|lease| lease.keys.iter()));
+            script.add(&statements.lock_rows, &[("keys", keys.as_literal())]);
+        }
+        for (kept, leases) in &by_length {
+            let (keys, pairs) = lists(leases);
+            let values = [
+                ("keys", keys.as_literal()),
+                ("leases", pairs.as_literal()),
+                ("kept", Literal::Number(*kept)),
+                ("channel", Literal::Bytes(self.channel.as_bytes())),
+            ];
+            script.add(&statements.renew, &values);
+        }
+        let asked: usize = leases.iter().map(|lease| lease.keys.len()).sum();
+        let until_from = self.now();
+        let all_matched = match by_length.len() {
+            0 => return Ok(()),
+            1 => self.execute(&script, 0).await?.matched == asked as u64,
+            _ => {
+                self.in_transaction(script).await?;
+                false
+            }
+        };
+        let held = if all_matched { HashSet::new() } else { self.held(leases).await? };
+        let mut watch_list = self.state.watch_list();
+        for lease in leases.iter().filter(|lease| all_matched || is_complete(lease, &held)) {
+            renewed.held.insert((lease.owner, lease.keys.clone()));
+            for key in lease.keys.iter() {
+                watch_list.renewed(key, lease.owner, until_from + lease.kept_for());
+            }
+        }
+        Ok(())
+    }
+
+    /// Which keys are their owner's, as keys with owners.
+    async fn held(&mut self, leases: &[&LeaseRef]) -> Result<HashSet<Vec<u8>>, BackendError> {
+        let (keys, pairs) = lists(leases);
+        let values = [("keys", keys.as_literal()), ("leases", pairs.as_literal())];
+        let script = SqlScript::of(&self.statements().held, &values);
+        let answered = self.execute(&script, 0).await?;
+        let pair = |row: &crate::backend::mysql::session::Fields| {
+            Some([row.bytes(0)?, row.bytes(1)?].concat())
+        };
+        Ok(answered.sets.iter().flatten().filter_map(pair).collect())
+    }
+
+    pub(super) async fn is_held(&mut self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let keys = ByteList::of_keys(lease.keys.iter());
+        let owner = Literal::Bytes(lease.owner.as_bytes());
+        let values = [("keys", keys.as_literal()), ("owner", owner)];
+        let script = SqlScript::of(&self.statements().is_held, &values);
+        let answered = self.execute(&script, usize::MAX).await?;
+        let count = answered.sets.iter().flatten().find_map(|row| row.number(0));
+        let is_held = count.is_some_and(|count| usize::try_from(count) == Ok(lease.keys.len()));
+        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+    }
+}
+
+/// The keys of the leases, and keys with owners.
+fn lists(leases: &[&LeaseRef]) -> (ByteList, ByteList) {
+    let (mut keys, mut pairs) = (ByteList::default(), ByteList::default());
+    for lease in leases {
+        for key in lease.keys.iter() {
+            let key = key.as_str().as_bytes();
+            keys.push(&[key]);
+            pairs.push(&[key, lease.owner.as_bytes()]);
+        }
+    }
+    (keys, pairs)
+}
+
+fn is_complete(lease: &LeaseRef, held: &HashSet<Vec<u8>>) -> bool {
+    let is_held =
+        |key: &Key| held.contains(&[key.as_str().as_bytes(), lease.owner.as_bytes()].concat());
+    lease.keys.iter().all(is_held)
+}
+
+/// Each lease once, so that the number of changed rows tells whether all are held.
+fn distinct<'a>(leases: impl Iterator<Item = &'a LeaseRef>) -> Vec<&'a LeaseRef> {
+    let mut seen = HashSet::new();
+    leases.filter(|lease| seen.insert((lease.owner, lease.keys.clone()))).collect()
+}

@@ -1,0 +1,20 @@
+-- Grants all keys to one owner, or none. Every key has a row; one that was swept meanwhile is a refusal too.
+-- :keys, :owner, :count number of keys, :kept microseconds of the lease, :further number of further fences, :channel
+-- One row: first fence or NULL if refused, whether owners are queued, microseconds until the last lease of another
+-- owner ends
+SET @fence = NULL, @expires = NULL;
+SELECT IF(COUNT(*) = :count AND SUM(until > @now AND owner NOT IN ('', :owner)) = 0,
+        -- A repeated request finds one fence on all keys. Keys that were taken one by one have different ones.
+        IF(SUM(until > @now AND owner = :owner) = :count AND MIN(fence) = MAX(fence), MAX(fence),
+            GREATEST(MAX(last_fence) + 1, @now)), NULL),
+    MAX(IF(until > @now AND owner NOT IN ('', :owner), until - @now, NULL))
+INTO @fence, @expires
+FROM lock_lease FORCE INDEX (PRIMARY) WHERE `key` IN (:keys) FOR UPDATE;
+UPDATE lock_lease FORCE INDEX (PRIMARY) SET
+    until = IF(owner = :owner, GREATEST(until, @now + :kept), @now + :kept),
+    fence = @fence,
+    last_fence = GREATEST(last_fence, @fence + :further),
+    channel = :channel,
+    owner = :owner
+WHERE `key` IN (:keys) AND @fence IS NOT NULL;
+SELECT @fence, (SELECT MAX(contended) FROM lock_lease WHERE `key` IN (:keys)), @expires

@@ -1,0 +1,7 @@
+//! What stores on a database have in common: a wait for a connection, requests in batches, names of tables.
+
+pub(crate) mod job;
+pub(crate) mod parts;
+pub(crate) mod sender;
+pub(crate) mod store;
+pub(crate) mod tables;

@@ -1,0 +1,129 @@
+//! A store on two connections to a database.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::AbortHandle;
+
+use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
+use crate::backend::sql::job::StoreJob;
+use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
+use crate::backend::unclaimed_grants::release_unclaimed;
+use crate::backend::{
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
+    Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+};
+
+/// Sends requests to one of two connections, and gives each its answer. Dropping it ends the connections.
+pub(crate) struct SqlStore {
+    events: Arc<QueueEvents>,
+    claims: Arc<JobSender>,
+    upkeep: JobSender,
+    unclaimed: AbortHandle,
+}
+
+impl Drop for SqlStore {
+    fn drop(&mut self) {
+        self.unclaimed.abort();
+    }
+}
+
+impl SqlStore {
+    /// A store on the connections for `claims` and for `upkeep`. Grants that arrive in `found` are released.
+    pub(crate) fn new(
+        events: Arc<QueueEvents>,
+        claims: JobSender,
+        upkeep: JobSender,
+        found: UnboundedReceiver<UnclaimedGrant>,
+        request_timeout: Duration,
+    ) -> Self {
+        let claims = Arc::new(claims);
+        let link = claims.clone();
+        let release = move |request| {
+            let link = link.clone();
+            async move { link.send(|reply| StoreJob::Release((request, reply))).get().await }
+        };
+        let unclaimed = release_unclaimed(found, request_timeout, release);
+        let unclaimed = tokio::spawn(unclaimed).abort_handle();
+        Self { events, claims, upkeep, unclaimed }
+    }
+}
+
+impl Backend for SqlStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { wait_queue: true, ..Capabilities::default() }
+    }
+
+    fn subscribe(&self, notifier: Notifier) {
+        self.events.subscribe(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        let new = requests.iter().filter(|request| request.enqueue && request.attempt == 0);
+        let pending = self.events.expect(new.map(|request| request.owner).collect());
+        let answers: Vec<_> = requests
+            .iter()
+            .map(|request| self.claims.send(|reply| StoreJob::Acquire((request.clone(), reply))))
+            .collect();
+        let mut outcomes = Vec::with_capacity(requests.len());
+        for (request, answer) in requests.iter().zip(answers) {
+            let mut outcome = answer.get().await;
+            if let Ok(AcquireOutcome::Contended {
+                wait_mode: WaitMode::Queued { retry_after }, ..
+            }) = &mut outcome
+                && pending.reached_head(&request.owner)
+            {
+                *retry_after = Duration::ZERO;
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        let answers: Vec<_> = leases
+            .iter()
+            .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
+            .collect();
+        all(answers).await
+    }
+
+    async fn release(
+        &self,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        let answers: Vec<_> = requests
+            .iter()
+            .map(|request| self.claims.send(|reply| StoreJob::Release((request.clone(), reply))))
+            .collect();
+        all(answers).await
+    }
+
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        self.upkeep.send(|reply| StoreJob::IsHeld((lease.clone(), reply))).get().await
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        self.upkeep.send(StoreJob::Health).get().await
+    }
+
+    async fn probe(&self) -> Result<(), BackendError> {
+        self.claims.send(StoreJob::Probe).get().await
+    }
+
+    async fn close(&self) {
+        tokio::join!(self.claims.close(), self.upkeep.close());
+    }
+}
+
+async fn all<T>(answers: Vec<AwaitedAnswer<T>>) -> Vec<Result<T, BackendError>> {
+    let mut outcomes = Vec::with_capacity(answers.len());
+    for answer in answers {
+        outcomes.push(answer.get().await);
+    }
+    outcomes
+}

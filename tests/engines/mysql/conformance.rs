@@ -1,0 +1,73 @@
+//! The published suite, and what stands in the tables.
+
+use std::sync::OnceLock;
+
+use lock_runtime::LockPool;
+use lock_runtime::testing::{conformance, open_backend};
+use lock_tests::prelude::*;
+use lock_tests::{MysqlServer, eventually_async};
+
+/// The server of all tests that do not disturb it. Each has a database of its own.
+pub(super) fn shared() -> &'static MysqlServer {
+    static SERVER: OnceLock<MysqlServer> = OnceLock::new();
+    SERVER.get_or_init(MysqlServer::start)
+}
+
+#[tokio::test]
+async fn it_conforms() {
+    let url = shared().database("conformance");
+    conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_a_row_and_its_fence_is_kept_when_it_is_free() {
+    let server = shared();
+    let pool = LockPool::connect(&server.database("row")).await.unwrap();
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let held = "SELECT `key`, until > UNIX_TIMESTAMP(NOW(6)) * 1000000, fence FROM row.lock_lease";
+    let fence = guard.fence().unwrap();
+    assert_eq!(server.query(held), [["order:1", "1", &fence.to_string()]]);
+    guard.release().await.unwrap();
+    assert_eq!(server.query(held), [["order:1", "0", &fence.to_string()]]);
+    assert!(cycle(&pool, "order:1").await > Some(fence));
+}
+
+#[tokio::test]
+async fn fences_grow_when_rows_are_deleted_and_the_server_is_killed() {
+    let server = MysqlServer::builder().durable().start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let mut last = cycle(&pool, "order:1").await;
+    for _ in 0..2 {
+        server.query("DELETE FROM lock_lease; DELETE FROM lock_queue");
+        let fence = cycle(&pool, "order:1").await;
+        assert!(fence > last, "{fence:?} after {last:?}");
+        server.restart();
+        last = cycle(&pool, "order:1").await;
+        assert!(last > fence, "{last:?} after {fence:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_outlives_a_kill_of_the_server() {
+    let server = MysqlServer::builder().durable().start();
+    let (pool, other) =
+        (patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await);
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    server.restart();
+    let waiting = acquire_in_task(&other, "order:1");
+    until_queued(&server, "locks", "order:1", 1).await;
+    assert!(!waiting.is_finished());
+    eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
+    guard.release().await.unwrap();
+    joined("the waiter", waiting).await.1.release().await.unwrap();
+}
+
+/// Waits until `count` owners are in the wait queue of `key` in this database.
+pub(super) async fn until_queued(server: &MysqlServer, database: &str, key: &str, count: usize) {
+    let count = [[count.to_string()]];
+    let statement = format!("SELECT COUNT(*) FROM `{database}`.lock_queue WHERE `key` = '{key}'");
+    eventually_async(DEADLINE, "the waiters are queued", async || {
+        server.query(&statement) == count
+    })
+    .await;
+}

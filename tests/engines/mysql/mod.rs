@@ -1,0 +1,7 @@
+//! `mysql://`
+
+mod conformance;
+mod errors;
+mod faults;
+mod interleavings;
+mod wait_queue;
