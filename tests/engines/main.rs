@@ -1,3 +1,4 @@
 //! Stores other than Redis. Each has a module, and a variable that leaves it out, see `tests/run.sh`.
 
 mod postgres;
+mod zookeeper;

@@ -8,6 +8,7 @@
 //! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`postgres`] | a private PostgreSQL server |
+//! | [`zookeeper`], [`zookeeper_client`] | private ZooKeeper servers, and a client to inspect them |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
@@ -55,6 +56,8 @@ pub mod skew;
 pub mod tls;
 pub mod tunnel;
 pub mod versions;
+pub mod zookeeper;
+pub mod zookeeper_client;
 
 pub use cluster::RedisCluster;
 pub use eventually::{eventually, eventually_async, eventually_some};
@@ -69,3 +72,4 @@ pub use quorum::Quorum;
 pub use sentinel::Watched;
 pub use server::RedisServer;
 pub use skew::Skew;
+pub use zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};

@@ -30,7 +30,7 @@ impl Credentials {
     }
 }
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
 impl Credentials {
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()

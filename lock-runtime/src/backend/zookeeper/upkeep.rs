@@ -1,0 +1,105 @@
+//! What happens without a request: claims that are over are deleted, and changes around held keys are read.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::backend::zookeeper::claims::{ChangedHold, Slot, Standing, WatchScope};
+use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
+use crate::backend::zookeeper::protocol::operation::NodeOperation;
+use crate::backend::zookeeper::protocol::server_code::ServerCode;
+use crate::backend::zookeeper::release::DELETE_AGAIN;
+use crate::backend::{BackendError, Owner};
+
+/// Runs until the pool is dropped. Dropping the future ends what it has started.
+pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedReceiver<ChangedHold>) {
+    let (claims, mut work) = (nodes.claims.clone(), JoinSet::new());
+    loop {
+        let first = claims.first_deadline();
+        let due = async {
+            match first {
+                Some(first) => claims.clock.sleep_until(first).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {
+                for owner in claims.take_due(claims.clock.now()) {
+                    let nodes = nodes.clone();
+                    work.spawn(async move { nodes.end(owner).await });
+                }
+            }
+            changed = changes.recv() => match changed {
+                Some(changed) => {
+                    let nodes = nodes.clone();
+                    work.spawn(async move { nodes.look_around(changed).await });
+                }
+                None => return,
+            },
+            () = claims.earlier.notified() => {}
+            _ = work.join_next(), if !work.is_empty() => {}
+        }
+    }
+}
+
+impl LockNodes {
+    /// Deletes what a claim that is over has left.
+    async fn end(&self, owner: Owner) {
+        let turn = self.claims.begin(owner, DELETE_AGAIN).await;
+        if !self.claims.is_over(&owner) {
+            return;
+        }
+        let keys: Vec<_> = self.claims.slots(&owner).into_iter().map(|(key, _)| key).collect();
+        let ended = match self.any_session_of(&owner).await {
+            Ok(session) => self.free(&session, &turn, &keys, true).await,
+            Err(error) => Err(error),
+        };
+        if ended.is_err() {
+            self.claims.end_at(&owner, self.claims.clock.now() + DELETE_AGAIN, false);
+        }
+    }
+
+    /// Reads whether a held key is still held, and whether other owners wait. A failure is that of the connection: the next renewal
+    /// reads again.
+    async fn look_around(&self, changed: ChangedHold) {
+        let _ = self.read_changes(&changed).await;
+    }
+
+    async fn read_changes(&self, changed: &ChangedHold) -> Result<(), BackendError> {
+        let ChangedHold { owner, key } = changed;
+        let Some(Slot::Node(node)) = self.claims.slot(owner, key) else { return Ok(()) };
+        let Standing::Granted { watched } = node.standing else { return Ok(()) };
+        if watched != WatchScope::Node {
+            let [listed] = node.session.run([self.children(key)]).await?;
+            let listing = KeyListing::read(listed)?;
+            if listing.nodes.find(node.name()).is_none() {
+                // Released meanwhile, or deleted by another client.
+                if let Some(Slot::Node(now)) = self.claims.slot(owner, key)
+                    && now.path == node.path
+                    && now.standing != Standing::Leaving
+                {
+                    self.claims.lose(owner, key);
+                }
+                return Ok(());
+            }
+            if !listing.nodes.has_others(owner) {
+                return Ok(());
+            }
+            self.claims.events.contended(key.as_str());
+        }
+        // From here on only the own node is of interest, and no owner that queues.
+        let [watch] = node.session.run([NodeOperation::Watch { path: node.path.clone() }]).await?;
+        match watch {
+            Ok(_) => self.claims.set_watched(owner, key, &node.path, WatchScope::Node),
+            Err(ServerCode::NO_NODE) => {
+                if matches!(self.claims.slot(owner, key), Some(Slot::Node(now)) if now.path == node.path && now.standing != Standing::Leaving)
+                {
+                    self.claims.lose(owner, key);
+                }
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,3 @@
+//! `zookeeper://`
+
+mod conformance;
