@@ -73,6 +73,16 @@ impl Config {
         server
     }
 
+    /// Starts the server as this member of an ensemble whose others are not there. Does not wait.
+    ///
+    /// # Panics
+    ///
+    /// When there is no Java.
+    #[track_caller]
+    pub fn start_alone(self, member: usize) -> ZooKeeperServer {
+        Self { member: Some(member), ..self }.launch()
+    }
+
     /// Starts the server.
     fn launch(self) -> ZooKeeperServer {
         let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
@@ -90,6 +100,7 @@ impl Config {
         ];
         fs::create_dir(dir.path().join("data")).expect("the temporary directory takes files");
         if let Some(member) = self.member {
+            lines.extend(["initLimit=20".into(), "syncLimit=10".into()]);
             fs::write(dir.path().join("data/myid"), member.to_string()).expect("as above");
         }
         let mut properties = self.properties;
@@ -227,6 +238,15 @@ impl ZooKeeperServer {
         self.number("zk_num_alive_connections")
     }
 
+    /// How many requests have come in, pings included.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not say so.
+    pub fn packets(&self) -> usize {
+        self.number("zk_packets_received")
+    }
+
     /// How many sessions there are.
     ///
     /// # Panics
@@ -339,7 +359,7 @@ impl ZooKeeperEnsemble {
     /// With the log of a server that does not serve within a minute.
     #[track_caller]
     pub fn start() -> Self {
-        let mut config = Config::default().setting("initLimit", 20).setting("syncLimit", 10);
+        let mut config = Config::default();
         for member in 1..=3 {
             let (peers, votes) = (free_port(), free_port());
             config =
