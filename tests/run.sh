@@ -6,7 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
-# LOCK_TEST_POSTGRES=off leaves PostgreSQL out
+# LOCK_TEST_POSTGRES=off leaves PostgreSQL out, LOCK_TEST_ZOOKEEPER=off ZooKeeper
 # LOCK_FAILOVERS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,6 +43,10 @@ install_missing() {
     if [[ "${LOCK_TEST_POSTGRES:-on}" != off ]]; then
         compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || packages+=(postgresql)
         command -v pgbouncer >/dev/null || packages+=(pgbouncer)
+    fi
+    if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off ]]; then
+        command -v javac >/dev/null || packages+=(default-jdk-headless)
+        command -v mvn >/dev/null || packages+=(maven)
     fi
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
@@ -116,7 +120,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss postgres postgres-tls testing tower axum actix; do
+    for feature in "" macros redis rediss postgres postgres-tls zookeeper zookeeper-tls testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -146,6 +150,19 @@ program() {
     [[ $# -eq 0 ]] || tests "testing ${name}, a few at once" "${command[@]}" --test-threads "${few}" "$@"
 }
 
+# `engine STORE [TEST..]`: the module of a store in the program `engines`, like `program`.
+engine() {
+    local store="$1" skip=() named=() test
+    shift
+    for test in "$@"; do
+        skip+=(--skip "${store}::${test}")
+        named+=("${store}::${test}")
+    done
+    local command=(cargo test "${all[@]}" --quiet --test engines --)
+    tests "testing ${store}" "${command[@]}" --test-threads "${threads}" "${store}::" "${skip[@]}"
+    tests "testing ${store}, a few at once" "${command[@]}" --test-threads "${few}" "${named[@]}"
+}
+
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
 step "compiling what the attribute accepts and refuses" \
     cargo test "${all[@]}" --quiet --test project -- ui::
@@ -159,7 +176,12 @@ program quorum load::
 if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
     echo "==> skipped: LOCK_TEST_POSTGRES=off leaves the tests on PostgreSQL out"
 else
-    program engines faults::
+    engine postgres faults::
+fi
+if [[ "${LOCK_TEST_ZOOKEEPER:-on}" == off ]]; then
+    echo "==> skipped: LOCK_TEST_ZOOKEEPER=off leaves the tests on ZooKeeper out"
+else
+    engine zookeeper faults::faults_never sessions::renewals ensemble::
 fi
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc

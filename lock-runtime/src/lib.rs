@@ -79,6 +79,8 @@ pub mod guide {
     pub mod redis {}
     #[doc = include_str!("../docs/postgres.md")]
     pub mod postgres {}
+    #[doc = include_str!("../docs/zookeeper.md")]
+    pub mod zookeeper {}
     #[doc = include_str!("../docs/waiting.md")]
     pub mod waiting {}
     #[doc = include_str!("../docs/testing.md")]

@@ -214,7 +214,7 @@ async fn exclusion_needs_no_containers_of_free_locks_and_ends_in_no_deadlock() {
     until_nothing_is_left(server, &root).await;
 }
 
-/// Freezes of processes, some of them longer than the shortest session, cuts of all connections, and kills of the server.
+/// Freezes of processes, some of them longer than their sessions, cuts of all connections, and kills of the server.
 #[test]
 fn faults_never_make_two_valid_leases() {
     let seconds = std::env::var("LOCK_CHAOS_SECONDS").map_or(60, |text| text.parse().unwrap());
@@ -222,7 +222,7 @@ fn faults_never_make_two_valid_leases() {
         .map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
     println!("LOCK_CHAOS_SEED={seed}");
     let mut rng = Rng::with_seed(seed);
-    let server = ZooKeeperServer::start();
+    let server = ZooKeeperServer::builder().setting("tickTime", 100).start();
     let proxy = FaultProxy::to_port(server.port());
     let url = url_at(proxy.port(), "/locks");
     let dir = tempfile::tempdir().unwrap();
@@ -238,18 +238,21 @@ fn faults_never_make_two_valid_leases() {
     while Instant::now() < end {
         std::thread::sleep(ms(rng.u64(200..600)));
         faults += 1;
-        match rng.u8(..16) {
+        // The fourth one is always a long freeze.
+        match if faults == 4 { 15 } else { rng.u8(..16) } {
             0..4 => proxy.cut(),
             4 => server.restart(),
-            choice => {
+            14.. => {
+                // Their sessions end meanwhile, and what they hold goes to the last one.
+                let frozen = &workers[1..];
+                frozen.iter().for_each(Worker::pause);
+                std::thread::sleep(ms(rng.u64(3_700..4_000)));
+                frozen.iter().for_each(Worker::resume);
+            }
+            _ => {
                 let worker = rng.choice(&workers).unwrap();
                 worker.pause();
-                std::thread::sleep(ms(if choice > 12 {
-                    // The session ends meanwhile.
-                    rng.u64(3_500..4_200)
-                } else {
-                    rng.u64(20..700)
-                }));
+                std::thread::sleep(ms(rng.u64(20..700)));
                 worker.resume();
             }
         }

@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::backend::credentials::Provider;
+#[cfg(feature = "zookeeper-tls")]
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
 use crate::backend::zookeeper::protocol::jute::MalformedRecord;

@@ -57,7 +57,7 @@ pub(crate) enum OperationAnswer {
     Node(NodeStat),
     Children { names: Vec<String>, stat: NodeStat },
     Access(Vec<AccessEntry>),
-    Transaction(Vec<OperationAnswer>),
+    Transaction(Vec<Self>),
 }
 
 /// The answer to any operation.

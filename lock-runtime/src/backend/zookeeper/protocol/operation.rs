@@ -41,7 +41,7 @@ pub(crate) enum NodeOperation {
         path: String,
     },
     /// All or none of these.
-    Transaction(Vec<NodeOperation>),
+    Transaction(Vec<Self>),
     CloseSession,
 }
 
