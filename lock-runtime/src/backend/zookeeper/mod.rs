@@ -139,9 +139,16 @@ impl ZooKeeper {
             calls.spawn(async move { (at, call.await) });
         }
         let mut outcomes: Vec<_> = requests.iter().map(|_| Err(closed())).collect();
-        while let Some(Ok((at, outcome))) = calls.join_next().await {
-            if let Some(slot) = outcomes.get_mut(at) {
-                *slot = outcome;
+        while let Some(ended) = calls.join_next().await {
+            match ended {
+                Ok((at, outcome)) => {
+                    if let Some(slot) = outcomes.get_mut(at) {
+                        *slot = outcome;
+                    }
+                }
+                // As a call that panics itself.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => {}
             }
         }
         outcomes

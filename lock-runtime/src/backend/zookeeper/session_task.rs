@@ -207,6 +207,11 @@ impl SessionTask {
                 open.exchange.fail(&closed());
                 return ConnectionEnd::Closed;
             }
+            // The server has ended the session, and with it the connection.
+            Err(error) if open.closing.is_some() => {
+                open.exchange.fail(&error);
+                return ConnectionEnd::Closed;
+            }
             Err(error) => error,
         };
         open.exchange.fail(&error);
