@@ -157,7 +157,8 @@ impl ZooKeeper {
 
 impl Backend for ZooKeeper {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { wait_queue: true, ..Capabilities::default() }
+        // A server executes requests in their order, so what is sent in excess is answered too late.
+        Capabilities { wait_queue: true, paced: true, ..Capabilities::default() }
     }
 
     fn subscribe(&self, notifier: Notifier) {
