@@ -1,7 +1,10 @@
 //! The published suite, what stands in the tree, and fences.
 
-use lock_runtime::LockPool;
+use std::sync::Arc;
+
+use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseRequest};
 use lock_runtime::testing::{conformance, open_backend};
+use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::{ZooKeeperServer, eventually_async};
 
@@ -55,29 +58,49 @@ async fn fences_grow_when_containers_vanish_and_the_server_is_killed() {
 #[tokio::test]
 async fn a_fence_of_keys_that_were_taken_one_by_one_is_below_those_of_later_waiters() {
     let (server, root) = ZooKeeperServer::shared();
-    let url = server.url_of(&root);
-    let [one, two, three] = [
-        patient(&url, ms(20_000)).await,
-        patient(&url, ms(20_000)).await,
-        patient(&url, ms(20_000)).await,
-    ];
-    for round in 0..3 {
-        let first = one.lock("b").acquire().await.unwrap();
-        let both = tokio::spawn(two.lock_all(["a", "b"]).acquire());
-        until_queued(server, &root, "a", 1).await;
-        until_queued(server, &root, "b", 2).await;
-        let later = acquire_in_task(&three, "a");
-        until_queued(server, &root, "a", 2).await;
-        let mut fences = vec![first.fence()];
-        first.release().await.unwrap();
-        let both = joined("both keys", both).await.unwrap();
-        fences.push(both.fence());
-        both.release().await.unwrap();
-        let later = joined("the waiter", later).await.1;
-        fences.push(later.fence());
-        later.release().await.unwrap();
-        fences.push(cycle(&one, "a").await);
-        assert!(fences.is_sorted_by(|one, next| one < next), "round {round}: {fences:?}");
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let request = |keys: &[&str]| {
+        let keys: Arc<[Key]> = keys.iter().map(|key| Key::from(*key)).collect();
+        let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(20_000));
+        (request.fencing, request.enqueue) = (true, request.keys.len() == 1);
+        request
+    };
+    let acquire = async |request: &AcquireRequest| {
+        let outcome = store.acquire(std::slice::from_ref(request)).await.remove(0).unwrap();
+        match outcome {
+            AcquireOutcome::Acquired { fence, .. } => fence,
+            _ => None,
+        }
+    };
+    let release = async |request: &AcquireRequest| {
+        let release = [ReleaseRequest::new(request.lease())];
+        store.release(&release).await.remove(0).unwrap();
+    };
+    for _ in 0..3 {
+        let (first, both, later) = (request(&["b"]), request(&["a", "b"]), request(&["a"]));
+        let step = |key: &str| {
+            let mut step = request(&[key]);
+            step.owner = both.owner;
+            step
+        };
+        let mut fences = vec![acquire(&first).await];
+        fences.push(acquire(&step("a")).await);
+        assert_eq!(acquire(&step("b")).await, None, "it is held");
+        assert_eq!(acquire(&later).await, None, "it is held");
+        release(&first).await;
+        assert!(acquire(&step("b")).await.is_some(), "it is next");
+        fences.push(acquire(&both).await);
+        release(&both).await;
+        fences.push(acquire(&later).await);
+        release(&later).await;
+        for key in ["a", "b"] {
+            let next = request(&[key]);
+            fences.push(acquire(&next).await);
+            release(&next).await;
+        }
+        // The steps have fences of their own, which no body sees.
+        fences.remove(1);
+        assert!(fences.is_sorted_by(|one, next| one.is_some() && one < next), "{fences:?}");
     }
 }
 

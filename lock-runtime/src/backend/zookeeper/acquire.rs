@@ -263,7 +263,15 @@ impl LockNodes {
             let waits = self.wait_behind(session, owner, key, node, predecessor).await?;
             return Ok(waits.map_or(Round::Again, Round::Over));
         }
-        self.delete_created(session, owner, created).await?;
+        // Also what an earlier attempt has created and could not delete.
+        let is_leaving = |key: &Key| matches!(self.claims.slot(owner, key), Some(Slot::Node(node)) if node.is_leaving());
+        let ending: Vec<_> = request
+            .keys
+            .iter()
+            .filter(|key| created.contains(key) || is_leaving(key))
+            .cloned()
+            .collect();
+        self.delete_created(session, owner, &ending).await?;
         Ok(Round::Over(AcquireOutcome::contended(None)))
     }
 
@@ -298,8 +306,7 @@ impl LockNodes {
         for key in keys {
             if let Some(Slot::Node(node)) = self.claims.slot(owner, key) {
                 deletes.push(NodeOperation::Delete { path: node.path.clone() });
-                let standing = Standing::Leaving;
-                self.claims.set(owner, key, Slot::Node(LockNode { standing, ..node }));
+                self.claims.set(owner, key, Slot::Node(node.leaving()));
             }
         }
         for answer in session.send(deletes).get().await? {

@@ -49,6 +49,21 @@ pub(crate) struct LockNode {
 }
 
 impl LockNode {
+    /// The same node, to be deleted.
+    pub(crate) fn leaving(self) -> Self {
+        let was_granted = self.was_granted();
+        Self { standing: Standing::Leaving { was_granted }, ..self }
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self.standing, Standing::Leaving { .. })
+    }
+
+    /// Whether it is known to have been the first one.
+    pub(crate) fn was_granted(&self) -> bool {
+        matches!(self.standing, Standing::Granted { .. } | Standing::Leaving { was_granted: true })
+    }
+
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit_once('/').map_or("", |(_, name)| name)
     }
@@ -66,8 +81,10 @@ pub(crate) enum Standing {
     Granted {
         watched: WatchScope,
     },
-    /// To be deleted.
-    Leaving,
+    /// To be deleted. A release that is repeated has to say whether it was first.
+    Leaving {
+        was_granted: bool,
+    },
 }
 
 /// What tells of a change around a held key.
@@ -250,7 +267,7 @@ impl ClaimTable {
             for (_, slot) in &claim.slots {
                 match slot {
                     Slot::Node(node) if node.session.number() == session => {
-                        if claim.is_kept && node.standing != Standing::Leaving {
+                        if claim.is_kept && !node.is_leaving() {
                             stay = true;
                         } else {
                             ending.push(node.path.clone());
@@ -295,7 +312,7 @@ impl Claims {
                 Standing::Granted { .. } => {
                     self.held.insert(parent(&node.path).to_owned(), (*owner, key.clone()));
                 }
-                Standing::New | Standing::Leaving => {}
+                Standing::New | Standing::Leaving { .. } => {}
             }
         }
         match claim.slots.iter_mut().find(|(of, _)| of == key) {
@@ -333,7 +350,7 @@ impl Claims {
                     self.held.remove(container);
                 }
             }
-            Standing::New | Standing::Leaving => {}
+            Standing::New | Standing::Leaving { .. } => {}
         }
     }
 
@@ -359,7 +376,7 @@ impl Claims {
     fn node_at(&self, path: &str) -> Option<(Owner, Key)> {
         let owner = owner_of(path)?;
         let slots = &self.by_owner.get(&owner)?.slots;
-        let is_there = |slot: &Slot| matches!(slot, Slot::Node(node) if node.path == path && node.standing != Standing::Leaving);
+        let is_there = |slot: &Slot| matches!(slot, Slot::Node(node) if node.path == path && !node.is_leaving());
         let (key, _) = slots.iter().find(|(_, slot)| is_there(slot))?;
         Some((owner, key.clone()))
     }

@@ -169,8 +169,9 @@ impl Backend for ZooKeeper {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let new = requests.iter().filter(|request| request.enqueue && request.attempt == 0);
-        let pending = self.nodes.claims.events.expect(new.map(|request| request.owner).collect());
+        // Also a repeated request may be the first one that is answered.
+        let queued = requests.iter().filter(|request| request.enqueue);
+        let pending = self.nodes.claims.events.expect(queued.map(|it| it.owner).collect());
         let call = |nodes: Arc<LockNodes>, request| async move { nodes.acquire(&request).await };
         let mut outcomes = self.each(requests, call).await;
         for (request, outcome) in requests.iter().zip(&mut outcomes) {

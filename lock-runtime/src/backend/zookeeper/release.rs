@@ -72,8 +72,7 @@ impl LockNodes {
         let mut is_held = granted.iter().all(|is_granted| *is_granted);
         for node in &ending {
             if let Some(Slot::Node(known)) = self.claims.slot(owner, &node.key) {
-                let standing = Standing::Leaving;
-                self.claims.set(owner, &node.key, Slot::Node(LockNode { standing, ..known }));
+                self.claims.set(owner, &node.key, Slot::Node(known.leaving()));
             }
         }
         if !ending.is_empty() {
@@ -109,7 +108,7 @@ impl LockNodes {
         for key in keys {
             match self.claims.slot(owner, key) {
                 Some(Slot::Node(node)) if !node.has_strays => {
-                    let is_granted = matches!(node.standing, Standing::Granted { .. });
+                    let is_granted = node.was_granted();
                     ending.push(EndingNode { key: key.clone(), path: node.path, is_granted });
                 }
                 _ => unknown.push(key.clone()),
@@ -203,8 +202,7 @@ impl LockNodes {
             self.create(node_path::new_node(&container, next), NodeMode::EphemeralSequential),
             NodeOperation::Delete { path: node.path.clone() },
         ]);
-        let leaving = LockNode { standing: Standing::Leaving, ..node.clone() };
-        self.claims.set(owner, key, Slot::Node(leaving));
+        self.claims.set(owner, key, Slot::Node(node.clone().leaving()));
         self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
         self.claims.set(next, key, Slot::Unanswered(session.clone()));
         let [passed, listing] = session.run([transaction, self.children(key)]).await?;

@@ -77,7 +77,7 @@ impl LockNodes {
                 // Released meanwhile, or deleted by another client.
                 if let Some(Slot::Node(now)) = self.claims.slot(owner, key)
                     && now.path == node.path
-                    && now.standing != Standing::Leaving
+                    && !now.is_leaving()
                 {
                     self.claims.lose(owner, key);
                 }
@@ -93,7 +93,7 @@ impl LockNodes {
         match watch {
             Ok(_) => self.claims.set_watched(owner, key, &node.path, WatchScope::Node),
             Err(ServerCode::NO_NODE) => {
-                if matches!(self.claims.slot(owner, key), Some(Slot::Node(now)) if now.path == node.path && now.standing != Standing::Leaving)
+                if matches!(self.claims.slot(owner, key), Some(Slot::Node(now)) if now.path == node.path && !now.is_leaving())
                 {
                     self.claims.lose(owner, key);
                 }
