@@ -258,7 +258,7 @@ impl ZooKeeperServer {
 
     #[track_caller]
     fn number(&self, name: &str) -> usize {
-        let text = self.ask("mntr").unwrap_or_default();
+        let text = self.ask("mntr", Duration::from_secs(5)).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let number = line.and_then(|rest| rest.trim().parse().ok());
         number.unwrap_or_else(|| panic!("no {name} in: {text}"))
@@ -266,13 +266,14 @@ impl ZooKeeperServer {
 
     /// `leader`, `follower` or `standalone`. `None` while it does not serve.
     pub fn mode(&self) -> Option<String> {
-        let text = self.ask("srvr").ok()?;
+        // A server that is starting takes the connection and does not answer.
+        let text = self.ask("srvr", Duration::from_millis(200)).ok()?;
         text.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
     }
 
-    fn ask(&self, command: &str) -> std::io::Result<String> {
+    fn ask(&self, command: &str, limit: Duration) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.set_read_timeout(Some(limit))?;
         stream.write_all(command.as_bytes())?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
