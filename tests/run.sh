@@ -7,7 +7,7 @@
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out, LOCK_TEST_ZOOKEEPER=off ZooKeeper
-# LOCK_FAILOVERS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
+# LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -120,7 +120,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss postgres postgres-tls zookeeper zookeeper-tls testing tower axum actix; do
+    for feature in "" macros redis rediss postgres postgres-tls zookeeper zookeeper-tls serde testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -139,51 +139,37 @@ tests() {
     tested=$((tested + took))
 }
 
+# Tests that no program runs.
+left_out=()
+
 # `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. Half as many of
 # them run at once, after all others.
 program() {
     local name="$1" skip=() test
     shift
     for test in "$@"; do skip+=(--skip "${test}"); done
-    local command=(cargo test "${all[@]}" --quiet --test "${name}" --)
+    local command=(cargo test "${all[@]}" --quiet --test "${name}" -- "${left_out[@]}")
     tests "testing ${name}" "${command[@]}" --test-threads "${threads}" "${skip[@]}"
     [[ $# -eq 0 ]] || tests "testing ${name}, a few at once" "${command[@]}" --test-threads "${few}" "$@"
 }
 
-# `engine STORE [TEST..]`: the module of a store in the program `engines`, like `program`.
-engine() {
-    local store="$1" skip=() named=() test
-    shift
-    for test in "$@"; do
-        skip+=(--skip "${store}::${test}")
-        named+=("${store}::${test}")
-    done
-    local command=(cargo test "${all[@]}" --quiet --test engines --)
-    tests "testing ${store}" "${command[@]}" --test-threads "${threads}" "${store}::" "${skip[@]}"
-    tests "testing ${store}, a few at once" "${command[@]}" --test-threads "${few}" "${named[@]}"
-}
-
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
-step "compiling what the attribute accepts and refuses" \
-    cargo test "${all[@]}" --quiet --test project -- ui::
 program api shutdown::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
     multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults chaos:: links:: renewal::ended renewal::unreachable_store
+program faults links:: renewal::ended renewal::unreachable_store
 program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
 program quorum load::
-if [[ "${LOCK_TEST_POSTGRES:-on}" == off ]]; then
-    echo "==> skipped: LOCK_TEST_POSTGRES=off leaves the tests on PostgreSQL out"
-else
-    engine postgres faults::
-fi
-if [[ "${LOCK_TEST_ZOOKEEPER:-on}" == off ]]; then
-    echo "==> skipped: LOCK_TEST_ZOOKEEPER=off leaves the tests on ZooKeeper out"
-else
-    engine zookeeper faults::faults_never sessions::renewals ensemble::
-fi
-tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4 --skip ui::
+for store in postgres zookeeper; do
+    variable="LOCK_TEST_${store^^}"
+    if [[ "${!variable:-on}" == off ]]; then
+        echo "==> skipped: ${variable}=off leaves the tests on ${store} out"
+        left_out+=(--skip "${store}::")
+    fi
+done
+program engines faults:: ensemble:: sessions::renewals
+tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart

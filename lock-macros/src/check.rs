@@ -17,6 +17,7 @@ use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &mut Errors) {
@@ -321,6 +322,13 @@ fn times(args: &Args, errors: &mut Errors) {
     if let Some(min) = min_hold.filter(|min| min.value > LONGEST_TTL) {
         errors.push(min.span, "`min_hold` is at most `\"7d\"`: the lock stays taken for that time");
     }
+    let lock_delay = args.lock_delay.as_ref().and_then(Time::constant);
+    if let Some(delay) = lock_delay.filter(|delay| delay.value > LONGEST_DELAY) {
+        errors.push(
+            delay.span,
+            "`lock_delay` is at most `\"1m\"`: it is how long late writes of a lost holder may take",
+        );
+    }
     if let (Some(max), Some(ttl), Some(Renew::Flag(false, _))) = (max_hold, ttl, &args.renew)
         && max.value > ttl.value
     {
@@ -367,6 +375,7 @@ fn reentrant(args: &Args, errors: &mut Errors) {
     for (name, is_excluded) in [
         ("max_hold", args.max_hold.is_some()),
         ("min_hold", min_hold.is_some_and(|min| !min.value.is_zero())),
+        ("lock_delay", args.lock_delay.is_some()),
         ("renew", !renews),
     ] {
         if let Some(span) = args.written(name).filter(|_| is_excluded) {

@@ -115,6 +115,7 @@ impl Expansion<'_> {
             ("ttl", &args.ttl),
             ("max_hold", &args.max_hold),
             ("min_hold", &args.min_hold),
+            ("lock_delay", &args.lock_delay),
             ("retry_delay", &args.retry_delay),
         ]
         .into_iter()

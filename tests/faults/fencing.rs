@@ -157,3 +157,16 @@ async fn no_fence_is_minted_without_a_request_for_it() {
     assert_eq!((guard.fence(), counter(&server)), (None, None));
     guard.release().await.unwrap();
 }
+
+#[test]
+fn a_fence_is_a_number_for_sql_and_for_serde() {
+    let fence: Fence = serde_json::from_str("1795388736000000").unwrap();
+    assert_eq!(serde_json::to_string(&fence).unwrap(), "1795388736000000");
+    assert_eq!((fence.get(), i64::from(fence)), (1_795_388_736_000_000, fence.as_i64()));
+
+    assert_eq!(Fence::try_from(i64::MAX), Ok(Fence::MAX));
+    Fence::try_from(-1_i64).unwrap_err();
+    Fence::try_from(1_u64 << 63).unwrap_err();
+    let refused = serde_json::from_str::<Fence>("9223372036854775808").unwrap_err();
+    assert!(refused.to_string().contains("a number up to 2^63 - 1"), "{refused}");
+}

@@ -6,6 +6,7 @@ mod caller_runtimes;
 mod chaos;
 mod fencing;
 mod links;
+mod lock_delay;
 mod lost_replies;
 mod min_hold;
 mod outage;

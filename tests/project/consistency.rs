@@ -128,6 +128,7 @@ fn every_argument_is_in_the_readme_and_the_docs() {
         "renew",
         "max_hold",
         "min_hold",
+        "lock_delay",
         "on_conflict",
         "on_lost",
         "release",

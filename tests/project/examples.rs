@@ -46,6 +46,16 @@ fn batch_dispatcher() {
 }
 
 #[test]
+fn cache_stampede() {
+    ends_well("cache_stampede", &["without a lock  100 builds", "an expired page 1 build"]);
+}
+
+#[test]
+fn idempotent_webhook() {
+    ends_well("idempotent_webhook", &["of 50 events: 50 payments"]);
+}
+
+#[test]
 fn graceful_shutdown() {
     ends_well(
         "graceful_shutdown",

@@ -1,8 +1,9 @@
 //! The programs in `examples/`, built when they are missing or old.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::OnceLock;
+
+use crate::cargo::cargo;
 
 /// Where the example's program is. The first call builds them all, into the target directory and
 /// with the features of `tests/run.sh`, which has them built already.
@@ -25,22 +26,10 @@ fn build(folder: &Path) {
         None | Some("debug") => "dev",
         Some(name) => name,
     };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member has a workspace");
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let mut command = Command::new(cargo);
+    let mut command = cargo("build");
     command
-        .args(["build", "--all-features", "--examples", "--quiet"])
-        .args(["--profile", profile, "--target-dir"])
-        .arg(folder.parent().expect("a profile's directory is in the target directory"))
-        .current_dir(root);
-    // Cargo's variables for tests would make build scripts run again.
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| {
-            name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
-        }) {
-            command.env_remove(name);
-        }
-    }
+        .args(["--examples", "--profile", profile, "--target-dir"])
+        .arg(folder.parent().expect("a profile's directory is in the target directory"));
     let output = command.output().expect("cargo can be started");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

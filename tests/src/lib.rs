@@ -23,6 +23,7 @@
 //! | [`latency`] | delays that stay below a limit on a busy machine too |
 //! | [`expected_error`] | what the text of an error must contain |
 //! | [`logs`] | all traced events, as text |
+//! | [`mod@cargo`] | cargo as a child process |
 //! | [`mod@examples`] | the programs of `examples/` |
 //! | [`runtimes`] | runtimes that a test may end |
 //! | [`sizes`] | sizes of wrapped futures |
@@ -32,6 +33,7 @@
 // The harness measures the product from outside, so it reads clocks and waits on its own.
 #![allow(clippy::disallowed_methods)]
 
+pub mod cargo;
 pub mod cluster;
 pub mod eventually;
 pub mod examples;
@@ -59,6 +61,7 @@ pub mod versions;
 pub mod zookeeper;
 pub mod zookeeper_client;
 
+pub use cargo::cargo;
 pub use cluster::RedisCluster;
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;

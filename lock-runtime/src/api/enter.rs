@@ -34,10 +34,11 @@ pub(crate) async fn enter(call: LockCall) -> Result<Entered, LockError> {
     match prepare(call)? {
         Prepared::Entered(entered) => Ok(entered),
         Prepared::Acquire(core, spec) => {
-            let label = spec.label.clone();
-            let lease = acquire(&core, spec).await;
+            let lease = acquire(&core, spec.clone()).await;
             let guard = lease.and_then(|lease| LockGuard::pick_up(core.clone(), lease));
-            let locate = |error: LockError| error.at(label.template()).in_pool(core.name());
+            let locate = |error: LockError| {
+                error.at(spec.label.template()).of_keys(&spec.keys).in_pool(core.name())
+            };
             guard.map(Entered::locked).map_err(locate)
         }
     }
@@ -58,6 +59,7 @@ fn prepare(call: LockCall) -> Result<Prepared, LockError> {
         return Err(locate(LockError::inherited()));
     }
     let keys = sorted(keys.map_err(locate)?).map_err(locate)?;
+    let locate = |error: LockError| locate(error).of_keys(&keys);
     let prefix = &core.config.key_prefix;
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;

@@ -234,7 +234,8 @@ impl LockGuard {
     }
 
     pub(crate) fn locate(&self, error: LockError) -> LockError {
-        error.at(self.lease().spec.label.template()).in_pool(self.core.name())
+        let spec = &self.lease().spec;
+        error.at(spec.label.template()).of_keys(&spec.keys).in_pool(self.core.name())
     }
 }
 

@@ -13,7 +13,8 @@ use crate::backend::{
 };
 use crate::base::clock::{Clock, TwoClocks};
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::key::{Key, RESERVED};
+use crate::base::key::Key;
+use crate::base::key_rules::RESERVED;
 use crate::base::options::{Defaults, LockOptions, OnOutage, Policy, TIMER, Wait};
 use crate::base::problem::{Problem, ProblemMap};
 use crate::exec::driver::Driver;

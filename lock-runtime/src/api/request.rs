@@ -75,6 +75,15 @@ impl LockRequest {
         self.with(|options| options.min_hold(min_hold))
     }
 
+    /// Keeps the keys locked for this long after the ttl of a lease that was lost, so that late writes of its holder come
+    /// to an end before the next grant (Chubby's lock-delay). A release frees the keys at once, whatever the delay. At most a
+    /// minute. Defaults to zero.
+    ///
+    /// A holder that is stopped for longer than ttl and delay can still write late: a [fence](crate::Fence) refuses that.
+    pub fn lock_delay(self, lock_delay: Duration) -> Self {
+        self.with(|options| options.lock_delay(lock_delay))
+    }
+
     /// Whether the grant comes with a fencing token. Defaults to `true`.
     pub fn fencing(self, fencing: bool) -> Self {
         self.with(|options| options.fencing(fencing))
@@ -105,7 +114,7 @@ impl LockRequest {
     /// | [`ttl`](Self::ttl), `renew(true)` | those of the outer lock stay |
     /// | [`wait`](Self::wait), [`retry_delay`](Self::retry_delay), [`retry_count`](Self::retry_count), [`release`](Self::release) | unused: there is no wait |
     /// | [`on_lost`](Self::on_lost) | honoured |
-    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also without an outer lock |
+    /// | [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold), [`lock_delay`](Self::lock_delay), other values of [`renew`](Self::renew) | [`ErrorKind::Config`] together with `reentrant(true)`, also without an outer lock |
     /// | [`fencing(true)`](Self::fencing) | the fence of the outer lock; [`ErrorKind::Config`] from [`acquire`](Self::acquire) if that has none |
     pub fn reentrant(self, reentrant: bool) -> Self {
         self.with(|options| options.reentrant(reentrant))

@@ -124,6 +124,12 @@ impl Call {
         self.with(|options| options.min_hold(min_hold))
     }
 
+    /// Sets `lock_delay`.
+    #[must_use]
+    pub fn lock_delay(self, lock_delay: Duration) -> Self {
+        self.with(|options| options.lock_delay(lock_delay))
+    }
+
     /// Sets `retry_delay`.
     #[must_use]
     pub fn retry_delay(self, delay: Duration) -> Self {

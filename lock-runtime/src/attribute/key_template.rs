@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::base::call_site::Site;
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::key::{Key, push_hex};
+use crate::base::key::Key;
+use crate::base::key_rules::push_hex;
 
 /// A value of a `<placeholder>` in a key template: everything that implements [`Display`](fmt::Display).
 #[diagnostic::on_unimplemented(

@@ -94,7 +94,7 @@ impl AcquireRequest {
         Self {
             keys: spec.store_keys.clone(),
             owner,
-            ttl: policy.ttl.get(),
+            ttl: policy.ttl.stored(),
             min_hold: policy.min_hold,
             fencing: policy.fencing,
             extra_fences: 0,

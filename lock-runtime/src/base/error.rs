@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::base::backend_error::{BackendError, FailureKind};
+use crate::base::key::Key;
 
 /// The category of an error, for decisions of the caller.
 #[non_exhaustive]
@@ -80,6 +81,7 @@ struct LockErrorDetails {
     cause: Cow<'static, str>,
     remedy: Cow<'static, str>,
     template: Option<Cow<'static, str>>,
+    keys: Option<Arc<[Key]>>,
     pool: Option<Arc<str>>,
     source: Option<Arc<BackendError>>,
 }
@@ -94,6 +96,7 @@ impl LockError {
             cause: cause.into(),
             remedy: Cow::Borrowed(""),
             template: None,
+            keys: None,
             pool: None,
             source: None,
         }))
@@ -138,6 +141,10 @@ impl LockError {
 
     pub(crate) fn at(self, template: impl Into<Cow<'static, str>>) -> Self {
         self.with(|inner| inner.template = Some(template.into()))
+    }
+
+    pub(crate) fn of_keys(self, keys: &Arc<[Key]>) -> Self {
+        self.with(|inner| inner.keys = Some(keys.clone()))
     }
 
     pub(crate) fn in_pool(self, pool: &Arc<str>) -> Self {
@@ -196,6 +203,39 @@ impl LockError {
     #[must_use]
     pub fn template(&self) -> Option<&str> {
         self.0.template.as_deref()
+    }
+
+    /// The first of [`keys`](Self::keys).
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        self.keys().first()
+    }
+
+    /// The keys of the call, without the pool's prefix, sorted and distinct. Empty if the error occurred before they were
+    /// known.
+    ///
+    /// A key may contain the data of a person, so the text of an error and the events of a pool name the template alone.
+    ///
+    /// ```
+    /// # use lock_runtime::{LockError, distributed_lock};
+    /// #[distributed_lock(key = "order:<id>", wait = "0s")]
+    /// async fn settle(id: u64) -> Result<(), LockError> {
+    ///     Ok(())
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), LockError> {
+    /// let pool = lock_runtime::init("memory://").await?;
+    /// let _held = pool.lock("order:42").acquire().await?;
+    /// let error = settle(42).await.unwrap_err();
+    /// assert_eq!(error.key().map(|key| key.as_str()), Some("order:42"));
+    /// assert!(!error.to_string().contains("order:42"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        self.0.keys.as_deref().unwrap_or_default()
     }
 
     /// The pool's name. `None` if the error occurred before a pool was known.

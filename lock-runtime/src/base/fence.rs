@@ -1,6 +1,7 @@
 //! Fencing tokens.
 
 use std::fmt;
+use std::num::TryFromIntError;
 
 /// A fencing token: a number that grows with every grant of a key, across restarts of the store.
 ///
@@ -11,13 +12,24 @@ use std::fmt;
 /// ```sql
 /// UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence < :fence
 /// ```
+///
+/// SQL libraries bind [`as_i64`](Self::as_i64), for a column of type `BIGINT`. With the feature `serde` it is serialized as a
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
 impl Fence {
+    /// The greatest number: that of a signed `BIGINT`.
+    pub const MAX: Self = Self(i64::MAX.unsigned_abs());
+
     /// A fencing token from the number that a store has assigned.
+    ///
+    /// # Panics
+    /// If the number is greater than [`MAX`](Self::MAX).
     #[must_use]
+    #[track_caller]
     pub const fn new(number: u64) -> Self {
+        assert!(number <= Self::MAX.0, "a fencing token is at most 2^63 - 1");
         Self(number)
     }
 
@@ -25,6 +37,20 @@ impl Fence {
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
+    }
+
+    /// The number as SQL has it.
+    ///
+    /// ```
+    /// use lock_runtime::Fence;
+    ///
+    /// let fence = Fence::new(42);
+    /// assert_eq!(fence.as_i64(), 42);
+    /// assert_eq!(Fence::try_from(fence.as_i64()), Ok(fence));
+    /// ```
+    #[must_use]
+    pub const fn as_i64(self) -> i64 {
+        self.0.cast_signed()
     }
 }
 
@@ -37,6 +63,48 @@ impl fmt::Display for Fence {
 impl From<Fence> for u64 {
     fn from(fence: Fence) -> Self {
         fence.0
+    }
+}
+
+impl From<Fence> for i64 {
+    fn from(fence: Fence) -> Self {
+        fence.as_i64()
+    }
+}
+
+/// Fails for a negative number.
+impl TryFrom<i64> for Fence {
+    type Error = TryFromIntError;
+
+    fn try_from(number: i64) -> Result<Self, TryFromIntError> {
+        u64::try_from(number).map(Self)
+    }
+}
+
+/// Fails for a number greater than [`Fence::MAX`].
+impl TryFrom<u64> for Fence {
+    type Error = TryFromIntError;
+
+    fn try_from(number: u64) -> Result<Self, TryFromIntError> {
+        i64::try_from(number).map(|_| Self(number))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Fence {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Fence {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = u64::deserialize(deserializer)?;
+        Self::try_from(number).map_err(|_| {
+            let unexpected = serde::de::Unexpected::Unsigned(number);
+            serde::de::Error::invalid_value(unexpected, &"a number up to 2^63 - 1")
+        })
     }
 }
 

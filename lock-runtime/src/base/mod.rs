@@ -8,6 +8,7 @@ pub(crate) mod fence;
 pub(crate) mod fence_gate;
 pub(crate) mod jitter;
 pub(crate) mod key;
+pub(crate) mod key_rules;
 pub(crate) mod lock_spec;
 pub(crate) mod options;
 pub(crate) mod owner;

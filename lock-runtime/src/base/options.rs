@@ -82,6 +82,7 @@ pub struct LockOptions {
     renew: Option<Renew>,
     max_hold: Option<Duration>,
     min_hold: Option<Duration>,
+    lock_delay: Option<Duration>,
     on_lost: Option<OnLost>,
     release: Option<ReleaseMode>,
     retry_delay: Option<Duration>,
@@ -114,6 +115,7 @@ impl LockOptions {
             renew: None,
             max_hold: None,
             min_hold: None,
+            lock_delay: None,
             on_lost: None,
             release: None,
             retry_delay: None,
@@ -129,6 +131,7 @@ impl LockOptions {
         renew: Renew,
         max_hold: Duration,
         min_hold: Duration,
+        lock_delay: Duration,
         on_lost: OnLost,
         release: ReleaseMode,
         retry_delay: Duration,
@@ -172,11 +175,14 @@ pub(crate) const TIMER: Duration = Duration::from_millis(1);
 pub(crate) struct Ttl {
     length: Duration,
     validity: Duration,
+    /// How much longer the store keeps the lease (Chubby's lock-delay).
+    delay: Duration,
 }
 
 impl Ttl {
     const MIN: Duration = Duration::from_millis(10);
     const MAX: Duration = LONGEST;
+    const MAX_DELAY: Duration = Duration::from_secs(60);
 
     /// With a greater drift factor, less than half of the ttl remains after the first renewal: too little for a
     /// hand-off, and for a second renewal if the first one fails.
@@ -200,11 +206,31 @@ impl Ttl {
         }
         // Two clocks may drift apart, and stores round by a millisecond.
         let drift = length.mul_f64(drift_factor) + Duration::from_millis(2);
-        Ok(Self { length, validity: length.saturating_sub(drift) })
+        Ok(Self { length, validity: length.saturating_sub(drift), delay: Duration::ZERO })
+    }
+
+    /// This ttl, with a store that keeps each lease for `delay` longer.
+    fn with_delay(self, delay: Duration) -> Result<Self, LockError> {
+        if delay > Self::MAX_DELAY {
+            return Err(refused(
+                format!("a lock_delay of {delay:?} is longer than a minute"),
+                "it is how long the late writes of a lost holder may take; write for example `lock_delay = \"2s\"`",
+            ));
+        }
+        Ok(Self { delay, ..self })
     }
 
     pub(crate) const fn get(self) -> Duration {
         self.length
+    }
+
+    /// How long the store keeps a grant that is not renewed.
+    pub(crate) const fn stored(self) -> Duration {
+        self.length.saturating_add(self.delay)
+    }
+
+    pub(crate) const fn delay(self) -> Duration {
+        self.delay
     }
 
     /// How long a grant is valid, from before its request was sent (Redlock's validity time): the ttl less the
@@ -259,7 +285,8 @@ pub(crate) struct Policy {
 impl Policy {
     /// Completes `options` with a pool's `defaults` and validates the combination.
     pub(crate) fn new(options: &LockOptions, defaults: &Defaults) -> Result<Self, LockError> {
-        let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?;
+        let ttl = Ttl::new(options.ttl.unwrap_or(defaults.ttl), defaults.drift_factor)?
+            .with_delay(options.lock_delay.unwrap_or_default())?;
         let renew = options.renew.unwrap_or(Renew::Auto);
         let min_hold = options.min_hold.unwrap_or_default();
         let retry_delay = options.retry_delay.or(defaults.retry_delay);
@@ -362,6 +389,8 @@ impl Policy {
             "max_hold"
         } else if !self.min_hold.is_zero() {
             "min_hold"
+        } else if !self.ttl.delay().is_zero() {
+            "lock_delay"
         } else if renew != Renew::Auto {
             "renew"
         } else {
@@ -379,7 +408,7 @@ impl Policy {
 
     /// How long the store keeps a grant without further requests.
     pub(crate) fn kept_for(&self) -> Duration {
-        self.ttl.get().max(self.min_hold)
+        self.ttl.stored().max(self.min_hold)
     }
 
     /// Whether the acquire may make more than one attempt.

@@ -316,16 +316,26 @@ impl Lease {
         LeaseRef {
             keys: self.spec.store_keys.clone(),
             owner: self.owner,
-            ttl: self.ttl.get(),
+            ttl: self.ttl.stored(),
             min_hold: self.remaining_min_hold(),
         }
     }
 
-    /// What is left of the `min_hold`: how long the store keeps the lock after the release.
+    /// What is left of the `min_hold`.
     pub(crate) fn remaining_min_hold(&self) -> Duration {
         let min_hold = self.spec.policy.min_hold;
         // Without a `min_hold` the clock is not read.
         if min_hold.is_zero() { min_hold } else { min_hold.saturating_sub(self.held_for()) }
+    }
+
+    /// How long the store keeps the keys locked after the release: for what is left of the `min_hold`, and after a loss for
+    /// what is left of the `lock_delay`.
+    pub(crate) fn locked_after_release(&self) -> Duration {
+        let min_hold = self.remaining_min_hold();
+        if self.ttl.delay().is_zero() || self.loss().is_none() {
+            return min_hold;
+        }
+        min_hold.max(self.stored_until().since(self.clock.now()))
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -568,7 +578,7 @@ impl Lease {
     }
 
     fn store_until(&self, sent: Instant) {
-        let until = (sent + self.ttl.get()).max(self.granted_at + self.spec.policy.min_hold);
+        let until = (sent + self.ttl.stored()).max(self.granted_at + self.spec.policy.min_hold);
         self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
     }
 

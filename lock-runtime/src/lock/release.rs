@@ -85,7 +85,7 @@ async fn retry(
             let lease = pending.lease.clone();
             let again = async {
                 clock.sleep_until(now + pause).await;
-                request.free_after = lease.remaining_min_hold();
+                request.free_after = lease.locked_after_release();
                 release_once(&core, &request).await
             };
             tokio::pin!(again);
@@ -193,7 +193,7 @@ fn successor_attempts(
         }
         // An unanswered try may have queued it.
         (ReleaseOutcome::NotHeld, Some(owner)) if unanswered => {
-            let until = now + lease.spec.policy.ttl.get();
+            let until = now + lease.spec.policy.ttl.stored();
             Some((Attempts::for_unconfirmed_successor(owner, now, until), Duration::ZERO))
         }
         // The waiters of this process stay away during the window, as all queued owners do.
@@ -223,7 +223,7 @@ fn request(core: &PoolCore, lease: &Lease) -> ReleaseRequest {
             request.successor = Owner::random().ok().map(|owner| {
                 // Before the store knows the owner, so that its notification is not missed.
                 core.queue.set_owner(key, owner);
-                Successor::new(owner, spec.policy.ttl.get())
+                Successor::new(owner, spec.policy.ttl.stored())
             });
         }
     }
@@ -231,7 +231,7 @@ fn request(core: &PoolCore, lease: &Lease) -> ReleaseRequest {
 }
 
 fn end_of(lease: &Lease) -> ReleaseRequest {
-    let free_after = lease.remaining_min_hold();
+    let free_after = lease.locked_after_release();
     ReleaseRequest { free_after, ..ReleaseRequest::new(lease.to_store()) }
 }
 

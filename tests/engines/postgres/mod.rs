@@ -2,6 +2,7 @@
 
 mod conformance;
 mod errors;
+mod examples;
 mod faults;
 mod pooler;
 mod wait_queue;

@@ -130,7 +130,7 @@ impl Batch<'_> {
     }
 
     fn granted(&self, request: &AcquireRequest, fence: i64, contended: bool) -> AcquireOutcome {
-        let fence = request.fencing.then(|| Fence::new(fence.unsigned_abs()));
+        let fence = request.fencing.then_some(fence).and_then(|fence| Fence::try_from(fence).ok());
         let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further(request));
         // Without a channel this process does not learn of owners that queue later.
         if contended || self.is_notified() { granted.with_contended(contended) } else { granted }

@@ -361,7 +361,7 @@ impl LockNodes {
                 return Ok(Round::Again);
             };
             nodes.iter_mut().for_each(|node| node.fence = Some(number));
-            fence = Some(Fence::new(number.saturating_mul(FENCES)));
+            fence = Fence::try_from(number.saturating_mul(FENCES)).ok();
         }
         let was_queued = nodes.iter().any(|node| matches!(node.standing, Standing::Queued { .. }));
         for (key, node) in request.keys.iter().zip(&nodes) {

@@ -368,7 +368,7 @@ impl MultiKeyTask {
     async fn release_hold(&mut self) {
         let core = self.core.clone();
         let keys: Arc<[_]> = self.stepwise.held_keys(&self.spec).cloned().collect();
-        let ttl = self.spec.policy.ttl.get();
+        let ttl = self.spec.policy.ttl.stored();
         let lease = LeaseRef::new(keys.clone(), self.attempts.owner, ttl);
         let request = [ReleaseRequest::new(lease)];
         let releasing = timeout(core.config.request_timeout, core.backend().release(&request));
@@ -392,7 +392,7 @@ impl MultiKeyTask {
                 let anew = self.attempts.with_new_owner(owner);
                 let old = std::mem::replace(&mut self.attempts, anew);
                 let (core, token) = (self.core.clone(), self.core.tracker.begin_cleanup());
-                let (keys, ttl) = (self.spec.store_keys.clone(), self.spec.policy.ttl.get());
+                let (keys, ttl) = (self.spec.store_keys.clone(), self.spec.policy.ttl.stored());
                 spawn(async move {
                     undo_attempts(&core, old, keys, ttl).await;
                     drop(token);
@@ -516,7 +516,7 @@ impl MultiKeyTask {
             mut caller, attempts, permit, registration, params, last_answer, _token, ..
         } = self;
         let keys = spec.store_keys.clone();
-        let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.get()));
+        let mut undoing = pin!(undo_attempts(&core, attempts, keys, spec.policy.ttl.stored()));
         // All or nothing: partial holds are released before the error is returned, if the store is reachable.
         let is_undone = held_any && timeout(AT_ONCE, &mut undoing).await.is_ok();
         // The permits first: the task may request the same keys again at once.

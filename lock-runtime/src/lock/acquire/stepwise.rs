@@ -287,7 +287,7 @@ impl Stepwise {
             return Upkeep::None;
         }
         let keys: Arc<[_]> = self.held_keys(spec).cloned().collect();
-        let lease = LeaseRef::new(keys, owner, spec.policy.ttl.get());
+        let lease = LeaseRef::new(keys, owner, spec.policy.ttl.stored());
         let time_limit = request_timeout.min(hold.valid_until.since(now));
         Upkeep::Renew { lease, time_limit }
     }

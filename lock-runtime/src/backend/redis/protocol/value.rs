@@ -26,7 +26,8 @@ pub(crate) fn duration(millis: i64) -> Option<Duration> {
 /// Parses `first:count`.
 pub(crate) fn fences(reply: &[u8]) -> Option<(Fence, u32)> {
     let (first, count) = std::str::from_utf8(reply).ok()?.split_once(':')?;
-    Some((Fence::new(first.parse().ok()?), count.parse().ok()?))
+    let first = Fence::try_from(first.parse::<u64>().ok()?).ok()?;
+    Some((first, count.parse().ok()?))
 }
 
 /// Reads the values of `keys`. A key of another type has no value in the reply.

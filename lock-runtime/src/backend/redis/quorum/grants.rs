@@ -64,7 +64,7 @@ impl Grants {
 pub(crate) fn acquired(block: Option<FenceBlock>) -> AcquireOutcome {
     let reserved = block.map_or(0, |block| block.last - block.first);
     AcquireOutcome::Acquired {
-        fence: block.map(|block| Fence::new(block.first)),
+        fence: block.and_then(|block| Fence::try_from(block.first).ok()),
         reserved_fences: u32::try_from(reserved).unwrap_or_default(),
         contended: None,
     }

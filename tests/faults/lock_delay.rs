@@ -1,0 +1,114 @@
+//! `lock_delay` keeps a lock closed behind a holder that was lost, and costs nothing behind one that has released.
+
+use std::time::Duration;
+
+use lock_runtime::testing::open_backend;
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
+use lock_tests::prelude::*;
+use lock_tests::{RedisServer, Worker, eventually, eventually_async};
+
+const TTL: Duration = ms(1500);
+const DELAY: Duration = ms(15_000);
+const SOON: Duration = ms(20_000);
+
+/// The remaining time of the lock on the server, in milliseconds.
+fn left(server: &RedisServer) -> i64 {
+    server.cli(&["PTTL", "k"]).parse().unwrap()
+}
+
+struct Stopped {
+    server: RedisServer,
+    holder: Worker,
+    waiter: tokio::task::JoinHandle<Result<LockGuard, LockError>>,
+}
+
+impl Stopped {
+    /// A process that holds the lock is stopped, and another pool waits for the lock.
+    async fn start(delay: Duration) -> Self {
+        let server = RedisServer::start();
+        let spans = [TTL, delay].map(|span| span.as_millis().to_string());
+        let program = env!("CARGO_BIN_EXE_late-writer");
+        let holder = Worker::start(program, &[&server.url(), &spans[0], &spans[1]]);
+        holder.wait_for_line(SOON, |line| line == "holding");
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        let waiter = tokio::spawn(async move { pool.lock("k").wait(ms(60_000)).acquire().await });
+        holder.pause();
+        Self { server, holder, waiter }
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_resumes_within_it_writes_before_the_next_grant() {
+    for _ in 0..rounds() {
+        let Stopped { server, holder, waiter } = Stopped::start(DELAY).await;
+        eventually(SOON, "the ttl is over", || left(&server) < millis(DELAY));
+        holder.resume();
+        holder.wait_for_line(SOON, |line| line == "wrote");
+        assert!(!waiter.is_finished(), "the lock was granted before the late write");
+        holder.send_line("");
+        holder.wait_for_exit(SOON);
+        waiter.abort();
+    }
+}
+
+#[tokio::test]
+async fn without_it_the_same_holder_writes_behind_the_next_grant() {
+    let Stopped { server: _server, holder, waiter } = Stopped::start(Duration::ZERO).await;
+    let next = waiter.await.unwrap().unwrap();
+    assert!(!holder.stdout().iter().any(|line| line == "wrote"));
+    holder.resume();
+    holder.wait_for_line(SOON, |line| line == "wrote");
+    assert!(next.is_held(), "another holder is active while the first one writes");
+}
+
+#[tokio::test]
+async fn a_release_frees_at_once() {
+    let server = RedisServer::start();
+    let one = LockPool::connect(&server.url()).await.unwrap();
+    let other = LockPool::connect(&server.url()).await.unwrap();
+    let guard = one.lock("k").lock_delay(ms(60_000)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(left(&server), -2, "no key is left");
+    let guard = other.lock("k").wait(Duration::ZERO).acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hold_that_is_ended_by_its_limit_counts_as_lost() {
+    let server = RedisServer::start();
+    for url in [server.url(), "memory://".to_owned(), format!("{}?scripts=off", server.url())] {
+        let store = open_backend(&url).await.unwrap();
+        let pool = LockPool::with_backend(store).connect().await.unwrap();
+        let lock =
+            || pool.lock("k").fencing(false).ttl(ms(200)).lock_delay(ms(60_000)).max_hold(ms(100));
+        let guard = lock().acquire().await.unwrap();
+        eventually_async(SOON, "the hold is over", async || !guard.is_held()).await;
+        assert!(guard.release().await.is_err_and(|error| error.is_lost()));
+        let next = pool.lock("k").fencing(false).wait(ms(300)).acquire().await.unwrap_err();
+        assert!(next.is_conflict(), "{url}: {next}");
+        server.cli(&["DEL", "k"]);
+    }
+}
+
+#[tokio::test]
+async fn more_than_a_minute_and_a_reentrant_call_are_refused() {
+    let pool = LockPool::connect("memory://").await.unwrap();
+    let refused = async |error: Result<LockGuard, LockError>, says: &str| {
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains(says), "{error}");
+    };
+    let long = pool.lock("k").lock_delay(ms(60_001)).acquire().await;
+    refused(long, "longer than a minute").await;
+    let reentrant = pool.lock("k").lock_delay(ms(1)).reentrant(true).acquire().await;
+    refused(reentrant, "`lock_delay` and `reentrant` exclude each other").await;
+}
+
+fn millis(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap()
+}
+
+/// How often a holder is stopped: `LOCK_STOPS`, by default 2.
+fn rounds() -> usize {
+    std::env::var("LOCK_STOPS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
+}
