@@ -10,11 +10,12 @@
 
 use std::time::Duration;
 
-use crate::backend::zookeeper::claims::{ClaimTurn, LockNode, Slot, Standing};
+use crate::backend::zookeeper::claims::ClaimTurn;
+use crate::backend::zookeeper::create::Creation;
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
-use crate::backend::zookeeper::node_path;
-use crate::backend::zookeeper::protocol::answer::{Answered, OperationAnswer};
-use crate::backend::zookeeper::protocol::operation::{NodeMode, NodeOperation};
+use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{expired, failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
@@ -38,8 +39,10 @@ const FENCES: u64 = 256;
 /// What a round has found.
 enum Round {
     Over(AcquireOutcome),
-    /// Other nodes than expected: a container was missing, or a node is gone.
+    /// Other nodes than expected.
     Again,
+    /// These keys have no container.
+    WithoutContainers(Vec<Key>),
 }
 
 impl LockNodes {
@@ -49,10 +52,32 @@ impl LockNodes {
     ) -> Result<AcquireOutcome, BackendError> {
         let turn = self.claims.begin(request.owner, request.kept_for()).await;
         let session = self.session_for(&request.owner, request.kept_for()).await?;
+        let slot = |key: &Key| self.claims.slot(&request.owner, key);
+        let is_answered = |key: &Key| slot(key).is_some_and(|slot| slot.is_answered());
+        let answered: Vec<_> = request.keys.iter().map(is_answered).collect();
+        let outcome = self.rounds(&session, &turn, request).await;
+        outcome.map_err(|error| {
+            // A node that was made meanwhile, or may have been, takes part in the queue.
+            let mut keys = request.keys.iter().zip(answered);
+            let is_left = keys.any(|(key, was_answered)| !was_answered && slot(key).is_some());
+            if is_left { error.after_a_part() } else { error }
+        })
+    }
+
+    async fn rounds(
+        &self,
+        session: &LiveSession,
+        turn: &ClaimTurn,
+        request: &AcquireRequest,
+    ) -> Result<AcquireOutcome, BackendError> {
+        let mut absent = Vec::new();
         for round in 0..MOST_ROUNDS {
-            if let Round::Over(outcome) = self.round(&session, &turn, request, round).await? {
-                return Ok(outcome);
-            }
+            let is_repeated = request.attempt > 0 && round == 0;
+            absent = match self.round(session, turn, request, is_repeated, &absent).await? {
+                Round::Over(outcome) => return Ok(outcome),
+                Round::Again => Vec::new(),
+                Round::WithoutContainers(keys) => keys,
+            };
         }
         let message = "ZooKeeper has had other nodes at each look";
         Err(BackendError::new(FailureKind::NotApplied, message)
@@ -64,10 +89,10 @@ impl LockNodes {
         session: &LiveSession,
         turn: &ClaimTurn,
         request: &AcquireRequest,
-        round: usize,
+        is_repeated: bool,
+        absent: &[Key],
     ) -> Result<Round, BackendError> {
         let owner = turn.owner();
-        let is_repeated = request.attempt > 0 && round == 0;
         let in_doubt = self.find_known(session, owner, &request.keys, is_repeated).await?;
         let mut missing = Vec::new();
         for key in request.keys.iter() {
@@ -89,13 +114,14 @@ impl LockNodes {
         {
             return Ok(Round::Over(AcquireOutcome::contended(None)));
         }
-        let Some(listings) = self.create_and_list(session, owner, &request.keys, &missing).await?
-        else {
-            self.make_containers(session, &missing).await?;
-            return Ok(Round::Again);
-        };
+        let (listings, listed) =
+            match self.create_and_list(session, request, &missing, absent).await? {
+                Creation::Listed { listings, listed } => (listings, listed),
+                Creation::WithoutContainers(keys) => return Ok(Round::WithoutContainers(keys)),
+                Creation::OtherContainers => return Ok(Round::Again),
+            };
         self.claims.expect_strays(owner, &in_doubt);
-        self.judge(session, request, &listings, &missing).await
+        self.judge(session, request, &listings, &listed).await
     }
 
     /// Looks for nodes of `owner` that earlier requests have left. Returns the keys of those whose answer was lost and that have
@@ -134,8 +160,12 @@ impl LockNodes {
         owner: &Owner,
         keys: &[Key],
     ) -> Result<bool, BackendError> {
-        let operations = keys.iter().map(|key| self.children(key)).collect();
+        // A release that was answered elsewhere is seen, although this server may be behind.
+        let reads = keys.iter().map(|key| self.children(key));
+        let operations = std::iter::once(self.sync()).chain(reads).collect();
         let answers = session.send(operations).get().await.map_err(BackendError::before_sending)?;
+        let mut answers = answers.into_iter();
+        answers.next().ok_or_else(malformed)?.map_err(failure)?;
         for answer in answers {
             if KeyListing::read(answer)?.nodes.has_others(owner) {
                 return Ok(true);
@@ -144,101 +174,13 @@ impl LockNodes {
         Ok(false)
     }
 
-    /// Creates nodes in `missing`, and lists all `keys`. `None` if a container is missing.
-    async fn create_and_list(
-        &self,
-        session: &LiveSession,
-        owner: &Owner,
-        keys: &[Key],
-        missing: &[Key],
-    ) -> Result<Option<Vec<KeyListing>>, BackendError> {
-        let create = |key: &Key| {
-            let path = node_path::new_node(&self.container(key), owner);
-            self.create(path, NodeMode::EphemeralSequential)
-        };
-        let mut operations = vec![match missing {
-            [] => self.sync(),
-            [key] => create(key),
-            keys => NodeOperation::Transaction(keys.iter().map(create).collect()),
-        }];
-        operations.extend(keys.iter().map(|key| self.children(key)));
-        for key in missing {
-            if !self.claims.set(owner, key, Slot::Unanswered(session.clone())) {
-                return Err(expired());
-            }
-        }
-        let sent = session.send(operations).get().await;
-        let mut answers =
-            sent.inspect_err(|error| self.forget_unsent(owner, missing, error))?.into_iter();
-        let created = match answers.next().ok_or_else(malformed)? {
-            Ok(created) => created,
-            Err(code) => {
-                let error = failure(code);
-                if code == ServerCode::NO_NODE {
-                    self.forget(owner, missing);
-                    return Ok(None);
-                }
-                self.forget_unsent(owner, missing, &error);
-                return Err(error);
-            }
-        };
-        self.record_created(session, owner, missing, created)?;
-        answers.map(KeyListing::read).collect::<Result<_, _>>().map(Some)
-    }
-
-    fn record_created(
-        &self,
-        session: &LiveSession,
-        owner: &Owner,
-        keys: &[Key],
-        created: OperationAnswer,
-    ) -> Result<(), BackendError> {
-        let answers = match (keys, created) {
-            ([], _) => return Ok(()),
-            ([_], created) => vec![created],
-            (_, OperationAnswer::Transaction(answers)) => answers,
-            _ => return Err(malformed()),
-        };
-        if answers.len() != keys.len() {
-            return Err(malformed());
-        }
-        for (key, answer) in keys.iter().zip(answers) {
-            let OperationAnswer::Created { path, stat } = answer else { return Err(malformed()) };
-            let node = LockNode {
-                path,
-                session: session.clone(),
-                created: Some(stat.created),
-                standing: Standing::New,
-                fence: None,
-                has_strays: false,
-            };
-            if !self.claims.set(owner, key, Slot::Node(node)) {
-                return Err(expired());
-            }
-        }
-        Ok(())
-    }
-
-    /// The request that makes nodes had no effect, so nothing has to be looked for.
-    fn forget_unsent(&self, owner: &Owner, keys: &[Key], error: &BackendError) {
-        if error.kind() != FailureKind::MaybeApplied {
-            self.forget(owner, keys);
-        }
-    }
-
-    fn forget(&self, owner: &Owner, keys: &[Key]) {
-        for key in keys {
-            self.claims.remove(owner, key);
-        }
-    }
-
     /// Decides by the queues of all keys.
     async fn judge(
         &self,
         session: &LiveSession,
         request: &AcquireRequest,
         listings: &[KeyListing],
-        created: &[Key],
+        listed: &ListedNodes,
     ) -> Result<Round, BackendError> {
         let owner = &request.owner;
         let (mut nodes, mut predecessor) = (Vec::new(), None);
@@ -247,7 +189,7 @@ impl LockNodes {
                 return Ok(Round::Again);
             };
             let Some(contender) = listing.nodes.find(node.name()) else {
-                self.claims.lose(owner, key);
+                self.claims.lose(owner, key, &node.path);
                 return Ok(Round::Again);
             };
             self.delete_strays(session, owner, key, listing, node.name()).await?;
@@ -257,66 +199,20 @@ impl LockNodes {
             nodes.push(node);
         }
         let Some(predecessor) = predecessor else {
-            return self.grant(session, request, listings, nodes).await;
+            return self.grant(session, request, listings, listed, nodes).await;
         };
         if let ([key], [node], true) = (&*request.keys, &*nodes, request.enqueue) {
             let waits = self.wait_behind(session, owner, key, node, predecessor).await?;
             return Ok(waits.map_or(Round::Again, Round::Over));
         }
-        // Also what an earlier attempt has created and could not delete.
+        // Also what an earlier attempt or round has created.
         let is_leaving = |key: &Key| matches!(self.claims.slot(owner, key), Some(Slot::Node(node)) if node.is_leaving());
-        let ending: Vec<_> = request
-            .keys
-            .iter()
-            .filter(|key| created.contains(key) || is_leaving(key))
-            .cloned()
-            .collect();
+        let is_ending = |key: &Key| {
+            request.keys.len() == 1 || self.claims.is_tried(owner, key) || is_leaving(key)
+        };
+        let ending: Vec<_> = request.keys.iter().filter(|key| is_ending(key)).cloned().collect();
         self.delete_created(session, owner, &ending).await?;
         Ok(Round::Over(AcquireOutcome::contended(None)))
-    }
-
-    /// Deletes what a lost connection has created late.
-    async fn delete_strays(
-        &self,
-        session: &LiveSession,
-        owner: &Owner,
-        key: &Key,
-        listing: &KeyListing,
-        own: &str,
-    ) -> Result<(), BackendError> {
-        let strays: Vec<_> = listing
-            .nodes
-            .strays(owner, own)
-            .map(|stray| format!("{}/{}", self.container(key), stray.name))
-            .map(|path| NodeOperation::Delete { path })
-            .collect();
-        if strays.is_empty() {
-            return Ok(());
-        }
-        session.send(strays).get().await.map(drop)
-    }
-
-    async fn delete_created(
-        &self,
-        session: &LiveSession,
-        owner: &Owner,
-        keys: &[Key],
-    ) -> Result<(), BackendError> {
-        let mut deletes = Vec::new();
-        for key in keys {
-            if let Some(Slot::Node(node)) = self.claims.slot(owner, key) {
-                deletes.push(NodeOperation::Delete { path: node.path.clone() });
-                self.claims.set(owner, key, Slot::Node(node.leaving()));
-            }
-        }
-        for answer in session.send(deletes).get().await? {
-            match answer {
-                Ok(_) | Err(ServerCode::NO_NODE) => {}
-                Err(code) => return Err(failure(code)),
-            }
-        }
-        self.forget(owner, keys);
-        Ok(())
     }
 
     /// Watches the predecessor of a queued node. `None` if it is gone.
@@ -352,6 +248,7 @@ impl LockNodes {
         session: &LiveSession,
         request: &AcquireRequest,
         listings: &[KeyListing],
+        listed: &ListedNodes,
         mut nodes: Vec<LockNode>,
     ) -> Result<Round, BackendError> {
         let owner = &request.owner;
@@ -365,7 +262,7 @@ impl LockNodes {
         }
         let was_queued = nodes.iter().any(|node| matches!(node.standing, Standing::Queued { .. }));
         for (key, node) in request.keys.iter().zip(&nodes) {
-            if !self.mark_granted(owner, key, node) {
+            if !self.claims.mark_granted(owner, key, node, listed) {
                 return Err(expired());
             }
         }
@@ -379,52 +276,5 @@ impl LockNodes {
         let further = if request.fencing { request.extra_fences.min(FENCES as u32 - 1) } else { 0 };
         let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further);
         Ok(Round::Over(granted.with_contended(contended)))
-    }
-
-    /// The number of a transaction behind those of all former grants of the keys, and before those of all later ones. `None` if a
-    /// node is gone.
-    ///
-    /// It is that of the node's creation, which later owners' creations exceed. Several keys that were taken one by one
-    /// have no such number. Then one is written to the containers, under the condition that the nodes are there; later owners see it and
-    /// write a greater one if their own creation was before.
-    async fn fence(
-        &self,
-        session: &LiveSession,
-        nodes: &[LockNode],
-        listings: &[KeyListing],
-    ) -> Result<Option<u64>, BackendError> {
-        let first = nodes.first().ok_or_else(malformed)?;
-        if first.fence.is_some() && nodes.iter().all(|node| node.fence == first.fence) {
-            return Ok(first.fence);
-        }
-        if let Some(created) = first.created
-            && nodes.iter().all(|node| node.created == Some(created))
-            && listings.iter().all(|listing| listing.written < created)
-        {
-            return Ok(u64::try_from(created).ok());
-        }
-        let paths = || nodes.iter().map(|node| node.path.clone());
-        let containers = paths().map(|path| node_path::parent(&path).to_owned());
-        let checks = paths().map(|path| NodeOperation::Check { path });
-        let writes = containers.map(|path| NodeOperation::Touch { path });
-        let transaction = NodeOperation::Transaction(checks.chain(writes).collect());
-        let [answer] = session.run([transaction]).await?;
-        written(answer)
-    }
-}
-
-/// The number of the transaction that has written. `None` if it was refused because a node is gone.
-fn written(answer: Answered) -> Result<Option<u64>, BackendError> {
-    let answers = match answer {
-        Ok(OperationAnswer::Transaction(answers)) => answers,
-        Ok(_) => return Err(malformed()),
-        Err(ServerCode::NO_NODE) => return Ok(None),
-        Err(code) => return Err(failure(code)),
-    };
-    match answers.last() {
-        Some(OperationAnswer::Node(stat)) => {
-            u64::try_from(stat.written).map(Some).map_err(|_| malformed())
-        }
-        _ => Err(malformed()),
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::backend::zookeeper::lock_nodes::LockNodes;
+use crate::backend::zookeeper::lock_nodes::{LockNodes, confirmed};
 use crate::backend::zookeeper::protocol::answer::OperationAnswer;
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::failure;
-use crate::backend::zookeeper::ttl_classes::timeout_for;
+use crate::backend::zookeeper::ttl_classes::LONGEST_TICK;
 use crate::backend::{BackendError, Warning};
 
 /// The ttl of a pool that sets none.
@@ -20,16 +20,25 @@ impl LockNodes {
     pub(crate) async fn health(&self, has_login: bool) -> Result<Vec<Warning>, BackendError> {
         let session = self.classes.first().await?;
         let access = NodeOperation::ReadAccess { path: self.root_path() };
-        let [synced, access] = session.run([self.sync(), access]).await?;
-        synced.map_err(failure)?;
+        let [answer, access] = session.run([self.confirm(), access]).await?;
+        confirmed(answer)?;
         let mut warnings = Vec::new();
-        if session.timeout() < timeout_for(USUAL_TTL) {
+        if session.timeout() < self.classes.timeout_for(USUAL_TTL) {
             warnings.push(Warning::new(
                 format!(
                     "ZooKeeper keeps a session for {:?} at most, so locks with the default ttl of 30 s are refused",
                     session.timeout()
                 ),
                 "raise `maxSessionTimeout` in `zoo.cfg` of all servers, or set a shorter ttl",
+            ));
+        }
+        let shortest = self.classes.shortest().await?;
+        if shortest > 2 * LONGEST_TICK {
+            warnings.push(Warning::new(
+                format!(
+                    "ZooKeeper's shortest session is {shortest:?}, so its ticks may be longer than {LONGEST_TICK:?}: a server that is cut off could end a session before the ttls of its locks"
+                ),
+                "set `tickTime` in `zoo.cfg` of all servers to 2000 at most",
             ));
         }
         match access {
@@ -48,9 +57,9 @@ impl LockNodes {
         Ok(warnings)
     }
 
-    /// Whether the ensemble has a leader that answers.
+    /// Whether a majority of the ensemble answers.
     pub(crate) async fn probe(&self) -> Result<(), BackendError> {
-        let [answer] = self.classes.first().await?.run([self.sync()]).await?;
-        answer.map(drop).map_err(failure)
+        let [answer] = self.classes.first().await?.run([self.confirm()]).await?;
+        confirmed(answer)
     }
 }

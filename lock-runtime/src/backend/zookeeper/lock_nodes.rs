@@ -1,15 +1,18 @@
 //! What acquires, renewals and releases have in common: the nodes of an owner, read and moved.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::backend::zookeeper::claims::{ClaimTable, LockNode, Slot, Standing, WatchScope};
+use crate::backend::zookeeper::claims::ClaimTable;
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, UnansweredNode};
 use crate::backend::zookeeper::node_path::{self, Contender, KeyQueueNodes};
 use crate::backend::zookeeper::protocol::answer::{Answered, OperationAnswer};
 use crate::backend::zookeeper::protocol::operation::{NodeAccess, NodeMode, NodeOperation};
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
-use crate::backend::zookeeper::ttl_classes::{TtlClasses, timeout_for};
+use crate::backend::zookeeper::ttl_classes::TtlClasses;
 use crate::backend::{BackendError, Owner};
 use crate::base::key::Key;
 
@@ -20,6 +23,8 @@ pub(crate) struct LockNodes {
     pub(crate) access: NodeAccess,
     pub(crate) claims: Arc<ClaimTable>,
     pub(crate) classes: TtlClasses,
+    /// How long a renewal may take.
+    pub(crate) renewal_limit: Duration,
 }
 
 /// The queue of a key, as the server of a session knows it.
@@ -60,8 +65,19 @@ impl LockNodes {
         if self.root.is_empty() { "/".to_owned() } else { self.root.clone() }
     }
 
+    /// A read behind it sees all changes that were made before. The leader alone answers, also one that is deposed.
     pub(crate) fn sync(&self) -> NodeOperation {
         NodeOperation::Sync { path: self.root_path() }
+    }
+
+    /// A transaction without a change. Its answer says that a majority has taken it, and that the session lived by then.
+    pub(crate) fn confirm(&self) -> NodeOperation {
+        NodeOperation::Transaction(vec![NodeOperation::Check { path: self.root_path() }])
+    }
+
+    /// Records lists of `keys`, before they are sent.
+    pub(crate) fn list(&self, keys: &[Key]) -> ListedNodes {
+        self.claims.list(keys.iter().map(|key| self.container(key)))
     }
 
     pub(crate) fn children(&self, key: &Key) -> NodeOperation {
@@ -95,38 +111,17 @@ impl LockNodes {
         last
     }
 
-    /// Makes the containers of `keys`, as far as they are missing. The server deletes them when they are not used.
-    pub(crate) async fn make_containers(
-        &self,
-        session: &LiveSession,
-        keys: &[Key],
-    ) -> Result<(), BackendError> {
-        let create = |key| self.create(self.container(key), NodeMode::Container);
-        let mut is_root_missing = false;
-        for answer in session.send(keys.iter().map(create).collect()).get().await? {
-            match answer {
-                Ok(_) | Err(ServerCode::NODE_EXISTS) => {}
-                Err(ServerCode::NO_NODE) => is_root_missing = true,
-                Err(code) => return Err(failure(code).before_sending()),
-            }
-        }
-        if is_root_missing { self.make_root(session).await } else { Ok(()) }
-    }
-
-    /// The queues of `keys`. Not older than this call.
+    /// The queues of `keys`. Not older than this call, and of a session that lives.
     pub(crate) async fn listings(
         &self,
         session: &LiveSession,
         keys: &[Key],
     ) -> Result<Vec<KeyListing>, BackendError> {
         let reads = keys.iter().map(|key| self.children(key));
-        let operations = std::iter::once(self.sync()).chain(reads).collect();
+        let operations = std::iter::once(self.confirm()).chain(reads).collect();
         let mut answers = session.send(operations).get().await?.into_iter();
-        match answers.next() {
-            Some(Ok(_)) => answers.map(KeyListing::read).collect(),
-            Some(Err(code)) => Err(failure(code)),
-            None => Err(malformed()),
-        }
+        confirmed(answers.next().ok_or_else(malformed)?)?;
+        answers.map(KeyListing::read).collect()
     }
 
     /// Looks for `keys` in the queue of each. An owner whose request was not answered is looked for in the session of that
@@ -138,7 +133,7 @@ impl LockNodes {
         keys: &[Key],
     ) -> Result<Vec<KeyListing>, BackendError> {
         let session_of = |key: &Key| match self.claims.slot(owner, key) {
-            Some(Slot::Unanswered(of)) if of.is_current() => of,
+            Some(Slot::Unanswered(of)) if of.session.is_current() => of.session,
             _ => session.clone(),
         };
         let sessions: Vec<_> = keys.iter().map(session_of).collect();
@@ -160,12 +155,12 @@ impl LockNodes {
     pub(crate) async fn session_for(
         &self,
         owner: &Owner,
-        kept_for: std::time::Duration,
+        kept_for: Duration,
     ) -> Result<LiveSession, BackendError> {
         let slots = self.claims.slots(owner);
         let sessions = slots.iter().map(|(_, slot)| slot.session());
-        let mut long_enough =
-            sessions.filter(|it| it.is_current() && it.timeout() >= timeout_for(kept_for));
+        let needed = self.classes.timeout_for(kept_for);
+        let mut long_enough = sessions.filter(|it| it.is_current() && it.timeout() >= needed);
         match long_enough.next() {
             Some(session) => Ok(session.clone()),
             None => self.classes.holding(kept_for).await,
@@ -182,6 +177,7 @@ impl LockNodes {
         contender: &Contender,
     ) -> Result<Option<LockNode>, BackendError> {
         let path = format!("{}/{}", self.container(key), contender.name);
+        let fence = self.claims.slot(owner, key).and_then(|slot| slot.fence());
         let [answer] = session.run([NodeOperation::Exists { path: path.clone() }]).await?;
         let stat = match answer {
             Ok(OperationAnswer::Node(stat)) => stat,
@@ -190,7 +186,7 @@ impl LockNodes {
             Err(code) => return Err(failure(code)),
         };
         if stat.session != session.id() {
-            return self.move_node(session, owner, key, &path, None).await;
+            return self.move_node(session, owner, key, &path, fence).await;
         }
         // A name with the number of a session has been moved: others may have queued before.
         let prefix = node_path::owner_prefix(owner);
@@ -201,7 +197,7 @@ impl LockNodes {
             session: session.clone(),
             created: (!is_moved).then_some(stat.created),
             standing: Standing::New,
-            fence: None,
+            fence,
             has_strays: true,
         };
         Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
@@ -225,7 +221,8 @@ impl LockNodes {
             self.create(moved.clone(), NodeMode::Ephemeral),
         ]);
         // The session has not expired, or no request of it is sent.
-        self.claims.set(owner, key, Slot::Unanswered(session.clone()));
+        let unanswered = UnansweredNode { session: session.clone(), fence };
+        self.claims.set(owner, key, Slot::Unanswered(unanswered));
         let [answer] = session.run([transaction]).await?;
         match answer {
             Ok(_) => {}
@@ -242,10 +239,12 @@ impl LockNodes {
         };
         Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
     }
+}
 
-    /// Records that `node` is the first of its key.
-    pub(crate) fn mark_granted(&self, owner: &Owner, key: &Key, node: &LockNode) -> bool {
-        let standing = Standing::Granted { watched: WatchScope::Container };
-        self.claims.set(owner, key, Slot::Node(LockNode { standing, ..node.clone() }))
+/// Whether the answer to [`LockNodes::confirm`] came by way of a majority. A refusal of the check does too.
+pub(crate) fn confirmed(answer: Answered) -> Result<(), BackendError> {
+    match answer {
+        Ok(_) | Err(ServerCode::NO_NODE | ServerCode::NO_AUTH) => Ok(()),
+        Err(code) => Err(failure(code)),
     }
 }

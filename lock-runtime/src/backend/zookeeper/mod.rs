@@ -11,8 +11,8 @@
 //! ```
 //!
 //! 1. **The session is the lease.** A node lives as long as its session. There is a session for each class of ttls, whose timeout exceeds
-//!    them. A lease that ends earlier is deleted by its process. A renewal asks the leader whether the session lives, one
-//!    request for all leases of a session.
+//!    them. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one for all
+//!    leases of a session: a majority has to take it.
 //! 2. **The owner token is in the name**, so a node whose answer was lost is found again. Requests of a session are
 //!    executed in their order, also behind a reconnect: a look behind a lost answer tells its outcome.
 //! 3. **A claim is recorded before its request is sent**, and until its node is known to be gone. What a dropped call
@@ -21,16 +21,24 @@
 //! 5. **A node moves between sessions** in one transaction that deletes it and makes it anew, in the same position: when
 //!    a lease becomes longer than its session.
 //!
-//! The files from bottom to top: `protocol`, `url`, `node_path`, `server_error`, `transport`, `exchange` (requests without
-//! an answer), `session` with `session_task`, `ttl_classes` (all sessions), `claims` (what each owner has), `lock_nodes`
-//! with `acquire`, `release`, `renew`, `upkeep` and `diagnostics`.
+//! The files from bottom to top: `protocol`, `url`, `node_path`, `server_error`, `transport`, `exchange` and `open_exchange`
+//! (requests without an answer), `session` with `session_task`, `ttl_classes` (all sessions), `lock_node`, `owner_claims` and
+//! `claims` (what each owner has), `claim_events` and `listed_nodes` (watches), `lock_nodes` with `create`, `fence`, `acquire`,
+//! `release`, `renew`, `upkeep` and `diagnostics`.
 
 mod acquire;
+mod claim_events;
 mod claims;
+mod create;
 mod diagnostics;
 mod exchange;
+mod fence;
+mod listed_nodes;
+mod lock_node;
 mod lock_nodes;
 mod node_path;
+mod open_exchange;
+mod owner_claims;
 mod protocol;
 mod release;
 mod renew;
@@ -49,7 +57,6 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use self::claims::ClaimTable;
 use self::lock_nodes::LockNodes;
-use self::protocol::operation::NodeOperation;
 use self::server_error::closed;
 use self::transport::EnsembleDialer;
 use self::ttl_classes::TtlClasses;
@@ -87,6 +94,10 @@ struct ZooKeeper {
 impl Drop for ZooKeeper {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
+        // Claims hold their sessions, which would go on otherwise.
+        for session in self.nodes.classes.all() {
+            session.begin_close(self.nodes.claims.end_of_session(session.number));
+        }
     }
 }
 
@@ -104,6 +115,8 @@ impl ZooKeeper {
             access: dialer.ensemble.access(has_login),
             claims,
             classes,
+            // The call ends at the request timeout, with all answers that are there.
+            renewal_limit: config.request_timeout * 4 / 5,
         });
         nodes.make_root(&nodes.classes.first().await?).await?;
         let released = nodes.clone();
@@ -213,15 +226,8 @@ impl Backend for ZooKeeper {
     async fn close(&self) {
         let mut closing = JoinSet::new();
         for session in self.nodes.classes.all() {
-            let (ending, others_stay) = self.nodes.claims.of_session(session.number);
-            closing.spawn(async move {
-                // Keys with a `min_hold` stay locked until the session's timeout at the latest.
-                if others_stay && let Ok(live) = session.opened().await {
-                    let deletes = ending.into_iter().map(|path| NodeOperation::Delete { path });
-                    drop(live.send(deletes.collect()));
-                }
-                session.close(!others_stay).await;
-            });
+            session.begin_close(self.nodes.claims.end_of_session(session.number));
+            closing.spawn(async move { session.closed().await });
         }
         closing.join_all().await;
     }

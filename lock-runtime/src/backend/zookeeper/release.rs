@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::backend::zookeeper::claims::{ClaimTurn, LockNode, Slot, Standing};
+use crate::backend::zookeeper::claims::ClaimTurn;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
 use crate::backend::zookeeper::node_path;
 use crate::backend::zookeeper::protocol::answer::OperationAnswer;
@@ -10,10 +11,11 @@ use crate::backend::zookeeper::protocol::operation::{NodeMode, NodeOperation};
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
-use crate::backend::zookeeper::ttl_classes::timeout_for;
 use crate::backend::{
-    AcquireOutcome, BackendError, Owner, ReleaseOutcome, ReleaseRequest, Successor, WaitMode,
+    AcquireOutcome, BackendError, FailureKind, Owner, ReleaseOutcome, ReleaseRequest, Successor,
+    WaitMode,
 };
+use crate::base::clock::Instant;
 use crate::base::key::Key;
 
 /// When a deletion without an answer is repeated.
@@ -24,6 +26,12 @@ struct EndingNode {
     key: Key,
     path: String,
     is_granted: bool,
+}
+
+/// A claim before its nodes were marked as about to be deleted.
+struct FormerClaim {
+    nodes: Vec<(Key, LockNode)>,
+    deadline: Option<Instant>,
 }
 
 impl LockNodes {
@@ -70,16 +78,16 @@ impl LockNodes {
             .map(|key| ending.iter().any(|node| node.key == *key && node.is_granted))
             .collect();
         let mut is_held = granted.iter().all(|is_granted| *is_granted);
-        for node in &ending {
-            if let Some(Slot::Node(known)) = self.claims.slot(owner, &node.key) {
-                self.claims.set(owner, &node.key, Slot::Node(known.leaving()));
-            }
+        if is_last && !self.claims.is_over(owner) {
+            // A renewal has come meanwhile.
+            return Ok(is_held);
         }
+        let before = self.mark_leaving(owner, ending.iter().map(|node| &node.key));
         if !ending.is_empty() {
-            self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
             let deletes =
                 ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
-            let answers = session.send(deletes.collect()).get().await?;
+            let sent = session.send(deletes.collect()).get().await;
+            let answers = sent.inspect_err(|error| self.restore_unsent(owner, before, error))?;
             for (node, answer) in ending.iter().zip(answers) {
                 match answer {
                     Ok(_) => {}
@@ -96,6 +104,35 @@ impl LockNodes {
             }
         }
         Ok(is_held)
+    }
+
+    /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
+    fn mark_leaving<'a>(&self, owner: &Owner, keys: impl Iterator<Item = &'a Key>) -> FormerClaim {
+        let deadline = self.claims.deadline(owner);
+        let mut nodes = Vec::new();
+        for key in keys {
+            if let Some(Slot::Node(node)) = self.claims.slot(owner, key) {
+                self.claims.set(owner, key, Slot::Node(node.clone().leaving()));
+                nodes.push((key.clone(), node));
+            }
+        }
+        if !nodes.is_empty() {
+            self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
+        }
+        FormerClaim { nodes, deadline }
+    }
+
+    /// A request that was not sent has changed nothing: the release that repeats it finds the claim as it was.
+    fn restore_unsent(&self, owner: &Owner, before: FormerClaim, error: &BackendError) {
+        if error.kind() == FailureKind::MaybeApplied {
+            return;
+        }
+        for (key, node) in before.nodes {
+            self.claims.set(owner, &key, Slot::Node(node));
+        }
+        if let Some(deadline) = before.deadline {
+            self.claims.end_at(owner, deadline, false);
+        }
     }
 
     async fn ending_nodes(
@@ -136,9 +173,14 @@ impl LockNodes {
         request: &ReleaseRequest,
     ) -> Result<ReleaseOutcome, BackendError> {
         let (owner, keys) = (turn.owner(), &request.lease.keys);
+        let listed = self.list(keys);
         let listings = self.listings_of(session, owner, keys).await?;
-        // Where no session is long enough, the keys stay locked while the process lives.
-        let long_enough = self.classes.holding(request.free_after).await.ok();
+        let long_enough = match self.classes.holding(request.free_after).await {
+            Ok(session) => Some(session),
+            // Where no session is long enough, the keys stay locked while the process lives.
+            Err(error) if error.kind() == FailureKind::Rejected => None,
+            Err(error) => return Err(error),
+        };
         let (mut not_held, mut is_held) = (Vec::new(), true);
         for (key, listing) in keys.iter().zip(&listings) {
             let Some(contender) = listing.nodes.first_of(owner) else {
@@ -154,7 +196,7 @@ impl LockNodes {
                 Some(Slot::Node(node)) if node.name() == contender.name => Some(node),
                 _ => self.adopt(session, owner, key, contender).await?,
             };
-            let needed = timeout_for(request.free_after);
+            let needed = self.classes.timeout_for(request.free_after);
             let kept = match (known, &long_enough) {
                 (Some(node), Some(longer)) if node.session.timeout() < needed => {
                     self.move_node(longer, owner, key, &node.path, node.fence).await?
@@ -162,7 +204,7 @@ impl LockNodes {
                 (known, _) => known,
             };
             match kept {
-                Some(node) => is_held &= self.mark_granted(owner, key, &node),
+                Some(node) => is_held &= self.claims.mark_granted(owner, key, &node, &listed),
                 None => is_held = false,
             }
         }
@@ -183,7 +225,7 @@ impl LockNodes {
         let serves = matches!(node.standing, Standing::Granted { .. })
             && !node.has_strays
             && node.session.is_current()
-            && node.session.timeout() >= timeout_for(successor.ttl);
+            && node.session.timeout() >= self.classes.timeout_for(successor.ttl);
         serves.then_some((node, successor))
     }
 
@@ -202,10 +244,22 @@ impl LockNodes {
             self.create(node_path::new_node(&container, next), NodeMode::EphemeralSequential),
             NodeOperation::Delete { path: node.path.clone() },
         ]);
-        self.claims.set(owner, key, Slot::Node(node.clone().leaving()));
-        self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
-        self.claims.set(next, key, Slot::Unanswered(session.clone()));
-        let [passed, listing] = session.run([transaction, self.children(key)]).await?;
+        let before = self.mark_leaving(owner, std::iter::once(key));
+        self.claims.set(next, key, Slot::unanswered(session.clone()));
+        let listed = self.list(std::slice::from_ref(key));
+        let on_failure = |before, error: &BackendError| {
+            if error.kind() != FailureKind::MaybeApplied {
+                self.claims.remove(next, key);
+            }
+            self.restore_unsent(owner, before, error);
+        };
+        let [passed, listing] = match session.run([transaction, self.children(key)]).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                on_failure(before, &error);
+                return Err(error);
+            }
+        };
         let created = match passed {
             Ok(OperationAnswer::Transaction(answers)) => answers.into_iter().next(),
             Ok(_) => return Err(malformed()),
@@ -215,8 +269,9 @@ impl LockNodes {
                 return Ok(ReleaseOutcome::NotHeld);
             }
             Err(code) => {
-                self.claims.remove(next, key);
-                return Err(failure(code));
+                let error = failure(code);
+                on_failure(before, &error);
+                return Err(error);
             }
         };
         let Some(OperationAnswer::Created { path, stat }) = created else {
@@ -234,10 +289,13 @@ impl LockNodes {
         if !self.claims.set(next, key, Slot::Node(queued.clone())) {
             return Ok(ReleaseOutcome::Freed);
         }
-        let listing = KeyListing::read(listing)?;
+        // The successor looks for itself.
+        let Ok(listing) = KeyListing::read(listing) else {
+            return Ok(ReleaseOutcome::successor_queued(Duration::ZERO));
+        };
         let own = listing.nodes.find(queued.name());
         let Some(before) = own.and_then(|own| listing.nodes.predecessor(own, next)) else {
-            self.mark_granted(next, key, &queued);
+            self.claims.mark_granted(next, key, &queued, &listed);
             return Ok(ReleaseOutcome::SuccessorGranted);
         };
         let predecessor = format!("{container}/{}", before.name);

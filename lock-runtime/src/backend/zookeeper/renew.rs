@@ -1,65 +1,112 @@
-//! Renewals: whether the session of each node lives, asked of the leader.
+//! Renewals: whether the session of each node lives, asked of a majority.
 //!
 //! Nodes that are watched need one request for each session, however many there are: notifications come before later
 //! answers, so a node that is still known behind the answer was there when the leader answered.
 
-use crate::backend::zookeeper::claims::{LockNode, Slot, Standing, WatchScope};
-use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
+use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes, confirmed};
 use crate::backend::zookeeper::protocol::answer::Answered;
-use crate::backend::zookeeper::server_error::failure;
-use crate::backend::zookeeper::session::LiveSession;
-use crate::backend::zookeeper::ttl_classes::timeout_for;
-use crate::backend::{BackendError, LeaseRef, LeaseStatus};
+use crate::backend::zookeeper::protocol::operation::NodeOperation;
+use crate::backend::zookeeper::server_error::{malformed, unanswered};
+use crate::backend::zookeeper::session::{AwaitedGroup, LiveSession};
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
 
 /// Leases with nodes in one session, and what is asked there.
-struct SessionLeases<'a> {
+struct SessionLeases {
     session: LiveSession,
-    /// Positions among the leases of the call.
-    leases: Vec<usize>,
-    /// Held nodes without a watch.
-    unwatched: Vec<(&'a LeaseRef, Key, LockNode)>,
+    /// With the position of each among the leases of the call.
+    leases: Vec<(usize, LeaseRef)>,
+    unwatched: Vec<UnwatchedNode>,
+}
+
+/// A held node without a watch.
+struct UnwatchedNode {
+    owner: Owner,
+    key: Key,
+    node: LockNode,
 }
 
 /// The most queues that are read by one group of requests.
 const LISTED_AT_ONCE: usize = 1_000;
 
 impl LockNodes {
+    /// Asks all sessions at once, and for each lease that is unknown here at the same time. What has no answer in time fails alone.
     pub(crate) async fn renew(
-        &self,
+        self: &Arc<Self>,
         leases: &[LeaseRef],
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let mut outcomes: Vec<_> = leases.iter().map(|_| None).collect();
         let mut sessions = Vec::new();
+        let mut unknown = Vec::new();
         for (at, lease) in leases.iter().enumerate() {
             match self.held_nodes(lease) {
                 Some(nodes) => add(&mut sessions, at, lease, nodes),
-                None => outcomes[at] = Some(self.renew_by_name(lease).await),
+                None => unknown.push((at, lease)),
             }
         }
-        // All are sent before the first answer is awaited.
-        let asked: Vec<_> = sessions
-            .iter()
-            .map(|of| {
-                let reads =
-                    of.unwatched.iter().take(LISTED_AT_ONCE).map(|(_, key, _)| self.children(key));
-                of.session.send(std::iter::once(self.sync()).chain(reads).collect())
-            })
-            .collect();
-        for (of, asked) in sessions.into_iter().zip(asked) {
-            let answered = match asked.get().await {
-                Ok(answers) => self.on_answers(&of, answers).await,
-                Err(error) => Err(error),
-            };
-            for at in of.leases {
-                outcomes[at] = Some(match &answered {
-                    Ok(()) => Ok(self.extend(&leases[at])),
-                    Err(error) => Err(error.clone()),
-                });
+        let mut renewing = JoinSet::new();
+        for of in sessions {
+            let listed = self.list_unwatched(&of);
+            // Sent before anything is awaited.
+            let asked = of.session.send(self.asked_of(&of));
+            let nodes = self.clone();
+            renewing.spawn(async move { nodes.renew_session(of, asked, listed).await });
+        }
+        for (at, lease) in unknown {
+            let (nodes, lease) = (self.clone(), lease.clone());
+            renewing.spawn(async move {
+                let renewed = timeout(nodes.renewal_limit, nodes.renew_by_name(&lease)).await;
+                vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
+            });
+        }
+        let mut outcomes: Vec<_> = leases.iter().map(|_| Err(unanswered())).collect();
+        while let Some(renewed) = renewing.join_next().await {
+            match renewed {
+                Ok(renewed) => {
+                    for (at, outcome) in renewed {
+                        if let Some(slot) = outcomes.get_mut(at) {
+                            *slot = outcome;
+                        }
+                    }
+                }
+                // As a call that panics itself.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => {}
             }
         }
-        let missing = || Ok(LeaseStatus::NotHeld);
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+        outcomes
+    }
+
+    /// The first group of requests for the leases of a session.
+    fn asked_of(&self, of: &SessionLeases) -> Vec<NodeOperation> {
+        let unwatched = of.unwatched.iter().take(LISTED_AT_ONCE);
+        let reads = unwatched.map(|unwatched| self.children(&unwatched.key));
+        std::iter::once(self.confirm()).chain(reads).collect()
+    }
+
+    fn list_unwatched(&self, of: &SessionLeases) -> ListedNodes {
+        self.claims.list(of.unwatched.iter().map(|unwatched| self.container(&unwatched.key)))
+    }
+
+    async fn renew_session(
+        &self,
+        of: SessionLeases,
+        asked: AwaitedGroup,
+        listed: ListedNodes,
+    ) -> Vec<(usize, Result<LeaseStatus, BackendError>)> {
+        let answered = timeout(self.renewal_limit, async {
+            let answers = asked.get().await?;
+            self.on_answers(&of, answers, &listed).await
+        });
+        let answered = answered.await.unwrap_or_else(|_| Err(unanswered()));
+        let outcome = |lease: &LeaseRef| answered.clone().map(|()| self.extend(lease));
+        of.leases.iter().map(|(at, lease)| (*at, outcome(lease))).collect()
     }
 
     /// The nodes of a lease, if all of them are held and in sessions that are long enough.
@@ -69,7 +116,7 @@ impl LockNodes {
             let Some(Slot::Node(node)) = self.claims.slot(&lease.owner, key) else { return None };
             let is_held = matches!(node.standing, Standing::Granted { .. })
                 && node.session.is_current()
-                && node.session.timeout() >= timeout_for(lease.kept_for())
+                && node.session.timeout() >= self.classes.timeout_for(lease.kept_for())
                 && nodes.iter().all(|(_, other)| other.session.is(&node.session));
             if !is_held {
                 return None;
@@ -81,26 +128,25 @@ impl LockNodes {
 
     async fn on_answers(
         &self,
-        of: &SessionLeases<'_>,
+        of: &SessionLeases,
         answers: Vec<Answered>,
+        listed: &ListedNodes,
     ) -> Result<(), BackendError> {
         let mut answers = answers.into_iter();
-        if let Some(Err(code)) = answers.next() {
-            return Err(failure(code));
-        }
+        confirmed(answers.next().ok_or_else(malformed)?)?;
         let mut listings = answers.map(KeyListing::read).collect::<Result<Vec<_>, _>>()?;
         // Behind a reconnect there may be more of them than one group can have.
         for chunk in of.unwatched[listings.len()..].chunks(LISTED_AT_ONCE) {
-            let keys: Vec<_> = chunk.iter().map(|(_, key, _)| key.clone()).collect();
+            let keys: Vec<_> = chunk.iter().map(|unwatched| unwatched.key.clone()).collect();
             listings.extend(self.listings(&of.session, &keys).await?);
         }
-        for ((lease, key, node), listing) in of.unwatched.iter().zip(listings) {
+        for (UnwatchedNode { owner, key, node }, listing) in of.unwatched.iter().zip(listings) {
             if listing.nodes.find(node.name()).is_none() {
-                self.claims.remove(&lease.owner, key);
+                self.claims.lose(owner, key, &node.path);
                 continue;
             }
-            self.claims.set_watched(&lease.owner, key, &node.path, WatchScope::Container);
-            if listing.nodes.has_others(&lease.owner) {
+            self.claims.set_watched(owner, key, &node.path, WatchScope::Container, listed);
+            if listing.nodes.has_others(owner) {
                 self.claims.events.contended(key.as_str());
             }
         }
@@ -121,6 +167,7 @@ impl LockNodes {
         let turn = self.claims.begin(lease.owner, lease.kept_for()).await;
         let owner = turn.owner();
         let session = self.session_for(owner, lease.kept_for()).await?;
+        let listed = self.list(&lease.keys);
         let listings = self.listings_of(&session, owner, &lease.keys).await?;
         if !listings.iter().all(|listing| listing.is_first(owner)) {
             return Ok(LeaseStatus::NotHeld);
@@ -140,9 +187,9 @@ impl LockNodes {
                 _ => self.adopt(&session, owner, key, contender).await?,
             };
             let Some(node) = known else { return Ok(LeaseStatus::NotHeld) };
-            self.mark_granted(owner, key, &node);
-            // A moved node has no watch from before its move that counts.
-            self.claims.set_watched(owner, key, &node.path, WatchScope::None);
+            if !self.claims.mark_granted(owner, key, &node, &listed) {
+                return Ok(LeaseStatus::NotHeld);
+            }
         }
         self.claims.keep_until(owner, self.claims.clock.now() + lease.kept_for());
         Ok(LeaseStatus::Held)
@@ -156,10 +203,10 @@ impl LockNodes {
     }
 }
 
-fn add<'a>(
-    sessions: &mut Vec<SessionLeases<'a>>,
+fn add(
+    sessions: &mut Vec<SessionLeases>,
     at: usize,
-    lease: &'a LeaseRef,
+    lease: &LeaseRef,
     nodes: Vec<(Key, LockNode)>,
 ) {
     let Some((_, first)) = nodes.first() else { return };
@@ -171,9 +218,10 @@ fn add<'a>(
         sessions.len() - 1
     });
     let Some(of) = sessions.get_mut(position) else { return };
-    of.leases.push(at);
+    of.leases.push((at, lease.clone()));
     let is_unwatched =
         |node: &LockNode| matches!(node.standing, Standing::Granted { watched: WatchScope::None });
     let unwatched = nodes.into_iter().filter(|(_, node)| is_unwatched(node));
-    of.unwatched.extend(unwatched.map(|(key, node)| (lease, key, node)));
+    let owner = lease.owner;
+    of.unwatched.extend(unwatched.map(|(key, node)| UnwatchedNode { owner, key, node }));
 }

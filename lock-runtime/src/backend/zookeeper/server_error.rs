@@ -93,19 +93,42 @@ pub(crate) fn expired() -> BackendError {
     BackendError::new(FailureKind::NotApplied, message).remedy("it is opened again by itself")
 }
 
+/// A renewal has no answer in time.
+#[cold]
+pub(crate) fn unanswered() -> BackendError {
+    let message = "ZooKeeper has not answered in time";
+    BackendError::new(FailureKind::MaybeApplied, message)
+        .remedy("check the servers' load, and whether the ensemble has a leader")
+}
+
 /// The pool is closed.
 #[cold]
 pub(crate) fn closed() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "the connections to ZooKeeper are closed")
 }
 
-/// The servers allow no session that lives for `needed`.
+/// The servers allow no session that lives for `kept_for` and `margin`.
 #[cold]
-pub(crate) fn session_too_short(needed: Duration, allowed: Duration) -> BackendError {
+pub(crate) fn session_too_short(
+    kept_for: Duration,
+    margin: Duration,
+    allowed: Duration,
+) -> BackendError {
     let message = format!(
-        "ZooKeeper keeps a session for {allowed:?} at most, and this lock needs {needed:?}: its ttl or min_hold and 2 s"
+        "ZooKeeper keeps a session for {allowed:?} at most, and this lock needs {:?}: its ttl or min_hold and {margin:?}",
+        kept_for.saturating_add(margin)
     );
     BackendError::new(FailureKind::Rejected, message).remedy(
         "raise `maxSessionTimeout` in `zoo.cfg` of all servers, or ask for a shorter ttl and min_hold",
     )
+}
+
+/// A server goes on with a session for a shorter time than was agreed to.
+#[cold]
+pub(crate) fn session_shortened(server: &str, agreed: Duration, offered: Duration) -> BackendError {
+    let message = format!(
+        "ZooKeeper at {server} keeps a session for {offered:?} that others keep for {agreed:?}"
+    );
+    BackendError::new(FailureKind::NotApplied, message)
+        .remedy("set the same `maxSessionTimeout` in `zoo.cfg` of all servers")
 }

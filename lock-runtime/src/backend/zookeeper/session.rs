@@ -21,9 +21,16 @@ use crate::backend::zookeeper::server_error::{closed, malformed};
 pub(crate) enum SessionRequest {
     /// Send these one after the other, in this incarnation of the session.
     Group { incarnation: u64, operations: Vec<NodeOperation>, reply: GroupReply },
-    /// End behind all requests that were sent before. Without `ends_nodes` the session goes on at the server until its
-    /// timeout.
-    Close { ends_nodes: bool },
+    /// End the connection behind all requests that were sent before.
+    Close(SessionEnd),
+}
+
+/// What ends at the servers with the last connection of a session.
+pub(crate) enum SessionEnd {
+    /// All of it.
+    Session,
+    /// These deletions. The session goes on until its timeout.
+    Nodes(Vec<NodeOperation>),
 }
 
 /// Whether requests can be sent.
@@ -105,9 +112,13 @@ impl SessionClient {
         }
     }
 
-    /// Ends the connection behind all requests that were sent before.
-    pub(crate) async fn close(&self, ends_nodes: bool) {
-        let _ = self.requests.send(SessionRequest::Close { ends_nodes });
+    /// Tells the task to end the connection behind all requests that were sent before.
+    pub(crate) fn begin_close(&self, end: SessionEnd) {
+        let _ = self.requests.send(SessionRequest::Close(end));
+    }
+
+    /// Waits until the task has ended.
+    pub(crate) async fn closed(&self) {
         self.requests.closed().await;
     }
 }

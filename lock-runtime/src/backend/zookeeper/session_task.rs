@@ -9,19 +9,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use crate::backend::backoff::Backoff;
-use crate::backend::zookeeper::exchange::{Exchange, GroupReply};
+use crate::backend::zookeeper::open_exchange::{OpenExchange, SignsOfLife};
 use crate::backend::zookeeper::protocol::answer::{AnswerHeader, NodeEvent};
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
 use crate::backend::zookeeper::protocol::jute::{JuteReader, MalformedRecord};
 use crate::backend::zookeeper::protocol::operation::{
-    AUTH_XID, EVENT_XID, NodeOperation, PING_XID, ping,
+    AUTH_XID, EVENT_XID, NodeOperation, PING_XID,
 };
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{
-    closed, connection_lost, expired, failure, malformed,
+    closed, connection_lost, expired, failure, malformed, session_shortened,
 };
 use crate::backend::zookeeper::session::{
-    OpenSession, SessionClient, SessionRequest, SessionSink, SessionState,
+    OpenSession, SessionClient, SessionEnd, SessionRequest, SessionSink, SessionState,
 };
 use crate::backend::zookeeper::transport::{EnsembleDialer, ServerStream, take_frames, why};
 use crate::backend::{BackendError, FailureKind};
@@ -35,9 +35,6 @@ const MOST_UNSENT: usize = 1 << 20;
 
 /// How many bytes one read has room for, at least.
 const READ_SIZE: usize = 16 << 10;
-
-/// The longest time between two signs of life. The ensemble learns of them with a delay, see `ttl_classes.rs`.
-pub(crate) const LONGEST_PING_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct SessionTask {
     dialer: Arc<EnsembleDialer>,
@@ -60,6 +57,16 @@ pub(crate) struct SessionTask {
 enum ConnectionEnd {
     Closed,
     Lost { error: BackendError, answered: Instant },
+}
+
+/// What an offer of a server has led to.
+enum TakenUp {
+    Open,
+    Expired,
+    /// The session would end earlier than was agreed to, also for locks that are held.
+    Shortened(BackendError),
+    /// A session that was never open cannot have expired.
+    Malformed,
 }
 
 impl SessionTask {
@@ -129,7 +136,7 @@ impl SessionTask {
         mut failed: Option<BackendError>,
     ) -> Option<Box<dyn ServerStream>> {
         let servers = self.dialer.ensemble.servers.len();
-        let mut tried = 0;
+        let (mut tried, mut shortened) = (0, 0);
         // The first attempt after a loss is made at once if the connection has served.
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
@@ -138,38 +145,73 @@ impl SessionTask {
                 self.dialer.clone(),
                 self.server % servers,
                 self.identity.clone(),
-                self.asked,
+                if self.identity.id == 0 { self.asked } else { self.timeout },
                 self.attempt_limit(),
             );
             let offered = self.failing_requests(failed.as_ref(), attempt).await?;
             pause = Duration::ZERO;
-            match offered {
-                Ok((stream, SessionOffer::Open { id, password, timeout })) => {
-                    let last_zxid = self.identity.last_zxid;
-                    self.identity = SessionIdentity { id, password, last_zxid };
-                    self.timeout = timeout;
-                    return Some(stream);
-                }
-                Ok((_, SessionOffer::Expired)) => {
-                    let last_zxid = self.identity.last_zxid;
-                    self.identity = SessionIdentity { last_zxid, ..SessionIdentity::default() };
-                    let ended = self.incarnation.fetch_add(1, Ordering::SeqCst);
-                    self.sink.expired(self.number, ended);
-                }
-                Err(error) => {
-                    self.server += 1;
-                    tried += 1;
-                    if failed.is_some() || tried >= servers {
-                        self.state.send_replace(SessionState::Down(error.clone()));
-                        self.sink.disconnected(self.number, &error);
-                        failed = Some(error);
+            let error = match offered {
+                Ok((mut stream, offer)) => match self.take_up(offer) {
+                    TakenUp::Open => return Some(stream),
+                    TakenUp::Expired => continue,
+                    TakenUp::Shortened(_) if shortened + 1 >= servers => {
+                        // No server keeps it for as long as its locks need.
+                        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
+                        self.expire();
+                        continue;
                     }
-                    if tried % servers == 0 {
-                        pause = backoff.next();
+                    TakenUp::Shortened(error) => {
+                        shortened += 1;
+                        error
                     }
-                }
+                    TakenUp::Malformed => malformed().before_sending(),
+                },
+                Err(error) => error,
+            };
+            self.server += 1;
+            tried += 1;
+            if failed.is_some() || tried >= servers {
+                self.state.send_replace(SessionState::Down(error.clone()));
+                self.sink.disconnected(self.number, &error);
+                failed = Some(error);
+            }
+            if tried % servers == 0 {
+                pause = backoff.next();
             }
         }
+    }
+
+    fn take_up(&mut self, offer: SessionOffer) -> TakenUp {
+        let goes_on = self.identity.id != 0;
+        match offer {
+            SessionOffer::Open { id, timeout, .. }
+                if id == self.identity.id && timeout < self.timeout =>
+            {
+                let name = self.dialer.name(self.server % self.dialer.ensemble.servers.len());
+                TakenUp::Shortened(session_shortened(&name, self.timeout, timeout))
+            }
+            SessionOffer::Open { id, password, timeout } => {
+                if id != self.identity.id {
+                    self.timeout = timeout;
+                }
+                let last_zxid = self.identity.last_zxid;
+                self.identity = SessionIdentity { id, password, last_zxid };
+                TakenUp::Open
+            }
+            SessionOffer::Expired if goes_on => {
+                self.expire();
+                TakenUp::Expired
+            }
+            SessionOffer::Expired => TakenUp::Malformed,
+        }
+    }
+
+    /// The session is gone. The next attempt asks for another one.
+    fn expire(&mut self) {
+        let last_zxid = self.identity.last_zxid;
+        self.identity = SessionIdentity { last_zxid, ..SessionIdentity::default() };
+        let ended = self.incarnation.fetch_add(1, Ordering::SeqCst);
+        self.sink.expired(self.number, ended);
     }
 
     /// A session that is open must reach another server before it expires.
@@ -193,7 +235,7 @@ impl SessionTask {
                 outcome = &mut attempt => return Some(outcome),
                 request = self.requests.recv() => match request? {
                     SessionRequest::Group { reply, .. } => drop(reply.send(Err(error.clone()))),
-                    SessionRequest::Close { .. } => return None,
+                    SessionRequest::Close(_) => return None,
                 },
             }
         }
@@ -201,7 +243,8 @@ impl SessionTask {
 
     /// Sends and receives until the connection ends.
     async fn serve(&mut self, stream: Box<dyn ServerStream>) -> ConnectionEnd {
-        let mut open = OpenExchange::new(self.clock.now());
+        let signs = SignsOfLife::new(self.timeout, self.dialer.limits.request);
+        let mut open = OpenExchange::new(self.clock.now(), signs);
         let error = match self.exchange(&mut open, stream).await {
             Ok(()) => {
                 open.exchange.fail(&closed());
@@ -225,15 +268,18 @@ impl SessionTask {
     ) -> Result<(), BackendError> {
         let name = self.dialer.name(self.server % self.dialer.ensemble.servers.len());
         let lost = |error: &std::io::Error| connection_lost(&name, &why(error));
-        let ping_interval = (self.timeout / 12).min(LONGEST_PING_INTERVAL);
-        let silence_limit = self.dialer.limits.request.min(self.timeout / 3);
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (mut incoming, mut requests) = (Vec::new(), Vec::with_capacity(BATCH));
         loop {
-            if open.is_over(self.clock.now()) {
+            let now = self.clock.now();
+            if open.is_over(now) {
                 return Ok(());
             }
-            let due = open.due(ping_interval, silence_limit);
+            // Before any answer is read that came meanwhile.
+            if open.is_late(now) {
+                return Err(connection_lost(&name, "this process has sent nothing for too long"));
+            }
+            let due = open.due();
             incoming.reserve(READ_SIZE);
             tokio::select! {
                 biased;
@@ -244,12 +290,12 @@ impl SessionTask {
                     open.heard = self.clock.now();
                     take_frames(&mut incoming, |frame| self.on_frame(open, frame))?;
                 }
-                written = writer.write(&open.outgoing), if !open.outgoing.is_empty() => {
+                written = writer.write(open.outgoing.bytes()), if !open.outgoing.bytes().is_empty() => {
                     let written = written.map_err(|error| lost(&error))?;
-                    open.outgoing.drain(..written);
+                    open.outgoing.on_taken(written, self.clock.now());
                 }
                 count = self.requests.recv_many(&mut requests, BATCH),
-                    if open.outgoing.len() < MOST_UNSENT && open.closing.is_none() =>
+                    if open.outgoing.bytes().len() < MOST_UNSENT && open.closing.is_none() =>
                 {
                     if count == 0 {
                         return Ok(());
@@ -260,10 +306,10 @@ impl SessionTask {
                 }
                 () = self.clock.sleep_until(due) => {
                     let now = self.clock.now();
-                    if open.is_silent(now, silence_limit) {
+                    if open.is_silent(now) {
                         return Err(connection_lost(&name, "it does not answer"));
                     }
-                    open.ping_if_due(now, ping_interval);
+                    open.ping_if_due(now);
                 }
             }
         }
@@ -282,10 +328,12 @@ impl SessionTask {
                     open.send(&operations, reply, now);
                 }
             }
-            SessionRequest::Close { ends_nodes } => {
-                if ends_nodes {
-                    open.send(&[NodeOperation::CloseSession], oneshot::channel().0, now);
-                }
+            SessionRequest::Close(end) => {
+                let last = match end {
+                    SessionEnd::Session => vec![NodeOperation::CloseSession],
+                    SessionEnd::Nodes(deletes) => deletes,
+                };
+                open.send(&last, oneshot::channel().0, now);
                 open.closing = Some(now + self.dialer.limits.request);
             }
         }
@@ -301,79 +349,12 @@ impl SessionTask {
                     self.sink.node_changed(&event);
                 }
             }
-            PING_XID => open.pinged = None,
+            PING_XID => open.on_ping_answer(),
             AUTH_XID => ServerCode::check(header.code).map_err(failure)?,
             _ => open.exchange.on_answer(header, &mut reader)?,
         }
         self.identity.last_zxid = self.identity.last_zxid.max(header.zxid);
         Ok(())
-    }
-}
-
-/// What one connection has sent and not received.
-struct OpenExchange {
-    exchange: Exchange,
-    outgoing: Vec<u8>,
-    /// When the last bytes arrived.
-    heard: Instant,
-    /// When the last request was sent.
-    sent: Instant,
-    /// When a ping was sent that has no answer yet.
-    pinged: Option<Instant>,
-    /// When to end at the latest, if the pool is closed.
-    closing: Option<Instant>,
-}
-
-impl OpenExchange {
-    fn new(now: Instant) -> Self {
-        Self {
-            exchange: Exchange::default(),
-            outgoing: Vec::new(),
-            heard: now,
-            sent: now,
-            pinged: None,
-            closing: None,
-        }
-    }
-
-    fn send(&mut self, operations: &[NodeOperation], reply: GroupReply, now: Instant) {
-        self.sent = now;
-        self.exchange.send(operations, reply, now, &mut self.outgoing);
-    }
-
-    /// Since when an answer is missing.
-    fn waits_since(&self) -> Option<Instant> {
-        let oldest = match (self.exchange.oldest(), self.pinged) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
-        oldest.map(|oldest| oldest.max(self.heard))
-    }
-
-    fn is_silent(&self, now: Instant, limit: Duration) -> bool {
-        self.waits_since().is_some_and(|since| now.since(since) >= limit)
-    }
-
-    fn due(&self, ping_interval: Duration, silence_limit: Duration) -> Instant {
-        let ping = match self.pinged {
-            None => self.sent + ping_interval,
-            Some(pinged) => pinged + silence_limit,
-        };
-        let silence = self.waits_since().map_or(ping, |since| since + silence_limit);
-        ping.min(silence).min(self.closing.unwrap_or(ping))
-    }
-
-    fn ping_if_due(&mut self, now: Instant, interval: Duration) {
-        if self.pinged.is_none() && now.since(self.sent) >= interval {
-            self.outgoing.extend_from_slice(&ping());
-            self.sent = now;
-            self.pinged = Some(now);
-        }
-    }
-
-    fn is_over(&self, now: Instant) -> bool {
-        let is_done = self.exchange.is_empty() && self.outgoing.is_empty();
-        self.closing.is_some_and(|until| is_done || now >= until)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::backend::credentials::Provider;
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
 use crate::backend::zookeeper::protocol::jute::MalformedRecord;
-use crate::backend::zookeeper::protocol::operation::login;
+use crate::backend::zookeeper::protocol::operation::{NodeOperation, login};
 use crate::backend::zookeeper::server_error::{malformed, unreachable};
 use crate::backend::zookeeper::url::Ensemble;
 use crate::backend::{BackendError, Limits};
@@ -99,6 +99,18 @@ impl EnsembleDialer {
             stream.write_all(&self::login(&user_and_password)).await.map_err(failed)?;
         }
         Ok((stream, offer))
+    }
+
+    /// The shortest timeout of a session at `server`: that of one which asks for less, and is ended at once.
+    pub(crate) async fn shortest_session(&self, server: usize) -> Result<Duration, BackendError> {
+        let (identity, asked) = (SessionIdentity::default(), Duration::from_millis(1));
+        let (mut stream, offer) = self.open(server, &identity, asked, self.limits.connect).await?;
+        let SessionOffer::Open { timeout, .. } = offer else {
+            return Err(malformed().before_sending());
+        };
+        // It also ends by itself.
+        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
+        Ok(timeout)
     }
 
     /// `user:password` for this connection.

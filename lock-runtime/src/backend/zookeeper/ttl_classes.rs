@@ -1,24 +1,32 @@
 //! The sessions of a pool: one for each class of ttls, opened when a lock needs it.
 //!
 //! A node lives as long as its session, so the timeout of a session bounds how long the lock of a dead process stays. The
-//! timeout exceeds the ttl by [`MARGIN`]. A grant or a renewal is confirmed by the leader of the ensemble, which counts the timeout
-//! from the last sign of life that it knows. Servers report signs of life to the leader every half tick, and a client
-//! gives one at each ping. The margin covers both delays, for ticks of up to two seconds.
+//! timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows, which is older than
+//! the grant or the renewal that it confirms, by at most:
+//!
+//! 1. The longest time that a connection may go without an answer, behind which it is replaced: [`longest_silence`].
+//! 2. The time between two signs of life: [`LONGEST_PING_INTERVAL`].
+//! 3. Half a tick: a server reports signs of life to the leader that often. [`LONGEST_TICK`] is provided for.
+//! 4. [`SLACK`] for the way between the servers, and for a process that is not scheduled.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::BackendError;
+use crate::backend::zookeeper::open_exchange::{LONGEST_PING_INTERVAL, longest_silence};
 use crate::backend::zookeeper::server_error::session_too_short;
 use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink};
-use crate::backend::zookeeper::session_task::{LONGEST_PING_INTERVAL, SessionTask};
+use crate::backend::zookeeper::session_task::SessionTask;
 use crate::backend::zookeeper::transport::EnsembleDialer;
 use crate::base::clock::Clock;
 use crate::base::jitter;
 
-/// By how much the timeout of a session exceeds the ttls of its locks.
-pub(crate) const MARGIN: Duration = Duration::from_secs(LONGEST_PING_INTERVAL.as_secs() + 1);
+/// The longest `tickTime` of servers for which sessions outlive the belief of their holders.
+pub(crate) const LONGEST_TICK: Duration = Duration::from_secs(2);
+
+/// A part of the margin: also what a write to the network may be late by.
+const SLACK: Duration = Duration::from_millis(500);
 
 /// The timeouts that are asked for, in seconds. The servers may agree to other ones.
 const CLASSES: [u64; 24] = [
@@ -34,6 +42,8 @@ pub(crate) struct TtlClasses {
     dialer: Arc<EnsembleDialer>,
     clock: Clock,
     sink: Arc<dyn SessionSink>,
+    /// By how much the timeout of a session exceeds the ttls of its locks.
+    margin: Duration,
     /// By the timeout that was asked for.
     sessions: Mutex<Vec<(Duration, Arc<SessionClient>)>>,
     numbers: AtomicU64,
@@ -46,10 +56,21 @@ impl TtlClasses {
         clock: Clock,
         sink: Arc<dyn SessionSink>,
     ) -> Result<Self, BackendError> {
-        let classes =
-            Self { dialer, clock, sink, sessions: Mutex::default(), numbers: AtomicU64::new(0) };
+        let margin = margin(dialer.limits.request);
+        let (sessions, numbers) = (Mutex::default(), AtomicU64::new(0));
+        let classes = Self { dialer, clock, sink, margin, sessions, numbers };
         classes.first().await?;
         Ok(classes)
+    }
+
+    /// The timeout that a session needs, so that its nodes stay for `kept_for`.
+    pub(crate) fn timeout_for(&self, kept_for: Duration) -> Duration {
+        kept_for.saturating_add(self.margin)
+    }
+
+    /// The shortest timeout that the servers agree to: two ticks, unless `minSessionTimeout` is set.
+    pub(crate) async fn shortest(&self) -> Result<Duration, BackendError> {
+        self.dialer.shortest_session(random_below(self.dialer.ensemble.servers.len())).await
     }
 
     /// The session that is always open. For requests that make no nodes of locks.
@@ -62,18 +83,20 @@ impl TtlClasses {
     /// # Errors
     /// `Rejected` if the servers allow no session that is long enough.
     pub(crate) async fn holding(&self, kept_for: Duration) -> Result<LiveSession, BackendError> {
-        let needed = timeout_for(kept_for);
+        let needed = self.timeout_for(kept_for);
         let class = class_of(needed);
         if let Some(client) = self.known(needed, class) {
             return client.opened().await;
         }
         match self.longest() {
-            Some(longest) if longest < needed => return Err(session_too_short(needed, longest)),
+            Some(longest) if longest < needed => {
+                return Err(session_too_short(kept_for, self.margin, longest));
+            }
             _ => {}
         }
         let live = self.client(class).opened().await?;
         if live.timeout() < needed {
-            return Err(session_too_short(needed, live.timeout()));
+            return Err(session_too_short(kept_for, self.margin, live.timeout()));
         }
         Ok(live)
     }
@@ -128,9 +151,9 @@ impl TtlClasses {
     }
 }
 
-/// The timeout that a session needs, so that its nodes stay for `kept_for`.
-pub(crate) fn timeout_for(kept_for: Duration) -> Duration {
-    kept_for.saturating_add(MARGIN)
+fn margin(request_timeout: Duration) -> Duration {
+    let silence = longest_silence(request_timeout) + LONGEST_PING_INTERVAL;
+    silence + LONGEST_TICK / 2 + SLACK
 }
 
 fn class_of(needed: Duration) -> Duration {
@@ -154,10 +177,12 @@ mod tests {
 
     #[test]
     fn a_class_exceeds_the_ttl_by_the_margin() {
-        let class = |millis| class_of(timeout_for(Duration::from_millis(millis))).as_secs();
-        assert_eq!([300, 1_000, 1_001, 30_000, 38_000].map(class), [3, 3, 4, 40, 40]);
+        let margin = margin(Duration::from_secs(1));
+        assert_eq!(margin, Duration::from_secs(3));
+        let class = |millis| class_of(Duration::from_millis(millis) + margin).as_secs();
+        assert_eq!([300, 1_000, 1_001, 30_000, 37_000].map(class), [4, 4, 5, 40, 40]);
         let day = Duration::from_secs(24 * 60 * 60);
-        assert!((day..2 * day).contains(&class_of(timeout_for(day))));
+        assert!((day..2 * day).contains(&class_of(day + margin)));
         assert!(CLASSES.is_sorted());
     }
 }

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::backend::zookeeper::claims::{ChangedHold, Slot, Standing, WatchScope};
+use crate::backend::zookeeper::claims::ChangedHold;
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::release::DELETE_AGAIN;
+use crate::backend::zookeeper::server_error::failure;
 use crate::backend::{BackendError, Owner};
 
 /// Runs until the pool is dropped. Dropping the future ends what it has started.
@@ -69,37 +72,43 @@ impl LockNodes {
     async fn read_changes(&self, changed: &ChangedHold) -> Result<(), BackendError> {
         let ChangedHold { owner, key } = changed;
         let Some(Slot::Node(node)) = self.claims.slot(owner, key) else { return Ok(()) };
-        let Standing::Granted { watched } = node.standing else { return Ok(()) };
-        if watched != WatchScope::Node {
-            let [listed] = node.session.run([self.children(key)]).await?;
-            let listing = KeyListing::read(listed)?;
-            if listing.nodes.find(node.name()).is_none() {
-                // Released meanwhile, or deleted by another client.
-                if let Some(Slot::Node(now)) = self.claims.slot(owner, key)
-                    && now.path == node.path
-                    && !now.is_leaving()
-                {
-                    self.claims.lose(owner, key);
-                }
-                return Ok(());
-            }
-            if !listing.nodes.has_others(owner) {
-                return Ok(());
-            }
-            self.claims.events.contended(key.as_str());
+        if !matches!(node.standing, Standing::Granted { .. }) {
+            return Ok(());
         }
+        let listed = self.list(std::slice::from_ref(key));
+        let [listing] = node.session.run([self.children(key)]).await?;
+        let listing = KeyListing::read(listing)?;
+        if listing.nodes.find(node.name()).is_none() {
+            // Released meanwhile, or deleted by another client.
+            self.claims.lose(owner, key, &node.path);
+            return Ok(());
+        }
+        if !listing.nodes.has_others(owner) {
+            self.record_watch(changed, &node, WatchScope::Container, &listed);
+            return Ok(());
+        }
+        self.claims.events.contended(key.as_str());
         // From here on only the own node is of interest, and no owner that queues.
+        let listed = self.claims.list([node.path.clone()]);
         let [watch] = node.session.run([NodeOperation::Watch { path: node.path.clone() }]).await?;
         match watch {
-            Ok(_) => self.claims.set_watched(owner, key, &node.path, WatchScope::Node),
-            Err(ServerCode::NO_NODE) => {
-                if matches!(self.claims.slot(owner, key), Some(Slot::Node(now)) if now.path == node.path && !now.is_leaving())
-                {
-                    self.claims.lose(owner, key);
-                }
-            }
-            Err(_) => {}
+            Ok(_) => self.record_watch(changed, &node, WatchScope::Node, &listed),
+            Err(ServerCode::NO_NODE) => self.claims.lose(owner, key, &node.path),
+            Err(code) => return Err(failure(code)),
         }
         Ok(())
+    }
+
+    fn record_watch(
+        &self,
+        changed: &ChangedHold,
+        node: &LockNode,
+        scope: WatchScope,
+        listed: &ListedNodes,
+    ) {
+        let ChangedHold { owner, key } = changed;
+        if !self.claims.set_watched(owner, key, &node.path, scope, listed) {
+            self.claims.look_again(ChangedHold { owner: *owner, key: key.clone() });
+        }
     }
 }
