@@ -306,6 +306,19 @@ impl ZooKeeperServer {
         self.wait_until_ready();
     }
 
+    /// Kills it, and starts it with another line in `zoo.cfg`, which overrides the former one.
+    ///
+    /// # Panics
+    ///
+    /// Like [`restart`](Self::restart).
+    #[track_caller]
+    pub fn restart_with(&self, name: &str, value: impl std::fmt::Display) {
+        self.kill();
+        let config = OpenOptions::new().append(true).open(self.dir.path().join("zoo.cfg"));
+        config.and_then(|mut it| writeln!(it, "{name}={value}")).expect("the file can be written");
+        self.restart();
+    }
+
     fn relaunch(&self) {
         self.kill();
         *self.process() = spawn(self.dir.path(), &self.properties);
@@ -374,11 +387,30 @@ impl ZooKeeperEnsemble {
         Self { servers }
     }
 
-    /// The URL of all servers, with the path `/locks`.
-    pub fn url(&self) -> String {
+    /// The ensemble of all tests of this program that leave it complete. One test after the other has it.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start).
+    pub async fn shared() -> tokio::sync::MutexGuard<'static, Self> {
+        static SHARED: OnceLock<tokio::sync::Mutex<ZooKeeperEnsemble>> = OnceLock::new();
+        let shared = SHARED.get_or_init(|| tokio::sync::Mutex::new(Self::start())).lock().await;
+        for server in &shared.servers {
+            // What a test that failed has left.
+            server.resume();
+            if server.process().exit_status().is_some() {
+                server.relaunch();
+            }
+        }
+        shared.servers.iter().for_each(ZooKeeperServer::wait_until_ready);
+        shared
+    }
+
+    /// The URL of all servers, with this path.
+    pub fn url_of(&self, root: &str) -> String {
         let hosts: Vec<_> =
             self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
-        format!("zookeeper://{}/locks", hosts.join(","))
+        format!("zookeeper://{}{root}", hosts.join(","))
     }
 
     /// The leader. `None` while there is none.

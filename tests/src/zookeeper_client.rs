@@ -74,6 +74,52 @@ impl ZooKeeperClient {
         self.ask(2, &request).map(drop)
     }
 
+    /// Sets the rights of all clients on a node, as bits.
+    pub fn set_rights(&mut self, path: &str, rights: i32) -> Result<(), Code> {
+        let mut request = Vec::new();
+        put(&mut request, path.as_bytes());
+        request.extend(1_i32.to_be_bytes());
+        request.extend(rights.to_be_bytes());
+        put(&mut request, b"world");
+        put(&mut request, b"anyone");
+        request.extend((-1_i32).to_be_bytes());
+        self.ask(7, &request).map(drop)
+    }
+
+    /// How often a child of the node was created or deleted.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such node.
+    #[track_caller]
+    pub fn changes_of_children(&mut self, path: &str) -> i32 {
+        let mut request = Vec::new();
+        put(&mut request, path.as_bytes());
+        request.push(0);
+        let stat = self.ask(3, &request).expect("the node is there");
+        // Behind four long numbers and the version of the data.
+        int(&mut &stat[36..])
+    }
+
+    /// Whether a transaction that only checks for the node has an answer within `limit`. The client is of no use behind a lost one.
+    pub fn answers_a_check(mut self, path: &str, limit: Duration) -> bool {
+        let mut request = 1_i32.to_be_bytes().to_vec();
+        for number in [14_i32, 13] {
+            request.extend(number.to_be_bytes());
+        }
+        request.push(0);
+        request.extend((-1_i32).to_be_bytes());
+        put(&mut request, path.as_bytes());
+        for number in [-1_i32, -1] {
+            request.extend(number.to_be_bytes());
+        }
+        request.push(1);
+        request.extend((-1_i32).to_be_bytes());
+        let limited = self.stream.set_read_timeout(Some(limit));
+        limited.and_then(|()| send(&mut self.stream, &request)).expect("the server takes it");
+        receive(&mut self.stream).is_ok()
+    }
+
     /// Ends the session, and its ephemeral nodes.
     pub fn close(mut self) {
         self.ask(-11, &[]).expect("the server ends the session");

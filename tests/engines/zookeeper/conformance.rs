@@ -114,7 +114,7 @@ pub(super) async fn until_queued(server: &ZooKeeperServer, root: &str, key: &str
 
 /// Waits until no owner has a node below `root`.
 pub(super) async fn until_nothing_is_left(server: &ZooKeeperServer, root: &str) {
-    eventually_async(ms(6_000), "nothing is left in the tree", async || {
+    eventually_async(ms(10_000), "nothing is left in the tree", async || {
         let mut client = server.client();
         let keys = client.children(root).unwrap_or_default();
         let mut nodes = keys.iter().map(|key| client.children(&format!("{root}/{key}")));

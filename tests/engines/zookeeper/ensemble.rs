@@ -6,24 +6,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use lock_runtime::LockPool;
+use lock_runtime::backend::{AcquireRequest, Backend, LeaseStatus, Owner, ReleaseRequest};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::{ZooKeeperEnsemble, eventually_async};
+use lock_tests::{ZooKeeperEnsemble, ZooKeeperServer, eventually_async};
 use tokio::task::JoinSet;
 
 /// Under load: no key is granted twice, fences grow, and grants go on soon after there is a leader again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_the_leader_grants_nothing_twice() {
     const KEYS: usize = 4;
-    let ensemble = ZooKeeperEnsemble::start();
-    let held = pool(&ensemble).await.lock("held").acquire().await.unwrap();
+    let ensemble = ZooKeeperEnsemble::shared().await;
+    let held = pool(&ensemble, "/death").await.lock("held").acquire().await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let inside: Arc<[AtomicUsize; KEYS]> = Arc::default();
     let fences: Arc<[AtomicUsize; KEYS]> = Arc::default();
     let cycles = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for n in 0..12 {
-        let (pool, over) = (pool(&ensemble).await, over.clone());
+        let (pool, over) = (pool(&ensemble, "/death").await, over.clone());
         let (inside, fences, cycles) = (inside.clone(), fences.clone(), cycles.clone());
         tasks.spawn(async move {
             while !over.load(Ordering::SeqCst) {
@@ -66,9 +68,10 @@ async fn the_death_of_the_leader_grants_nothing_twice() {
 /// The server of the session is frozen: the session goes on at another one.
 #[tokio::test]
 async fn a_session_outlives_its_server() {
-    let ensemble = ZooKeeperEnsemble::start();
-    let pool = pool(&ensemble).await;
-    let guard = pool.lock("order:1").ttl(ms(8_000)).acquire().await.unwrap();
+    let ensemble = ZooKeeperEnsemble::shared().await;
+    let pool = pool(&ensemble, "/outlives").await;
+    // Longer than an election takes, also on a busy machine.
+    let guard = pool.lock("order:1").ttl(ms(20_000)).acquire().await.unwrap();
     let follower = ensemble.follower().expect("a follower");
     let others = ensemble.servers.iter().filter(|server| server.port() != follower.port());
     let leader = ensemble.leader().expect("a leader");
@@ -89,8 +92,44 @@ async fn a_session_outlives_its_server() {
     guard.release().await.unwrap();
 }
 
-async fn pool(ensemble: &ZooKeeperEnsemble) -> LockPool {
-    let builder = LockPool::builder(ensemble.url()).ttl(ms(20_000)).wait(ms(2_000));
+/// The leader has lost both followers and does not know it yet.
+#[tokio::test]
+async fn a_leader_without_a_majority_confirms_nothing() {
+    let ensemble = ZooKeeperEnsemble::shared().await;
+    let leader = ensemble.leader().expect("a leader");
+    let followers = || ensemble.servers.iter().filter(|server| server.port() != leader.port());
+    let store = open_backend(&leader.url_of("/deposed")).await.unwrap();
+    let keys: Arc<[Key]> = Arc::new([Key::from("order:1")]);
+    let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(20_000));
+    let acquire = async |request: &AcquireRequest| {
+        store.acquire(std::slice::from_ref(request)).await.remove(0)
+    };
+    acquire(&request).await.unwrap();
+    let lease = [request.lease()];
+    let [existing, missing] = [leader.client(), leader.client()];
+    assert!(leader.client().answers_a_check("/deposed", ms(5_000)), "with a majority");
+    followers().for_each(ZooKeeperServer::pause);
+    let renewed = store.renew(&lease).await.remove(0);
+    assert!(renewed.is_err(), "{renewed:?}");
+    let held = store.is_held(&lease[0]).await;
+    assert!(held.is_err(), "{held:?}");
+    request.attempt = 1;
+    let granted = acquire(&request).await;
+    assert!(granted.is_err(), "{granted:?}");
+    // A check that fails is decided by a majority too.
+    for (client, path) in [(existing, "/deposed"), (missing, "/missing")] {
+        assert!(!client.answers_a_check(path, ms(300)), "{path}");
+    }
+    followers().for_each(ZooKeeperServer::resume);
+    eventually_async(DEADLINE, "it is confirmed again", async || {
+        matches!(store.renew(&lease).await.remove(0), Ok(LeaseStatus::Held))
+    })
+    .await;
+    store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
+}
+
+async fn pool(ensemble: &ZooKeeperEnsemble, root: &str) -> LockPool {
+    let builder = LockPool::builder(ensemble.url_of(root)).ttl(ms(20_000)).wait(ms(2_000));
     builder.connect().await.unwrap()
 }
 

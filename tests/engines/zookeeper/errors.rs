@@ -60,6 +60,25 @@ async fn an_address_without_an_ensemble_is_an_error_that_names_it() {
     says("another server", &error, ErrorKind::Backend, &["127.0.0.1", "ZooKeeper"]);
 }
 
+/// A peer that says of a session that was never open that it has expired.
+#[tokio::test]
+async fn an_answer_of_another_protocol_is_an_error() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut offer = 36_u32.to_be_bytes().to_vec();
+            offer.extend([0; 36]);
+            let _ = std::io::Write::write_all(&mut stream, &offer);
+            // Until the client has ended the connection.
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        }
+    });
+    let pool = LockPool::builder(format!("zookeeper://127.0.0.1:{port}/locks"));
+    let error = within(DEADLINE, "the error", pool.connect()).await.unwrap_err();
+    says("another protocol", &error, ErrorKind::Backend, &["unexpected form", "clientPort"]);
+}
+
 /// A member of an ensemble that has lost the others.
 #[tokio::test]
 async fn a_server_without_a_quorum_is_refused() {
@@ -81,20 +100,31 @@ async fn a_server_without_a_quorum_is_refused() {
 
 #[tokio::test]
 async fn a_ttl_beyond_the_longest_session_is_refused() {
-    let server = ZooKeeperServer::builder().setting("maxSessionTimeout", 9_000).start();
+    let server = ZooKeeperServer::builder()
+        .setting("minSessionTimeout", 5_000)
+        .setting("maxSessionTimeout", 20_000)
+        .start();
+    // Its session is longer than what the server allows a moment later.
+    let before = patient(server.url(), ms(12_000)).await;
+    let guard = before.lock("order:0").acquire().await.unwrap();
+    server.restart_with("maxSessionTimeout", 9_000);
+    let error = within(DEADLINE, "the loss", guard.lost()).await;
+    says("a shorter session", &error, ErrorKind::Lost, &[]);
     let pool = LockPool::connect(&server.url()).await.unwrap();
     let warnings = format!("{:?}", pool.health().await.unwrap().warnings);
-    assert!(warnings.contains("maxSessionTimeout"), "{warnings}");
+    for setting in ["maxSessionTimeout", "tickTime"] {
+        assert!(warnings.contains(setting), "{setting}: {warnings}");
+    }
     let refused = [
         pool.lock("order:1").acquire().await,
-        pool.lock("order:1").ttl(ms(7_001)).acquire().await,
+        pool.lock("order:1").ttl(ms(6_001)).acquire().await,
         pool.lock("order:1").ttl(ms(2_000)).min_hold(ms(8_000)).acquire().await,
     ];
     for refused in refused {
         let texts = ["9s", "maxSessionTimeout", "min_hold"];
         says("a long ttl", &refused.unwrap_err(), ErrorKind::Backend, &texts);
     }
-    let guard = pool.lock("order:1").ttl(ms(7_000)).acquire().await.unwrap();
+    let guard = pool.lock("order:1").ttl(ms(6_000)).acquire().await.unwrap();
     guard.release().await.unwrap();
 }
 

@@ -4,6 +4,7 @@ mod conformance;
 mod ensemble;
 mod errors;
 mod faults;
+mod interleavings;
 mod interop;
 mod sessions;
 mod wait_queue;

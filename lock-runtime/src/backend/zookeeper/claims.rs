@@ -167,7 +167,7 @@ impl ClaimTable {
         self.claims().by_owner.get(owner).is_some_and(|claim| claim.is_over)
     }
 
-    /// How a session ends when the pool is closed: those nodes stay that keep released keys locked.
+    /// How a session ends when the pool is closed. Nodes stay that keep released keys locked.
     pub(crate) fn end_of_session(&self, session: u64) -> SessionEnd {
         let claims = self.claims();
         let (mut ending, mut stays) = (Vec::new(), false);

@@ -66,7 +66,7 @@ impl LockNodes {
         let mut answers = answers.into_iter();
         let created = answers.next().ok_or_else(malformed)?;
         if missing.is_empty() {
-            confirmed(created)?;
+            confirmed(&created)?;
         } else {
             match created {
                 Ok(created) => self.record_created(session, owner, missing, created)?,

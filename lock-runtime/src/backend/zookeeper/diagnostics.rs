@@ -21,7 +21,7 @@ impl LockNodes {
         let session = self.classes.first().await?;
         let access = NodeOperation::ReadAccess { path: self.root_path() };
         let [answer, access] = session.run([self.confirm(), access]).await?;
-        confirmed(answer)?;
+        confirmed(&answer)?;
         let mut warnings = Vec::new();
         if session.timeout() < self.classes.timeout_for(USUAL_TTL) {
             warnings.push(Warning::new(
@@ -60,6 +60,6 @@ impl LockNodes {
     /// Whether a majority of the ensemble answers.
     pub(crate) async fn probe(&self) -> Result<(), BackendError> {
         let [answer] = self.classes.first().await?.run([self.confirm()]).await?;
-        confirmed(answer)
+        confirmed(&answer)
     }
 }

@@ -120,7 +120,7 @@ impl LockNodes {
         let reads = keys.iter().map(|key| self.children(key));
         let operations = std::iter::once(self.confirm()).chain(reads).collect();
         let mut answers = session.send(operations).get().await?.into_iter();
-        confirmed(answers.next().ok_or_else(malformed)?)?;
+        confirmed(&answers.next().ok_or_else(malformed)?)?;
         answers.map(KeyListing::read).collect()
     }
 
@@ -242,9 +242,9 @@ impl LockNodes {
 }
 
 /// Whether the answer to [`LockNodes::confirm`] came by way of a majority. A refusal of the check does too.
-pub(crate) fn confirmed(answer: Answered) -> Result<(), BackendError> {
+pub(crate) fn confirmed(answer: &Answered) -> Result<(), BackendError> {
     match answer {
         Ok(_) | Err(ServerCode::NO_NODE | ServerCode::NO_AUTH) => Ok(()),
-        Err(code) => Err(failure(code)),
+        Err(code) => Err(failure(*code)),
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct SignsOfLife {
 }
 
 impl SignsOfLife {
-    /// Those of a session with this timeout.
+    /// The pace of a session with this timeout.
     pub(crate) fn new(timeout: Duration, request_timeout: Duration) -> Self {
         Self {
             interval: (timeout / 12).min(LONGEST_PING_INTERVAL),

@@ -133,7 +133,7 @@ impl LockNodes {
         listed: &ListedNodes,
     ) -> Result<(), BackendError> {
         let mut answers = answers.into_iter();
-        confirmed(answers.next().ok_or_else(malformed)?)?;
+        confirmed(&answers.next().ok_or_else(malformed)?)?;
         let mut listings = answers.map(KeyListing::read).collect::<Result<Vec<_>, _>>()?;
         // Behind a reconnect there may be more of them than one group can have.
         for chunk in of.unwatched[listings.len()..].chunks(LISTED_AT_ONCE) {
