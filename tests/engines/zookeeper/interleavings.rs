@@ -105,16 +105,19 @@ async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {
 #[tokio::test]
 async fn a_held_key_without_a_watch_is_looked_at() {
     let (server, root) = ZooKeeperServer::shared();
-    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
     let claim = request("order:1", 20_000);
     assert!(is_granted(&acquire(&store, &claim).await));
     let container = format!("{root}/order:1");
     let mut client = server.client();
     let node = server.queue(&root, "order:1").remove(0);
-    // All rights but that to read.
-    client.set_rights(&container, 2 | 4 | 8 | 16).unwrap();
+    // The list that answers the notification waits until there is no right to read. Without that, no notification is sent.
+    proxy.hold(Direction::ToServer);
     client.create(&format!("{container}/other"), false).unwrap();
+    client.set_rights(&container, 2 | 4 | 8 | 16).unwrap();
     client.delete(&format!("{container}/{node}")).unwrap();
+    proxy.release_held();
     eventually_async(DEADLINE, "the renewal fails", async || {
         renew(&store, &claim.lease()).await == Err(FailureKind::Rejected)
     })
@@ -245,11 +248,13 @@ async fn a_release_that_was_not_sent_is_repeated_with_its_successor() {
     let release = [release];
     proxy.refuse(true);
     proxy.cut();
-    eventually_async(DEADLINE, "it is not sent", async || {
-        let released = store.release(&release).await.remove(0);
-        released.is_err_and(|error| error.kind() == FailureKind::NotApplied)
+    eventually_async(DEADLINE, "nothing is sent", async || {
+        let held = store.is_held(&claim.lease()).await;
+        held.is_err_and(|error| error.kind() == FailureKind::NotApplied)
     })
     .await;
+    let refused = store.release(&release).await.remove(0).unwrap_err();
+    assert_eq!(refused.kind(), FailureKind::NotApplied, "{refused}");
     proxy.refuse(false);
     let mut outcome = None;
     eventually_async(DEADLINE, "it is sent", async || {

@@ -1,4 +1,4 @@
-//! New nodes of an owner, and the deletion of those that are not to stay.
+//! New nodes of an owner, and the deletion of nodes that do not stay.
 
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
 use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing};
