@@ -158,8 +158,8 @@ program api shutdown::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
     multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults links:: renewal::ended renewal::unreachable_store
-program topologies cluster::hand_off cluster::moved cluster::killed interop:: replicas::
+program faults
+program topologies
 program quorum load::
 for store in postgres zookeeper; do
     variable="LOCK_TEST_${store^^}"
@@ -168,7 +168,7 @@ for store in postgres zookeeper; do
         left_out+=(--skip "${store}::")
     fi
 done
-program engines faults:: ensemble:: sessions::renewals
+program engines
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
