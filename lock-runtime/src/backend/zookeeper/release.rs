@@ -109,14 +109,18 @@ impl LockNodes {
     /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
     fn mark_leaving<'a>(&self, owner: &Owner, keys: impl Iterator<Item = &'a Key>) -> FormerClaim {
         let deadline = self.claims.deadline(owner);
-        let mut nodes = Vec::new();
+        let (mut nodes, mut ends) = (Vec::new(), false);
         for key in keys {
+            ends = true;
             if let Some(Slot::Node(node)) = self.claims.slot(owner, key) {
                 self.claims.set(owner, key, Slot::Node(node.clone().leaving()));
-                nodes.push((key.clone(), node));
+                // Also if an owner has several nodes for one key.
+                if nodes.iter().all(|(of, _)| of != key) {
+                    nodes.push((key.clone(), node));
+                }
             }
         }
-        if !nodes.is_empty() {
+        if ends {
             self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
         }
         FormerClaim { nodes, deadline }
