@@ -9,6 +9,7 @@
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
 # LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
+# LOCK_TEST_ZOOKEEPER=off leaves ZooKeeper out
 # LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,6 +49,10 @@ install_missing() {
     if [[ "${LOCK_TEST_POSTGRES:-on}" != off ]]; then
         compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || packages+=(postgresql)
         command -v pgbouncer >/dev/null || packages+=(pgbouncer)
+    fi
+    if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off ]]; then
+        command -v javac >/dev/null || packages+=(default-jdk-headless)
+        command -v mvn >/dev/null || packages+=(maven)
     fi
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
@@ -121,7 +126,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss mysql mysql-tls postgres postgres-tls serde testing tower axum actix; do
+    for feature in "" macros redis rediss mysql mysql-tls postgres postgres-tls zookeeper zookeeper-tls serde testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -162,7 +167,7 @@ program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handof
 program faults
 program topologies
 program quorum load::
-for store in mysql postgres; do
+for store in mysql postgres zookeeper; do
     variable="LOCK_TEST_${store^^}"
     if [[ "${!variable:-on}" == off ]]; then
         echo "==> skipped: ${variable}=off leaves the tests on ${store} out"

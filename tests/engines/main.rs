@@ -2,3 +2,4 @@
 
 mod mysql;
 mod postgres;
+mod zookeeper;

@@ -38,3 +38,11 @@ else
     rm -f "${folder}/redsync"
     echo "Go ${wanted} is not installed" | tee "${folder}/redsync.left_out"
 fi
+
+# ZooKeeper and Curator, with what they need.
+zookeeper="$(sha256sum zookeeper/pom.xml)"
+if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off ]] && missing zookeeper "${zookeeper}"; then
+    mvn --batch-mode --quiet --file zookeeper/pom.xml dependency:copy-dependencies \
+        -DoutputDirectory="${folder}/zookeeper"
+    echo "${zookeeper}" >"${folder}/zookeeper.done"
+fi

@@ -9,6 +9,7 @@
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`mysql`] | a private MariaDB server |
 //! | [`postgres`] | a private PostgreSQL server |
+//! | [`zookeeper`], [`zookeeper_client`] | private ZooKeeper servers, and a client to inspect them |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
@@ -63,6 +64,8 @@ pub mod statements;
 pub mod tls;
 pub mod tunnel;
 pub mod versions;
+pub mod zookeeper;
+pub mod zookeeper_client;
 
 pub use cargo::cargo;
 pub use cluster::RedisCluster;
@@ -79,3 +82,4 @@ pub use quorum::Quorum;
 pub use sentinel::Watched;
 pub use server::RedisServer;
 pub use skew::Skew;
+pub use zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};

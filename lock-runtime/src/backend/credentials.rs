@@ -30,7 +30,7 @@ impl Credentials {
     }
 }
 
-#[cfg(feature = "_sql")]
+#[cfg(any(feature = "_sql", feature = "zookeeper"))]
 impl Credentials {
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()

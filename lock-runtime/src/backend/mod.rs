@@ -37,6 +37,8 @@ mod tls;
 mod tls_files;
 #[cfg(feature = "_remote")]
 mod unclaimed_grants;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 #[cfg(feature = "_remote")]
 pub(crate) use connect::Limits;

@@ -35,7 +35,7 @@ impl QueueEvents {
         let _ = self.notifier.set(notifier);
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "zookeeper"))]
     pub(crate) fn notifier(&self) -> Option<&Notifier> {
         self.notifier.get()
     }

@@ -1,0 +1,250 @@
+//! What acquires, renewals and releases have in common: the nodes of an owner, read and moved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::zookeeper::claims::ClaimTable;
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, UnansweredNode};
+use crate::backend::zookeeper::node_path::{self, Contender, KeyQueueNodes};
+use crate::backend::zookeeper::protocol::answer::{Answered, OperationAnswer};
+use crate::backend::zookeeper::protocol::operation::{NodeAccess, NodeMode, NodeOperation};
+use crate::backend::zookeeper::protocol::server_code::ServerCode;
+use crate::backend::zookeeper::server_error::{failure, malformed};
+use crate::backend::zookeeper::session::LiveSession;
+use crate::backend::zookeeper::ttl_classes::TtlClasses;
+use crate::backend::{BackendError, Owner};
+use crate::base::key::Key;
+
+/// The nodes of the locks of one pool.
+pub(crate) struct LockNodes {
+    /// The path below which the containers are.
+    pub(crate) root: String,
+    pub(crate) access: NodeAccess,
+    pub(crate) claims: Arc<ClaimTable>,
+    pub(crate) classes: TtlClasses,
+    /// How long a renewal may take.
+    pub(crate) renewal_limit: Duration,
+}
+
+/// The queue of a key, as the server of a session knows it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeyListing {
+    pub(crate) nodes: KeyQueueNodes,
+    /// The last fence that was written to the container.
+    pub(crate) written: i64,
+}
+
+impl KeyListing {
+    /// A missing container has an empty queue.
+    pub(crate) fn read(answer: Answered) -> Result<Self, BackendError> {
+        match answer {
+            Ok(OperationAnswer::Children { names, stat }) => {
+                Ok(Self { nodes: KeyQueueNodes::parse(&names), written: stat.written })
+            }
+            Ok(_) => Err(malformed()),
+            Err(ServerCode::NO_NODE) => Ok(Self::default()),
+            Err(code) => Err(failure(code)),
+        }
+    }
+
+    /// Whether `owner` has the first node.
+    pub(crate) fn is_first(&self, owner: &Owner) -> bool {
+        let own = self.nodes.first_of(owner);
+        own.is_some_and(|own| self.nodes.predecessor(own, owner).is_none())
+    }
+}
+
+impl LockNodes {
+    pub(crate) fn container(&self, key: &Key) -> String {
+        node_path::container(&self.root, key.as_str())
+    }
+
+    /// The path of any node that is always there.
+    pub(crate) fn root_path(&self) -> String {
+        if self.root.is_empty() { "/".to_owned() } else { self.root.clone() }
+    }
+
+    /// A read behind it sees all changes that were made before. The leader alone answers, also one that is deposed.
+    pub(crate) fn sync(&self) -> NodeOperation {
+        NodeOperation::Sync { path: self.root_path() }
+    }
+
+    /// A transaction without a change. Its answer says that a majority has taken it, and that the session lived by then.
+    pub(crate) fn confirm(&self) -> NodeOperation {
+        NodeOperation::Transaction(vec![NodeOperation::Check { path: self.root_path() }])
+    }
+
+    /// Records lists of `keys`, before they are sent.
+    pub(crate) fn list(&self, keys: &[Key]) -> ListedNodes {
+        self.claims.list(keys.iter().map(|key| self.container(key)))
+    }
+
+    pub(crate) fn children(&self, key: &Key) -> NodeOperation {
+        NodeOperation::Children { path: self.container(key) }
+    }
+
+    pub(crate) fn create(&self, path: String, mode: NodeMode) -> NodeOperation {
+        NodeOperation::Create { path, mode, access: self.access }
+    }
+
+    /// Makes the nodes above the containers, as far as they are missing.
+    pub(crate) async fn make_root(&self, session: &LiveSession) -> Result<(), BackendError> {
+        let ends = self.root.match_indices('/').skip(1).map(|(at, _)| at);
+        let paths = ends.chain([self.root.len()]).map(|end| self.root[..end].to_owned());
+        let operations: Vec<_> = paths
+            .filter(|path| !path.is_empty())
+            .map(|path| self.create(path, NodeMode::Persistent))
+            .collect();
+        let exists = NodeOperation::Exists { path: self.root_path() };
+        if operations.is_empty() || matches!(session.run([exists]).await?, [Ok(_)]) {
+            return Ok(());
+        }
+        // A user without rights on the upper nodes may have them on the last one.
+        let mut last = Ok(());
+        for answer in session.send(operations).get().await? {
+            last = match answer {
+                Ok(_) | Err(ServerCode::NODE_EXISTS) => Ok(()),
+                Err(code) => Err(failure(code)),
+            };
+        }
+        last
+    }
+
+    /// The queues of `keys`. Not older than this call, and of a session that lives.
+    pub(crate) async fn listings(
+        &self,
+        session: &LiveSession,
+        keys: &[Key],
+    ) -> Result<Vec<KeyListing>, BackendError> {
+        let reads = keys.iter().map(|key| self.children(key));
+        let operations = std::iter::once(self.confirm()).chain(reads).collect();
+        let mut answers = session.send(operations).get().await?.into_iter();
+        confirmed(&answers.next().ok_or_else(malformed)?)?;
+        answers.map(KeyListing::read).collect()
+    }
+
+    /// Looks for `keys` in the queue of each. An owner whose request was not answered is looked for in the session of that
+    /// request, which executes this one behind it. Otherwise `session` is used.
+    pub(crate) async fn listings_of(
+        &self,
+        session: &LiveSession,
+        owner: &Owner,
+        keys: &[Key],
+    ) -> Result<Vec<KeyListing>, BackendError> {
+        let session_of = |key: &Key| match self.claims.slot(owner, key) {
+            Some(Slot::Unanswered(of)) if of.session.is_current() => of.session,
+            _ => session.clone(),
+        };
+        let sessions: Vec<_> = keys.iter().map(session_of).collect();
+        match sessions.first() {
+            Some(first) if sessions.iter().all(|it| it.is(first)) => {
+                self.listings(first, keys).await
+            }
+            _ => {
+                let mut listings = Vec::with_capacity(keys.len());
+                for (key, session) in keys.iter().zip(&sessions) {
+                    listings.extend(self.listings(session, std::slice::from_ref(key)).await?);
+                }
+                Ok(listings)
+            }
+        }
+    }
+
+    /// The session for `owner`: that of its nodes if it is long enough.
+    pub(crate) async fn session_for(
+        &self,
+        owner: &Owner,
+        kept_for: Duration,
+    ) -> Result<LiveSession, BackendError> {
+        let slots = self.claims.slots(owner);
+        let sessions = slots.iter().map(|(_, slot)| slot.session());
+        let needed = self.classes.timeout_for(kept_for);
+        let mut long_enough = sessions.filter(|it| it.is_current() && it.timeout() >= needed);
+        match long_enough.next() {
+            Some(session) => Ok(session.clone()),
+            None => self.classes.holding(kept_for).await,
+        }
+    }
+
+    /// Takes `contender` over, which is `owner`'s: the answer to its creation was lost, or another session has made it. `None` if it
+    /// is gone.
+    pub(crate) async fn adopt(
+        &self,
+        session: &LiveSession,
+        owner: &Owner,
+        key: &Key,
+        contender: &Contender,
+    ) -> Result<Option<LockNode>, BackendError> {
+        let path = format!("{}/{}", self.container(key), contender.name);
+        let fence = self.claims.slot(owner, key).and_then(|slot| slot.fence());
+        let [answer] = session.run([NodeOperation::Exists { path: path.clone() }]).await?;
+        let stat = match answer {
+            Ok(OperationAnswer::Node(stat)) => stat,
+            Ok(_) => return Err(malformed()),
+            Err(ServerCode::NO_NODE) => return Ok(None),
+            Err(code) => return Err(failure(code)),
+        };
+        if stat.session != session.id() {
+            return self.move_node(session, owner, key, &path, fence).await;
+        }
+        // A name with the number of a session has been moved: others may have queued before.
+        let prefix = node_path::owner_prefix(owner);
+        let is_moved =
+            contender.name.strip_prefix(&prefix).is_none_or(|rest| !rest.starts_with("lock-"));
+        let node = LockNode {
+            path,
+            session: session.clone(),
+            created: (!is_moved).then_some(stat.created),
+            standing: Standing::New,
+            fence,
+            has_strays: true,
+        };
+        Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
+    }
+
+    /// Moves the node at `path` into `session`: it is deleted and made anew in one transaction, in the same position. `None` if it
+    /// is gone.
+    pub(crate) async fn move_node(
+        &self,
+        session: &LiveSession,
+        owner: &Owner,
+        key: &Key,
+        path: &str,
+        fence: Option<u64>,
+    ) -> Result<Option<LockNode>, BackendError> {
+        let name = path.rsplit_once('/').map_or("", |(_, name)| name);
+        let Some(contender) = Contender::parse(name) else { return Ok(None) };
+        let moved = node_path::moved_node(&self.container(key), owner, session.id(), &contender);
+        let transaction = NodeOperation::Transaction(vec![
+            NodeOperation::Delete { path: path.to_owned() },
+            self.create(moved.clone(), NodeMode::Ephemeral),
+        ]);
+        // The session has not expired, or no request of it is sent.
+        let unanswered = UnansweredNode { session: session.clone(), fence };
+        self.claims.set(owner, key, Slot::Unanswered(unanswered));
+        let [answer] = session.run([transaction]).await?;
+        match answer {
+            Ok(_) => {}
+            Err(ServerCode::NO_NODE) => return Ok(None),
+            Err(code) => return Err(failure(code)),
+        }
+        let node = LockNode {
+            path: moved,
+            session: session.clone(),
+            created: None,
+            standing: Standing::New,
+            fence,
+            has_strays: true,
+        };
+        Ok(self.claims.set(owner, key, Slot::Node(node.clone())).then_some(node))
+    }
+}
+
+/// Whether the answer to [`LockNodes::confirm`] came by way of a majority. A refusal of the check does too.
+pub(crate) fn confirmed(answer: &Answered) -> Result<(), BackendError> {
+    match answer {
+        Ok(_) | Err(ServerCode::NO_NODE | ServerCode::NO_AUTH) => Ok(()),
+        Err(code) => Err(failure(*code)),
+    }
+}

@@ -1,0 +1,234 @@
+//! `zookeeper://`: locks as ephemeral nodes.
+//!
+//! A lock is a container, and each owner of it, or waiter, is an ephemeral sequential node below it. The first node
+//! holds the lock, and each other one watches the node right before it. The layout is that of Curator's
+//! `InterProcessMutex`, so both exclude each other:
+//!
+//! ```text
+//! /locks/order:1                                   container, deleted by the servers when it is not used
+//! /locks/order:1/_c_<owner>-lock-0000000007        holds the lock
+//! /locks/order:1/_c_<owner>-lock-0000000009        waits, watches ..07
+//! ```
+//!
+//! 1. **The session is the lease.** A node lives as long as its session. There is a session for each class of ttls, whose timeout exceeds
+//!    them. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one for all
+//!    leases of a session: a majority has to take it.
+//! 2. **The owner token is in the name**, so a node whose answer was lost is found again. Requests of a session are
+//!    executed in their order, also behind a reconnect: a look behind a lost answer tells its outcome.
+//! 3. **A claim is recorded before its request is sent**, and until its node is known to be gone. What a dropped call
+//!    or a lost connection leaves is deleted at the claim's deadline.
+//! 4. **A fence is the number of a transaction**: of the node's creation, or of a write to the container.
+//! 5. **A node moves between sessions** in one transaction that deletes it and makes it anew, in the same position: when
+//!    a lease becomes longer than its session.
+//!
+//! The files from bottom to top: `protocol`, `url`, `node_path`, `server_error`, `transport`, `exchange` and `open_exchange`
+//! (requests without an answer), `session` with `session_task`, `ttl_classes` (all sessions), `lock_node`, `owner_claims` and
+//! `claims` (what each owner has), `claim_events` and `listed_nodes` (watches), `lock_nodes` with `create`, `fence`, `acquire`,
+//! `release`, `renew`, `upkeep` and `diagnostics`.
+
+mod acquire;
+mod claim_events;
+mod claims;
+mod create;
+mod diagnostics;
+mod exchange;
+mod fence;
+mod listed_nodes;
+mod lock_node;
+mod lock_nodes;
+mod node_path;
+mod open_exchange;
+mod owner_claims;
+mod protocol;
+mod release;
+mod renew;
+mod server_error;
+mod session;
+mod session_task;
+mod transport;
+mod ttl_classes;
+mod upkeep;
+mod url;
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use self::claims::ClaimTable;
+use self::lock_nodes::LockNodes;
+use self::server_error::closed;
+use self::transport::EnsembleDialer;
+use self::ttl_classes::TtlClasses;
+use self::url::Ensemble;
+use crate::backend::queue_events::QueueEvents;
+use crate::backend::unclaimed_grants::release_unclaimed;
+use crate::backend::{
+    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
+    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+};
+use crate::base::error::{ErrorKind, LockError};
+
+/// Opens the store at `url`, which has the scheme of ZooKeeper.
+pub(crate) async fn open(
+    url: &str,
+    config: BackendConfig<'_>,
+) -> Result<Arc<dyn DynBackend>, LockError> {
+    let ensemble = Ensemble::parse(url)?;
+    if config.sentinel_credentials.is_some() {
+        return Err(LockError::new(ErrorKind::Config, "ZooKeeper has no sentinels")
+            .remedy("leave `.sentinel_credentials(..)` out"));
+    }
+    let config = config.with_connect_timeout(ensemble.connect_timeout);
+    let dialer =
+        EnsembleDialer::new(ensemble, config.credentials.cloned(), config.limits()).await?;
+    Ok(Arc::new(ZooKeeper::connect(Arc::new(dialer), config).await.map_err(LockError::backend)?))
+}
+
+struct ZooKeeper {
+    nodes: Arc<LockNodes>,
+    has_login: bool,
+    tasks: [AbortHandle; 2],
+}
+
+impl Drop for ZooKeeper {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        // Claims hold their sessions, which would go on otherwise.
+        for session in self.nodes.classes.all() {
+            session.begin_close(self.nodes.claims.end_of_session(session.number));
+        }
+    }
+}
+
+impl ZooKeeper {
+    async fn connect(
+        dialer: Arc<EnsembleDialer>,
+        config: BackendConfig<'_>,
+    ) -> Result<Self, BackendError> {
+        let (unclaimed, found) = mpsc::unbounded_channel();
+        let (claims, changes) = ClaimTable::new(QueueEvents::new(unclaimed), config.clock);
+        let classes = TtlClasses::connect(dialer.clone(), config.clock, claims.clone()).await?;
+        let has_login = dialer.has_login();
+        let nodes = Arc::new(LockNodes {
+            root: dialer.ensemble.root.clone(),
+            access: dialer.ensemble.access(has_login),
+            claims,
+            classes,
+            // The call ends at the request timeout, with all answers that are there.
+            renewal_limit: config.request_timeout * 4 / 5,
+        });
+        nodes.make_root(&nodes.classes.first().await?).await?;
+        let released = nodes.clone();
+        let release = move |request| {
+            let nodes = released.clone();
+            async move { nodes.release(&request).await }
+        };
+        let unclaimed = release_unclaimed(found, config.request_timeout, release);
+        let tasks = [
+            tokio::spawn(unclaimed).abort_handle(),
+            tokio::spawn(upkeep::run(nodes.clone(), changes)).abort_handle(),
+        ];
+        Ok(Self { nodes, has_login, tasks })
+    }
+
+    /// One call for each of `requests`, all at once. Dropping it drops the calls.
+    async fn each<R, T, F>(
+        &self,
+        requests: &[R],
+        call: impl Fn(Arc<LockNodes>, R) -> F,
+    ) -> Vec<Result<T, BackendError>>
+    where
+        R: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        if let [request] = requests {
+            return vec![call(self.nodes.clone(), request.clone()).await];
+        }
+        let mut calls = JoinSet::new();
+        for (at, request) in requests.iter().enumerate() {
+            let call = call(self.nodes.clone(), request.clone());
+            calls.spawn(async move { (at, call.await) });
+        }
+        let mut outcomes: Vec<_> = requests.iter().map(|_| Err(closed())).collect();
+        while let Some(ended) = calls.join_next().await {
+            match ended {
+                Ok((at, outcome)) => {
+                    if let Some(slot) = outcomes.get_mut(at) {
+                        *slot = outcome;
+                    }
+                }
+                // As a call that panics itself.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => {}
+            }
+        }
+        outcomes
+    }
+}
+
+impl Backend for ZooKeeper {
+    fn capabilities(&self) -> Capabilities {
+        // A server executes requests in their order, so what is sent in excess is answered too late.
+        Capabilities { wait_queue: true, paced: true, ..Capabilities::default() }
+    }
+
+    fn subscribe(&self, notifier: Notifier) {
+        self.nodes.claims.events.subscribe(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        // Also a repeated request may be the first one that is answered.
+        let queued = requests.iter().filter(|request| request.enqueue);
+        let pending = self.nodes.claims.events.expect(queued.map(|it| it.owner).collect());
+        let call = |nodes: Arc<LockNodes>, request| async move { nodes.acquire(&request).await };
+        let mut outcomes = self.each(requests, call).await;
+        for (request, outcome) in requests.iter().zip(&mut outcomes) {
+            if let Ok(AcquireOutcome::Contended {
+                wait_mode: WaitMode::Queued { retry_after }, ..
+            }) = outcome
+                && pending.reached_head(&request.owner)
+            {
+                *retry_after = std::time::Duration::ZERO;
+            }
+        }
+        outcomes
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        self.nodes.renew(leases).await
+    }
+
+    async fn release(
+        &self,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        let call = |nodes: Arc<LockNodes>, request| async move { nodes.release(&request).await };
+        self.each(requests, call).await
+    }
+
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        self.nodes.is_held(lease).await
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        self.nodes.health(self.has_login).await
+    }
+
+    async fn probe(&self) -> Result<(), BackendError> {
+        self.nodes.probe().await
+    }
+
+    async fn close(&self) {
+        let mut closing = JoinSet::new();
+        for session in self.nodes.classes.all() {
+            session.begin_close(self.nodes.claims.end_of_session(session.number));
+            closing.spawn(async move { session.closed().await });
+        }
+        closing.join_all().await;
+    }
+}

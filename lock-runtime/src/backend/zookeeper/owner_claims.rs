@@ -1,0 +1,196 @@
+//! The claims of a pool as plain state.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::backend::Owner;
+use crate::backend::zookeeper::lock_node::{Slot, Standing, WatchScope};
+use crate::backend::zookeeper::node_path::{owner_of, parent};
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+
+#[derive(Default)]
+pub(super) struct Claims {
+    pub(super) by_owner: HashMap<Owner, OwnerClaim>,
+    /// Queued nodes by the path of their predecessor.
+    pub(super) queued: HashMap<String, Vec<(Owner, Key)>>,
+    /// Held keys by the path of their container.
+    pub(super) held: HashMap<String, (Owner, Key)>,
+    /// Containers with a list in progress, and nodes with a watch in progress, by path.
+    pub(super) listed: HashMap<String, ListedContainer>,
+    /// Deadlines of claims, each with a number that makes it unique.
+    pub(super) deadlines: BTreeMap<(Instant, u64), Owner>,
+    pub(super) last_number: u64,
+}
+
+pub(super) struct OwnerClaim {
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    /// How many requests are in progress.
+    pub(super) users: usize,
+    pub(super) slots: Vec<(Key, Slot)>,
+    /// Keys with a node that a request outside of the queue has made. A refusal deletes it.
+    pub(super) tried: Vec<Key>,
+    pub(super) deadline: (Instant, u64),
+    /// The deadline has passed, and what the claim has is about to be deleted.
+    pub(super) is_over: bool,
+    /// Released, with its keys locked until the deadline.
+    pub(super) is_kept: bool,
+}
+
+/// A container with a list in progress, or a node with a watch in progress.
+#[derive(Default)]
+pub(super) struct ListedContainer {
+    /// How many lists are in progress.
+    pub(super) lists: usize,
+    /// How many notifications there were meanwhile, and ends of connections.
+    pub(super) changes: u64,
+}
+
+impl Claims {
+    pub(super) fn claim(&mut self, owner: Owner, until: Instant) -> &mut OwnerClaim {
+        let Self { by_owner, deadlines, last_number, .. } = self;
+        by_owner.entry(owner).or_insert_with(|| {
+            *last_number += 1;
+            let deadline = (until, *last_number);
+            deadlines.insert(deadline, owner);
+            OwnerClaim {
+                turn: Arc::default(),
+                users: 0,
+                slots: Vec::new(),
+                tried: Vec::new(),
+                deadline,
+                is_over: false,
+                is_kept: false,
+            }
+        })
+    }
+
+    pub(super) fn set(&mut self, owner: &Owner, key: &Key, slot: Slot) -> bool {
+        self.forget_watches(owner, key);
+        let Some(claim) = self.by_owner.get_mut(owner) else { return false };
+        if let Slot::Node(node) = &slot {
+            match &node.standing {
+                Standing::Queued { predecessor } => {
+                    self.queued.entry(predecessor.clone()).or_default().push((*owner, key.clone()));
+                }
+                Standing::Granted { .. } => {
+                    self.held.insert(parent(&node.path).to_owned(), (*owner, key.clone()));
+                }
+                Standing::New | Standing::Leaving { .. } => {}
+            }
+        }
+        if matches!(&slot, Slot::Node(node) if matches!(node.standing, Standing::Granted { .. })) {
+            claim.tried.retain(|of| of != key);
+        }
+        match claim.slots.iter_mut().find(|(of, _)| of == key) {
+            Some((_, present)) => *present = slot,
+            None => claim.slots.push((key.clone(), slot)),
+        }
+        true
+    }
+
+    /// Records what tells of a change around a held key: of the node at `path`, or of any.
+    pub(super) fn watch(
+        &mut self,
+        owner: &Owner,
+        key: &Key,
+        path: Option<&str>,
+        scope: WatchScope,
+    ) {
+        let Some(claim) = self.by_owner.get_mut(owner) else { return };
+        for (_, slot) in claim.slots.iter_mut().filter(|(of, _)| of == key) {
+            if let Slot::Node(node) = slot
+                && path.is_none_or(|path| node.path == path)
+                && let Standing::Granted { watched } = &mut node.standing
+            {
+                *watched = scope;
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, owner: &Owner, key: &Key) {
+        self.forget_watches(owner, key);
+        if let Some(claim) = self.by_owner.get_mut(owner) {
+            claim.slots.retain(|(of, _)| of != key);
+            claim.tried.retain(|of| of != key);
+        }
+        self.remove_if_over(owner);
+    }
+
+    /// Removes the node at `path`, unless it was replaced meanwhile. Returns whether it was to be deleted.
+    pub(super) fn remove_node(&mut self, owner: &Owner, key: &Key, path: &str) -> Option<bool> {
+        let slots = &self.by_owner.get(owner)?.slots;
+        let was_leaving = slots.iter().find_map(|(of, slot)| match slot {
+            Slot::Node(node) if of == key && node.path == path => Some(node.is_leaving()),
+            Slot::Node(_) | Slot::Unanswered(_) => None,
+        })?;
+        self.remove(owner, key);
+        Some(was_leaving)
+    }
+
+    fn forget_watches(&mut self, owner: &Owner, key: &Key) {
+        let Some(claim) = self.by_owner.get(owner) else { return };
+        let Some((_, Slot::Node(node))) = claim.slots.iter().find(|(of, _)| of == key) else {
+            return;
+        };
+        match &node.standing {
+            Standing::Queued { predecessor } => {
+                if let Some(owners) = self.queued.get_mut(predecessor) {
+                    owners.retain(|(queued, of)| queued != owner || of != key);
+                    if owners.is_empty() {
+                        self.queued.remove(predecessor);
+                    }
+                }
+            }
+            Standing::Granted { .. } => {
+                let container = parent(&node.path);
+                if self.held.get(container).is_some_and(|(holder, _)| holder == owner) {
+                    self.held.remove(container);
+                }
+            }
+            Standing::New | Standing::Leaving { .. } => {}
+        }
+    }
+
+    pub(super) fn remove_if_over(&mut self, owner: &Owner) {
+        let is_unused = |claim: &OwnerClaim| claim.users == 0 && claim.slots.is_empty();
+        if self.by_owner.get(owner).is_some_and(is_unused)
+            && let Some(claim) = self.by_owner.remove(owner)
+        {
+            self.deadlines.remove(&claim.deadline);
+        }
+    }
+
+    pub(super) fn set_deadline(&mut self, owner: &Owner, until: Instant) {
+        if let Some(claim) = self.by_owner.get_mut(owner) {
+            self.deadlines.remove(&claim.deadline);
+            claim.deadline.0 = until;
+            claim.is_over = false;
+            self.deadlines.insert(claim.deadline, *owner);
+        }
+    }
+
+    /// The held key of the container at `path`, unless its holder watches only its own node.
+    pub(super) fn watched_container(&self, path: &str) -> Option<(Owner, Key)> {
+        let (owner, key) = self.held.get(path)?;
+        let slots = &self.by_owner.get(owner)?.slots;
+        let is_node = |slot: &Slot| matches!(slot, Slot::Node(node) if node.standing == Standing::Granted { watched: WatchScope::Node });
+        let is_alone = slots.iter().any(|(of, slot)| of == key && is_node(slot));
+        (!is_alone).then(|| (*owner, key.clone()))
+    }
+
+    pub(super) fn count_change(&mut self, path: &str) {
+        if let Some(listed) = self.listed.get_mut(path) {
+            listed.changes += 1;
+        }
+    }
+
+    /// The key of the node at `path`, if it is one of this process.
+    pub(super) fn node_at(&self, path: &str) -> Option<(Owner, Key)> {
+        let owner = owner_of(path)?;
+        let slots = &self.by_owner.get(&owner)?.slots;
+        let is_there = |slot: &Slot| matches!(slot, Slot::Node(node) if node.path == path && !node.is_leaving());
+        let (key, _) = slots.iter().find(|(_, slot)| is_there(slot))?;
+        Some((owner, key.clone()))
+    }
+}

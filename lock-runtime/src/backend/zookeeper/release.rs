@@ -1,0 +1,316 @@
+//! Release requests.
+
+use std::time::Duration;
+
+use crate::backend::zookeeper::claims::ClaimTurn;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing};
+use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
+use crate::backend::zookeeper::node_path;
+use crate::backend::zookeeper::protocol::answer::OperationAnswer;
+use crate::backend::zookeeper::protocol::operation::{NodeMode, NodeOperation};
+use crate::backend::zookeeper::protocol::server_code::ServerCode;
+use crate::backend::zookeeper::server_error::{failure, malformed};
+use crate::backend::zookeeper::session::LiveSession;
+use crate::backend::{
+    AcquireOutcome, BackendError, FailureKind, Owner, ReleaseOutcome, ReleaseRequest, Successor,
+    WaitMode,
+};
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+
+/// When a deletion without an answer is repeated.
+pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
+
+/// A node that is to be deleted.
+struct EndingNode {
+    key: Key,
+    path: String,
+    is_granted: bool,
+}
+
+/// A claim before its nodes were marked as about to be deleted.
+struct FormerClaim {
+    nodes: Vec<(Key, LockNode)>,
+    deadline: Option<Instant>,
+}
+
+impl LockNodes {
+    pub(crate) async fn release(
+        &self,
+        request: &ReleaseRequest,
+    ) -> Result<ReleaseOutcome, BackendError> {
+        let lease = &request.lease;
+        let turn = self.claims.begin(lease.owner, DELETE_AGAIN).await;
+        let session = self.any_session_of(&lease.owner).await?;
+        if !request.free_after.is_zero() {
+            return self.keep(&session, &turn, request).await;
+        }
+        if let Some((node, successor)) = self.for_successor(request) {
+            return self.pass_on(&node, &lease.keys[0], &lease.owner, successor).await;
+        }
+        let is_held = self.free(&session, &turn, &lease.keys, false).await?;
+        Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
+    }
+
+    /// A session that knows what this process has sent for `owner`.
+    pub(crate) async fn any_session_of(&self, owner: &Owner) -> Result<LiveSession, BackendError> {
+        let slots = self.claims.slots(owner);
+        let mut sessions = slots.iter().map(|(_, slot)| slot.session());
+        match sessions.find(|session| session.is_current()) {
+            Some(session) => Ok(session.clone()),
+            None => self.classes.first().await,
+        }
+    }
+
+    /// Deletes all nodes of the owner below the containers of `keys`. Whether it held all keys. What is not found any more is
+    /// forgotten if `is_last`; before that, it may come late.
+    pub(crate) async fn free(
+        &self,
+        session: &LiveSession,
+        turn: &ClaimTurn,
+        keys: &[Key],
+        is_last: bool,
+    ) -> Result<bool, BackendError> {
+        let owner = turn.owner();
+        let ending = self.ending_nodes(session, owner, keys).await?;
+        let granted: Vec<_> = keys
+            .iter()
+            .map(|key| ending.iter().any(|node| node.key == *key && node.is_granted))
+            .collect();
+        let mut is_held = granted.iter().all(|is_granted| *is_granted);
+        if is_last && !self.claims.is_over(owner) {
+            // A renewal has come meanwhile.
+            return Ok(is_held);
+        }
+        let before = self.mark_leaving(owner, ending.iter().map(|node| &node.key));
+        if !ending.is_empty() {
+            let deletes =
+                ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
+            let sent = session.send(deletes.collect()).get().await;
+            let answers = sent.inspect_err(|error| self.restore_unsent(owner, before, error))?;
+            for (node, answer) in ending.iter().zip(answers) {
+                match answer {
+                    Ok(_) => {}
+                    Err(ServerCode::NO_NODE) => is_held &= !node.is_granted,
+                    Err(code) => return Err(failure(code).after_a_part()),
+                }
+            }
+        }
+        for key in keys {
+            let is_found = ending.iter().any(|node| node.key == *key);
+            let is_known = matches!(self.claims.slot(owner, key), Some(Slot::Node(_)));
+            if is_found || is_known || is_last {
+                self.claims.remove(owner, key);
+            }
+        }
+        Ok(is_held)
+    }
+
+    /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
+    fn mark_leaving<'a>(&self, owner: &Owner, keys: impl Iterator<Item = &'a Key>) -> FormerClaim {
+        let deadline = self.claims.deadline(owner);
+        let (mut nodes, mut ends) = (Vec::new(), false);
+        for key in keys {
+            ends = true;
+            if let Some(Slot::Node(node)) = self.claims.slot(owner, key) {
+                self.claims.set(owner, key, Slot::Node(node.clone().leaving()));
+                // Also if an owner has several nodes for one key.
+                if nodes.iter().all(|(of, _)| of != key) {
+                    nodes.push((key.clone(), node));
+                }
+            }
+        }
+        if ends {
+            self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
+        }
+        FormerClaim { nodes, deadline }
+    }
+
+    /// A request that was not sent has changed nothing: the release that repeats it finds the claim as it was.
+    fn restore_unsent(&self, owner: &Owner, before: FormerClaim, error: &BackendError) {
+        if error.kind() == FailureKind::MaybeApplied {
+            return;
+        }
+        for (key, node) in before.nodes {
+            self.claims.set(owner, &key, Slot::Node(node));
+        }
+        if let Some(deadline) = before.deadline {
+            self.claims.end_at(owner, deadline, false);
+        }
+    }
+
+    async fn ending_nodes(
+        &self,
+        session: &LiveSession,
+        owner: &Owner,
+        keys: &[Key],
+    ) -> Result<Vec<EndingNode>, BackendError> {
+        let (mut ending, mut unknown) = (Vec::new(), Vec::new());
+        for key in keys {
+            match self.claims.slot(owner, key) {
+                Some(Slot::Node(node)) if !node.has_strays => {
+                    let is_granted = node.was_granted();
+                    ending.push(EndingNode { key: key.clone(), path: node.path, is_granted });
+                }
+                _ => unknown.push(key.clone()),
+            }
+        }
+        if unknown.is_empty() {
+            return Ok(ending);
+        }
+        let listings = self.listings_of(session, owner, &unknown).await?;
+        for (key, listing) in unknown.iter().zip(&listings) {
+            let container = self.container(key);
+            let is_granted = listing.is_first(owner);
+            let own =
+                listing.nodes.strays(owner, "").map(|node| format!("{container}/{}", node.name));
+            ending.extend(own.map(|path| EndingNode { key: key.clone(), path, is_granted }));
+        }
+        Ok(ending)
+    }
+
+    /// Keeps the keys locked for the time that the request says, also if the process ends.
+    async fn keep(
+        &self,
+        session: &LiveSession,
+        turn: &ClaimTurn,
+        request: &ReleaseRequest,
+    ) -> Result<ReleaseOutcome, BackendError> {
+        let (owner, keys) = (turn.owner(), &request.lease.keys);
+        let listed = self.list(keys);
+        let listings = self.listings_of(session, owner, keys).await?;
+        let long_enough = match self.classes.holding(request.free_after).await {
+            Ok(session) => Some(session),
+            // Where no session is long enough, the keys stay locked while the process lives.
+            Err(error) if error.kind() == FailureKind::Rejected => None,
+            Err(error) => return Err(error),
+        };
+        let (mut not_held, mut is_held) = (Vec::new(), true);
+        for (key, listing) in keys.iter().zip(&listings) {
+            let Some(contender) = listing.nodes.first_of(owner) else {
+                is_held = false;
+                continue;
+            };
+            if !listing.is_first(owner) {
+                is_held = false;
+                not_held.push(key.clone());
+                continue;
+            }
+            let known = match self.claims.slot(owner, key) {
+                Some(Slot::Node(node)) if node.name() == contender.name => Some(node),
+                _ => self.adopt(session, owner, key, contender).await?,
+            };
+            let needed = self.classes.timeout_for(request.free_after);
+            let kept = match (known, &long_enough) {
+                (Some(node), Some(longer)) if node.session.timeout() < needed => {
+                    self.move_node(longer, owner, key, &node.path, node.fence).await?
+                }
+                (known, _) => known,
+            };
+            match kept {
+                Some(node) => is_held &= self.claims.mark_granted(owner, key, &node, &listed),
+                None => is_held = false,
+            }
+        }
+        if !not_held.is_empty() {
+            self.free(session, turn, &not_held, false).await?;
+        }
+        self.claims.end_at(owner, self.claims.clock.now() + request.free_after, true);
+        Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
+    }
+
+    /// The node of the request's one key, and the successor, if the node's session can hold it for the successor too.
+    fn for_successor<'a>(&self, request: &'a ReleaseRequest) -> Option<(LockNode, &'a Successor)> {
+        let successor = request.successor.as_ref()?;
+        let [key] = &*request.lease.keys else { return None };
+        let Some(Slot::Node(node)) = self.claims.slot(&request.lease.owner, key) else {
+            return None;
+        };
+        let serves = matches!(node.standing, Standing::Granted { .. })
+            && !node.has_strays
+            && node.session.is_current()
+            && node.session.timeout() >= self.classes.timeout_for(successor.ttl);
+        serves.then_some((node, successor))
+    }
+
+    /// Deletes the node and makes one for the successor, in one transaction.
+    async fn pass_on(
+        &self,
+        node: &LockNode,
+        key: &Key,
+        owner: &Owner,
+        successor: &Successor,
+    ) -> Result<ReleaseOutcome, BackendError> {
+        let next = self.claims.begin(successor.owner, successor.ttl).await;
+        let (next, session) = (next.owner(), &node.session);
+        let container = self.container(key);
+        let transaction = NodeOperation::Transaction(vec![
+            self.create(node_path::new_node(&container, next), NodeMode::EphemeralSequential),
+            NodeOperation::Delete { path: node.path.clone() },
+        ]);
+        let before = self.mark_leaving(owner, std::iter::once(key));
+        self.claims.set(next, key, Slot::unanswered(session.clone()));
+        let listed = self.list(std::slice::from_ref(key));
+        let on_failure = |before, error: &BackendError| {
+            if error.kind() != FailureKind::MaybeApplied {
+                self.claims.remove(next, key);
+            }
+            self.restore_unsent(owner, before, error);
+        };
+        let [passed, listing] = match session.run([transaction, self.children(key)]).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                on_failure(before, &error);
+                return Err(error);
+            }
+        };
+        let created = match passed {
+            Ok(OperationAnswer::Transaction(answers)) => answers.into_iter().next(),
+            Ok(_) => return Err(malformed()),
+            Err(ServerCode::NO_NODE) => {
+                self.claims.remove(owner, key);
+                self.claims.remove(next, key);
+                return Ok(ReleaseOutcome::NotHeld);
+            }
+            Err(code) => {
+                let error = failure(code);
+                on_failure(before, &error);
+                return Err(error);
+            }
+        };
+        let Some(OperationAnswer::Created { path, stat }) = created else {
+            return Err(malformed());
+        };
+        self.claims.remove(owner, key);
+        let queued = LockNode {
+            path,
+            session: session.clone(),
+            created: Some(stat.created),
+            standing: Standing::New,
+            fence: None,
+            has_strays: false,
+        };
+        if !self.claims.set(next, key, Slot::Node(queued.clone())) {
+            return Ok(ReleaseOutcome::Freed);
+        }
+        // The successor looks for itself.
+        let Ok(listing) = KeyListing::read(listing) else {
+            return Ok(ReleaseOutcome::successor_queued(Duration::ZERO));
+        };
+        let own = listing.nodes.find(queued.name());
+        let Some(before) = own.and_then(|own| listing.nodes.predecessor(own, next)) else {
+            self.claims.mark_granted(next, key, &queued, &listed);
+            return Ok(ReleaseOutcome::SuccessorGranted);
+        };
+        let predecessor = format!("{container}/{}", before.name);
+        let waiting = self.wait_behind(session, next, key, &queued, predecessor).await;
+        Ok(ReleaseOutcome::successor_queued(match waiting {
+            Ok(Some(AcquireOutcome::Contended {
+                wait_mode: WaitMode::Queued { retry_after },
+                ..
+            })) => retry_after,
+            // The successor looks for itself.
+            Ok(_) | Err(_) => Duration::ZERO,
+        }))
+    }
+}

@@ -1,0 +1,227 @@
+//! Renewals: whether the session of each node lives, asked of a majority.
+//!
+//! Nodes that are watched need one request for each session, however many there are: notifications come before later
+//! answers, so a node that is still known behind the answer was there when the leader answered.
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
+use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes, confirmed};
+use crate::backend::zookeeper::protocol::answer::Answered;
+use crate::backend::zookeeper::protocol::operation::NodeOperation;
+use crate::backend::zookeeper::server_error::{malformed, unanswered};
+use crate::backend::zookeeper::session::{AwaitedGroup, LiveSession};
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
+use crate::base::key::Key;
+
+/// Leases with nodes in one session, and what is asked there.
+struct SessionLeases {
+    session: LiveSession,
+    /// With the position of each among the leases of the call.
+    leases: Vec<(usize, LeaseRef)>,
+    unwatched: Vec<UnwatchedNode>,
+}
+
+/// A held node without a watch.
+struct UnwatchedNode {
+    owner: Owner,
+    key: Key,
+    node: LockNode,
+}
+
+/// The most queues that are read by one group of requests.
+const LISTED_AT_ONCE: usize = 1_000;
+
+impl LockNodes {
+    /// Asks all sessions at once, and for each lease that is unknown here at the same time. What has no answer in time fails alone.
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let mut sessions = Vec::new();
+        let mut unknown = Vec::new();
+        for (at, lease) in leases.iter().enumerate() {
+            match self.held_nodes(lease) {
+                Some(nodes) => add(&mut sessions, at, lease, nodes),
+                None => unknown.push((at, lease)),
+            }
+        }
+        let mut renewing = JoinSet::new();
+        for of in sessions {
+            let listed = self.list_unwatched(&of);
+            // Sent before anything is awaited.
+            let asked = of.session.send(self.asked_of(&of));
+            let nodes = self.clone();
+            renewing.spawn(async move { nodes.renew_session(of, asked, listed).await });
+        }
+        for (at, lease) in unknown {
+            let (nodes, lease) = (self.clone(), lease.clone());
+            renewing.spawn(async move {
+                let renewed = timeout(nodes.renewal_limit, nodes.renew_by_name(&lease)).await;
+                vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
+            });
+        }
+        let mut outcomes: Vec<_> = leases.iter().map(|_| Err(unanswered())).collect();
+        while let Some(renewed) = renewing.join_next().await {
+            match renewed {
+                Ok(renewed) => {
+                    for (at, outcome) in renewed {
+                        if let Some(slot) = outcomes.get_mut(at) {
+                            *slot = outcome;
+                        }
+                    }
+                }
+                // As a call that panics itself.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => {}
+            }
+        }
+        outcomes
+    }
+
+    /// The first group of requests for the leases of a session.
+    fn asked_of(&self, of: &SessionLeases) -> Vec<NodeOperation> {
+        let unwatched = of.unwatched.iter().take(LISTED_AT_ONCE);
+        let reads = unwatched.map(|unwatched| self.children(&unwatched.key));
+        std::iter::once(self.confirm()).chain(reads).collect()
+    }
+
+    fn list_unwatched(&self, of: &SessionLeases) -> ListedNodes {
+        self.claims.list(of.unwatched.iter().map(|unwatched| self.container(&unwatched.key)))
+    }
+
+    async fn renew_session(
+        &self,
+        of: SessionLeases,
+        asked: AwaitedGroup,
+        listed: ListedNodes,
+    ) -> Vec<(usize, Result<LeaseStatus, BackendError>)> {
+        let answered = timeout(self.renewal_limit, async {
+            let answers = asked.get().await?;
+            self.on_answers(&of, answers, &listed).await
+        });
+        let answered = answered.await.unwrap_or_else(|_| Err(unanswered()));
+        let outcome = |lease: &LeaseRef| answered.clone().map(|()| self.extend(lease));
+        of.leases.iter().map(|(at, lease)| (*at, outcome(lease))).collect()
+    }
+
+    /// The nodes of a lease, if all of them are held and in sessions that are long enough.
+    fn held_nodes(&self, lease: &LeaseRef) -> Option<Vec<(Key, LockNode)>> {
+        let mut nodes: Vec<(Key, LockNode)> = Vec::with_capacity(lease.keys.len());
+        for key in lease.keys.iter() {
+            let Some(Slot::Node(node)) = self.claims.slot(&lease.owner, key) else { return None };
+            let is_held = matches!(node.standing, Standing::Granted { .. })
+                && node.session.is_current()
+                && node.session.timeout() >= self.classes.timeout_for(lease.kept_for())
+                && nodes.iter().all(|(_, other)| other.session.is(&node.session));
+            if !is_held {
+                return None;
+            }
+            nodes.push((key.clone(), node));
+        }
+        Some(nodes)
+    }
+
+    async fn on_answers(
+        &self,
+        of: &SessionLeases,
+        answers: Vec<Answered>,
+        listed: &ListedNodes,
+    ) -> Result<(), BackendError> {
+        let mut answers = answers.into_iter();
+        confirmed(&answers.next().ok_or_else(malformed)?)?;
+        let mut listings = answers.map(KeyListing::read).collect::<Result<Vec<_>, _>>()?;
+        // Behind a reconnect there may be more of them than one group can have.
+        for chunk in of.unwatched[listings.len()..].chunks(LISTED_AT_ONCE) {
+            let keys: Vec<_> = chunk.iter().map(|unwatched| unwatched.key.clone()).collect();
+            listings.extend(self.listings(&of.session, &keys).await?);
+        }
+        for (UnwatchedNode { owner, key, node }, listing) in of.unwatched.iter().zip(listings) {
+            if listing.nodes.find(node.name()).is_none() {
+                self.claims.lose(owner, key, &node.path);
+                continue;
+            }
+            self.claims.set_watched(owner, key, &node.path, WatchScope::Container, listed);
+            if listing.nodes.has_others(owner) {
+                self.claims.events.contended(key.as_str());
+            }
+        }
+        Ok(())
+    }
+
+    /// Extends the claim of a lease whose nodes were there a moment ago.
+    fn extend(&self, lease: &LeaseRef) -> LeaseStatus {
+        if self.held_nodes(lease).is_none() {
+            return LeaseStatus::NotHeld;
+        }
+        self.claims.keep_until(&lease.owner, self.claims.clock.now() + lease.kept_for());
+        LeaseStatus::Held
+    }
+
+    /// Renews a lease whose nodes are unknown here, or in a session that is too short for it. They are moved.
+    async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let turn = self.claims.begin(lease.owner, lease.kept_for()).await;
+        let owner = turn.owner();
+        let session = self.session_for(owner, lease.kept_for()).await?;
+        let listed = self.list(&lease.keys);
+        let listings = self.listings_of(&session, owner, &lease.keys).await?;
+        if !listings.iter().all(|listing| listing.is_first(owner)) {
+            return Ok(LeaseStatus::NotHeld);
+        }
+        for (key, listing) in lease.keys.iter().zip(&listings) {
+            let Some(contender) = listing.nodes.first_of(owner) else {
+                return Ok(LeaseStatus::NotHeld);
+            };
+            let known = match self.claims.slot(owner, key) {
+                Some(Slot::Node(node)) if node.name() == contender.name => {
+                    if node.session.is(&session) {
+                        Some(node)
+                    } else {
+                        self.move_node(&session, owner, key, &node.path, node.fence).await?
+                    }
+                }
+                _ => self.adopt(&session, owner, key, contender).await?,
+            };
+            let Some(node) = known else { return Ok(LeaseStatus::NotHeld) };
+            if !self.claims.mark_granted(owner, key, &node, &listed) {
+                return Ok(LeaseStatus::NotHeld);
+            }
+        }
+        self.claims.keep_until(owner, self.claims.clock.now() + lease.kept_for());
+        Ok(LeaseStatus::Held)
+    }
+
+    pub(crate) async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let session = self.any_session_of(&lease.owner).await?;
+        let listings = self.listings_of(&session, &lease.owner, &lease.keys).await?;
+        let is_held = listings.iter().all(|listing| listing.is_first(&lease.owner));
+        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+    }
+}
+
+fn add(
+    sessions: &mut Vec<SessionLeases>,
+    at: usize,
+    lease: &LeaseRef,
+    nodes: Vec<(Key, LockNode)>,
+) {
+    let Some((_, first)) = nodes.first() else { return };
+    let number = first.session.number();
+    let known = sessions.iter().position(|of| of.session.number() == number);
+    let position = known.unwrap_or_else(|| {
+        let session = first.session.clone();
+        sessions.push(SessionLeases { session, leases: Vec::new(), unwatched: Vec::new() });
+        sessions.len() - 1
+    });
+    let Some(of) = sessions.get_mut(position) else { return };
+    of.leases.push((at, lease.clone()));
+    let is_unwatched =
+        |node: &LockNode| matches!(node.standing, Standing::Granted { watched: WatchScope::None });
+    let unwatched = nodes.into_iter().filter(|(_, node)| is_unwatched(node));
+    let owner = lease.owner;
+    of.unwatched.extend(unwatched.map(|(key, node)| UnwatchedNode { owner, key, node }));
+}

@@ -1,0 +1,376 @@
+//! The task of a session: keeps it connected, sends requests and pings, and reads answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::sleep;
+
+use crate::backend::backoff::Backoff;
+use crate::backend::zookeeper::open_exchange::{OpenExchange, SignsOfLife};
+use crate::backend::zookeeper::protocol::answer::{AnswerHeader, NodeEvent};
+use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
+use crate::backend::zookeeper::protocol::jute::{JuteReader, MalformedRecord};
+use crate::backend::zookeeper::protocol::operation::{
+    AUTH_XID, EVENT_XID, NodeOperation, PING_XID,
+};
+use crate::backend::zookeeper::protocol::server_code::ServerCode;
+use crate::backend::zookeeper::server_error::{
+    closed, connection_lost, expired, failure, malformed, session_shortened,
+};
+use crate::backend::zookeeper::session::{
+    OpenSession, SessionClient, SessionEnd, SessionRequest, SessionSink, SessionState,
+};
+use crate::backend::zookeeper::transport::{EnsembleDialer, ServerStream, take_frames, why};
+use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::{Clock, Instant};
+
+/// The most requests that are taken over at once.
+const BATCH: usize = 256;
+
+/// No more requests are taken over while this many bytes wait for the network.
+const MOST_UNSENT: usize = 1 << 20;
+
+/// How many bytes one read has room for, at least.
+const READ_SIZE: usize = 16 << 10;
+
+pub(crate) struct SessionTask {
+    dialer: Arc<EnsembleDialer>,
+    clock: Clock,
+    sink: Arc<dyn SessionSink>,
+    number: u64,
+    /// The timeout that is asked for.
+    asked: Duration,
+    /// The timeout of the open session.
+    timeout: Duration,
+    identity: SessionIdentity,
+    incarnation: Arc<AtomicU64>,
+    requests: mpsc::UnboundedReceiver<SessionRequest>,
+    state: watch::Sender<SessionState>,
+    /// The server of the last connection.
+    server: usize,
+}
+
+/// How a connection has ended.
+enum ConnectionEnd {
+    Closed,
+    Lost { error: BackendError, answered: Instant },
+}
+
+/// What an offer of a server has led to.
+enum TakenUp {
+    Open,
+    Expired,
+    /// The session would end earlier than was agreed to, also for locks that are held.
+    Shortened(BackendError),
+    /// A session that was never open cannot have expired.
+    Malformed,
+}
+
+impl SessionTask {
+    /// Starts a session that asks for `timeout`, first at `server`.
+    pub(crate) fn start(
+        dialer: Arc<EnsembleDialer>,
+        clock: Clock,
+        sink: Arc<dyn SessionSink>,
+        number: u64,
+        timeout: Duration,
+        server: usize,
+    ) -> Arc<SessionClient> {
+        let (sender, requests) = mpsc::unbounded_channel();
+        let (state, known_state) = watch::channel(SessionState::Opening);
+        let incarnation = Arc::new(AtomicU64::new(0));
+        let task = Self {
+            dialer,
+            clock,
+            sink,
+            number,
+            asked: timeout,
+            timeout,
+            identity: SessionIdentity::default(),
+            incarnation: incarnation.clone(),
+            requests,
+            state,
+            server,
+        };
+        let task = tokio::spawn(task.run()).abort_handle();
+        SessionClient::new(number, sender, known_state, incarnation, task)
+    }
+
+    async fn run(mut self) {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut failed = None;
+        loop {
+            let is_first = failed.is_none();
+            let Some(stream) = self.open(&mut backoff, failed).await else { return };
+            let up_since = self.clock.now();
+            self.state.send_replace(SessionState::Open(self.open_session()));
+            if !is_first {
+                self.sink.resumed();
+            }
+            match self.serve(stream).await {
+                ConnectionEnd::Closed => return,
+                ConnectionEnd::Lost { error, answered } => {
+                    self.state.send_replace(SessionState::Down(error.clone()));
+                    self.sink.disconnected(self.number, &error);
+                    backoff.ended(answered.since(up_since));
+                    self.server += 1;
+                    failed = Some(error);
+                }
+            }
+        }
+    }
+
+    fn open_session(&self) -> OpenSession {
+        let incarnation = self.incarnation.load(Ordering::SeqCst);
+        OpenSession { id: self.identity.id, incarnation, timeout: self.timeout }
+    }
+
+    /// Connects to one server after the other until the session is open. Requests wait for the first attempt at each server,
+    /// and fail at once behind it. `None` if the pool is closed.
+    async fn open(
+        &mut self,
+        backoff: &mut Backoff,
+        mut failed: Option<BackendError>,
+    ) -> Option<Box<dyn ServerStream>> {
+        let servers = self.dialer.ensemble.servers.len();
+        let (mut tried, mut shortened) = (0, 0);
+        // The first attempt after a loss is made at once if the connection has served.
+        let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
+        loop {
+            let attempt = open_after(
+                pause,
+                self.dialer.clone(),
+                self.server % servers,
+                self.identity.clone(),
+                if self.identity.id == 0 { self.asked } else { self.timeout },
+                self.attempt_limit(),
+            );
+            let offered = self.failing_requests(failed.as_ref(), attempt).await?;
+            pause = Duration::ZERO;
+            let error = match offered {
+                Ok((mut stream, offer)) => match self.take_up(offer) {
+                    TakenUp::Open => return Some(stream),
+                    TakenUp::Expired => continue,
+                    TakenUp::Shortened(_) if shortened + 1 >= servers => {
+                        // No server keeps it for as long as its locks need.
+                        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
+                        self.expire();
+                        continue;
+                    }
+                    TakenUp::Shortened(error) => {
+                        shortened += 1;
+                        error
+                    }
+                    TakenUp::Malformed => malformed().before_sending(),
+                },
+                Err(error) => error,
+            };
+            self.server += 1;
+            tried += 1;
+            if failed.is_some() || tried >= servers {
+                self.state.send_replace(SessionState::Down(error.clone()));
+                self.sink.disconnected(self.number, &error);
+                failed = Some(error);
+            }
+            if tried % servers == 0 {
+                pause = backoff.next();
+            }
+        }
+    }
+
+    fn take_up(&mut self, offer: SessionOffer) -> TakenUp {
+        let goes_on = self.identity.id != 0;
+        match offer {
+            SessionOffer::Open { id, timeout, .. }
+                if id == self.identity.id && timeout < self.timeout =>
+            {
+                let name = self.dialer.name(self.server % self.dialer.ensemble.servers.len());
+                TakenUp::Shortened(session_shortened(&name, self.timeout, timeout))
+            }
+            SessionOffer::Open { id, password, timeout } => {
+                if id != self.identity.id {
+                    self.timeout = timeout;
+                }
+                let last_zxid = self.identity.last_zxid;
+                self.identity = SessionIdentity { id, password, last_zxid };
+                TakenUp::Open
+            }
+            SessionOffer::Expired if goes_on => {
+                self.expire();
+                TakenUp::Expired
+            }
+            SessionOffer::Expired => TakenUp::Malformed,
+        }
+    }
+
+    /// The session is gone. The next attempt asks for another one.
+    fn expire(&mut self) {
+        let last_zxid = self.identity.last_zxid;
+        self.identity = SessionIdentity { last_zxid, ..SessionIdentity::default() };
+        let ended = self.incarnation.fetch_add(1, Ordering::SeqCst);
+        self.sink.expired(self.number, ended);
+    }
+
+    /// A session that is open must reach another server before it expires.
+    fn attempt_limit(&self) -> Duration {
+        const SHORTEST: Duration = Duration::from_millis(500);
+        let limit = self.dialer.limits.connect;
+        if self.identity.id == 0 { limit } else { limit.min((self.timeout / 3).max(SHORTEST)) }
+    }
+
+    /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed.
+    async fn failing_requests<T>(
+        &mut self,
+        error: Option<&BackendError>,
+        attempt: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut attempt = std::pin::pin!(attempt);
+        let Some(error) = error else { return Some(attempt.await) };
+        let error = error.clone().before_sending();
+        loop {
+            tokio::select! {
+                outcome = &mut attempt => return Some(outcome),
+                request = self.requests.recv() => match request? {
+                    SessionRequest::Group { reply, .. } => drop(reply.send(Err(error.clone()))),
+                    SessionRequest::Close(_) => return None,
+                },
+            }
+        }
+    }
+
+    /// Sends and receives until the connection ends.
+    async fn serve(&mut self, stream: Box<dyn ServerStream>) -> ConnectionEnd {
+        let signs = SignsOfLife::new(self.timeout, self.dialer.limits.request);
+        let mut open = OpenExchange::new(self.clock.now(), signs);
+        let error = match self.exchange(&mut open, stream).await {
+            Ok(()) => {
+                open.exchange.fail(&closed());
+                return ConnectionEnd::Closed;
+            }
+            // The server has ended the session, and with it the connection.
+            Err(error) if open.closing.is_some() => {
+                open.exchange.fail(&error);
+                return ConnectionEnd::Closed;
+            }
+            Err(error) => error,
+        };
+        open.exchange.fail(&error);
+        ConnectionEnd::Lost { error, answered: open.heard }
+    }
+
+    async fn exchange(
+        &mut self,
+        open: &mut OpenExchange,
+        stream: Box<dyn ServerStream>,
+    ) -> Result<(), BackendError> {
+        let name = self.dialer.name(self.server % self.dialer.ensemble.servers.len());
+        let lost = |error: &std::io::Error| connection_lost(&name, &why(error));
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let (mut incoming, mut requests) = (Vec::new(), Vec::with_capacity(BATCH));
+        loop {
+            let now = self.clock.now();
+            if open.is_over(now) {
+                return Ok(());
+            }
+            // Before any answer is read that came meanwhile.
+            if open.is_late(now) {
+                return Err(connection_lost(&name, "this process has sent nothing for too long"));
+            }
+            let due = open.due();
+            incoming.reserve(READ_SIZE);
+            tokio::select! {
+                biased;
+                read = reader.read_buf(&mut incoming) => {
+                    if read.map_err(|error| lost(&error))? == 0 {
+                        return Err(lost(&std::io::ErrorKind::UnexpectedEof.into()));
+                    }
+                    open.heard = self.clock.now();
+                    take_frames(&mut incoming, |frame| self.on_frame(open, frame))?;
+                }
+                written = writer.write(open.outgoing.bytes()), if !open.outgoing.bytes().is_empty() => {
+                    let written = written.map_err(|error| lost(&error))?;
+                    open.outgoing.on_taken(written, self.clock.now());
+                }
+                count = self.requests.recv_many(&mut requests, BATCH),
+                    if open.outgoing.bytes().len() < MOST_UNSENT && open.closing.is_none() =>
+                {
+                    if count == 0 {
+                        return Ok(());
+                    }
+                    for request in requests.drain(..) {
+                        self.take_over(open, request);
+                    }
+                }
+                () = self.clock.sleep_until(due) => {
+                    let now = self.clock.now();
+                    if open.is_silent(now) {
+                        return Err(connection_lost(&name, "it does not answer"));
+                    }
+                    open.ping_if_due(now);
+                }
+            }
+        }
+    }
+
+    fn take_over(&self, open: &mut OpenExchange, request: SessionRequest) {
+        let now = self.clock.now();
+        match request {
+            SessionRequest::Group { incarnation, operations, reply } => {
+                // A delete is sent although nothing waits for its answer any more.
+                let ends_nodes =
+                    operations.iter().any(|it| matches!(it, NodeOperation::Delete { .. }));
+                if incarnation != self.incarnation.load(Ordering::SeqCst) {
+                    drop(reply.send(Err(expired())));
+                } else if !reply.is_closed() || ends_nodes {
+                    open.send(&operations, reply, now);
+                }
+            }
+            SessionRequest::Close(end) => {
+                let last = match end {
+                    SessionEnd::Session => vec![NodeOperation::CloseSession],
+                    SessionEnd::Nodes(deletes) => deletes,
+                };
+                open.send(&last, oneshot::channel().0, now);
+                open.closing = Some(now + self.dialer.limits.request);
+            }
+        }
+    }
+
+    fn on_frame(&mut self, open: &mut OpenExchange, frame: &[u8]) -> Result<(), BackendError> {
+        let mut reader = JuteReader::new(frame);
+        let form = |MalformedRecord| malformed();
+        let header = AnswerHeader::read(&mut reader).map_err(form)?;
+        match header.xid {
+            EVENT_XID => {
+                if let Some(event) = NodeEvent::read(&mut reader).map_err(form)? {
+                    self.sink.node_changed(&event);
+                }
+            }
+            PING_XID => open.on_ping_answer(),
+            AUTH_XID => ServerCode::check(header.code).map_err(failure)?,
+            _ => open.exchange.on_answer(header, &mut reader)?,
+        }
+        self.identity.last_zxid = self.identity.last_zxid.max(header.zxid);
+        Ok(())
+    }
+}
+
+async fn open_after(
+    pause: Duration,
+    dialer: Arc<EnsembleDialer>,
+    server: usize,
+    identity: SessionIdentity,
+    asked: Duration,
+    limit: Duration,
+) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
+    if !pause.is_zero() {
+        sleep(pause).await;
+    }
+    dialer.open(server, &identity, asked, limit).await.map_err(|error| {
+        // Nothing was sent that could have been applied.
+        if error.kind() == FailureKind::MaybeApplied { error.before_sending() } else { error }
+    })
+}

@@ -1,0 +1,211 @@
+//! Byte streams to a server, and the first frames on them.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::backend::credentials::Provider;
+#[cfg(feature = "zookeeper-tls")]
+use crate::backend::tls_files::TlsFiles;
+use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
+use crate::backend::zookeeper::protocol::jute::MalformedRecord;
+use crate::backend::zookeeper::protocol::operation::{NodeOperation, login};
+use crate::backend::zookeeper::server_error::{malformed, unreachable};
+use crate::backend::zookeeper::url::Ensemble;
+use crate::backend::{BackendError, Limits};
+use crate::base::error::LockError;
+
+/// The longest frame that is read. The names in the queue of a key come in one frame.
+const LONGEST_FRAME: usize = 32 << 20;
+
+pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ServerStream for S {}
+
+/// Opens connections to the servers of one ensemble.
+pub(crate) struct EnsembleDialer {
+    pub(crate) ensemble: Ensemble,
+    pub(crate) credentials: Option<Provider>,
+    pub(crate) limits: Limits,
+    #[cfg(feature = "zookeeper-tls")]
+    tls: Option<tokio_rustls::TlsConnector>,
+}
+
+impl EnsembleDialer {
+    /// Reads the certificate files.
+    pub(crate) async fn new(
+        ensemble: Ensemble,
+        credentials: Option<Provider>,
+        limits: Limits,
+    ) -> Result<Self, LockError> {
+        #[cfg(feature = "zookeeper-tls")]
+        let tls = match ensemble.tls.clone() {
+            Some(files) => Some(connector(files).await?),
+            None => None,
+        };
+        Ok(Self {
+            ensemble,
+            credentials,
+            limits,
+            #[cfg(feature = "zookeeper-tls")]
+            tls,
+        })
+    }
+
+    /// Host and port, for error texts.
+    pub(crate) fn name(&self, server: usize) -> String {
+        match self.ensemble.servers.get(server) {
+            Some((host, port)) => format!("{host}:{port}"),
+            None => String::new(),
+        }
+    }
+
+    pub(crate) fn has_login(&self) -> bool {
+        self.ensemble.login.is_some() || self.credentials.is_some()
+    }
+
+    /// Connects to `server` within `limit`, and opens the session `identity` there or goes on with it.
+    pub(crate) async fn open(
+        &self,
+        server: usize,
+        identity: &SessionIdentity,
+        asked: Duration,
+        limit: Duration,
+    ) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
+        let name = self.name(server);
+        let opened = timeout(limit, self.open_in_time(server, &name, identity, asked)).await;
+        opened.unwrap_or_else(|_| {
+            Err(unreachable(&name, &format!("it has not opened a session within {limit:?}")))
+        })
+    }
+
+    async fn open_in_time(
+        &self,
+        server: usize,
+        name: &str,
+        identity: &SessionIdentity,
+        asked: Duration,
+    ) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
+        let login = self.login().await?;
+        let failed = |error: std::io::Error| unreachable(name, &why(&error));
+        let mut stream = self.connect(server).await.map_err(failed)?;
+        stream.write_all(&identity.frame(asked)).await.map_err(failed)?;
+        let frame = read_frame(&mut stream).await.map_err(failed)?;
+        let offer =
+            SessionOffer::read(&frame).map_err(|MalformedRecord| malformed().before_sending())?;
+        if let (Some(user_and_password), SessionOffer::Open { .. }) = (login, &offer) {
+            stream.write_all(&self::login(&user_and_password)).await.map_err(failed)?;
+        }
+        Ok((stream, offer))
+    }
+
+    /// The shortest timeout of a session at `server`: that of one which asks for less, and is ended at once.
+    pub(crate) async fn shortest_session(&self, server: usize) -> Result<Duration, BackendError> {
+        let (identity, asked) = (SessionIdentity::default(), Duration::from_millis(1));
+        let (mut stream, offer) = self.open(server, &identity, asked, self.limits.connect).await?;
+        let SessionOffer::Open { timeout, .. } = offer else {
+            return Err(malformed().before_sending());
+        };
+        // It also ends by itself.
+        let _ = stream.write_all(&NodeOperation::CloseSession.frame(1)).await;
+        Ok(timeout)
+    }
+
+    /// `user:password` for this connection.
+    async fn login(&self) -> Result<Option<String>, BackendError> {
+        let Some(provider) = &self.credentials else { return Ok(self.ensemble.login.clone()) };
+        let given = provider.credentials().await?;
+        let url_user = || self.ensemble.login.as_deref()?.split_once(':').map(|(user, _)| user);
+        let user = given.user().or_else(url_user).unwrap_or_default();
+        Ok(Some(format!("{user}:{}", given.secret())))
+    }
+
+    async fn connect(&self, server: usize) -> std::io::Result<Box<dyn ServerStream>> {
+        let Some((host, port)) = self.ensemble.servers.get(server) else {
+            return Err(std::io::ErrorKind::NotFound.into());
+        };
+        let tcp = TcpStream::connect((host.as_str(), *port)).await?;
+        tcp.set_nodelay(true)?;
+        #[cfg(feature = "zookeeper-tls")]
+        if let Some(connector) = &self.tls {
+            let name = rustls::pki_types::ServerName::try_from(host.clone())
+                .map_err(std::io::Error::other)?;
+            return Ok(Box::new(connector.connect(name, tcp).await?));
+        }
+        Ok(Box::new(tcp))
+    }
+}
+
+#[cfg(feature = "zookeeper-tls")]
+async fn connector(files: TlsFiles) -> Result<tokio_rustls::TlsConnector, LockError> {
+    let config = crate::backend::tls::client_config(files).await?;
+    Ok(tokio_rustls::TlsConnector::from(std::sync::Arc::new(config)))
+}
+
+async fn read_frame(stream: &mut dyn ServerStream) -> std::io::Result<Vec<u8>> {
+    const LONGEST_OFFER: u32 = 1 << 16;
+    let length = stream.read_u32().await?;
+    if length > LONGEST_OFFER {
+        return Err(std::io::Error::other("the answer is none of ZooKeeper"));
+    }
+    let mut frame = vec![0; length as usize];
+    stream.read_exact(&mut frame).await?;
+    Ok(frame)
+}
+
+/// The end of the connection in words: servers that cannot serve say nothing else.
+pub(crate) fn why(error: &std::io::Error) -> String {
+    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+        return "it has closed the connection, as a server without a leader does".to_owned();
+    }
+    error.to_string()
+}
+
+/// Takes the frames that `bytes` has in full, and leaves the rest.
+pub(crate) fn take_frames(
+    bytes: &mut Vec<u8>,
+    mut take: impl FnMut(&[u8]) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    let mut at = 0;
+    let outcome = loop {
+        let Some((length, rest)) = bytes[at..].split_first_chunk::<4>() else { break Ok(()) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > LONGEST_FRAME {
+            break Err(malformed());
+        }
+        let Some(frame) = rest.get(..length) else { break Ok(()) };
+        if let Err(error) = take(frame) {
+            break Err(error);
+        }
+        at += 4 + length;
+    };
+    bytes.drain(..at);
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_taken_when_they_are_complete() {
+        let mut bytes = vec![0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0, 0, 2, 8];
+        let mut taken = Vec::new();
+        let mut take = |bytes: &mut Vec<u8>| {
+            take_frames(bytes, |frame| {
+                taken.push(frame.to_vec());
+                Ok(())
+            })
+        };
+        take(&mut bytes).unwrap();
+        assert_eq!(bytes, [0, 0, 0, 2, 8]);
+        bytes.push(9);
+        take(&mut bytes).unwrap();
+        assert!(bytes.is_empty());
+        let mut bytes = vec![0xff; 4];
+        assert!(take(&mut bytes).is_err());
+        assert_eq!(taken, [vec![7], vec![], vec![8, 9]]);
+    }
+}

@@ -1,0 +1,188 @@
+//! The sessions of a pool: one for each class of ttls, opened when a lock needs it.
+//!
+//! A node lives as long as its session, so the timeout of a session bounds how long the lock of a dead process stays. The
+//! timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows, which is older than
+//! the grant or the renewal that it confirms, by at most:
+//!
+//! 1. The longest time that a connection may go without an answer, behind which it is replaced: [`longest_silence`].
+//! 2. The time between two signs of life: [`LONGEST_PING_INTERVAL`].
+//! 3. Half a tick: a server reports signs of life to the leader that often. [`LONGEST_TICK`] is provided for.
+//! 4. [`SLACK`] for the way between the servers, and for a process that is not scheduled.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::BackendError;
+use crate::backend::zookeeper::open_exchange::{LONGEST_PING_INTERVAL, longest_silence};
+use crate::backend::zookeeper::server_error::session_too_short;
+use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink};
+use crate::backend::zookeeper::session_task::SessionTask;
+use crate::backend::zookeeper::transport::EnsembleDialer;
+use crate::base::clock::Clock;
+use crate::base::jitter;
+
+/// The longest `tickTime` of servers for which sessions outlive the belief of their holders.
+pub(crate) const LONGEST_TICK: Duration = Duration::from_secs(2);
+
+/// A part of the margin: also what a write to the network may be late by.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// The timeouts that are asked for, in seconds. The servers may agree to other ones.
+const CLASSES: [u64; 24] = [
+    3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 40, 60, 90, 120, 180, 240, 360, 600, 900, 1_800, 3_600,
+    7_200, 21_600, 86_400,
+];
+
+/// The class of the first session. With the servers' default settings it is the longest one, and the pool's default ttl
+/// belongs to it.
+const FIRST: Duration = Duration::from_secs(40);
+
+pub(crate) struct TtlClasses {
+    dialer: Arc<EnsembleDialer>,
+    clock: Clock,
+    sink: Arc<dyn SessionSink>,
+    /// By how much the timeout of a session exceeds the ttls of its locks.
+    margin: Duration,
+    /// By the timeout that was asked for.
+    sessions: Mutex<Vec<(Duration, Arc<SessionClient>)>>,
+    numbers: AtomicU64,
+}
+
+impl TtlClasses {
+    /// Opens the first session.
+    pub(crate) async fn connect(
+        dialer: Arc<EnsembleDialer>,
+        clock: Clock,
+        sink: Arc<dyn SessionSink>,
+    ) -> Result<Self, BackendError> {
+        let margin = margin(dialer.limits.request);
+        let (sessions, numbers) = (Mutex::default(), AtomicU64::new(0));
+        let classes = Self { dialer, clock, sink, margin, sessions, numbers };
+        classes.first().await?;
+        Ok(classes)
+    }
+
+    /// The timeout that a session needs, so that its nodes stay for `kept_for`.
+    pub(crate) fn timeout_for(&self, kept_for: Duration) -> Duration {
+        kept_for.saturating_add(self.margin)
+    }
+
+    /// The shortest timeout that the servers agree to: two ticks, unless `minSessionTimeout` is set.
+    pub(crate) async fn shortest(&self) -> Result<Duration, BackendError> {
+        self.dialer.shortest_session(random_below(self.dialer.ensemble.servers.len())).await
+    }
+
+    /// The session that is always open. For requests that make no nodes of locks.
+    pub(crate) async fn first(&self) -> Result<LiveSession, BackendError> {
+        self.client(FIRST).opened().await
+    }
+
+    /// A session whose nodes stay for `kept_for` after a confirmed sign of life.
+    ///
+    /// # Errors
+    /// `Rejected` if the servers allow no session that is long enough.
+    pub(crate) async fn holding(&self, kept_for: Duration) -> Result<LiveSession, BackendError> {
+        let needed = self.timeout_for(kept_for);
+        let class = class_of(needed);
+        if let Some(client) = self.known(needed, class) {
+            return client.opened().await;
+        }
+        match self.longest() {
+            Some(longest) if longest < needed => {
+                return Err(session_too_short(kept_for, self.margin, longest));
+            }
+            _ => {}
+        }
+        let live = self.client(class).opened().await?;
+        if live.timeout() < needed {
+            return Err(session_too_short(kept_for, self.margin, live.timeout()));
+        }
+        Ok(live)
+    }
+
+    /// The session with the shortest timeout that is long enough, unless a shorter class would serve too.
+    fn known(&self, needed: Duration, class: Duration) -> Option<Arc<SessionClient>> {
+        let sessions = self.sessions();
+        let timeouts = sessions.iter().filter_map(|(asked, client)| {
+            let agreed = client.timeout().filter(|agreed| *agreed >= needed)?;
+            // The servers' shortest timeout is longer than some classes.
+            let is_shortest = agreed > *asked;
+            (agreed <= class || is_shortest).then_some((agreed, client))
+        });
+        timeouts.min_by_key(|(agreed, _)| *agreed).map(|(_, client)| client.clone())
+    }
+
+    /// The longest timeout that the servers agree to, once they have shortened one.
+    fn longest(&self) -> Option<Duration> {
+        let sessions = self.sessions();
+        let agreed = sessions
+            .iter()
+            .filter_map(|(asked, client)| client.timeout().filter(|agreed| agreed < asked));
+        agreed.max()
+    }
+
+    fn client(&self, class: Duration) -> Arc<SessionClient> {
+        let mut sessions = self.sessions();
+        if let Some((_, client)) = sessions.iter().find(|(asked, _)| *asked == class) {
+            return client.clone();
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let server = random_below(self.dialer.ensemble.servers.len());
+        let client = SessionTask::start(
+            self.dialer.clone(),
+            self.clock,
+            self.sink.clone(),
+            number,
+            class,
+            server,
+        );
+        sessions.push((class, client.clone()));
+        client
+    }
+
+    /// All sessions that were opened.
+    pub(crate) fn all(&self) -> Vec<Arc<SessionClient>> {
+        self.sessions().iter().map(|(_, client)| client.clone()).collect()
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Vec<(Duration, Arc<SessionClient>)>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn margin(request_timeout: Duration) -> Duration {
+    let silence = longest_silence(request_timeout) + LONGEST_PING_INTERVAL;
+    silence + LONGEST_TICK / 2 + SLACK
+}
+
+fn class_of(needed: Duration) -> Duration {
+    let classes = CLASSES.iter().map(|seconds| Duration::from_secs(*seconds));
+    let longer = || {
+        let seconds = needed.as_secs().saturating_add(1).checked_next_power_of_two();
+        Duration::from_secs(seconds.unwrap_or(u64::MAX))
+    };
+    classes.into_iter().find(|class| *class >= needed).unwrap_or_else(longer)
+}
+
+/// So that the clients of an ensemble use all its servers.
+fn random_below(count: usize) -> usize {
+    let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
+    usize::try_from(nanos).unwrap_or_default() % count.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_exceeds_the_ttl_by_the_margin() {
+        let margin = margin(Duration::from_secs(1));
+        assert_eq!(margin, Duration::from_secs(3));
+        let class = |millis| class_of(Duration::from_millis(millis) + margin).as_secs();
+        assert_eq!([300, 1_000, 1_001, 30_000, 37_000].map(class), [4, 4, 5, 40, 40]);
+        let day = Duration::from_secs(24 * 60 * 60);
+        assert!((day..2 * day).contains(&class_of(day + margin)));
+        assert!(CLASSES.is_sorted());
+    }
+}

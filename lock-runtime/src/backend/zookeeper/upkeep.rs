@@ -1,0 +1,114 @@
+//! What happens without a request: claims that are over are deleted, and changes around held keys are read.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::backend::zookeeper::claims::ChangedHold;
+use crate::backend::zookeeper::listed_nodes::ListedNodes;
+use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
+use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
+use crate::backend::zookeeper::protocol::operation::NodeOperation;
+use crate::backend::zookeeper::protocol::server_code::ServerCode;
+use crate::backend::zookeeper::release::DELETE_AGAIN;
+use crate::backend::zookeeper::server_error::failure;
+use crate::backend::{BackendError, Owner};
+
+/// Runs until the pool is dropped. Dropping the future ends what it has started.
+pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedReceiver<ChangedHold>) {
+    let (claims, mut work) = (nodes.claims.clone(), JoinSet::new());
+    loop {
+        let first = claims.first_deadline();
+        let due = async {
+            match first {
+                Some(first) => claims.clock.sleep_until(first).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {
+                for owner in claims.take_due(claims.clock.now()) {
+                    let nodes = nodes.clone();
+                    work.spawn(async move { nodes.end(owner).await });
+                }
+            }
+            changed = changes.recv() => match changed {
+                Some(changed) => {
+                    let nodes = nodes.clone();
+                    work.spawn(async move { nodes.look_around(changed).await });
+                }
+                None => return,
+            },
+            () = claims.earlier.notified() => {}
+            _ = work.join_next(), if !work.is_empty() => {}
+        }
+    }
+}
+
+impl LockNodes {
+    /// Deletes what a claim that is over has left.
+    async fn end(&self, owner: Owner) {
+        let turn = self.claims.begin(owner, DELETE_AGAIN).await;
+        if !self.claims.is_over(&owner) {
+            return;
+        }
+        let keys: Vec<_> = self.claims.slots(&owner).into_iter().map(|(key, _)| key).collect();
+        let ended = match self.any_session_of(&owner).await {
+            Ok(session) => self.free(&session, &turn, &keys, true).await,
+            Err(error) => Err(error),
+        };
+        if ended.is_err() {
+            self.claims.end_at(&owner, self.claims.clock.now() + DELETE_AGAIN, false);
+        }
+    }
+
+    /// Reads whether a held key is still held, and whether other owners wait. A failure is that of the connection: the next renewal
+    /// reads again.
+    async fn look_around(&self, changed: ChangedHold) {
+        let _ = self.read_changes(&changed).await;
+    }
+
+    async fn read_changes(&self, changed: &ChangedHold) -> Result<(), BackendError> {
+        let ChangedHold { owner, key } = changed;
+        let Some(Slot::Node(node)) = self.claims.slot(owner, key) else { return Ok(()) };
+        if !matches!(node.standing, Standing::Granted { .. }) {
+            return Ok(());
+        }
+        let listed = self.list(std::slice::from_ref(key));
+        let [listing] = node.session.run([self.children(key)]).await?;
+        let listing = KeyListing::read(listing)?;
+        if listing.nodes.find(node.name()).is_none() {
+            // Released meanwhile, or deleted by another client.
+            self.claims.lose(owner, key, &node.path);
+            return Ok(());
+        }
+        if !listing.nodes.has_others(owner) {
+            self.record_watch(changed, &node, WatchScope::Container, &listed);
+            return Ok(());
+        }
+        self.claims.events.contended(key.as_str());
+        // From here on only the own node is of interest, and no owner that queues.
+        let listed = self.claims.list([node.path.clone()]);
+        let [watch] = node.session.run([NodeOperation::Watch { path: node.path.clone() }]).await?;
+        match watch {
+            Ok(_) => self.record_watch(changed, &node, WatchScope::Node, &listed),
+            Err(ServerCode::NO_NODE) => self.claims.lose(owner, key, &node.path),
+            Err(code) => return Err(failure(code)),
+        }
+        Ok(())
+    }
+
+    fn record_watch(
+        &self,
+        changed: &ChangedHold,
+        node: &LockNode,
+        scope: WatchScope,
+        listed: &ListedNodes,
+    ) {
+        let ChangedHold { owner, key } = changed;
+        if !self.claims.set_watched(owner, key, &node.path, scope, listed) {
+            self.claims.look_again(ChangedHold { owner: *owner, key: key.clone() });
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Events between two steps of a request, each brought about on purpose.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, FailureKind, LeaseRef, LeaseStatus, Owner,
+    ReleaseOutcome, ReleaseRequest, Successor,
+};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{Key, LockPool, Wait};
+use lock_tests::poll::poll_n;
+use lock_tests::prelude::*;
+use lock_tests::proxy::Direction;
+use lock_tests::zookeeper::url_at;
+use lock_tests::{FaultProxy, Worker, ZooKeeperServer, eventually_async};
+use tokio::task::JoinSet;
+
+use super::conformance::{until_nothing_is_left, until_queued};
+
+fn request(key: &str, ttl: u64) -> AcquireRequest {
+    let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
+    AcquireRequest::new(keys, Owner::random().unwrap(), ms(ttl))
+}
+
+fn queued_request(key: &str, ttl: u64) -> AcquireRequest {
+    let mut request = request(key, ttl);
+    request.enqueue = true;
+    request
+}
+
+async fn acquire(store: &impl Backend, request: &AcquireRequest) -> AcquireOutcome {
+    store.acquire(std::slice::from_ref(request)).await.remove(0).unwrap()
+}
+
+fn is_granted(outcome: &AcquireOutcome) -> bool {
+    matches!(outcome, AcquireOutcome::Acquired { .. })
+}
+
+async fn renew(store: &impl Backend, lease: &LeaseRef) -> Result<LeaseStatus, FailureKind> {
+    let renewed = store.renew(std::slice::from_ref(lease)).await.remove(0);
+    renewed.map_err(|error| error.kind())
+}
+
+/// The session is known at the leader only up to its last sign of life, whatever its server answers.
+#[tokio::test]
+async fn a_process_that_stood_still_connects_anew_before_it_reads_an_answer() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let (url, dir) = (url_at(proxy.port(), &root), tempfile::tempdir().unwrap());
+    let program = env!("CARGO_BIN_EXE_waiter");
+    let worker = Worker::start(program, &[&url, dir.path().to_str().unwrap(), "one", "8000"]);
+    worker.send_line("lock");
+    until_queued(server, &root, "k", 1).await;
+    worker.wait_for_line(DEADLINE, |line| line.starts_with("in "));
+    let node = server.queue(&root, "k");
+    let before = proxy.connections();
+    worker.pause();
+    // Longer than signs of life may be late, and shorter than the session and the lease.
+    tokio::time::sleep(ms(2_000)).await;
+    worker.resume();
+    eventually_async(DEADLINE, "another connection", async || proxy.connections() > before).await;
+    assert_eq!(server.queue(&root, "k"), node, "the session goes on");
+    worker.send_line("free");
+    worker.wait_for_line(DEADLINE, |line| line == "out");
+    worker.kill();
+}
+
+/// The notification comes in the same bytes as the list that has set the watch.
+#[tokio::test]
+async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let builder = LockPool::builder(url_at(proxy.port(), &root)).ttl(ms(20_000));
+    let builder = builder.wait(Wait::Forever).request_timeout(ms(5_000));
+    let pool = builder.connect().await.unwrap();
+    let other = patient(server.url_of(&root), ms(20_000)).await;
+    cycle(&pool, "order:1").await;
+    proxy.hold(Direction::ToClient);
+    let over = Arc::new(AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let (pool, over) = (pool.clone(), over.clone());
+        tasks.spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                // Without fences, hand-offs in the process end only with a renewal, after more than six seconds.
+                let acquiring = pool.lock("order:1").fencing(false).acquire();
+                let guard = acquiring.await.unwrap();
+                tokio::time::sleep(ms(2)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    until_queued(server, &root, "order:1", 1).await;
+    let waiting = acquire_in_task(&other, "order:1");
+    until_queued(server, &root, "order:1", 2).await;
+    proxy.release_held();
+    let granted = Instant::now();
+    let (acquired, guard) = joined("the other process", waiting).await;
+    let took = acquired.saturating_duration_since(granted);
+    assert!(took < ms(3_000) + NOISE, "{took:?}");
+    guard.release().await.unwrap();
+    over.store(true, Ordering::SeqCst);
+    within(DEADLINE, "all tasks", tasks.join_all()).await;
+}
+
+/// The watch of a held key is used up, and the list that would set another one is refused.
+#[tokio::test]
+async fn a_held_key_without_a_watch_is_looked_at() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let claim = request("order:1", 20_000);
+    assert!(is_granted(&acquire(&store, &claim).await));
+    let container = format!("{root}/order:1");
+    let mut client = server.client();
+    let node = server.queue(&root, "order:1").remove(0);
+    // The list that answers the notification waits until there is no right to read. Without that, no notification is sent.
+    proxy.hold(Direction::ToServer);
+    client.create(&format!("{container}/other"), false).unwrap();
+    client.set_rights(&container, 2 | 4 | 8 | 16).unwrap();
+    client.delete(&format!("{container}/{node}")).unwrap();
+    proxy.release_held();
+    eventually_async(DEADLINE, "the renewal fails", async || {
+        renew(&store, &claim.lease()).await == Err(FailureKind::Rejected)
+    })
+    .await;
+    client.set_rights(&container, 31).unwrap();
+    assert_eq!(renew(&store, &claim.lease()).await, Ok(LeaseStatus::NotHeld));
+}
+
+/// The node is there, so the request has to be undone.
+#[tokio::test]
+async fn a_list_that_is_refused_behind_a_creation_is_ambiguous() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let other = patient(server.url_of(&root), ms(20_000)).await;
+    cycle(&other, "order:1").await;
+    let mut client = server.client();
+    client.set_rights(&format!("{root}/order:1"), 2 | 4 | 8 | 16).unwrap();
+    let claim = queued_request("order:1", 20_000);
+    let error = store.acquire(std::slice::from_ref(&claim)).await.remove(0).unwrap_err();
+    assert_eq!(error.kind(), FailureKind::MaybeApplied, "{error}");
+    client.set_rights(&format!("{root}/order:1"), 31).unwrap();
+    assert_eq!(server.queue(&root, "order:1").len(), 1, "the node is there");
+    store.release(&[ReleaseRequest::new(claim.lease())]).await.remove(0).unwrap();
+    cycle(&other, "order:1").await;
+    until_nothing_is_left(server, &root).await;
+}
+
+/// A request outside of the queue is dropped behind its creation, and repeated when another owner is before it.
+#[tokio::test]
+async fn a_refused_try_leaves_nothing_in_the_queue() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    for polls in 1..6 {
+        let key = format!("order:{polls}");
+        for _ in 0..2 {
+            let claim = request(&key, 20_000);
+            assert!(is_granted(&acquire(&store, &claim).await));
+            store.release(&[ReleaseRequest::new(claim.lease())]).await.remove(0).unwrap();
+        }
+        let mut claim = request(&key, 20_000);
+        let _ = poll_n(store.acquire(std::slice::from_ref(&claim)), polls).await;
+        let mut client = server.client();
+        let before = "lock-0000000000".to_owned();
+        client.create(&format!("{root}/{key}/{before}"), false).unwrap();
+        claim.attempt = 1;
+        assert!(!is_granted(&acquire(&store, &claim).await), "another owner is before it");
+        assert_eq!(server.queue(&root, &key), [before], "after {polls} polls");
+    }
+}
+
+/// The servers delete a container only if it had a node.
+#[tokio::test]
+async fn a_dropped_acquire_leaves_no_container_that_was_never_used() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    for polls in 1..7 {
+        let mut claim = request(&format!("order:{polls}"), 300);
+        claim.enqueue = polls % 2 == 0;
+        let _ = poll_n(store.acquire(std::slice::from_ref(&claim)), polls).await;
+    }
+    // Behind all that was sent before.
+    assert!(is_granted(&acquire(&store, &request("last", 300)).await));
+    let mut client = server.client();
+    let keys = client.children(&root).unwrap();
+    assert!(keys.len() > 1, "{keys:?}");
+    for key in keys {
+        assert!(client.changes_of_children(&format!("{root}/{key}")) > 0, "{key}");
+    }
+    until_nothing_is_left(server, &root).await;
+}
+
+/// An acquire of the one owner is in progress, and does not end.
+#[tokio::test]
+async fn a_lease_without_an_answer_delays_no_other_renewal() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let (held, stuck) = (request("order:1", 20_000), request("order:2", 20_000));
+    assert!(is_granted(&acquire(&store, &held).await));
+    let mut acquiring = pin!(store.acquire(std::slice::from_ref(&stuck)));
+    assert!(poll_once(acquiring.as_mut()).await.is_none());
+    let leases = [stuck.lease(), held.lease()];
+    let renewed = within(DEADLINE, "the renewals", store.renew(&leases)).await;
+    assert_eq!(renewed[0].as_ref().unwrap_err().kind(), FailureKind::MaybeApplied);
+    assert_eq!(*renewed[1].as_ref().unwrap(), LeaseStatus::Held);
+    assert!(is_granted(acquiring.await[0].as_ref().unwrap()));
+}
+
+/// The claims of a pool hold its sessions, and sessions report to the claims.
+#[tokio::test]
+async fn a_pool_that_is_dropped_ends_its_sessions() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let claims = ["order:1", "order:2"].map(|key| request(key, 20_000));
+    for claim in &claims {
+        assert!(is_granted(&acquire(&store, claim).await));
+    }
+    let queued = queued_request("order:2", 8_000);
+    assert!(!is_granted(&acquire(&store, &queued).await));
+    // A key that stays locked for a minute has a session that goes on until its timeout.
+    let kept = request("order:3", 500);
+    assert!(is_granted(&acquire(&store, &kept).await));
+    let mut release = ReleaseRequest::new(kept.lease());
+    release.free_after = ms(1_000);
+    let released = store.release(&[release]).await.remove(0).unwrap();
+    assert_eq!(released, ReleaseOutcome::Freed);
+    drop(store);
+    eventually_async(ms(3_000) + NOISE, "the sessions are closed", async || {
+        ["order:1", "order:2"].iter().all(|key| server.queue(&root, key).is_empty())
+    })
+    .await;
+    eventually_async(DEADLINE, "the session has timed out", async || {
+        server.queue(&root, "order:3").is_empty()
+    })
+    .await;
+}
+
+/// The connection is down for a moment: the release that is repeated passes the key on as the first one would have.
+#[tokio::test]
+async fn a_release_that_was_not_sent_is_repeated_with_its_successor() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let claim = request("order:1", 20_000);
+    assert!(is_granted(&acquire(&store, &claim).await));
+    let mut release = ReleaseRequest::new(claim.lease());
+    let successor = Owner::random().unwrap();
+    release.successor = Some(Successor::new(successor, ms(20_000)));
+    let release = [release];
+    proxy.refuse(true);
+    proxy.cut();
+    eventually_async(DEADLINE, "nothing is sent", async || {
+        let held = store.is_held(&claim.lease()).await;
+        held.is_err_and(|error| error.kind() == FailureKind::NotApplied)
+    })
+    .await;
+    let refused = store.release(&release).await.remove(0).unwrap_err();
+    assert_eq!(refused.kind(), FailureKind::NotApplied, "{refused}");
+    proxy.refuse(false);
+    let mut outcome = None;
+    eventually_async(DEADLINE, "it is sent", async || {
+        outcome = store.release(&release).await.remove(0).ok();
+        outcome.is_some()
+    })
+    .await;
+    assert_eq!(outcome, Some(ReleaseOutcome::SuccessorGranted));
+    let lease = LeaseRef::new(claim.keys.clone(), successor, ms(20_000));
+    assert_eq!(renew(&store, &lease).await, Ok(LeaseStatus::Held));
+}
+
+/// A renewal that moves the node is dropped behind its request: the owner's number stays.
+#[tokio::test]
+async fn a_moved_node_keeps_its_fence_when_no_answer_was_read() {
+    let (server, root) = ZooKeeperServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    // The longer session is open before, so that a few polls suffice.
+    assert!(is_granted(&acquire(&store, &request("other", 12_000)).await));
+    let mut moved = 0;
+    for polls in 1..8 {
+        let mut claim = request(&format!("order:{polls}"), 1_000);
+        claim.fencing = true;
+        let AcquireOutcome::Acquired { fence, .. } = acquire(&store, &claim).await else {
+            panic!("it is free");
+        };
+        let node = server.queue(&root, &format!("order:{polls}"));
+        (claim.ttl, claim.attempt) = (ms(12_000), 1);
+        let _ = poll_n(store.acquire(std::slice::from_ref(&claim)), polls).await;
+        let AcquireOutcome::Acquired { fence: again, .. } = acquire(&store, &claim).await else {
+            panic!("it is held by this owner");
+        };
+        assert_eq!(again, fence, "after {polls} polls");
+        moved += usize::from(server.queue(&root, &format!("order:{polls}")) != node);
+    }
+    assert_eq!(moved, 7);
+}

@@ -1,0 +1,10 @@
+//! `zookeeper://`
+
+mod conformance;
+mod ensemble;
+mod errors;
+mod faults;
+mod interleavings;
+mod interop;
+mod sessions;
+mod wait_queue;
