@@ -125,9 +125,10 @@ async fn exclusion_does_not_need_the_rows_of_free_locks() {
     }
     let mut deleted = 0;
     while over.load(Ordering::SeqCst) < 4 {
+        // The server may choose this statement to end a deadlock.
         let gone =
-            server.query("DELETE FROM vanishing.lock_lease WHERE owner = '' RETURNING `key`");
-        deleted += gone.len();
+            server.try_query("DELETE FROM vanishing.lock_lease WHERE owner = '' RETURNING `key`");
+        deleted += gone.as_ref().map_or(0, Vec::len);
         tokio::task::yield_now().await;
         while let Some(ended) = tasks.try_join_next() {
             ended.unwrap();
