@@ -41,10 +41,6 @@ async fn a_locked_row_delays_no_other_key() {
         "SELECT * FROM locks.lock_lease WHERE `key` IN ('held:1', 'free:1') FOR UPDATE",
     );
     let blocked = tokio::spawn(pool.lock("free:1").wait(ms(20_000)).acquire());
-    let several: JoinSet<_> = (0..4)
-        .map(|n| pool.lock_all(["free:1".to_owned(), format!("more:{n}")]).wait(ms(20_000)))
-        .map(|request| async { request.acquire().await.unwrap().release().await.unwrap() })
-        .collect();
     let (began, mut cycles) = (Instant::now(), 0);
     // Longer than the ttl: the other lock is renewed meanwhile.
     while began.elapsed() < ms(3_500) {
@@ -59,7 +55,6 @@ async fn a_locked_row_delays_no_other_key() {
     assert!(waited <= 2, "{waited} waits in {cycles} cycles");
     drop(blocker);
     joined("the request for the locked row", blocked).await.unwrap().release().await.unwrap();
-    within(DEADLINE, "the requests for several keys", several.join_all()).await;
 }
 
 #[tokio::test]
@@ -130,9 +125,10 @@ async fn exclusion_does_not_need_the_rows_of_free_locks() {
     }
     let mut deleted = 0;
     while over.load(Ordering::SeqCst) < 4 {
+        // The server may choose this statement to end a deadlock.
         let gone =
-            server.query("DELETE FROM vanishing.lock_lease WHERE owner = '' RETURNING `key`");
-        deleted += gone.len();
+            server.try_query("DELETE FROM vanishing.lock_lease WHERE owner = '' RETURNING `key`");
+        deleted += gone.as_ref().map_or(0, Vec::len);
         tokio::task::yield_now().await;
         while let Some(ended) = tasks.try_join_next() {
             ended.unwrap();

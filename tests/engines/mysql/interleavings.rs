@@ -78,7 +78,8 @@ async fn owners_that_queue_while_the_row_is_missing_have_different_positions() {
     let pools = [stoppable(&server, &proxy).await, stoppable(&server, &proxy).await];
     let guard = holder.lock("order:1").acquire().await.unwrap();
     proxy.stop_before("SET @holder = NULL;", "gate-1");
-    proxy.stop_before("UPDATE `lock_lease` SET\n    last_fence = IF(owner", "gate-2");
+    // Behind the statement that grants, which would lock the row.
+    proxy.stop_before("UPDATE `lock_queue` SET channel", "gate-2");
     proxy.stop_before("UPDATE `lock_lease` SET contended = true", "gate-3");
     let [first, second, third] = ["gate-1", "gate-2", "gate-3"].map(|gate| closed(&server, gate));
     let waiting: JoinSet<_> =
@@ -96,6 +97,23 @@ async fn owners_that_queue_while_the_row_is_missing_have_different_positions() {
     assert_eq!(server.query("SELECT COUNT(DISTINCT position) FROM lock_queue"), [["2"]]);
     guard.release().await.unwrap();
     within(DEADLINE, "both waiters", waiting.join_all()).await;
+}
+
+/// No request for this key alone has shown before that its row is locked.
+#[tokio::test]
+async fn requests_for_several_keys_wait_for_a_locked_row_once() {
+    let server = MysqlServer::start();
+    let pool = LockPool::builder(server.url()).request_timeout(ms(5_000)).connect().await.unwrap();
+    cycle(&pool, "stuck:1").await;
+    let blocker = server.transaction("SELECT * FROM locks.lock_lease FOR UPDATE");
+    let before = server.status("Innodb_row_lock_waits");
+    for n in 0..4 {
+        let request = pool.lock_all(["stuck:1".to_owned(), format!("more:{n}")]);
+        assert!(request.wait(Duration::ZERO).acquire().await.is_err());
+    }
+    assert_eq!(server.status("Innodb_row_lock_waits") - before, 1);
+    drop(blocker);
+    cycle(&pool, "stuck:1").await;
 }
 
 /// Between the end of a script and its `ROLLBACK`, the network is silent.

@@ -88,7 +88,7 @@ impl MysqlLink {
             };
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
-                self.state.watch_list().leave_queues();
+                self.state.watch_list().leave_queues(self.state.clock.now());
             }
             self.predecessor.clone_from(&session.identity);
             drop(session);

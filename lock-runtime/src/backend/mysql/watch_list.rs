@@ -16,6 +16,8 @@ pub(crate) type Place = (Key, Owner);
 #[derive(Debug, Default)]
 pub(crate) struct WatchList {
     queued: HashMap<Place, QueuedOwner>,
+    /// Owners with an entry that names a connection that has ended, and when it was left. A grant removes the entry.
+    left: HashMap<Place, Instant>,
     held: HeldGrants,
     /// When grants that are over were last forgotten.
     pruned: Option<Instant>,
@@ -59,7 +61,9 @@ impl WatchList {
     /// The owner is in the queue.
     pub(crate) fn queued(&mut self, key: &Key, owner: Owner, rank: i64, now: Instant) {
         self.held.remove(key, owner);
-        self.queued.insert((key.clone(), owner), QueuedOwner { rank, seen: now, told: None });
+        let place = (key.clone(), owner);
+        self.left.remove(&place);
+        self.queued.insert(place, QueuedOwner { rank, seen: now, told: None });
     }
 
     /// The rank of an owner that is in the queue, unless that was long ago.
@@ -77,12 +81,16 @@ impl WatchList {
         contended: bool,
     ) -> bool {
         self.held.add(key, owner, until, contended);
-        self.queued.remove(&(key.clone(), owner)).is_some()
+        let place = (key.clone(), owner);
+        let had_left = self.left.remove(&place).is_some();
+        self.queued.remove(&place).is_some() || had_left
     }
 
     /// The owner neither holds the key nor waits for it.
     pub(crate) fn ended(&mut self, key: &Key, owner: Owner) {
-        self.queued.remove(&(key.clone(), owner));
+        let place = (key.clone(), owner);
+        self.queued.remove(&place);
+        self.left.remove(&place);
         self.held.remove(key, owner);
     }
 
@@ -97,8 +105,8 @@ impl WatchList {
     }
 
     /// Entries of the queue name a connection that has ended.
-    pub(crate) fn leave_queues(&mut self) {
-        self.queued.clear();
+    pub(crate) fn leave_queues(&mut self, now: Instant) {
+        self.left.extend(self.queued.drain().map(|(place, _)| (place, now)));
     }
 
     /// How long to wait between two looks; `None` if there is nothing to look at.
@@ -124,6 +132,7 @@ impl WatchList {
         if self.pruned.is_none_or(|pruned| now.since(pruned) >= Self::PRUNED_EVERY) {
             self.pruned = Some(now);
             self.held.prune(now);
+            self.left.retain(|_, since| now.since(*since) < Self::FORGOTTEN);
         }
     }
 
@@ -195,6 +204,22 @@ mod tests {
         assert_eq!(list.rank(&place.0, place.1, T + MS(2_000)), None);
         assert_eq!(list.found(&place, Found::Missing, T), Some(MS(1)));
         assert_eq!(list.rank(&place.0, place.1, T), None);
+    }
+
+    #[test]
+    fn an_entry_of_a_lost_connection_is_removed_by_a_grant() {
+        let (mut list, place) = (WatchList::default(), place());
+        list.queued(&place.0, place.1, 0, T);
+        list.leave_queues(T);
+        assert_eq!(list.rank(&place.0, place.1, T), None);
+        assert_eq!((list.interval(), list.places(T)), (None, vec![]));
+        assert!(list.granted(&place.0, place.1, T + MS(5_000), false));
+        assert!(!list.granted(&place.0, place.1, T + MS(5_000), false));
+        // An owner that was given up makes no request.
+        list.queued(&place.0, place.1, 0, T);
+        list.leave_queues(T);
+        list.prune(T + MS(10_000));
+        assert!(list.left.is_empty());
     }
 
     #[test]
