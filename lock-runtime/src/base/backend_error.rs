@@ -69,7 +69,7 @@ impl BackendError {
     }
 
     /// The client library's error, if it is a `E`.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
+    #[cfg(any(feature = "redis", feature = "_sql"))]
     pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.source.as_deref()?.downcast_ref()
     }

@@ -69,7 +69,8 @@ impl MysqlBatch<'_> {
                 }
             }
         }
-        for pending in several {
+        // A request of a caller that is gone is not sent. The first ones may have taken longer than its time.
+        for pending in several.into_iter().filter(|(_, reply)| !reply.is_closed()) {
             // One that failed before may have shown that a row is locked.
             let free = self.without_locked(vec![pending], |request| &request.keys).await;
             for (request, reply) in free {
@@ -87,7 +88,11 @@ impl MysqlBatch<'_> {
     ///
     /// The row is read behind its lock. A release that commits in between may have reserved the key for the owner, for less than
     /// the ttl: such a request is sent again, and its own statement then extends the row.
-    async fn acquire_free(&mut self, requests: Acquires) -> (Acquires, Acquires) {
+    async fn acquire_free(&mut self, mut requests: Acquires) -> (Acquires, Acquires) {
+        requests.retain(|(_, reply)| !reply.is_closed());
+        if requests.is_empty() {
+            return Default::default();
+        }
         let statements = self.statements();
         let mut rows = String::new();
         for (request, _) in &requests {
@@ -142,7 +147,11 @@ impl MysqlBatch<'_> {
     }
 
     /// Queues the owners of keys that are held, and grants the others. Returns the requests to be sent again.
-    async fn enqueue(&mut self, requests: Acquires) -> Acquires {
+    async fn enqueue(&mut self, mut requests: Acquires) -> Acquires {
+        requests.retain(|(_, reply)| !reply.is_closed());
+        if requests.is_empty() {
+            return requests;
+        }
         let statements = self.statements();
         let mut script = self.begin();
         for (number, (request, _)) in requests.iter().enumerate() {

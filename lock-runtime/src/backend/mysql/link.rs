@@ -13,7 +13,7 @@ use crate::backend::mysql::batch::{MysqlBatch, script_limit};
 use crate::backend::mysql::locked_rows::LockedRows;
 use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
-use crate::backend::mysql::session::{MysqlSession, SessionIdentity};
+use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::sender::{JobSender, Purpose};
@@ -34,7 +34,7 @@ pub(crate) async fn connect(
     purpose: Purpose,
 ) -> Result<JobSender, BackendError> {
     let (jobs, inbox) = mpsc::unbounded_channel();
-    let session = open(state, purpose, &SessionIdentity::default()).await?;
+    let session = open(state, purpose, &MysqlSessionIdentity::default()).await?;
     let task = MysqlLink::new(state.clone(), purpose, inbox);
     let task = tokio::spawn(task.run(session)).abort_handle();
     Ok(JobSender::new(jobs, task))
@@ -45,7 +45,7 @@ struct MysqlLink {
     purpose: Purpose,
     inbox: UnboundedReceiver<StoreJob>,
     /// The last session, until it is known to have ended.
-    predecessor: SessionIdentity,
+    predecessor: MysqlSessionIdentity,
     locked: LockedRows,
     sweep: RowSweep,
     looks: Looks,
@@ -71,7 +71,7 @@ impl MysqlLink {
             state,
             purpose,
             inbox,
-            predecessor: SessionIdentity::default(),
+            predecessor: MysqlSessionIdentity::default(),
             locked: LockedRows::default(),
             sweep,
             looks: Looks::new(now),
@@ -201,7 +201,7 @@ impl MysqlLink {
 async fn open(
     state: &Arc<MysqlPoolState>,
     purpose: Purpose,
-    lost: &SessionIdentity,
+    lost: &MysqlSessionIdentity,
 ) -> Result<MysqlSession, BackendError> {
     let mut session = state.connector.open().await?;
     // Longer than an answer there may take.

@@ -38,7 +38,10 @@ impl Looks {
             (watch_list.places(began), watch_list.looks_at_held() && !batch.channel.is_empty())
         };
         for places in places.chunks(batch.session.parts(PLACES, BYTES_IN_LISTS)) {
-            look_at_queues(batch, places).await;
+            // Renewals wait behind a look.
+            if !look_at_queues(batch, places).await {
+                break;
+            }
         }
         if looks_at_held {
             look_at_held(batch).await;
@@ -48,7 +51,8 @@ impl Looks {
     }
 }
 
-async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: &[Place]) {
+/// Whether the server has answered.
+async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: &[Place]) -> bool {
     let mut waiters = ByteList::default();
     for (key, owner) in places {
         waiters.push(&[key.as_str().as_bytes(), owner.as_bytes()]);
@@ -57,7 +61,7 @@ async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: &[Place]) {
     let statements = batch.statements();
     let values = [("keys", keys.as_literal()), ("waiters", waiters.as_literal())];
     let script = SqlScript::of(&statements.clock, &[]).then(&statements.look, &values);
-    let Ok(answered) = batch.execute(&script, usize::MAX).await else { return };
+    let Ok(answered) = batch.execute(&script, usize::MAX).await else { return false };
     let mut found = HashMap::new();
     for row in answered.sets.iter().flatten() {
         let (Some(key), Some(owner)) = (row.text(0), row.owner(1)) else { continue };
@@ -83,6 +87,7 @@ async fn look_at_queues(batch: &mut MysqlBatch<'_>, places: &[Place]) {
             batch.state.events.head_of_queue(place.0.as_str(), place.1, available_in);
         }
     }
+    true
 }
 
 async fn look_at_held(batch: &mut MysqlBatch<'_>) {

@@ -51,8 +51,8 @@ mod sweep;
 mod url;
 mod watch_list;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 
@@ -85,6 +85,7 @@ pub(crate) async fn open(
         credentials: config.credentials.cloned(),
         limits: config.limits(),
         last: AtomicUsize::new(0),
+        last_server: Mutex::default(),
     };
     Ok(Arc::new(connect(connector, config).await.map_err(LockError::backend)?))
 }

@@ -13,6 +13,7 @@ use crate::backend::mysql::server_error::row_is_locked;
 use crate::backend::sql::job::{Renewals, answer};
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
+use crate::base::clock::Instant;
 use crate::base::key::Key;
 
 /// How many keys one statement renews. It locks their rows until its flush.
@@ -32,10 +33,12 @@ struct Renewed {
 impl MysqlBatch<'_> {
     pub(super) async fn renew(&mut self, renewals: Renewals) {
         let together = self.session.parts(TOGETHER, BYTES_IN_LISTS);
+        // One time for all parts: the callers wait for the last one.
+        let deadline = self.now() + self.state.connector.limits.request / 4;
         for renewals in by_count_of_keys(renewals, |(lease, _)| lease.keys.len(), together) {
             let leases = distinct(renewals.iter().map(|(lease, _)| lease));
             let mut renewed = Renewed::default();
-            let done = self.renew_together(leases, &mut renewed).await;
+            let done = self.renew_together(leases, deadline, &mut renewed).await;
             for (lease, reply) in renewals {
                 let lease = (lease.owner, lease.keys);
                 answer(
@@ -55,12 +58,11 @@ impl MysqlBatch<'_> {
     async fn renew_together(
         &mut self,
         leases: Vec<&LeaseRef>,
+        deadline: Instant,
         renewed: &mut Renewed,
     ) -> Result<(), BackendError> {
         const PAUSE: Duration = Duration::from_millis(10);
         let mut left = leases;
-        let patience = self.state.connector.limits.request / 4;
-        let deadline = self.now() + patience;
         loop {
             let unlocked = self.unlocked(&left).await?;
             let (ready, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|lease| {

@@ -1,6 +1,7 @@
 //! One connection to the database, from its log-in to its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
@@ -29,13 +30,15 @@ pub(crate) struct MysqlConnector {
     pub(crate) limits: Limits,
     /// The position of the server that was connected last.
     pub(crate) last: AtomicUsize,
+    /// That server, as [`MysqlSessionIdentity::server`] names it: a name may lead to another one meanwhile.
+    pub(crate) last_server: Mutex<String>,
 }
 
 /// An open connection. Dropping it closes the connection behind what the server still sends, by a task of its own. So a
 /// statement may run on after the drop, until [`end_session`](Self::end_session) of the next connection.
 pub(crate) struct MysqlSession {
     conn: Conn,
-    pub(crate) identity: SessionIdentity,
+    pub(crate) identity: MysqlSessionIdentity,
     /// The position of its server in the URL.
     host: usize,
     /// The longest packet that the server takes.
@@ -44,7 +47,7 @@ pub(crate) struct MysqlSession {
 
 /// By what another session finds this one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SessionIdentity {
+pub(crate) struct MysqlSessionIdentity {
     /// A named lock of the server that the connection holds until it ends, or nothing if the server has none. Other
     /// sessions find by it whether this one lives. It starts with [`server`](Self::server).
     pub(crate) name: String,
@@ -96,6 +99,7 @@ impl MysqlConnector {
             match opened {
                 Ok(session) => {
                     self.last.store(at, Ordering::Relaxed);
+                    self.last_server().clone_from(&session.identity.server);
                     return Ok(session);
                 }
                 Err(error) => failed = error,
@@ -104,11 +108,15 @@ impl MysqlConnector {
         Err(failed)
     }
 
+    fn last_server(&self) -> MutexGuard<'_, String> {
+        self.last_server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn open_at(&self, host: usize, server: &str) -> Result<MysqlSession, BackendError> {
         let refused = |error| connect_failure(server, error);
         let conn = Conn::new(self.options(&self.database.hosts[host]).await?);
         let conn = conn.await.map_err(refused)?;
-        let identity = SessionIdentity::default();
+        let identity = MysqlSessionIdentity::default();
         // For the first statements.
         let longest = SHORTEST_PACKET;
         let mut session = MysqlSession { conn, identity, host, longest };
@@ -189,7 +197,8 @@ impl MysqlSession {
         let script = SqlScript::of(&connector.statements.introduction, &[]);
         let answer = self.run(&script).await.map_err(|(error, _)| failure(error))?;
         self.introduce(&answer, &name_of(&connector.database.hosts[self.host]))?;
-        if self.host == connector.last.load(Ordering::Relaxed) {
+        let is_last = self.host == connector.last.load(Ordering::Relaxed);
+        if is_last && self.identity.server == *connector.last_server() {
             return Ok(());
         }
         let message = "the other connection of the pool has moved to another server";
@@ -251,7 +260,7 @@ impl MysqlSession {
     /// script are bounded there.
     pub(crate) async fn end_session(
         &mut self,
-        lost: &SessionIdentity,
+        lost: &MysqlSessionIdentity,
         clock: &Clock,
         patience: Duration,
     ) -> Result<(), BackendError> {
@@ -271,7 +280,7 @@ impl MysqlSession {
     }
 
     /// The number of the session `lost`, if it still runs on this server.
-    async fn running(&mut self, lost: &SessionIdentity) -> Result<Option<i64>, Error> {
+    async fn running(&mut self, lost: &MysqlSessionIdentity) -> Result<Option<i64>, Error> {
         if !lost.name.is_empty() {
             return self.number(&format!("SELECT IS_USED_LOCK('{}')", lost.name)).await;
         }

@@ -33,7 +33,7 @@ pub(crate) struct Database {
 impl Database {
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
-        if query.contains('@') {
+        if query.contains('@') && !address.contains('@') {
             // The text is not shown: it may be a part of the password.
             return Err(wrong("a `?` stands in front of the `@`".to_owned())
                 .remedy("write `%3F` for a `?`, and `%40` for an `@`, in a user or a password"));

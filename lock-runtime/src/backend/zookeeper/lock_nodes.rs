@@ -117,11 +117,20 @@ impl LockNodes {
         session: &LiveSession,
         keys: &[Key],
     ) -> Result<Vec<KeyListing>, BackendError> {
+        self.each_listing(session, keys).await?.into_iter().collect()
+    }
+
+    /// As [`listings`](Self::listings), with the error of each queue that is refused.
+    pub(crate) async fn each_listing(
+        &self,
+        session: &LiveSession,
+        keys: &[Key],
+    ) -> Result<Vec<Result<KeyListing, BackendError>>, BackendError> {
         let reads = keys.iter().map(|key| self.children(key));
         let operations = std::iter::once(self.confirm()).chain(reads).collect();
         let mut answers = session.send(operations).get().await?.into_iter();
         confirmed(&answers.next().ok_or_else(malformed)?)?;
-        answers.map(KeyListing::read).collect()
+        Ok(answers.map(KeyListing::read).collect())
     }
 
     /// Looks for `keys` in the queue of each. An owner whose request was not answered is looked for in the session of that

@@ -3,6 +3,7 @@
 //! Nodes that are watched need one request for each session, however many there are: notifications come before later
 //! answers, so a node that is still known behind the answer was there when the leader answered.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -31,6 +32,42 @@ struct UnwatchedNode {
     owner: Owner,
     key: Key,
     node: LockNode,
+}
+
+/// What a renewal has read of the nodes of a session so far.
+#[derive(Default)]
+struct KnownNodes {
+    /// Whether the session was alive.
+    is_confirmed: bool,
+    /// How many of the unwatched nodes were read, in their order.
+    read: usize,
+    /// Of nodes that could not be read.
+    errors: HashMap<(Owner, Key), BackendError>,
+    /// Of the whole session, without a confirmation.
+    unconfirmed: Option<BackendError>,
+}
+
+impl KnownNodes {
+    fn refuse(&mut self, of: &UnwatchedNode, error: BackendError) {
+        self.errors.insert((of.owner, of.key.clone()), error);
+    }
+
+    /// What was not read has `error`.
+    fn fail_rest(&mut self, of: &SessionLeases, error: &BackendError) {
+        if !self.is_confirmed {
+            self.unconfirmed = Some(error.clone());
+            return;
+        }
+        for unread in &of.unwatched[self.read..] {
+            self.errors.insert((unread.owner, unread.key.clone()), error.clone());
+        }
+    }
+
+    fn error_of(&self, lease: &LeaseRef) -> Option<&BackendError> {
+        let of_key = |key: &Key| self.errors.get(&(lease.owner, key.clone()));
+        let of_keys = || lease.keys.iter().find_map(of_key);
+        self.unconfirmed.as_ref().or_else(|| (!self.errors.is_empty()).then(of_keys)?)
+    }
 }
 
 /// The most queues that are read by one group of requests.
@@ -100,12 +137,19 @@ impl LockNodes {
         asked: AwaitedGroup,
         listed: ListedNodes,
     ) -> Vec<(usize, Result<LeaseStatus, BackendError>)> {
+        let mut known = KnownNodes::default();
         let answered = timeout(self.renewal_limit, async {
             let answers = asked.get().await?;
-            self.on_answers(&of, answers, &listed).await
+            self.on_answers(&of, answers, &listed, &mut known).await
         });
-        let answered = answered.await.unwrap_or_else(|_| Err(unanswered()));
-        let outcome = |lease: &LeaseRef| answered.clone().map(|()| self.extend(lease));
+        // What was read before a failure counts, so that each try has less to read.
+        if let Err(error) = answered.await.unwrap_or_else(|_| Err(unanswered())) {
+            known.fail_rest(&of, &error);
+        }
+        let outcome = |lease: &LeaseRef| match known.error_of(lease) {
+            Some(error) => Err(error.clone()),
+            None => Ok(self.extend(lease)),
+        };
         of.leases.iter().map(|(at, lease)| (*at, outcome(lease))).collect()
     }
 
@@ -131,26 +175,45 @@ impl LockNodes {
         of: &SessionLeases,
         answers: Vec<Answered>,
         listed: &ListedNodes,
+        known: &mut KnownNodes,
     ) -> Result<(), BackendError> {
         let mut answers = answers.into_iter();
         confirmed(&answers.next().ok_or_else(malformed)?)?;
-        let mut listings = answers.map(KeyListing::read).collect::<Result<Vec<_>, _>>()?;
+        known.is_confirmed = true;
+        let mut listings: Vec<_> = answers.map(KeyListing::read).collect();
         // Behind a reconnect there may be more of them than one group can have.
-        for chunk in of.unwatched[listings.len()..].chunks(LISTED_AT_ONCE) {
-            let keys: Vec<_> = chunk.iter().map(|unwatched| unwatched.key.clone()).collect();
-            listings.extend(self.listings(&of.session, &keys).await?);
-        }
-        for (UnwatchedNode { owner, key, node }, listing) in of.unwatched.iter().zip(listings) {
-            if listing.nodes.find(node.name()).is_none() {
-                self.claims.lose(owner, key, &node.path);
-                continue;
+        loop {
+            let unread = &of.unwatched[known.read..];
+            for (unwatched, listing) in unread.iter().zip(listings) {
+                known.read += 1;
+                match listing {
+                    Ok(listing) => self.on_listing(unwatched, &listing, listed),
+                    Err(error) => known.refuse(unwatched, error),
+                }
             }
-            self.claims.set_watched(owner, key, &node.path, WatchScope::Container, listed);
-            if listing.nodes.has_others(owner) {
-                self.claims.events.contended(key.as_str());
+            let unread = &of.unwatched[known.read..];
+            if unread.is_empty() {
+                return Ok(());
+            }
+            let next = unread.iter().take(LISTED_AT_ONCE);
+            let keys: Vec<_> = next.map(|unwatched| unwatched.key.clone()).collect();
+            listings = self.each_listing(&of.session, &keys).await?;
+            if listings.is_empty() {
+                return Err(malformed());
             }
         }
-        Ok(())
+    }
+
+    fn on_listing(&self, of: &UnwatchedNode, listing: &KeyListing, listed: &ListedNodes) {
+        let UnwatchedNode { owner, key, node } = of;
+        if listing.nodes.find(node.name()).is_none() {
+            self.claims.lose(owner, key, &node.path);
+            return;
+        }
+        self.claims.set_watched(owner, key, &node.path, WatchScope::Container, listed);
+        if listing.nodes.has_others(owner) {
+            self.claims.events.contended(key.as_str());
+        }
     }
 
     /// Extends the claim of a lease whose nodes were there a moment ago.

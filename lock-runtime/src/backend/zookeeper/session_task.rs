@@ -136,10 +136,16 @@ impl SessionTask {
         mut failed: Option<BackendError>,
     ) -> Option<Box<dyn ServerStream>> {
         let servers = self.dialer.ensemble.servers.len();
+        let since = self.clock.now();
         let (mut tried, mut shortened) = (0, 0);
         // The first attempt after a loss is made at once if the connection has served.
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
+            if self.clock.now().since(since) > self.timeout {
+                // The session is over, unless all servers were away. Servers that were restored from a copy refuse what has seen
+                // later transactions, before they look for the session.
+                self.identity.last_zxid = 0;
+            }
             let attempt = open_after(
                 pause,
                 self.dialer.clone(),
@@ -247,7 +253,8 @@ impl SessionTask {
         let mut open = OpenExchange::new(self.clock.now(), signs);
         let error = match self.exchange(&mut open, stream).await {
             Ok(()) => {
-                open.exchange.fail(&closed());
+                // Requests that were sent may be executed.
+                open.exchange.fail(&closed().after_a_part());
                 return ConnectionEnd::Closed;
             }
             // The server has ended the session, and with it the connection.

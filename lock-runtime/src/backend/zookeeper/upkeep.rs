@@ -76,7 +76,8 @@ impl LockNodes {
             return Ok(());
         }
         let listed = self.list(std::slice::from_ref(key));
-        let [listing] = node.session.run([self.children(key)]).await?;
+        let [synced, listing] = node.session.run([self.sync(), self.children(key)]).await?;
+        synced.map_err(failure)?;
         let listing = KeyListing::read(listing)?;
         if listing.nodes.find(node.name()).is_none() {
             // Released meanwhile, or deleted by another client.
