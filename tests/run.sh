@@ -174,7 +174,7 @@ for store in mysql postgres zookeeper; do
         left_out+=(--skip "${store}::")
     fi
 done
-program engines
+program engines wait_queue::hand_offs
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

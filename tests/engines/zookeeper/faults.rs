@@ -117,7 +117,8 @@ async fn a_release_may_be_dropped_and_repeated() {
 #[tokio::test]
 async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
     let server = ZooKeeperServer::start();
-    let pool = LockPool::builder(server.url()).request_timeout(ms(300)).connect().await.unwrap();
+    let builder = LockPool::builder(server.url()).request_timeout(ms(300));
+    let pool = builder.wait(DEADLINE).connect().await.unwrap();
     let guard = pool.lock("order:1").ttl(ms(1_500)).acquire().await.unwrap();
     let paused = Instant::now();
     server.pause();
