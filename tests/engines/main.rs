@@ -1,5 +1,6 @@
 //! Stores other than Redis. Each has a module, and a variable that leaves it out, see `tests/run.sh`.
 
+mod chaos;
 mod mysql;
 mod postgres;
 mod zookeeper;

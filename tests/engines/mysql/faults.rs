@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use lock_runtime::{ErrorKind, LockPool};
-use lock_tests::history::History;
 use lock_tests::poll::drop_at_every_poll;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{FaultProxy, MysqlServer, Worker, eventually_async};
+use lock_tests::{FaultProxy, MysqlServer, eventually_async};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::conformance::{shared, until_queued};
+use crate::chaos::Crowd;
 
 /// How many transactions wait for a row.
 pub(super) fn waits(server: &MysqlServer) -> u64 {
@@ -400,61 +400,7 @@ async fn overlapping_keys_end_in_no_deadlock() {
 /// Freezes of processes, some of them longer than the ttl of 300 ms, cuts of all connections, and kills of the server.
 #[test]
 fn faults_never_make_two_valid_leases() {
-    let seconds = std::env::var("LOCK_CHAOS_SECONDS").map_or(60, |text| text.parse().unwrap());
-    let seed = std::env::var("LOCK_CHAOS_SEED")
-        .map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
-    println!("LOCK_CHAOS_SEED={seed}");
-    let mut rng = Rng::with_seed(seed);
     let server = MysqlServer::builder().durable().start();
-    let dir = tempfile::tempdir().unwrap();
-    let crowd = |n: usize, seed: u64| {
-        let (program, name) = (env!("CARGO_BIN_EXE_crowd"), format!("p{n}"));
-        Worker::start(
-            program,
-            &[&server.url(), dir.path().to_str().unwrap(), &name, &seed.to_string()],
-        )
-    };
-    let workers: Vec<_> = (0..4).map(|n| crowd(n, rng.u64(..))).collect();
-    for worker in &workers {
-        worker.wait_for_line(DEADLINE, |line| line == "working");
-    }
-    let (mut faults, end) = (0, Instant::now() + ms(1_000 * seconds));
-    let enough = |faults: u64| {
-        // On a busy machine the holders of an interval may all have been quick.
-        faults > seconds / 3 && !History::read(dir.path()).unwrap().naive_overlaps().is_empty()
-    };
-    while Instant::now() < end || (Instant::now() < end + DEADLINE && !enough(faults)) {
-        std::thread::sleep(ms(rng.u64(300..800)));
-        faults += 1;
-        match rng.u8(..16) {
-            0..3 => server.kill_clients(),
-            3 => server.restart(),
-            choice => {
-                let worker = rng.choice(&workers).unwrap();
-                worker.pause();
-                std::thread::sleep(ms(if choice > 5 {
-                    rng.u64(400..900)
-                } else {
-                    rng.u64(20..250)
-                }));
-                worker.resume();
-            }
-        }
-    }
-    for worker in &workers {
-        worker.close_stdin();
-    }
-    for worker in &workers {
-        let status = worker.wait_for_exit(DEADLINE);
-        assert!(status.success(), "{status}: {:#?}", worker.stderr());
-    }
-    let history = History::read(dir.path()).unwrap();
-    let (grants, naive) = (history.grants().len(), history.naive_overlaps().len());
-    println!("{seconds} s: {grants} grants, {faults} faults, {naive} naive overlaps");
-    history.assert_safe();
-    assert!(history.grants().iter().all(|grant| grant.fence.is_some()));
-    assert!(faults > seconds / 3, "too few faults: {faults}");
-    assert!(grants as u64 > 5 * seconds, "too few grants: {grants}");
-    // Without validity, some holders would have shared a lock: the faults had an effect.
-    assert!(naive > 0, "the faults were harmless");
+    let crowd = Crowd::start(&server.url());
+    crowd.survives_faults(10, || server.kill_clients(), || server.restart());
 }

@@ -13,7 +13,7 @@ use lock_runtime::backend::{
 };
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
-use lock_tests::history::{History, now_ns};
+use lock_tests::history::now_ns;
 use lock_tests::poll::{drop_at_every_poll, poll_n};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
@@ -22,6 +22,7 @@ use lock_tests::{FaultProxy, Worker, ZooKeeperServer, eventually_async};
 use tokio::task::JoinSet;
 
 use super::conformance::{until_nothing_is_left, until_queued};
+use crate::chaos::Crowd;
 
 #[tokio::test]
 async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
@@ -219,65 +220,31 @@ async fn exclusion_needs_no_containers_of_free_locks_and_ends_in_no_deadlock() {
 /// Freezes of processes, some of them longer than their sessions, cuts of all connections, and kills of the server.
 #[test]
 fn faults_never_make_two_valid_leases() {
-    let seconds = std::env::var("LOCK_CHAOS_SECONDS").map_or(60, |text| text.parse().unwrap());
-    let seed = std::env::var("LOCK_CHAOS_SEED")
-        .map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
-    println!("LOCK_CHAOS_SEED={seed}");
-    let mut rng = Rng::with_seed(seed);
     let server = ZooKeeperServer::builder().setting("tickTime", 100).start();
     let proxy = FaultProxy::to_port(server.port());
-    let url = url_at(proxy.port(), "/locks");
-    let dir = tempfile::tempdir().unwrap();
-    let crowd = |n: usize, seed: u64| {
-        let (program, name) = (env!("CARGO_BIN_EXE_crowd"), format!("p{n}"));
-        Worker::start(program, &[&url, dir.path().to_str().unwrap(), &name, &seed.to_string()])
-    };
-    let workers: Vec<_> = (0..4).map(|n| crowd(n, rng.u64(..))).collect();
-    for worker in &workers {
-        worker.wait_for_line(DEADLINE, |line| line == "working");
-    }
-    let (mut faults, end) = (0, Instant::now() + ms(1_000 * seconds));
+    let mut crowd = Crowd::start(&url_at(proxy.port(), "/locks"));
+    let (mut faults, end) = (0, Instant::now() + ms(1_000 * crowd.seconds));
     while Instant::now() < end || faults < 8 {
-        std::thread::sleep(ms(rng.u64(200..600)));
+        std::thread::sleep(ms(crowd.rng.u64(200..600)));
         faults += 1;
         // Every fourth one is a long freeze.
-        match if faults % 4 == 0 { 15 } else { rng.u8(..15) } {
+        match if faults % 4 == 0 { 15 } else { crowd.rng.u8(..15) } {
             0..4 => proxy.cut(),
             4 => server.restart(),
             15.. => {
                 // Their sessions end meanwhile, and what they hold goes to the last one.
-                let frozen = &workers[1..];
+                let frozen = &crowd.workers[1..];
                 frozen.iter().for_each(Worker::pause);
                 let began = now_ns();
                 lock_tests::eventually(DEADLINE, "the last one has each of the locks", || {
-                    let history = History::read(dir.path()).unwrap();
+                    let history = crowd.history();
                     let granted = history.grants().iter().filter(|it| it.granted_ns > began);
                     granted.map(|grant| grant.key.as_str()).collect::<HashSet<_>>().len() == 4
                 });
                 frozen.iter().for_each(Worker::resume);
             }
-            _ => {
-                let worker = rng.choice(&workers).unwrap();
-                worker.pause();
-                std::thread::sleep(ms(rng.u64(20..700)));
-                worker.resume();
-            }
+            _ => crowd.freeze_one(20..700),
         }
     }
-    for worker in &workers {
-        worker.close_stdin();
-    }
-    for worker in &workers {
-        let status = worker.wait_for_exit(DEADLINE);
-        assert!(status.success(), "{status}: {:#?}", worker.stderr());
-    }
-    let history = History::read(dir.path()).unwrap();
-    let (grants, naive) = (history.grants().len(), history.naive_overlaps().len());
-    println!("{seconds} s: {grants} grants, {faults} faults, {naive} naive overlaps");
-    history.assert_safe();
-    assert!(history.grants().iter().all(|grant| grant.fence.is_some()));
-    assert!(faults >= 4, "too few faults: {faults}");
-    assert!(grants as u64 > 5 * seconds, "too few grants: {grants}");
-    // Without validity, some holders would have shared a lock: the faults had an effect.
-    assert!(naive > 0, "the faults were harmless");
+    crowd.ends_safely(faults, 4);
 }

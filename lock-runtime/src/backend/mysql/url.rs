@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::sql::encryption::tls_of_url;
 use crate::backend::sql::tables::{FORGET_AFTER, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
@@ -76,7 +77,12 @@ impl MysqlUrl {
                 _ => parsed.set(name, value)?,
             }
         }
-        parsed.tls = checked(files, encrypted)?;
+        parsed.tls = tls_of_url(
+            files,
+            encrypted,
+            "ssl-mode=required",
+            ("mysql-tls", cfg!(feature = "mysql-tls")),
+        )?;
         let names_schema = parsed.database.is_some() || parsed.table.contains('.');
         if !names_schema {
             return Err(wrong("the MySQL URL names no database").remedy(FORM));
@@ -170,27 +176,6 @@ fn is_encrypted(mode: &str) -> Result<bool, LockError> {
         _ => Err(wrong(format!("`ssl-mode={mode}` is unknown"))
             .remedy("write `ssl-mode=required`, or `ssl-mode=disabled`")),
     }
-}
-
-fn checked(files: TlsFiles, encrypted: bool) -> Result<Option<TlsFiles>, LockError> {
-    let names_files = [&files.ca, &files.cert, &files.key].iter().any(|file| file.is_some());
-    if !encrypted && (names_files || files.trust == Trust::Any) {
-        return Err(wrong("`ca`, `cert`, `key` and `insecure` are for TLS")
-            .remedy("add `ssl-mode=required` to the URL"));
-    }
-    if files.cert.is_some() != files.key.is_some() {
-        return Err(wrong("a client certificate needs both `cert` and `key`")
-            .remedy("write `?ssl-mode=required&cert=/path.pem&key=/path.key`"));
-    }
-    if files.trust == Trust::Any && files.ca.is_some() {
-        let cause = "`insecure` accepts any certificate, and `ca` only those of an authority";
-        return Err(wrong(cause).remedy("leave `insecure` out"));
-    }
-    if encrypted && cfg!(not(feature = "mysql-tls")) {
-        return Err(wrong("`ssl-mode=required` needs TLS, which this build does not have")
-            .remedy("enable the feature `mysql-tls` of lock-runtime"));
-    }
-    Ok(encrypted.then_some(files))
 }
 
 fn decoded(value: &str) -> Result<String, LockError> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::TargetSessionAttrs;
 
+use crate::backend::sql::encryption::tls_of_url;
 use crate::backend::sql::tables::{FORGET_AFTER, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
@@ -87,27 +88,11 @@ impl Database {
                 _ => others.push(pair),
             }
         }
-        let names_files = [&files.ca, &files.cert, &files.key].iter().any(|file| file.is_some());
-        if !encrypted && (names_files || files.trust == Trust::Any) {
-            return Err(wrong("`ca`, `cert`, `key` and `insecure` are for TLS")
-                .remedy("add `sslmode=require` to the URL"));
-        }
-        if files.cert.is_some() != files.key.is_some() {
-            return Err(wrong("a client certificate needs both `cert` and `key`")
-                .remedy("write `?sslmode=require&cert=/path.pem&key=/path.key`"));
-        }
-        if files.trust == Trust::Any && files.ca.is_some() {
-            let cause = "`insecure` accepts any certificate, and `ca` only those of an authority";
-            return Err(wrong(cause).remedy("leave `insecure` out"));
-        }
-        if encrypted && cfg!(not(feature = "postgres-tls")) {
-            return Err(wrong("`sslmode=require` needs TLS, which this build does not have")
-                .remedy("enable the feature `postgres-tls` of lock-runtime"));
-        }
+        let feature = ("postgres-tls", cfg!(feature = "postgres-tls"));
+        let tls = tls_of_url(files, encrypted, "sslmode=require", feature)?;
         if !encrypted {
             others.push("sslmode=disable");
         }
-        let tls = encrypted.then_some(files);
         let others = others.join("&");
         let servers =
             each_host(address).into_iter().map(|address| server(&format!("{address}?{others}")));

@@ -1,5 +1,6 @@
-//! What stores on a database have in common: a wait for a connection, requests in batches, names of tables.
+//! What stores on a database have in common: a wait for a connection, requests in batches, names of tables, TLS by URL.
 
+pub(crate) mod encryption;
 pub(crate) mod job;
 pub(crate) mod parts;
 pub(crate) mod sender;
