@@ -3,6 +3,7 @@
 //! A request that finds none in flight is sent from the thread of its caller, which does not wait until the driver wakes
 //! up. Requests that arrive meanwhile are collected, and the driver sends them in one batch, so in one write.
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use tokio::task::yield_now;
@@ -33,7 +34,13 @@ const KINDS: usize = 2;
 
 /// The items that wait for the next batch.
 #[derive(Debug)]
-pub(crate) struct Batcher<T>(Mutex<Pending<T>>);
+pub(crate) struct Batcher<T> {
+    pending: Mutex<Pending<T>>,
+    /// What [`RecentBatches`] expects.
+    is_busy: AtomicBool,
+    /// Counts the answers of [`prefers_batch`](Self::prefers_batch) while it is busy.
+    in_batches: AtomicU32,
+}
 
 #[derive(Debug)]
 struct Pending<T> {
@@ -42,11 +49,46 @@ struct Pending<T> {
     /// Whether the driver has been notified.
     is_scheduled: bool,
     in_flight: usize,
+    recent: RecentBatches,
+}
+
+/// Expects the next batch to be as large as recent ones.
+#[derive(Debug, Default)]
+struct RecentBatches {
+    is_large: bool,
+    small_in_a_row: u8,
+}
+
+impl RecentBatches {
+    /// From this many items on, a batch costs less than a request for each item.
+    const LARGE: usize = 4;
+
+    /// Notes a batch of `count` items. Returns whether the next one is expected to be large.
+    fn note(&mut self, count: usize) -> bool {
+        if count >= Self::LARGE {
+            *self = Self { is_large: true, small_in_a_row: 0 };
+        } else {
+            self.small_in_a_row = self.small_in_a_row.saturating_add(1);
+            // When many answers arrive at once, the first request that follows is sent alone.
+            self.is_large &= self.small_in_a_row < 2;
+        }
+        self.is_large
+    }
 }
 
 impl<T> Default for Batcher<T> {
     fn default() -> Self {
-        Self(Mutex::new(Pending { items: Default::default(), is_scheduled: false, in_flight: 0 }))
+        let pending = Pending {
+            items: Default::default(),
+            is_scheduled: false,
+            in_flight: 0,
+            recent: RecentBatches::default(),
+        };
+        Self {
+            pending: Mutex::new(pending),
+            is_busy: AtomicBool::new(false),
+            in_batches: AtomicU32::new(0),
+        }
     }
 }
 
@@ -64,6 +106,7 @@ impl<T: Send + 'static> Batcher<T> {
         let mut pending = flusher.batcher().pending();
         if !pending.is_scheduled && pending.in_flight == 0 {
             pending.in_flight += 1;
+            flusher.batcher().note(&mut pending, 1);
             drop(pending);
             let in_flight = InFlight { flusher: flusher.clone(), is_counted: true };
             return flusher.send_one(in_flight, item);
@@ -89,9 +132,27 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 
+    /// Whether the next request belongs into a batch, because a large one is expected, which costs less for each of its
+    /// items. One in 64 does not, so that the connection of its caller is not taken for idle.
+    pub(crate) fn prefers_batch(&self) -> bool {
+        self.is_busy.load(Ordering::Relaxed)
+            && !self.in_batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(64)
+    }
+
+    fn note(&self, pending: &mut Pending<T>, count: usize) {
+        let is_busy = pending.recent.note(count);
+        if is_busy != self.is_busy.load(Ordering::Relaxed) {
+            self.is_busy.store(is_busy, Ordering::Relaxed);
+        }
+    }
+
     /// The next batch of each kind. Without any, the next item schedules a flush again.
     fn take(&self) -> Option<[Vec<T>; KINDS]> {
         let mut pending = self.pending();
+        let count: usize = pending.items.iter().map(Vec::len).sum();
+        if count > 0 {
+            self.note(&mut pending, count);
+        }
         pending.is_scheduled = pending.items.iter().any(|items| !items.is_empty());
         pending.is_scheduled.then(|| pending.items.each_mut().map(take_batch))
     }
@@ -106,7 +167,7 @@ impl<T: Send + 'static> Batcher<T> {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -164,5 +225,21 @@ impl<F: Flusher> Drop for ScheduledFlush<F> {
         if !self.is_done {
             self.flusher.batcher().clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_batches_are_expected_until_two_in_a_row_are_small() {
+        let mut recent = RecentBatches::default();
+        let mut expected = |counts: &[usize]| -> Vec<bool> {
+            counts.iter().map(|count| recent.note(*count)).collect()
+        };
+        assert_eq!(expected(&[1, 3, 2]), [false; 3]);
+        assert_eq!(expected(&[4, 1, 63, 1, 63, 3]), [true; 6]);
+        assert_eq!(expected(&[1, 1, 128, 1, 1]), [false, false, true, true, false]);
     }
 }

@@ -20,9 +20,11 @@ impl PoolCore {
         Batcher::push(self, item, self.capabilities.local);
     }
 
-    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one.
+    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one. Under
+    /// load the batches of the driver are cheaper.
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
         if self.config.connection_per_runtime
+            && !self.outgoing.prefers_batch()
             && let Ok(caller) = Handle::try_current()
             && let Some(in_flight) = self.backend().foreground(&caller)
         {
