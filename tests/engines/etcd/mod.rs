@@ -1,0 +1,3 @@
+//! `etcd://`
+
+mod conformance;
