@@ -357,7 +357,8 @@ impl EtcdServer {
         self.wait_until_ready();
     }
 
-    fn relaunch(&self) {
+    /// As [`restart`](Self::restart), without waiting.
+    pub fn relaunch(&self) {
         self.kill();
         *self.process() = spawn(self.dir.path(), &self.arguments);
     }
@@ -465,7 +466,9 @@ fn end(prefix: &str) -> Vec<u8> {
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-fn base64(bytes: &[u8]) -> String {
+/// As the JSON API has bytes.
+#[must_use]
+pub fn base64(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
         let mut word = [0; 4];
