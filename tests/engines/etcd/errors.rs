@@ -122,11 +122,11 @@ async fn a_request_for_too_many_keys_is_refused_with_a_remedy() {
     let (server, root) = EtcdServer::shared();
     let pool = patient(server.url_of(&root), ms(20_000)).await;
     let keys = |count: usize| (0..count).map(|n| format!("account:{n}")).collect::<Vec<_>>();
-    let guard = pool.lock_all(keys(120)).acquire().await.unwrap();
+    let guard = pool.lock_all(keys(127)).acquire().await.unwrap();
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
-    let error = pool.lock_all(keys(200)).wait(ms(300)).acquire().await.unwrap_err();
-    says("200 keys", &error, ErrorKind::Backend, &["max-txn-ops"]);
+    let error = pool.lock_all(keys(128)).wait(ms(300)).acquire().await.unwrap_err();
+    says("128 keys", &error, ErrorKind::Backend, &["max-txn-ops"]);
     cycle(&pool, "account:0").await;
 }
 

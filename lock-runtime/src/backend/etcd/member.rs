@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use crate::backend::BackendError;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
 use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
 use crate::backend::etcd::server_error::{CallStatus, connection_lost, malformed};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
 /// A connection to a member. It ends once something says so, see [`end`](Self::end).
@@ -123,13 +123,16 @@ impl Member {
         answer
     }
 
-    /// The error of a failed call. It ends the connection if another one may be served.
+    /// The error of a failed call. It ends the connection if another one may be served. Also if the request may be executed later:
+    /// what is sent on the next connection then comes behind it, or it puts no key.
     #[cold]
     pub(crate) fn failed(&self, failure: CallFailure) -> BackendError {
         let (error, ends) = match failure {
             CallFailure::Refused(status) => {
-                let ends = status.ends_connection();
-                (status.into_error(), ends)
+                let leaves = status.ends_connection();
+                let error = status.into_error();
+                let ends = leaves || error.kind() == FailureKind::MaybeApplied;
+                (error, ends)
             }
             CallFailure::Unsent(why) => (connection_lost(&self.name, &why).before_sending(), true),
             CallFailure::Broken(why) => (connection_lost(&self.name, &why), true),

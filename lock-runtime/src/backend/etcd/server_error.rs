@@ -100,7 +100,7 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "too many operations in txn",
             Rejected,
             "takes no request for so many keys",
-            "raise `--max-txn-ops` at all members, above twice the number of keys, or ask for fewer keys at once",
+            "raise `--max-txn-ops` at all members, above the number of keys, or ask for fewer keys at once",
         ),
         (
             "request is too large",
