@@ -9,7 +9,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::backend::BackendError;
 use crate::backend::backoff::Backoff;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient, GrpcDriver};
 use crate::backend::etcd::leases::Leases;
@@ -21,6 +20,7 @@ use crate::backend::etcd::server_error::{
 };
 use crate::backend::etcd::transport::MemberDialer;
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 use crate::base::jitter;
 
@@ -282,10 +282,7 @@ async fn drive(mut driver: GrpcDriver) -> String {
 }
 
 fn why(error: &h2::Error) -> String {
-    match error.get_io() {
-        Some(error) => error.to_string(),
-        None => error.to_string(),
-    }
+    error.get_io().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// A failure of the log-in.
@@ -302,7 +299,7 @@ fn before_service(name: &str, failure: CallFailure) -> BackendError {
 #[cold]
 fn at_member(name: &str, error: BackendError) -> BackendError {
     match error.kind() {
-        crate::backend::FailureKind::MaybeApplied => unreachable(name, error.message()),
+        FailureKind::MaybeApplied => unreachable(name, error.message()),
         _ => error,
     }
 }

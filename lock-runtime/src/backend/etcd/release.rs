@@ -12,6 +12,7 @@ use crate::backend::etcd::owned_keys::OwnerTurn;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, SearchOrder, Transaction,
 };
+use crate::backend::etcd::server_error::unsteady;
 use crate::backend::{
     AcquireOutcome, BackendError, FailureKind, Owner, ReleaseOutcome, ReleaseRequest, Successor,
     WaitMode,
@@ -154,7 +155,7 @@ impl EtcdLocks {
             }
         }
         if !short.is_empty() && !self.move_keys(member, owner, &short, &lease).await? {
-            return Err(crate::backend::etcd::server_error::unsteady());
+            return Err(unsteady());
         }
         for (lock, own) in kept {
             let own = OwnedKey { place: KeyPlace::Granted, ..own };

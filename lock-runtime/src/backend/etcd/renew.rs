@@ -8,9 +8,10 @@ use tokio::time::timeout;
 use crate::backend::etcd::keep_alives::AwaitedSign;
 use crate::backend::etcd::leases::{Leases, PoolLease};
 use crate::backend::etcd::locks::{ConfirmedAnswer, EtcdLocks};
+use crate::backend::etcd::member::Member;
 use crate::backend::etcd::owned_key::{KeyPlace, OwnedKey};
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
-use crate::backend::etcd::server_error::unanswered;
+use crate::backend::etcd::server_error::{unanswered, unsteady};
 use crate::backend::{BackendError, LeaseRef, LeaseStatus};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
@@ -33,6 +34,14 @@ struct ReadKey {
     created: i64,
 }
 
+/// The keys of a lease that is renewed.
+struct HeldKeys {
+    /// Its position among the leases of the call.
+    at: usize,
+    lease: LeaseRef,
+    keys: Vec<(Key, OwnedKey)>,
+}
+
 type Renewals = Vec<(usize, Result<LeaseStatus, BackendError>)>;
 
 impl EtcdLocks {
@@ -45,7 +54,7 @@ impl EtcdLocks {
         let (mut held, mut unknown) = (Vec::new(), Vec::new());
         for (at, lease) in leases.iter().enumerate() {
             match self.held_keys(lease) {
-                Some(keys) => held.push((at, lease.clone(), keys)),
+                Some(keys) => held.push(HeldKeys { at, lease: lease.clone(), keys }),
                 None => unknown.push((at, lease.clone())),
             }
         }
@@ -89,13 +98,9 @@ impl EtcdLocks {
         lease.keys.iter().map(held).collect()
     }
 
-    async fn renew_held(
-        self: Arc<Self>,
-        held: Vec<(usize, LeaseRef, Vec<(Key, OwnedKey)>)>,
-        began: Instant,
-    ) -> Renewals {
+    async fn renew_held(self: Arc<Self>, held: Vec<HeldKeys>, began: Instant) -> Renewals {
         let mut renewed: Vec<RenewedLease> = Vec::new();
-        for (_, lease, keys) in &held {
+        for HeldKeys { lease, keys, .. } in &held {
             let until = began + lease.kept_for();
             for (_, own) in keys {
                 match renewed.iter_mut().find(|it| it.lease.id == own.lease.id) {
@@ -115,12 +120,12 @@ impl EtcdLocks {
             Ok(()) => Ok(self.extend(lease)),
             Err(error) => Err(error.clone()),
         };
-        held.iter().map(|(at, lease, _)| (*at, outcome(lease))).collect()
+        held.iter().map(|of| (of.at, outcome(&of.lease))).collect()
     }
 
     async fn ask(
         self: &Arc<Self>,
-        held: &[(usize, LeaseRef, Vec<(Key, OwnedKey)>)],
+        held: &[HeldKeys],
         renewed: Vec<RenewedLease>,
     ) -> Result<(), BackendError> {
         let answer = self.read_held(held).await?;
@@ -138,10 +143,10 @@ impl EtcdLocks {
     /// Reads keys that are not watched, and some that are, all at once. Keys that are gone are forgotten.
     async fn read_held(
         self: &Arc<Self>,
-        held: &[(usize, LeaseRef, Vec<(Key, OwnedKey)>)],
+        held: &[HeldKeys],
     ) -> Result<ConfirmedAnswer, BackendError> {
         let (mut read, mut watched) = (Vec::new(), Vec::new());
-        for (_, lease, keys) in held {
+        for HeldKeys { lease, keys, .. } in held {
             for (key, own) in keys {
                 let of = ReadKey { lease: lease.clone(), key: key.clone(), created: own.created };
                 if own.watch.is_some() { watched.push(of) } else { read.push(of) }
@@ -170,7 +175,7 @@ impl EtcdLocks {
 
     async fn read_keys(
         &self,
-        member: &Arc<crate::backend::etcd::member::Member>,
+        member: &Arc<Member>,
         keys: &[ReadKey],
     ) -> Result<ConfirmedAnswer, BackendError> {
         let gets = keys.iter().map(|of| KeyOperation::Get {
@@ -218,7 +223,7 @@ impl EtcdLocks {
             }
         }
         if !self.move_keys(&member, owner, &moved, &longer).await? {
-            return Err(crate::backend::etcd::server_error::unsteady());
+            return Err(unsteady());
         }
         self.outlasts(&longer, until, looked.answer, sign).await?;
         for (key, created) in moved {
