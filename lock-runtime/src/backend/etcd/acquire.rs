@@ -14,7 +14,7 @@ use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
 use crate::backend::etcd::leases::Leases;
 use crate::backend::etcd::locks::{AbandonFlag, EtcdLocks, Looked};
 use crate::backend::etcd::member::{Member, TransactionFailure};
-use crate::backend::etcd::owned_key::{KeyPlace, OwnedKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::owned_keys::OwnerTurn;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
@@ -105,7 +105,7 @@ impl EtcdLocks {
         }
         effects.has_put = true;
         let revision = answer.origin.revision;
-        let new = OwnedKey {
+        let new = OwnerKey {
             created: revision,
             seen: revision,
             lease: it.lease.clone(),
@@ -245,7 +245,7 @@ impl EtcdLocks {
             is_contended |= look.has_successor;
             fenced = look.fenced.max(fenced);
             predecessor = look.predecessor.or(predecessor);
-            found.push((key.clone(), OwnedKey { seen: looked.revision, ..own }));
+            found.push((key.clone(), OwnerKey { seen: looked.revision, ..own }));
         }
         let Some(predecessor) = predecessor else {
             let answer = looked.answer;
@@ -267,7 +267,7 @@ impl EtcdLocks {
         &self,
         owner: &Owner,
         key: &Key,
-        own: &OwnedKey,
+        own: &OwnerKey,
         predecessor: &KeyValue,
     ) -> RoundEnd {
         if !self.keys.queue_behind(owner, key, own, predecessor.key.clone()) {

@@ -6,7 +6,7 @@ use crate::backend::etcd::keep_alives::AwaitedSign;
 use crate::backend::etcd::leases::PoolLease;
 use crate::backend::etcd::locks::ConfirmedAnswer;
 use crate::backend::etcd::member::Member;
-use crate::backend::etcd::owned_key::OwnedKey;
+use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::owned_keys::OwnerTurn;
 use crate::backend::{AcquireOutcome, AcquireRequest, Owner};
 use crate::base::clock::Instant;
@@ -37,7 +37,7 @@ pub(crate) enum RoundEnd {
 
 /// The keys of a request, with no key of another owner before them.
 pub(crate) struct FreeKeys {
-    pub(crate) keys: Vec<(Key, OwnedKey)>,
+    pub(crate) keys: Vec<(Key, OwnerKey)>,
     /// Other owners queue behind.
     pub(crate) is_contended: bool,
     /// The last write of a fence beside the queues.

@@ -7,7 +7,7 @@
 use crate::backend::BackendError;
 use crate::backend::etcd::acquiring::Acquiring;
 use crate::backend::etcd::locks::EtcdLocks;
-use crate::backend::etcd::owned_key::OwnedKey;
+use crate::backend::etcd::owned_key::OwnerKey;
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -30,7 +30,7 @@ impl EtcdLocks {
     pub(crate) async fn fence(
         &self,
         it: &Acquiring<'_>,
-        keys: &[(Key, OwnedKey)],
+        keys: &[(Key, OwnerKey)],
         fenced: i64,
     ) -> Result<Option<i64>, BackendError> {
         let Some((_, first)) = keys.first() else { return Ok(None) };
@@ -41,11 +41,11 @@ impl EtcdLocks {
             return Ok(Some(first.created));
         }
         let names = &self.keys.names;
-        let created = |(key, own): &(Key, OwnedKey)| KeyCondition::Created {
+        let created = |(key, own): &(Key, OwnerKey)| KeyCondition::Created {
             key: names.of_owner(key, it.owner()),
             revision: own.created,
         };
-        let write = |(key, _): &(Key, OwnedKey)| KeyOperation::Put {
+        let write = |(key, _): &(Key, OwnerKey)| KeyOperation::Put {
             key: names.of_fence(key),
             value: Vec::new(),
             lease: 0,

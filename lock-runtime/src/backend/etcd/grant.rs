@@ -6,7 +6,7 @@ use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
 use crate::backend::etcd::fence::{MOST_FURTHER, of_revision};
 use crate::backend::etcd::leases::PoolLease;
 use crate::backend::etcd::locks::EtcdLocks;
-use crate::backend::etcd::owned_key::{KeyPlace, OwnedKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::{AcquireOutcome, BackendError};
 use crate::base::key::Key;
 
@@ -42,7 +42,7 @@ impl EtcdLocks {
             // A watch of the predecessor has done its work, one of the queue goes on.
             let watch = own.watch.filter(|_| own.is_granted());
             let fence = fence.or(own.fence);
-            let own = OwnedKey { place: KeyPlace::Granted, fence, watch, ..own };
+            let own = OwnerKey { place: KeyPlace::Granted, fence, watch, ..own };
             if !self.keys.set(owner, &key, own) {
                 return Ok(RoundEnd::Again);
             }
@@ -65,9 +65,9 @@ impl EtcdLocks {
     async fn lengthen(
         &self,
         it: &Acquiring<'_>,
-        keys: &mut [(Key, OwnedKey)],
+        keys: &mut [(Key, OwnerKey)],
     ) -> Result<bool, BackendError> {
-        let is_short = |own: &OwnedKey| own.lease.length < it.lease.length;
+        let is_short = |own: &OwnerKey| own.lease.length < it.lease.length;
         let short = keys.iter().filter(|(_, own)| is_short(own));
         let short: Vec<_> = short.map(|(key, own)| (key.clone(), own.created)).collect();
         if short.is_empty() {
@@ -83,7 +83,7 @@ impl EtcdLocks {
     }
 }
 
-fn leases_of(keys: &[(Key, OwnedKey)]) -> Vec<Arc<PoolLease>> {
+fn leases_of(keys: &[(Key, OwnerKey)]) -> Vec<Arc<PoolLease>> {
     let mut leases: Vec<Arc<PoolLease>> = Vec::new();
     for (_, own) in keys {
         if leases.iter().all(|lease| lease.id != own.lease.id) {

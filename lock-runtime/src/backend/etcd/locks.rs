@@ -8,7 +8,7 @@ use crate::backend::etcd::keep_alives::{AwaitedSign, KeepAlives};
 use crate::backend::etcd::leases::{Leases, LifeSign, PoolLease};
 use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::member_task::MemberLink;
-use crate::backend::etcd::owned_key::{KeyPlace, OwnedKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::owned_keys::OwnedKeys;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
@@ -217,9 +217,9 @@ impl EtcdLocks {
     }
 
     /// The key as it was found, under the lease of another connection or class perhaps. `None` if that is none of this pool.
-    pub(crate) fn adopted(&self, found: &KeyValue, revision: i64) -> Option<OwnedKey> {
+    pub(crate) fn adopted(&self, found: &KeyValue, revision: i64) -> Option<OwnerKey> {
         let lease = self.leases.find(found.lease)?;
-        Some(OwnedKey {
+        Some(OwnerKey {
             created: found.created,
             seen: revision,
             lease,

@@ -117,7 +117,7 @@ struct MemberTask {
 }
 
 /// A connection that moves bytes while this value is polled.
-struct Connected {
+struct ServingMember {
     member: Arc<Member>,
     driver: Pin<Box<dyn Future<Output = String> + Send>>,
 }
@@ -129,7 +129,7 @@ impl MemberOpener {
         pause: Duration,
         member: usize,
         number: u64,
-    ) -> Result<Connected, BackendError> {
+    ) -> Result<ServingMember, BackendError> {
         sleep(pause).await;
         let limit = self.dialer.limits.connect;
         let name = self.dialer.name(member);
@@ -142,7 +142,7 @@ impl MemberOpener {
         member: usize,
         name: &str,
         number: u64,
-    ) -> Result<Connected, BackendError> {
+    ) -> Result<ServingMember, BackendError> {
         let login = self.dialer.login().await?;
         let stream = self.dialer.connect(member).await;
         let stream = stream.map_err(|error| unreachable(name, &error.to_string()))?;
@@ -169,7 +169,7 @@ impl MemberOpener {
             Ok(member)
         };
         let member = until_ended(prepared, &mut driver, |why| unreachable(name, &why)).await?;
-        Ok(Connected { member, driver })
+        Ok(ServingMember { member, driver })
     }
 }
 
@@ -180,7 +180,7 @@ impl MemberTask {
         loop {
             let is_first = failed.is_none();
             let Some(connected) = self.open(&mut backoff, failed).await else { return };
-            let Connected { member, driver } = connected;
+            let ServingMember { member, driver } = connected;
             let up_since = self.opener.clock.now();
             self.state.send_replace(MemberState::Up(member.clone()));
             if !is_first {
@@ -202,7 +202,7 @@ impl MemberTask {
         &mut self,
         backoff: &mut Backoff,
         mut failed: Option<BackendError>,
-    ) -> Option<Connected> {
+    ) -> Option<ServingMember> {
         let members = self.opener.dialer.cluster.members.len();
         let mut tried = 0;
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };

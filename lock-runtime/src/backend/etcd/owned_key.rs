@@ -9,12 +9,12 @@ use crate::backend::etcd::leases::PoolLease;
 pub(crate) enum KeyState {
     /// A request that puts the key has no answer.
     Unanswered,
-    Known(OwnedKey),
+    Known(OwnerKey),
 }
 
 /// A key of this process.
 #[derive(Clone)]
-pub(crate) struct OwnedKey {
+pub(crate) struct OwnerKey {
     /// The revision that has made it: its position in the queue.
     pub(crate) created: i64,
     /// The last revision for which the queue around it is known.
@@ -40,7 +40,7 @@ pub(crate) enum KeyPlace {
     },
 }
 
-impl OwnedKey {
+impl OwnerKey {
     pub(crate) fn is_granted(&self) -> bool {
         self.place == KeyPlace::Granted
     }

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use crate::backend::Owner;
 use crate::backend::etcd::key_names::KeyNames;
 use crate::backend::etcd::member_task::LastWishes;
-use crate::backend::etcd::owned_key::{KeyPlace, KeyState, OwnedKey};
+use crate::backend::etcd::owned_key::{KeyPlace, KeyState, OwnerKey};
 use crate::backend::etcd::protocol::watch::{KeyEvent, WatchedKeys};
 use crate::backend::etcd::watches::{KeyWatches, WatchSink};
 use crate::backend::queue_events::QueueEvents;
@@ -143,7 +143,7 @@ impl OwnedKeys {
         }
     }
 
-    pub(crate) fn known(&self, owner: &Owner, key: &Key) -> Option<OwnedKey> {
+    pub(crate) fn known(&self, owner: &Owner, key: &Key) -> Option<OwnerKey> {
         match self.state(owner, key)? {
             KeyState::Known(known) => Some(known),
             KeyState::Unanswered => None,
@@ -168,7 +168,7 @@ impl OwnedKeys {
     }
 
     /// Records a key. `false` if its lease has ended meanwhile. Watches of the former state end.
-    pub(crate) fn set(&self, owner: &Owner, key: &Key, known: OwnedKey) -> bool {
+    pub(crate) fn set(&self, owner: &Owner, key: &Key, known: OwnerKey) -> bool {
         let mut table = self.table();
         if !known.lease.is_current() || !table.by_owner.contains_key(owner) {
             return false;
@@ -208,11 +208,11 @@ impl OwnedKeys {
         &self,
         owner: &Owner,
         key: &Key,
-        own: &OwnedKey,
+        own: &OwnerKey,
         predecessor: Vec<u8>,
     ) -> bool {
         let watch = self.watches.next_id();
-        let queued = OwnedKey { place: KeyPlace::Queued, watch: Some(watch), ..own.clone() };
+        let queued = OwnerKey { place: KeyPlace::Queued, watch: Some(watch), ..own.clone() };
         let (seen, is_set) = (queued.seen, self.set(owner, key, queued));
         if is_set {
             self.watches.create(watch, WatchedKeys::Deletion { key: predecessor }, seen + 1);

@@ -7,7 +7,7 @@ use crate::backend::etcd::acquiring::RoundEnd;
 use crate::backend::etcd::leases::{Leases, PoolLease};
 use crate::backend::etcd::locks::{EtcdLocks, KEYS_AT_ONCE};
 use crate::backend::etcd::member::{Member, TransactionFailure};
-use crate::backend::etcd::owned_key::{KeyPlace, OwnedKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::owned_keys::OwnerTurn;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, SearchOrder, Transaction,
@@ -25,7 +25,7 @@ pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
 /// What an owner had before its keys were marked as about to be deleted.
 struct FormerKeys {
-    keys: Vec<(Key, OwnedKey)>,
+    keys: Vec<(Key, OwnerKey)>,
     deadline: Option<Instant>,
 }
 
@@ -41,7 +41,7 @@ impl EtcdLocks {
             return self.keep(&member, &turn, request).await;
         }
         if let (Some(successor), [key]) = (&request.successor, &*lease.keys)
-            && let Some(own) = self.keys.known(&lease.owner, key).filter(OwnedKey::is_granted)
+            && let Some(own) = self.keys.known(&lease.owner, key).filter(OwnerKey::is_granted)
         {
             let handed_on = self.pass_on(&member, &own, key, &lease.owner, successor).await?;
             if let Some(outcome) = handed_on {
@@ -103,7 +103,7 @@ impl EtcdLocks {
         for lock in locks {
             if let Some(known) = self.keys.known(owner, lock) {
                 let place = KeyPlace::Leaving { was_granted: known.was_granted() };
-                self.keys.set(owner, lock, OwnedKey { place, watch: None, ..known.clone() });
+                self.keys.set(owner, lock, OwnerKey { place, watch: None, ..known.clone() });
                 keys.push((lock.clone(), known));
             }
         }
@@ -117,7 +117,7 @@ impl EtcdLocks {
     fn restore(&self, owner: &Owner, before: FormerKeys) {
         for (lock, known) in before.keys {
             if self.keys.known(owner, &lock).is_some() {
-                self.keys.set(owner, &lock, OwnedKey { watch: None, ..known });
+                self.keys.set(owner, &lock, OwnerKey { watch: None, ..known });
             }
         }
         if let Some(deadline) = before.deadline {
@@ -149,7 +149,7 @@ impl EtcdLocks {
                     short.push((lock.clone(), found.created));
                     let place = KeyPlace::New;
                     let (created, seen, lease) = (found.created, looked.revision, lease.clone());
-                    let moved = OwnedKey { created, seen, lease, place, fence: None, watch: None };
+                    let moved = OwnerKey { created, seen, lease, place, fence: None, watch: None };
                     kept.push((lock, moved));
                 }
             }
@@ -158,7 +158,7 @@ impl EtcdLocks {
             return Err(unsteady());
         }
         for (lock, own) in kept {
-            let own = OwnedKey { place: KeyPlace::Granted, ..own };
+            let own = OwnerKey { place: KeyPlace::Granted, ..own };
             if !self.keys.set(owner, lock, own) {
                 not_held.push(lock.clone());
             }
@@ -175,7 +175,7 @@ impl EtcdLocks {
     async fn pass_on(
         &self,
         member: &Arc<Member>,
-        own: &OwnedKey,
+        own: &OwnerKey,
         lock: &Key,
         owner: &Owner,
         successor: &Successor,
@@ -213,7 +213,7 @@ impl EtcdLocks {
         }
         self.keys.remove(owner, lock);
         let revision = answer.origin.revision;
-        let queued = OwnedKey {
+        let queued = OwnerKey {
             created: revision,
             seen: revision,
             lease,
@@ -240,7 +240,7 @@ impl EtcdLocks {
     fn passing(
         &self,
         member: &Arc<Member>,
-        own: &OwnedKey,
+        own: &OwnerKey,
         lock: &Key,
         (owner, next): (&Owner, &Owner),
         lease: &PoolLease,

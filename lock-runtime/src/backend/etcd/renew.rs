@@ -9,7 +9,7 @@ use crate::backend::etcd::keep_alives::AwaitedSign;
 use crate::backend::etcd::leases::{Leases, PoolLease};
 use crate::backend::etcd::locks::{ConfirmedAnswer, EtcdLocks};
 use crate::backend::etcd::member::Member;
-use crate::backend::etcd::owned_key::{KeyPlace, OwnedKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
 use crate::backend::etcd::server_error::{unanswered, unsteady};
 use crate::backend::{BackendError, LeaseRef, LeaseStatus};
@@ -20,7 +20,7 @@ use crate::base::key::Key;
 const READ_AT_ONCE: usize = 100;
 
 /// A lease of the pool, and when its keys must stay until.
-struct RenewedLease {
+struct SignedLease {
     lease: Arc<PoolLease>,
     until: Instant,
     sign: Option<AwaitedSign>,
@@ -35,14 +35,14 @@ struct ReadKey {
 }
 
 /// The keys of a lease that is renewed.
-struct HeldKeys {
+struct LeaseKeys {
     /// Its position among the leases of the call.
     at: usize,
     lease: LeaseRef,
-    keys: Vec<(Key, OwnedKey)>,
+    keys: Vec<(Key, OwnerKey)>,
 }
 
-type Renewals = Vec<(usize, Result<LeaseStatus, BackendError>)>;
+type RenewalOutcomes = Vec<(usize, Result<LeaseStatus, BackendError>)>;
 
 impl EtcdLocks {
     /// What has no answer in time fails alone.
@@ -54,11 +54,11 @@ impl EtcdLocks {
         let (mut held, mut unknown) = (Vec::new(), Vec::new());
         for (at, lease) in leases.iter().enumerate() {
             match self.held_keys(lease) {
-                Some(keys) => held.push(HeldKeys { at, lease: lease.clone(), keys }),
+                Some(keys) => held.push(LeaseKeys { at, lease: lease.clone(), keys }),
                 None => unknown.push((at, lease.clone())),
             }
         }
-        let mut renewing: JoinSet<Renewals> = JoinSet::new();
+        let mut renewing: JoinSet<RenewalOutcomes> = JoinSet::new();
         if !held.is_empty() {
             let locks = self.clone();
             renewing.spawn(async move { locks.renew_held(held, began).await });
@@ -89,7 +89,7 @@ impl EtcdLocks {
     }
 
     /// The keys of a lease, if all of them are held under leases that are long enough.
-    fn held_keys(&self, lease: &LeaseRef) -> Option<Vec<(Key, OwnedKey)>> {
+    fn held_keys(&self, lease: &LeaseRef) -> Option<Vec<(Key, OwnerKey)>> {
         let needed = Leases::length_for(lease.kept_for());
         let held = |key: &Key| {
             let known = self.keys.known(&lease.owner, key)?;
@@ -98,9 +98,9 @@ impl EtcdLocks {
         lease.keys.iter().map(held).collect()
     }
 
-    async fn renew_held(self: Arc<Self>, held: Vec<HeldKeys>, began: Instant) -> Renewals {
-        let mut renewed: Vec<RenewedLease> = Vec::new();
-        for HeldKeys { lease, keys, .. } in &held {
+    async fn renew_held(self: Arc<Self>, held: Vec<LeaseKeys>, began: Instant) -> RenewalOutcomes {
+        let mut renewed: Vec<SignedLease> = Vec::new();
+        for LeaseKeys { lease, keys, .. } in &held {
             let until = began + lease.kept_for();
             for (_, own) in keys {
                 match renewed.iter_mut().find(|it| it.lease.id == own.lease.id) {
@@ -109,7 +109,7 @@ impl EtcdLocks {
                         let lease = own.lease.clone();
                         lease.on_use(began);
                         let sign = Some(self.signs.sign(&lease));
-                        renewed.push(RenewedLease { lease, until, sign });
+                        renewed.push(SignedLease { lease, until, sign });
                     }
                 }
             }
@@ -125,11 +125,11 @@ impl EtcdLocks {
 
     async fn ask(
         self: &Arc<Self>,
-        held: &[HeldKeys],
-        renewed: Vec<RenewedLease>,
+        held: &[LeaseKeys],
+        renewed: Vec<SignedLease>,
     ) -> Result<(), BackendError> {
         let answer = self.read_held(held).await?;
-        for RenewedLease { lease, until, sign } in renewed {
+        for SignedLease { lease, until, sign } in renewed {
             match self.outlasts(&lease, until, answer, sign).await {
                 Ok(()) => {}
                 // Its keys are forgotten, which `extend` finds.
@@ -143,10 +143,10 @@ impl EtcdLocks {
     /// Reads keys that are not watched, and some that are, all at once. Keys that are gone are forgotten.
     async fn read_held(
         self: &Arc<Self>,
-        held: &[HeldKeys],
+        held: &[LeaseKeys],
     ) -> Result<ConfirmedAnswer, BackendError> {
         let (mut read, mut watched) = (Vec::new(), Vec::new());
-        for HeldKeys { lease, keys, .. } in held {
+        for LeaseKeys { lease, keys, .. } in held {
             for (key, own) in keys {
                 let of = ReadKey { lease: lease.clone(), key: key.clone(), created: own.created };
                 if own.watch.is_some() { watched.push(of) } else { read.push(of) }
@@ -192,7 +192,7 @@ impl EtcdLocks {
             } else if known.watch.is_none() {
                 // It is watched from here on.
                 let seen = answer.origin.revision;
-                self.keys.set(&of.lease.owner, &of.key, OwnedKey { seen, ..known });
+                self.keys.set(&of.lease.owner, &of.key, OwnerKey { seen, ..known });
             }
         }
         Ok(confirmed)
@@ -228,13 +228,13 @@ impl EtcdLocks {
         self.outlasts(&longer, until, looked.answer, sign).await?;
         for (key, created) in moved {
             let former = self.keys.known(owner, &key).filter(|former| former.created == created);
-            let renewed = OwnedKey {
+            let renewed = OwnerKey {
                 created,
                 seen: looked.revision,
                 lease: longer.clone(),
                 place: KeyPlace::Granted,
                 fence: former.as_ref().and_then(|former| former.fence),
-                watch: former.filter(OwnedKey::is_granted).and_then(|former| former.watch),
+                watch: former.filter(OwnerKey::is_granted).and_then(|former| former.watch),
             };
             if !self.keys.set(owner, &key, renewed) {
                 return Ok(LeaseStatus::NotHeld);
