@@ -23,7 +23,7 @@ use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
-use crate::backend::etcd::server_error::lease_ended;
+use crate::backend::etcd::server_error::{WITHOUT_SPACE, lease_ended};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -235,6 +235,8 @@ impl Leases {
             match self.give_to(member, &lease).await {
                 Ok(()) => {}
                 Err(_) if !lease.is_current() => {}
+                // Nothing can be put, also by former connections. Signs of life are taken, so held locks are kept.
+                Err(error) if is_without_space(&error) => break,
                 Err(error) => return Err(error),
             }
         }
@@ -286,6 +288,10 @@ impl Leases {
     fn classes(&self) -> MutexGuard<'_, Vec<Arc<LeaseClass>>> {
         self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_without_space(error: &BackendError) -> bool {
+    error.message().contains(WITHOUT_SPACE)
 }
 
 fn number_text(member: &Member) -> Vec<u8> {

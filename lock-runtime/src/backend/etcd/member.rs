@@ -82,6 +82,11 @@ impl Member {
         now.since(log.answered.map_or(*oldest, |answered| answered.max(*oldest)))
     }
 
+    /// How long the oldest call has been without an answer.
+    pub(crate) fn oldest_call(&self, now: Instant) -> Duration {
+        self.log().open.values().min().map_or(Duration::ZERO, |oldest| now.since(*oldest))
+    }
+
     /// Records a call until the returned value is dropped.
     pub(crate) fn open_call(self: &Arc<Self>) -> OpenCall {
         let mut log = self.log();

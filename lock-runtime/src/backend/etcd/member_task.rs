@@ -24,6 +24,10 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 use crate::base::jitter;
 
+/// The longest time without an answer to one call, although others are answered. A member gives a request up after seven seconds
+/// with the default settings.
+const LONGEST_CALL: Duration = Duration::from_secs(20);
+
 /// What ends with the pool.
 #[derive(Default)]
 pub(crate) struct LastWishes {
@@ -241,7 +245,8 @@ impl MemberTask {
         let watching = async {
             loop {
                 sleep(limit / 4).await;
-                if member.silence(self.opener.clock.now()) >= limit {
+                let now = self.opener.clock.now();
+                if member.silence(now) >= limit || member.oldest_call(now) >= LONGEST_CALL {
                     return connection_lost(&member.name, "it does not answer");
                 }
             }

@@ -49,6 +49,9 @@ impl CallStatus {
     }
 }
 
+/// A part of etcd's text if its database is full.
+pub(crate) const WITHOUT_SPACE: &str = "database space exceeded";
+
 /// Texts of etcd's errors, what they mean, and what to do. The first text that is found counts.
 const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
     use FailureKind::{MaybeApplied, NotApplied, Rejected};
@@ -79,7 +82,7 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
             "it logs in by itself",
         ),
         (
-            "database space exceeded",
+            WITHOUT_SPACE,
             Rejected,
             "has no space, and takes no writes",
             "compact and defragment, then `etcdctl alarm disarm`; raise `--quota-backend-bytes`",
