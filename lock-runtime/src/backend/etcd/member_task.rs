@@ -24,10 +24,6 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 use crate::base::jitter;
 
-/// The longest time without an answer to one call, although others are answered. A member gives a request up after seven seconds
-/// with the default settings.
-const LONGEST_CALL: Duration = Duration::from_secs(20);
-
 /// What ends with the pool.
 #[derive(Default)]
 pub(crate) struct LastWishes {
@@ -246,7 +242,8 @@ impl MemberTask {
             loop {
                 sleep(limit / 4).await;
                 let now = self.opener.clock.now();
-                if member.silence(now) >= limit || member.oldest_call(now) >= LONGEST_CALL {
+                // A change that was lost with its leader has no answer for seven seconds, while others are answered.
+                if member.silence(now) >= limit || member.oldest_call(now) >= 2 * limit {
                     return connection_lost(&member.name, "it does not answer");
                 }
             }
