@@ -264,7 +264,8 @@ impl EtcdServer {
         answer.unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    fn try_post(&self, path: &str, body: &Value, limit: Duration) -> std::io::Result<Value> {
+    /// As [`post`](Self::post), within a time limit.
+    pub fn try_post(&self, path: &str, body: &Value, limit: Duration) -> std::io::Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(limit))?;
         let body = body.to_string();

@@ -106,7 +106,7 @@ async fn a_full_database_is_an_error_with_a_remedy() {
     let guard = pool.lock("order:1").acquire().await.unwrap();
     let full = json!({ "key": "Zg==", "value": "A".repeat(400_000) });
     eventually_async(DEADLINE, "the alarm is raised", async || {
-        std::panic::catch_unwind(|| server.post("kv/put", &full)).is_err()
+        server.try_post("kv/put", &full, DEADLINE).is_err()
     })
     .await;
     let error = pool.lock("order:2").wait(ms(300)).acquire().await.unwrap_err();

@@ -24,6 +24,9 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Clock;
 use crate::base::jitter;
 
+/// The least time that a new connection has for its first requests.
+const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
+
 /// What ends with the pool.
 #[derive(Default)]
 pub(crate) struct LastWishes {
@@ -165,7 +168,11 @@ impl MemberOpener {
                 }
             }
             let member = Member::new(number, name.to_owned(), grpc, self.clock);
-            self.leases.take_over(&member).await.map_err(|error| at_member(name, error))?;
+            // A member whose leader has just died takes requests that nothing answers. Another one may know the next leader.
+            let limit = self.dialer.limits.request.max(SHORTEST_TAKE_OVER);
+            let taken_over = timeout(limit, self.leases.take_over(&member)).await;
+            let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
+            taken_over.map_err(|error| at_member(name, error))?;
             Ok(member)
         };
         let member = until_ended(prepared, &mut driver, |why| unreachable(name, &why)).await?;

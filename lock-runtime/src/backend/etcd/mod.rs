@@ -107,7 +107,7 @@ impl Etcd {
         let events = QueueEvents::new(unclaimed);
         let (leases, ended_leases) = Leases::new(names.clone(), clock);
         let (watches, watched) = KeyWatches::new();
-        let keys = OwnedKeys::new(events.clone(), clock, names, watches);
+        let (keys, misses) = OwnedKeys::new(events.clone(), clock, names, watches);
         let link = MemberLink::start(dialer, clock, events, leases.clone());
         link.member().await?;
         let signs = KeepAlives::start(link.clone(), leases.clone(), clock);
@@ -124,7 +124,7 @@ impl Etcd {
         let tasks = [
             watching,
             tokio::spawn(unclaimed).abort_handle(),
-            tokio::spawn(upkeep::run(locks.clone(), ended_leases)).abort_handle(),
+            tokio::spawn(upkeep::run(locks.clone(), ended_leases, misses)).abort_handle(),
         ];
         Ok(Self { locks, tasks })
     }

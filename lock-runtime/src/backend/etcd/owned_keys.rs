@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::{Notify, OwnedMutexGuard, mpsc};
 
 use crate::backend::Owner;
 use crate::backend::etcd::key_names::KeyNames;
@@ -31,6 +31,13 @@ pub(crate) struct OwnedKeys {
     table: Mutex<KeyTable>,
     /// The first deadline may be earlier than before.
     pub(crate) earlier: Notify,
+    missed: mpsc::UnboundedSender<MissedChanges>,
+}
+
+/// A held key whose watch has ended without all changes.
+pub(crate) struct MissedChanges {
+    pub(crate) owner: Owner,
+    pub(crate) key: Key,
 }
 
 #[derive(Default)]
@@ -103,9 +110,10 @@ impl OwnedKeys {
         clock: Clock,
         names: KeyNames,
         watches: KeyWatches,
-    ) -> Arc<Self> {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<MissedChanges>) {
         let (table, earlier) = (Mutex::default(), Notify::new());
-        Arc::new(Self { events, clock, names, watches, table, earlier })
+        let (missed, misses) = mpsc::unbounded_channel();
+        (Arc::new(Self { events, clock, names, watches, table, earlier, missed }), misses)
     }
 
     fn table(&self) -> MutexGuard<'_, KeyTable> {
@@ -280,6 +288,18 @@ impl OwnedKeys {
         due
     }
 
+    /// A held key was there at this revision. It is watched from there on, if it is not yet.
+    pub(crate) fn on_seen(&self, owner: &Owner, key: &Key, created: i64, revision: i64) {
+        let mut table = self.table();
+        let Some(KeyState::Known(known)) = table.key(owner, key) else { return };
+        if known.created == created && known.is_granted() && known.watch.is_none() {
+            known.seen = known.seen.max(revision);
+            table.unwatched.push_back((self.clock.now(), *owner, key.clone()));
+            drop(table);
+            self.earlier.notify_one();
+        }
+    }
+
     /// Watches the queues of keys that have been held for a while.
     pub(crate) fn watch_held(&self, now: Instant) {
         let mut table = self.table();
@@ -396,7 +416,7 @@ impl WatchSink for OwnedKeys {
         match place {
             // It looks again, and is watched again behind that.
             KeyPlace::Queued => self.events.head_of_queue(key.as_str(), owner, Duration::ZERO),
-            KeyPlace::Granted => self.tell_of_change(&key),
+            KeyPlace::Granted => drop(self.missed.send(MissedChanges { owner, key })),
             KeyPlace::New | KeyPlace::Leaving { .. } => {}
         }
     }

@@ -186,13 +186,8 @@ impl EtcdLocks {
             let is_there =
                 answer.found(at)?.first().is_some_and(|found| found.created == of.created);
             let known = self.keys.known(&of.lease.owner, &of.key);
-            let Some(known) = known.filter(|known| known.created == of.created) else { continue };
-            if !is_there {
+            if !is_there && known.is_some_and(|known| known.created == of.created) {
                 self.keys.lose(&of.lease.owner, &of.key);
-            } else if known.watch.is_none() {
-                // It is watched from here on.
-                let seen = answer.origin.revision;
-                self.keys.set(&of.lease.owner, &of.key, OwnerKey { seen, ..known });
             }
         }
         Ok(confirmed)
