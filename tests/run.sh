@@ -6,6 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_TEST_ETCD=off    leaves etcd out
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
 # LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
@@ -43,6 +44,10 @@ install_missing() {
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
     # Also for the tests that step a server's clock: they compile a small library.
     command -v cc >/dev/null || packages+=(build-essential)
+    if [[ "${LOCK_TEST_ETCD:-on}" != off ]]; then
+        command -v etcd >/dev/null || packages+=(etcd-server)
+        command -v etcdctl >/dev/null || packages+=(etcd-client)
+    fi
     if [[ "${LOCK_TEST_MYSQL:-on}" != off ]]; then
         [[ -x /usr/sbin/mariadbd ]] && command -v mariadb-install-db >/dev/null || packages+=(mariadb-server)
     fi
@@ -126,7 +131,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss mysql mysql-tls postgres postgres-tls zookeeper zookeeper-tls serde testing tower axum actix; do
+    for feature in "" macros redis rediss etcd etcd-tls mysql mysql-tls postgres postgres-tls zookeeper zookeeper-tls serde testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }
@@ -167,7 +172,7 @@ program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handof
 program faults
 program topologies
 program quorum load::
-for store in mysql postgres zookeeper; do
+for store in etcd mysql postgres zookeeper; do
     variable="LOCK_TEST_${store^^}"
     if [[ "${!variable:-on}" == off ]]; then
         echo "==> skipped: ${variable}=off leaves the tests on ${store} out"

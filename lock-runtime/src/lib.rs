@@ -81,6 +81,8 @@ pub mod guide {
     pub mod postgres {}
     #[doc = include_str!("../docs/mysql.md")]
     pub mod mysql {}
+    #[doc = include_str!("../docs/etcd.md")]
+    pub mod etcd {}
     #[doc = include_str!("../docs/zookeeper.md")]
     pub mod zookeeper {}
     #[doc = include_str!("../docs/waiting.md")]

@@ -7,6 +7,7 @@
 //! | [`server`] | a private `redis-server` that can be paused, killed and restarted |
 //! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
+//! | [`etcd`] | private etcd members, and requests to inspect them |
 //! | [`mysql`] | a private MariaDB server |
 //! | [`postgres`] | a private PostgreSQL server |
 //! | [`zookeeper`], [`zookeeper_client`] | private ZooKeeper servers, and a client to inspect them |
@@ -38,6 +39,7 @@
 
 pub mod cargo;
 pub mod cluster;
+pub mod etcd;
 pub mod eventually;
 pub mod examples;
 pub mod expected_error;
@@ -69,6 +71,7 @@ pub mod zookeeper_client;
 
 pub use cargo::cargo;
 pub use cluster::RedisCluster;
+pub use etcd::{EtcdServer, EtcdTrio};
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
 pub use latency::Latency;

@@ -44,6 +44,7 @@ impl LockPool {
     /// | `redlock://host1,host2,host3` | a majority of independent servers (Redlock), or of full URLs |
     /// | `mysql://host/database` | rows of a table of MySQL or MariaDB, with the feature `mysql` |
     /// | `postgres://host/database` | rows of a table, with the feature `postgres` |
+    /// | `etcd://host1,host2,host3/path` | keys with a lease, with the feature `etcd` |
     /// | `zookeeper://host1,host2,host3/path` | ephemeral nodes, with the feature `zookeeper` |
     ///
     /// All of Redis take `user:password@` in front of the hosts, `rediss` for TLS, and `valkey` for `redis`. Parameters

@@ -78,6 +78,8 @@ pub(crate) async fn connect(
         "mysql" | "mariadb" => super::mysql::open(url, config).await,
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => super::postgres::open(url, config).await,
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => super::etcd::open(url, config).await,
         #[cfg(feature = "zookeeper")]
         "zookeeper" | "zookeepers" => super::zookeeper::open(url, config).await,
         _ => Err(unknown(scheme)),
@@ -104,13 +106,15 @@ fn unknown(scheme: &str) -> LockError {
         }
         "mysql" | "mariadb" => "enable the feature `mysql` of lock-runtime",
         "postgres" | "postgresql" => "enable the feature `postgres` of lock-runtime",
+        "etcd" => "enable the feature `etcd` of lock-runtime",
+        "etcds" => "enable the feature `etcd-tls` of lock-runtime",
         "zookeeper" => "enable the feature `zookeeper` of lock-runtime",
         "zookeepers" => "enable the feature `zookeeper-tls` of lock-runtime",
         "http" | "https" => {
             "a store is reached by its own protocol; write for example `redis://host:6379`"
         }
         _ => {
-            "supported are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum), `postgres://host/database`, `mysql://host/database`, `zookeeper://host1,host2,host3/path` and `memory://`"
+            "supported are `redis://host:6379`, `redis+sentinel://host:26379/service`, `redis+cluster://host1,host2`, all with `rediss` for TLS or `valkey` for `redis`, `redis+unix:///path`, `redlock://host1,host2,host3` (a quorum), `postgres://host/database`, `mysql://host/database`, `etcd://host1,host2,host3/path`, `zookeeper://host1,host2,host3/path` and `memory://`"
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)

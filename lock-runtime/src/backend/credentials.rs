@@ -30,7 +30,7 @@ impl Credentials {
     }
 }
 
-#[cfg(any(feature = "_sql", feature = "zookeeper"))]
+#[cfg(any(feature = "_sql", feature = "etcd", feature = "zookeeper"))]
 impl Credentials {
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()

@@ -19,6 +19,8 @@ mod backoff;
 mod connect;
 pub(crate) mod credentials;
 mod dyn_backend;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod memory;
 #[cfg(feature = "mysql")]
 mod mysql;

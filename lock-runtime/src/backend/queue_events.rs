@@ -35,7 +35,7 @@ impl QueueEvents {
         let _ = self.notifier.set(notifier);
     }
 
-    #[cfg(any(feature = "redis", feature = "zookeeper"))]
+    #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
     pub(crate) fn notifier(&self) -> Option<&Notifier> {
         self.notifier.get()
     }

@@ -34,7 +34,7 @@ impl Owner {
     }
 
     /// The token from its stored form.
-    #[cfg(feature = "_remote")]
+    #[cfg(any(feature = "redis", feature = "_sql", feature = "zookeeper"))]
     pub(crate) const fn from_text(text: [u8; 32]) -> Self {
         Self(text)
     }

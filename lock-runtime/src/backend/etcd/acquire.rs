@@ -1,0 +1,294 @@
+//! Acquire requests.
+//!
+//! ```text
+//! none ── put if the lock is free ──> granted
+//! none ── put, find the one before ──> queued, watches it ── look ──> granted
+//! ```
+//!
+//! A request that does not queue writes only if all its keys are free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
+use crate::backend::etcd::leases::Leases;
+use crate::backend::etcd::locks::{AbandonFlag, EtcdLocks, Looked};
+use crate::backend::etcd::member::{Member, TransactionFailure};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::owned_keys::OwnerTurn;
+use crate::backend::etcd::protocol::key_value::KeyValue;
+use crate::backend::etcd::protocol::transaction::{
+    KeyCondition, KeyOperation, SearchOrder, Transaction, TransactionAnswer,
+};
+use crate::backend::etcd::server_error::unsteady;
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
+use crate::base::clock::Instant;
+use crate::base::jitter;
+use crate::base::key::Key;
+
+/// How often a request looks again that finds other keys than the answer before said.
+const MOST_ROUNDS: usize = 20;
+
+/// How long a queued owner waits for a notification before it requests the key again.
+const RECHECK: Duration = Duration::from_secs(5);
+
+/// How long the key of a queued owner stays without a further request.
+pub(crate) const QUEUED_FOR: Duration = Duration::from_secs(15);
+
+/// Whether the request has changed something.
+#[derive(Default)]
+struct Effects {
+    has_put: bool,
+}
+
+impl EtcdLocks {
+    pub(crate) async fn acquire(
+        &self,
+        request: &AcquireRequest,
+        abandoned: &AbandonFlag,
+    ) -> Result<AcquireOutcome, BackendError> {
+        let turn = self.keys.begin(request.owner, request.kept_for()).await;
+        let until = self.now() + request.kept_for();
+        let mut effects = Effects::default();
+        let outcome = self.rounds(request, &turn, until, abandoned, &mut effects).await;
+        // A key that was put meanwhile takes part in the queue.
+        outcome.map_err(|error| if effects.has_put { error.after_a_part() } else { error })
+    }
+
+    async fn rounds(
+        &self,
+        request: &AcquireRequest,
+        turn: &OwnerTurn,
+        until: Instant,
+        abandoned: &AbandonFlag,
+        effects: &mut Effects,
+    ) -> Result<AcquireOutcome, BackendError> {
+        for _ in 0..MOST_ROUNDS {
+            abandoned.check()?;
+            let member = self.link.member().await?;
+            let lease = self.leases.holding(&member, request.kept_for()).await?;
+            let acquiring = Acquiring { request, turn, member, lease, until };
+            if let RoundEnd::Over(outcome) = self.round(&acquiring, abandoned, effects).await? {
+                return Ok(outcome);
+            }
+        }
+        Err(unsteady())
+    }
+
+    async fn round(
+        &self,
+        it: &Acquiring<'_>,
+        abandoned: &AbandonFlag,
+        effects: &mut Effects,
+    ) -> Result<RoundEnd, BackendError> {
+        let (owner, keys) = (it.owner(), &it.request.keys);
+        let is_missing = |key: &&Key| self.keys.known(owner, key).is_none();
+        let missing: Vec<_> = keys.iter().filter(is_missing).cloned().collect();
+        if missing.is_empty() {
+            let looked = self.look(&it.member, owner, keys).await?;
+            return self.judge(it, looked).await;
+        }
+        abandoned.check()?;
+        let sign = self.early_sign(&it.lease, it.until);
+        self.keys.expect_puts(owner, &missing);
+        let putting = self.putting(it, &missing);
+        let (answer, confirmed) = match self.transact(&it.member, &putting).await {
+            Ok(answered) => answered,
+            Err(TransactionFailure::WithoutLease) => {
+                self.leases.end(&it.lease);
+                return Ok(RoundEnd::Again);
+            }
+            Err(TransactionFailure::Other(error)) => return Err(error),
+        };
+        if !answer.is_met {
+            return self.on_refusal(it, &answer).await;
+        }
+        effects.has_put = true;
+        let revision = answer.origin.revision;
+        let new = OwnerKey {
+            created: revision,
+            seen: revision,
+            lease: it.lease.clone(),
+            place: KeyPlace::New,
+            fence: None,
+            watch: None,
+        };
+        for key in &missing {
+            if !self.keys.set(owner, key, new.clone()) {
+                return Ok(RoundEnd::Again);
+            }
+        }
+        if it.request.enqueue {
+            // The newest one is the own one.
+            if let Some(predecessor) = answer.found(1)?.get(1) {
+                return Ok(self.wait_behind(owner, &missing[0], &new, predecessor));
+            }
+        } else if missing.len() < keys.len() {
+            // What was known before may have been lost, or is queued.
+            return Ok(RoundEnd::Again);
+        }
+        let keys = keys.iter().map(|key| (key.clone(), new.clone())).collect();
+        let free = FreeKeys { keys, is_contended: false, fenced: 0, answer: confirmed, sign };
+        self.grant(it, free).await
+    }
+
+    /// Puts `missing` keys, at the end of the queue or only if all of them are free.
+    fn putting(&self, it: &Acquiring<'_>, missing: &[Key]) -> Transaction {
+        let (owner, names) = (it.owner(), &self.keys.names);
+        let get_lease = KeyOperation::Get { key: names.of_lease(it.lease.id) };
+        let belongs = self.leases.belongs_to(&it.member, &it.lease);
+        let mut puts: Vec<_> = missing.iter().map(|key| self.put(owner, key, &it.lease)).collect();
+        if it.request.enqueue
+            && let [key] = missing
+        {
+            let own = names.of_owner(key, owner);
+            puts.push(KeyOperation::Find(names.search(key, SearchOrder::NewestFirst, 2)));
+            let absent = KeyCondition::Created { key: own.clone(), revision: 0 };
+            return Transaction {
+                conditions: vec![belongs, absent],
+                success: puts,
+                failure: vec![get_lease, KeyOperation::Get { key: own }],
+            };
+        }
+        let condition = |key: &Key| match self.keys.known(owner, key) {
+            Some(known) if !missing.contains(key) => {
+                KeyCondition::Created { key: names.of_owner(key, owner), revision: known.created }
+            }
+            Some(_) | None => names.is_free(key),
+        };
+        let keys = &it.request.keys;
+        let oldest = |key| KeyOperation::Find(names.search(key, SearchOrder::OldestFirst, 1));
+        Transaction {
+            conditions: std::iter::once(belongs).chain(keys.iter().map(condition)).collect(),
+            success: puts,
+            failure: std::iter::once(get_lease).chain(keys.iter().map(oldest)).collect(),
+        }
+    }
+
+    /// Nothing was put: a lock is not free, or the owner has a key already, or the lease belongs to another connection.
+    async fn on_refusal(
+        &self,
+        it: &Acquiring<'_>,
+        answer: &TransactionAnswer,
+    ) -> Result<RoundEnd, BackendError> {
+        let (owner, keys) = (it.owner(), &it.request.keys);
+        let seen = answer.found(0)?.first();
+        if !Leases::is_of(&it.member, seen) {
+            self.leases.repair(&it.member, &it.lease, seen).await?;
+        }
+        let mut is_held = false;
+        for (at, key) in keys.iter().enumerate() {
+            let found = answer.found(at + 1)?.first();
+            let own = self.keys.names.of_owner(key, owner);
+            match found {
+                Some(found) if found.key == own => self.adopt(it, key, found, answer).await?,
+                Some(_) if !it.request.enqueue => is_held = true,
+                Some(_) | None => self.keys.remove(owner, key),
+            }
+        }
+        if !is_held {
+            return Ok(RoundEnd::Again);
+        }
+        if let [key] = &**keys {
+            // An earlier attempt may have queued.
+            if it.request.attempt > 0 {
+                self.delete(&it.member, owner, key).await?;
+            }
+            self.keys.remove(owner, key);
+        }
+        Ok(RoundEnd::Over(AcquireOutcome::contended(None)))
+    }
+
+    /// Records a key that an earlier request of the owner has put, here or elsewhere.
+    async fn adopt(
+        &self,
+        it: &Acquiring<'_>,
+        key: &Key,
+        found: &KeyValue,
+        answer: &TransactionAnswer,
+    ) -> Result<(), BackendError> {
+        let owner = it.owner();
+        if self.keys.known(owner, key).is_some_and(|known| known.created == found.created) {
+            return Ok(());
+        }
+        let revision = answer.origin.revision;
+        let adopted = match self.adopted(found, revision) {
+            Some(adopted) => Some(adopted),
+            None => {
+                let moved = [(key.clone(), found.created)];
+                let is_moved = self.move_keys(&it.member, owner, &moved, &it.lease).await?;
+                let ours = KeyValue { lease: it.lease.id, ..found.clone() };
+                self.adopted(&ours, revision).filter(|_| is_moved)
+            }
+        };
+        if let Some(adopted) = adopted {
+            self.keys.set(owner, key, adopted);
+        }
+        Ok(())
+    }
+
+    /// Decides by the queues of all keys.
+    async fn judge(&self, it: &Acquiring<'_>, looked: Looked) -> Result<RoundEnd, BackendError> {
+        let (owner, keys) = (it.owner(), &it.request.keys);
+        let (mut found, mut is_contended, mut predecessor) = (Vec::new(), false, None);
+        let mut fenced = 0;
+        for (key, look) in keys.iter().zip(looked.keys) {
+            let known = self.keys.known(owner, key);
+            let own = match (known, look.own) {
+                (Some(known), Some(own)) if known.created == own.created => known,
+                // The lease has ended while it waited, or another client has deleted the key.
+                _ => {
+                    self.keys.remove(owner, key);
+                    return Ok(RoundEnd::Again);
+                }
+            };
+            is_contended |= look.has_successor;
+            fenced = look.fenced.max(fenced);
+            predecessor = look.predecessor.or(predecessor);
+            found.push((key.clone(), OwnerKey { seen: looked.revision, ..own }));
+        }
+        let Some(predecessor) = predecessor else {
+            let answer = looked.answer;
+            let free = FreeKeys { keys: found, is_contended, fenced, answer, sign: None };
+            return self.grant(it, free).await;
+        };
+        let [(key, own)] = &found[..] else {
+            return Ok(RoundEnd::Over(AcquireOutcome::contended(None)));
+        };
+        if it.request.enqueue {
+            return Ok(self.wait_behind(owner, key, own, &predecessor));
+        }
+        self.delete(&it.member, owner, key).await?;
+        self.keys.remove(owner, key);
+        Ok(RoundEnd::Over(AcquireOutcome::contended(None)))
+    }
+
+    pub(crate) fn wait_behind(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        own: &OwnerKey,
+        predecessor: &KeyValue,
+    ) -> RoundEnd {
+        if !self.keys.queue_behind(owner, key, own, predecessor.key.clone()) {
+            return RoundEnd::Again;
+        }
+        self.keys.keep_until(owner, self.now() + QUEUED_FOR);
+        let retry_after = jitter::below(RECHECK);
+        let wait_mode = WaitMode::Queued { retry_after };
+        RoundEnd::Over(AcquireOutcome::contended_until(None, wait_mode))
+    }
+
+    async fn delete(
+        &self,
+        member: &Arc<Member>,
+        owner: &Owner,
+        key: &Key,
+    ) -> Result<(), BackendError> {
+        let key = self.keys.names.of_owner(key, owner);
+        let deleting = Transaction::of(vec![KeyOperation::Delete { key }]);
+        let deleted = self.transact(member, &deleting).await;
+        deleted.map_err(|error| BackendError::from(error).after_a_part())?;
+        Ok(())
+    }
+}

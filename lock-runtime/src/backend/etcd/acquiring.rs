@@ -1,0 +1,49 @@
+//! An acquire under way, as plain values.
+
+use std::sync::Arc;
+
+use crate::backend::etcd::keep_alives::AwaitedSign;
+use crate::backend::etcd::leases::PoolLease;
+use crate::backend::etcd::locks::ConfirmedAnswer;
+use crate::backend::etcd::member::Member;
+use crate::backend::etcd::owned_key::OwnerKey;
+use crate::backend::etcd::owned_keys::OwnerTurn;
+use crate::backend::{AcquireOutcome, AcquireRequest, Owner};
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+
+/// An acquire under way.
+pub(crate) struct Acquiring<'a> {
+    pub(crate) request: &'a AcquireRequest,
+    pub(crate) turn: &'a OwnerTurn,
+    pub(crate) member: Arc<Member>,
+    pub(crate) lease: Arc<PoolLease>,
+    /// How long the keys have to stay: counted from the beginning of the request.
+    pub(crate) until: Instant,
+}
+
+impl Acquiring<'_> {
+    pub(crate) fn owner(&self) -> &Owner {
+        self.turn.owner()
+    }
+}
+
+/// What a round has found.
+pub(crate) enum RoundEnd {
+    Over(AcquireOutcome),
+    /// Other keys than expected.
+    Again,
+}
+
+/// The keys of a request, with no key of another owner before them.
+pub(crate) struct FreeKeys {
+    pub(crate) keys: Vec<(Key, OwnerKey)>,
+    /// Other owners queue behind.
+    pub(crate) is_contended: bool,
+    /// The last write of a fence beside the queues.
+    pub(crate) fenced: i64,
+    /// What has said so.
+    pub(crate) answer: ConfirmedAnswer,
+    /// Sent together with that request.
+    pub(crate) sign: Option<AwaitedSign>,
+}

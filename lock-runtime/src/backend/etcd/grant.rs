@@ -1,0 +1,94 @@
+//! Grants: the lease of each key lasts long enough, and its owner has a fence.
+
+use std::sync::Arc;
+
+use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
+use crate::backend::etcd::fence::{MOST_FURTHER, of_revision};
+use crate::backend::etcd::leases::PoolLease;
+use crate::backend::etcd::locks::EtcdLocks;
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::{AcquireOutcome, BackendError};
+use crate::base::key::Key;
+
+impl EtcdLocks {
+    /// Grants the keys, unless they vanish meanwhile.
+    pub(crate) async fn grant(
+        &self,
+        it: &Acquiring<'_>,
+        free: FreeKeys,
+    ) -> Result<RoundEnd, BackendError> {
+        let FreeKeys { mut keys, is_contended, fenced, answer, mut sign } = free;
+        let owner = it.owner();
+        if !self.lengthen(it, &mut keys).await? {
+            return Ok(RoundEnd::Again);
+        }
+        for lease in leases_of(&keys) {
+            let sign = if lease.id == it.lease.id { sign.take() } else { None };
+            let known = self.outlasts(&lease, it.until, answer, sign).await;
+            if !lease.is_current() {
+                return Ok(RoundEnd::Again);
+            }
+            known?;
+        }
+        let mut fence = None;
+        if it.request.fencing {
+            fence = self.fence(it, &keys, fenced).await?;
+            if fence.is_none() {
+                return Ok(RoundEnd::Again);
+            }
+        }
+        let was_queued = keys.iter().any(|(_, own)| own.place == KeyPlace::Queued);
+        for (key, own) in keys {
+            // A watch of the predecessor has done its work, one of the queue goes on.
+            let watch = own.watch.filter(|_| own.is_granted());
+            let fence = fence.or(own.fence);
+            let own = OwnerKey { place: KeyPlace::Granted, fence, watch, ..own };
+            if !self.keys.set(owner, &key, own) {
+                return Ok(RoundEnd::Again);
+            }
+        }
+        let until = self.now() + it.request.kept_for();
+        if was_queued {
+            self.keys.end_at(owner, until, false);
+        } else {
+            self.keys.keep_until(owner, until);
+        }
+        let further = it.request.extra_fences.min(MOST_FURTHER);
+        let fence = fence.and_then(of_revision);
+        let granted = AcquireOutcome::acquired(fence)
+            .with_reserved_fences(if fence.is_some() { further } else { 0 })
+            .with_contended(is_contended);
+        Ok(RoundEnd::Over(granted))
+    }
+
+    /// Puts keys of shorter leases under the lease of the request. `false` if one is gone.
+    async fn lengthen(
+        &self,
+        it: &Acquiring<'_>,
+        keys: &mut [(Key, OwnerKey)],
+    ) -> Result<bool, BackendError> {
+        let is_short = |own: &OwnerKey| own.lease.length < it.lease.length;
+        let short = keys.iter().filter(|(_, own)| is_short(own));
+        let short: Vec<_> = short.map(|(key, own)| (key.clone(), own.created)).collect();
+        if short.is_empty() {
+            return Ok(true);
+        }
+        if !self.move_keys(&it.member, it.owner(), &short, &it.lease).await? {
+            return Ok(false);
+        }
+        for (_, own) in keys.iter_mut().filter(|(_, own)| is_short(own)) {
+            own.lease = it.lease.clone();
+        }
+        Ok(true)
+    }
+}
+
+fn leases_of(keys: &[(Key, OwnerKey)]) -> Vec<Arc<PoolLease>> {
+    let mut leases: Vec<Arc<PoolLease>> = Vec::new();
+    for (_, own) in keys {
+        if leases.iter().all(|lease| lease.id != own.lease.id) {
+            leases.push(own.lease.clone());
+        }
+    }
+    leases
+}

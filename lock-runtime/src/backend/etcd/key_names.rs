@@ -1,0 +1,93 @@
+//! Names of keys: `<root>/<escaped lock>/<owner>`, as `etcdctl lock` and Go's `concurrency.Mutex` have them.
+
+use crate::backend::Owner;
+use crate::backend::etcd::protocol::transaction::{KeyCondition, KeySearch, SearchOrder};
+use crate::base::key::Key;
+
+/// What the names of all keys begin with.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyNames {
+    /// Empty, or with a slash at its end.
+    root: String,
+}
+
+impl KeyNames {
+    pub(crate) fn new(root: &str) -> Self {
+        Self { root: if root.is_empty() { String::new() } else { format!("{root}/") } }
+    }
+
+    /// What the keys of all owners of `lock` begin with.
+    pub(crate) fn queue(&self, lock: &Key) -> String {
+        format!("{}{}/", self.root, escaped(lock))
+    }
+
+    pub(crate) fn of_owner(&self, lock: &Key, owner: &Owner) -> Vec<u8> {
+        let mut name = self.queue(lock).into_bytes();
+        name.extend_from_slice(owner.as_bytes());
+        name
+    }
+
+    /// The key that says which connection may use a lease. No name of a lock begins like this.
+    pub(crate) fn of_lease(&self, lease: i64) -> Vec<u8> {
+        format!("{}%lease/{lease:016x}", self.root).into_bytes()
+    }
+
+    /// The key whose last change is the fence that queued owners have to exceed.
+    pub(crate) fn of_fence(&self, lock: &Key) -> Vec<u8> {
+        format!("{}%fence/{}", self.root, escaped(lock)).into_bytes()
+    }
+
+    /// From the first key of `lock` to behind the last one.
+    pub(crate) fn range(&self, lock: &Key) -> (Vec<u8>, Vec<u8>) {
+        let from = self.queue(lock).into_bytes();
+        let mut to = from.clone();
+        if let Some(last) = to.last_mut() {
+            // A slash is not the last character.
+            *last += 1;
+        }
+        (from, to)
+    }
+
+    /// No owner has a key for `lock`.
+    pub(crate) fn is_free(&self, lock: &Key) -> KeyCondition {
+        let (from, to) = self.range(lock);
+        KeyCondition::NoneIn { from, to }
+    }
+
+    /// The first or the last `limit` keys of `lock`.
+    pub(crate) fn search(&self, lock: &Key, order: SearchOrder, limit: i64) -> KeySearch {
+        let (from, to) = self.range(lock);
+        KeySearch { from, to, order, limit, created_from: 0, created_to: 0 }
+    }
+}
+
+/// A slash in the name of a lock would put its owners among those of another lock.
+fn escaped(lock: &Key) -> String {
+    let mut name = String::with_capacity(lock.as_str().len());
+    for character in lock.as_str().chars() {
+        match character {
+            '/' => name.push_str("%2F"),
+            '%' => name.push_str("%25"),
+            other => name.push(other),
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owners_of_one_lock_are_not_among_those_of_another() {
+        let names = KeyNames::new("/locks");
+        let queue = |lock: &str| names.queue(&Key::from(lock));
+        assert_eq!(queue("a"), "/locks/a/");
+        assert_eq!(queue("a/b"), "/locks/a%2Fb/");
+        assert_eq!(queue("a%2Fb"), "/locks/a%252Fb/");
+        assert_eq!(KeyNames::new("").queue(&Key::from("a")), "a/");
+        let (from, to) = names.range(&Key::from("a"));
+        assert_eq!((from.as_slice(), to.as_slice()), (&b"/locks/a/"[..], &b"/locks/a0"[..]));
+        assert_eq!(names.of_lease(0x2a), b"/locks/%lease/000000000000002a");
+    }
+}

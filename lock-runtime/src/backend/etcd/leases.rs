@@ -1,0 +1,330 @@
+//! The leases of a pool: one for each class of ttls, made when a lock needs it.
+//!
+//! A key lives as long as its lease. The leader counts the lease from the last sign of life that it has taken.
+//!
+//! **Which signs count.** A leader that was replaced and does not know it yet takes signs of life too, so a sign counts only
+//! together with an answer that a majority has confirmed. If that answer's request was sent at `s` and its term is not later than that
+//! of the sign's answer, then the sign was taken by the leader that was confirmed, or by a later one. Either that leader counts
+//! from the sign, or it was replaced behind `s`, and its successor gives each lease its full length anew. So the lease lasts for its
+//! length from the earlier one of `s` and the sign's own sending.
+//!
+//! **Which connection may use a lease.** Each lease has a key of its own with the number of the connection that may put keys, and each
+//! transaction that puts some has it as a condition. A new connection writes its number before it serves. From then on whatever
+//! a former connection has left on its way fails, however late it arrives.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::backend::etcd::key_names::KeyNames;
+use crate::backend::etcd::member::{Member, TransactionFailure};
+use crate::backend::etcd::protocol::key_value::KeyValue;
+use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
+use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
+use crate::backend::etcd::server_error::{WITHOUT_SPACE, lease_ended};
+use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::{Clock, Instant};
+
+/// The lengths of leases, in seconds. etcd's shortest one is two seconds, unless `--election-timeout` is set.
+const CLASSES: [u64; 26] = [
+    2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50, 66, 100, 132, 200, 330, 660, 1_320,
+    4_000, 24_000, 96_000,
+];
+
+/// The longest part of a lease that exceeds the ttls of its locks.
+const LONGEST_MARGIN: Duration = Duration::from_secs(1);
+
+/// A sign of life that the leader has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LifeSign {
+    pub(crate) sent: Instant,
+    /// The election that the answering member knew of. The greatest number where a majority has confirmed the sign itself.
+    pub(crate) term: u64,
+}
+
+/// A lease of the pool.
+pub(crate) struct PoolLease {
+    pub(crate) id: i64,
+    /// As granted.
+    pub(crate) length: Duration,
+    last_sign: Mutex<LifeSign>,
+    /// When it was last wanted, in nanoseconds of the clock.
+    used: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl PoolLease {
+    pub(crate) fn last_sign(&self) -> LifeSign {
+        *self.last_sign.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn on_sign(&self, sign: LifeSign) {
+        let mut last = self.last_sign.lock().unwrap_or_else(PoisonError::into_inner);
+        // Answers come in the order of the signs.
+        if sign.sent > last.sent {
+            *last = sign;
+        }
+    }
+
+    /// Whether it has not ended, as far as is known here.
+    pub(crate) fn is_current(&self) -> bool {
+        !self.is_over.load(Ordering::SeqCst)
+    }
+
+    /// When the last sign must have been sent at the earliest, so that keys stay until `until`.
+    pub(crate) fn needed_sign(&self, until: Instant) -> Instant {
+        until.saturating_sub(self.length)
+    }
+
+    /// How long it goes without a sign of life.
+    pub(crate) fn sign_interval(&self, now: Instant) -> Duration {
+        const BUSY: Duration = Duration::from_secs(20);
+        const SHORTEST: Duration = Duration::from_millis(200);
+        const LONGEST: Duration = Duration::from_secs(1);
+        let used = Instant::from_nanos(self.used.load(Ordering::Relaxed));
+        if now.since(used) < BUSY {
+            (self.length / 20).clamp(SHORTEST, LONGEST)
+        } else {
+            self.length / 4
+        }
+    }
+
+    pub(crate) fn on_use(&self, now: Instant) {
+        self.used.store(now.as_nanos(), Ordering::Relaxed);
+    }
+}
+
+/// The lease of one class.
+struct LeaseClass {
+    seconds: u64,
+    present: Mutex<Option<Arc<PoolLease>>>,
+    /// Held while a lease is made.
+    making: tokio::sync::Mutex<()>,
+}
+
+impl LeaseClass {
+    fn present(&self) -> Option<Arc<PoolLease>> {
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        present.clone().filter(|lease| lease.is_current())
+    }
+}
+
+pub(crate) struct Leases {
+    pub(crate) names: KeyNames,
+    clock: Clock,
+    classes: Mutex<Vec<Arc<LeaseClass>>>,
+    /// Where the numbers of leases go that have ended.
+    ended: mpsc::UnboundedSender<i64>,
+}
+
+impl Leases {
+    pub(crate) fn new(names: KeyNames, clock: Clock) -> (Arc<Self>, mpsc::UnboundedReceiver<i64>) {
+        let (ended, ends) = mpsc::unbounded_channel();
+        (Arc::new(Self { names, clock, classes: Mutex::default(), ended }), ends)
+    }
+
+    /// How long a lease has to be, so that its keys stay for `kept_for`. The margin makes a sign of life for each request
+    /// unnecessary.
+    pub(crate) fn length_for(kept_for: Duration) -> Duration {
+        class_of(kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
+    }
+
+    /// A lease whose keys stay for `kept_for` behind a sign of life.
+    pub(crate) async fn holding(
+        &self,
+        member: &Arc<Member>,
+        kept_for: Duration,
+    ) -> Result<Arc<PoolLease>, BackendError> {
+        let class = self.class(Self::length_for(kept_for).as_secs());
+        if let Some(lease) = class.present() {
+            lease.on_use(self.clock.now());
+            return Ok(lease);
+        }
+        let _making = class.making.lock().await;
+        if let Some(lease) = class.present() {
+            return Ok(lease);
+        }
+        let made = self.make(member, class.seconds).await.map_err(BackendError::before_sending)?;
+        let lease = Arc::new(made);
+        *class.present.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
+        Ok(lease)
+    }
+
+    async fn make(&self, member: &Arc<Member>, seconds: u64) -> Result<PoolLease, BackendError> {
+        let id = random_id()?;
+        let now = self.clock.now();
+        let asked = lease::grant(id, i64::try_from(seconds).unwrap_or(i64::MAX));
+        let answer =
+            LeaseAnswer::read(&member.call("/etcdserverpb.Lease/LeaseGrant", &asked).await?)?;
+        let granted = u64::try_from(answer.seconds).unwrap_or_default();
+        if granted < seconds {
+            let message = format!("etcd has granted a lease of {granted} s instead of {seconds} s");
+            return Err(BackendError::new(FailureKind::Rejected, message)
+                .remedy("ask for a shorter ttl, min_hold and lock_delay"));
+        }
+        let lease = PoolLease {
+            id,
+            length: Duration::from_secs(granted),
+            // A majority has granted it.
+            last_sign: Mutex::new(LifeSign { sent: now, term: u64::MAX }),
+            used: AtomicU64::new(now.as_nanos()),
+            is_over: AtomicBool::new(false),
+        };
+        self.give_to(member, &lease).await?;
+        Ok(lease)
+    }
+
+    /// Lets `member` put keys under the lease, and no other connection from then on.
+    pub(crate) async fn give_to(
+        &self,
+        member: &Arc<Member>,
+        lease: &PoolLease,
+    ) -> Result<(), BackendError> {
+        let (key, value) = (self.names.of_lease(lease.id), number_text(member));
+        let put = KeyOperation::Put { key, value, lease: lease.id };
+        match member.transact(&Transaction::of(vec![put])).await {
+            Ok(_) => Ok(()),
+            Err(TransactionFailure::WithoutLease) => {
+                self.end(lease);
+                Err(lease_ended())
+            }
+            Err(TransactionFailure::Other(error)) => Err(error),
+        }
+    }
+
+    /// As [`give_to`](Self::give_to), if the key of the lease is still as it was seen. A late request of this kind changes nothing
+    /// that a later connection has written.
+    pub(crate) async fn repair(
+        &self,
+        member: &Arc<Member>,
+        lease: &PoolLease,
+        seen: Option<&KeyValue>,
+    ) -> Result<(), BackendError> {
+        let key = self.names.of_lease(lease.id);
+        let condition = match seen {
+            Some(seen) => KeyCondition::Value { key: key.clone(), value: seen.value.clone() },
+            None => KeyCondition::Created { key: key.clone(), revision: 0 },
+        };
+        let put = KeyOperation::Put { key, value: number_text(member), lease: lease.id };
+        let repair =
+            Transaction { conditions: vec![condition], success: vec![put], failure: Vec::new() };
+        match member.transact(&repair).await {
+            Ok(_) => Ok(()),
+            Err(TransactionFailure::WithoutLease) => {
+                self.end(lease);
+                Ok(())
+            }
+            Err(TransactionFailure::Other(error)) => Err(error),
+        }
+    }
+
+    pub(crate) fn is_of(member: &Member, seen: Option<&KeyValue>) -> bool {
+        seen.is_some_and(|seen| seen.value == number_text(member))
+    }
+
+    /// The connection may put keys under this lease.
+    pub(crate) fn belongs_to(&self, member: &Member, lease: &PoolLease) -> KeyCondition {
+        KeyCondition::Value { key: self.names.of_lease(lease.id), value: number_text(member) }
+    }
+
+    /// Gives all leases to a new connection. This also proves that a majority answers.
+    pub(crate) async fn take_over(&self, member: &Arc<Member>) -> Result<(), BackendError> {
+        for lease in self.all() {
+            match self.give_to(member, &lease).await {
+                Ok(()) => {}
+                Err(_) if !lease.is_current() => {}
+                // Nothing can be put, also by former connections. Signs of life are taken, so held locks are kept.
+                Err(error) if is_without_space(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.read_own(member).await
+    }
+
+    /// A read that a majority confirms, of nothing.
+    pub(crate) async fn read_own(&self, member: &Arc<Member>) -> Result<(), BackendError> {
+        let read = KeyOperation::Get { key: self.names.of_lease(0) };
+        member.transact(&Transaction::of(vec![read])).await?;
+        Ok(())
+    }
+
+    /// The lease is gone, and its keys with it.
+    pub(crate) fn end(&self, lease: &PoolLease) {
+        if !lease.is_over.swap(true, Ordering::SeqCst) {
+            let _ = self.ended.send(lease.id);
+        }
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<PoolLease>> {
+        self.classes().iter().filter_map(|class| class.present()).collect()
+    }
+
+    pub(crate) fn find(&self, id: i64) -> Option<Arc<PoolLease>> {
+        self.all().into_iter().find(|lease| lease.id == id)
+    }
+
+    /// Ends a lease and all its keys. One that is gone already is what was wanted.
+    pub(crate) async fn revoke(member: &Arc<Member>, id: i64) {
+        let _ = member.try_call("/etcdserverpb.Lease/LeaseRevoke", &lease::of_lease(id)).await;
+    }
+
+    fn class(&self, seconds: u64) -> Arc<LeaseClass> {
+        let mut classes = self.classes();
+        if let Some(class) = classes.iter().find(|class| class.seconds == seconds) {
+            return class.clone();
+        }
+        let class = LeaseClass {
+            seconds,
+            present: Mutex::default(),
+            making: tokio::sync::Mutex::default(),
+        };
+        let class = Arc::new(class);
+        classes.push(class.clone());
+        class
+    }
+
+    fn classes(&self) -> MutexGuard<'_, Vec<Arc<LeaseClass>>> {
+        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_without_space(error: &BackendError) -> bool {
+    error.message().contains(WITHOUT_SPACE)
+}
+
+fn number_text(member: &Member) -> Vec<u8> {
+    member.number.to_string().into_bytes()
+}
+
+fn random_id() -> Result<i64, BackendError> {
+    let number = getrandom::u64().map_err(|error| {
+        let message = format!("the operating system provides no randomness: {error}");
+        BackendError::new(FailureKind::NotApplied, message)
+    })?;
+    Ok((number >> 1).max(1).cast_signed())
+}
+
+fn class_of(needed: Duration) -> Duration {
+    let classes = CLASSES.iter().map(|seconds| Duration::from_secs(*seconds));
+    let longer = || {
+        let seconds = needed.as_secs().saturating_add(1).checked_next_power_of_two();
+        Duration::from_secs(seconds.unwrap_or(u64::MAX))
+    };
+    classes.into_iter().find(|class| *class >= needed).unwrap_or_else(longer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_exceeds_the_ttl_by_little() {
+        let length = |millis| Leases::length_for(Duration::from_millis(millis)).as_secs();
+        assert_eq!([300, 1_000, 1_900, 3_000, 5_000].map(length), [2, 2, 3, 4, 6]);
+        assert_eq!([10_000, 30_000, 60_000, 86_400_000].map(length), [12, 33, 66, 96_000]);
+        assert_eq!(length(200_000_000), 262_144);
+        assert!(CLASSES.is_sorted());
+    }
+}

@@ -1,0 +1,184 @@
+//! A connection to a member, in service.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
+use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
+use crate::backend::etcd::server_error::{CallStatus, connection_lost, malformed};
+use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::{Clock, Instant};
+
+/// A connection to a member. It ends once something says so, see [`end`](Self::end).
+pub(crate) struct Member {
+    /// Grows with each connection of the pool.
+    pub(crate) number: u64,
+    /// Host and port.
+    pub(crate) name: String,
+    pub(crate) grpc: GrpcClient,
+    clock: Clock,
+    calls: Mutex<CallLog>,
+    ended: watch::Sender<Option<BackendError>>,
+}
+
+/// The calls without an answer.
+#[derive(Default)]
+struct CallLog {
+    last: u64,
+    /// When each one was sent.
+    open: BTreeMap<u64, Instant>,
+    /// When the last answer came to any of them.
+    answered: Option<Instant>,
+}
+
+/// A failed call of a transaction.
+pub(crate) enum TransactionFailure {
+    /// The lease of a key is gone, and nothing was written.
+    WithoutLease,
+    Other(BackendError),
+}
+
+impl From<TransactionFailure> for BackendError {
+    fn from(failure: TransactionFailure) -> Self {
+        match failure {
+            TransactionFailure::WithoutLease => super::server_error::lease_ended(),
+            TransactionFailure::Other(error) => error,
+        }
+    }
+}
+
+impl Member {
+    pub(crate) fn new(number: u64, name: String, grpc: GrpcClient, clock: Clock) -> Arc<Self> {
+        let (ended, _) = watch::channel(None);
+        Arc::new(Self { number, name, grpc, clock, calls: Mutex::default(), ended })
+    }
+
+    /// Ends the connection. The first reason counts.
+    pub(crate) fn end(&self, error: BackendError) {
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            if is_first {
+                *ended = Some(error);
+            }
+            is_first
+        });
+    }
+
+    /// Why the connection has ended, as soon as it has.
+    pub(crate) async fn ended(&self) -> BackendError {
+        let mut ended = self.ended.subscribe();
+        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or_else(|| connection_lost(&self.name, "it is closed"))
+    }
+
+    /// For how long there are calls, and no answer to any of them.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        let log = self.log();
+        let Some(oldest) = log.open.values().min() else { return Duration::ZERO };
+        now.since(log.answered.map_or(*oldest, |answered| answered.max(*oldest)))
+    }
+
+    /// How long the oldest call has been without an answer.
+    pub(crate) fn oldest_call(&self, now: Instant) -> Duration {
+        self.log().open.values().min().map_or(Duration::ZERO, |oldest| now.since(*oldest))
+    }
+
+    /// Records a call until the returned value is dropped.
+    pub(crate) fn open_call(self: &Arc<Self>) -> OpenCall {
+        let mut log = self.log();
+        log.last += 1;
+        let number = log.last;
+        log.open.insert(number, self.clock.now());
+        drop(log);
+        OpenCall { member: self.clone(), number }
+    }
+
+    fn log(&self) -> MutexGuard<'_, CallLog> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One message and its answer. An error that another connection may not have ends this one.
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        method: &str,
+        message: &[u8],
+    ) -> Result<Bytes, BackendError> {
+        self.try_call(method, message).await.map_err(|failure| self.failed(failure))
+    }
+
+    /// As [`call`](Self::call), with the status of a refusal.
+    pub(crate) async fn try_call(
+        self: &Arc<Self>,
+        method: &str,
+        message: &[u8],
+    ) -> Result<Bytes, CallFailure> {
+        let open = self.open_call();
+        let answer = tokio::select! {
+            biased;
+            answer = self.grpc.call(method, message) => answer,
+            error = self.ended() => Err(CallFailure::Broken(error.to_string())),
+        };
+        if matches!(answer, Ok(_) | Err(CallFailure::Refused(_))) {
+            open.answered();
+        }
+        answer
+    }
+
+    /// The error of a failed call. It ends the connection if another one may be served. Also if the request may be executed later:
+    /// what is sent on the next connection then comes behind it, or it puts no key.
+    #[cold]
+    pub(crate) fn failed(&self, failure: CallFailure) -> BackendError {
+        let (error, ends) = match failure {
+            CallFailure::Refused(status) => {
+                let leaves = status.ends_connection();
+                let error = status.into_error();
+                let ends = leaves || error.kind() == FailureKind::MaybeApplied;
+                (error, ends)
+            }
+            CallFailure::Unsent(why) => (connection_lost(&self.name, &why).before_sending(), true),
+            CallFailure::Broken(why) => (connection_lost(&self.name, &why), true),
+            CallFailure::Malformed => (malformed(), true),
+        };
+        if ends {
+            self.end(error.clone());
+        }
+        error
+    }
+
+    pub(crate) async fn transact(
+        self: &Arc<Self>,
+        transaction: &Transaction,
+    ) -> Result<TransactionAnswer, TransactionFailure> {
+        match self.try_call("/etcdserverpb.KV/Txn", &transaction.encoded()).await {
+            Ok(answer) => TransactionAnswer::read(&answer)
+                .map_err(|malformed| TransactionFailure::Other(malformed.into())),
+            Err(CallFailure::Refused(status)) if CallStatus::is_without_lease(&status) => {
+                Err(TransactionFailure::WithoutLease)
+            }
+            Err(failure) => Err(TransactionFailure::Other(self.failed(failure))),
+        }
+    }
+}
+
+/// A call without an answer.
+pub(crate) struct OpenCall {
+    member: Arc<Member>,
+    number: u64,
+}
+
+impl OpenCall {
+    pub(crate) fn answered(self) {
+        let now = self.member.clock.now();
+        self.member.log().answered = Some(now);
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.member.log().open.remove(&self.number);
+    }
+}

@@ -1,0 +1,338 @@
+//! The task that keeps a pool connected to one member of the cluster.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::backend::backoff::Backoff;
+use crate::backend::etcd::grpc::{CallFailure, GrpcClient, GrpcDriver};
+use crate::backend::etcd::leases::Leases;
+use crate::backend::etcd::member::Member;
+use crate::backend::etcd::protocol::cluster;
+use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
+use crate::backend::etcd::server_error::{
+    CallStatus, closed, connection_lost, malformed, too_slow, unreachable,
+};
+use crate::backend::etcd::transport::MemberDialer;
+use crate::backend::queue_events::QueueEvents;
+use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::Clock;
+use crate::base::jitter;
+
+/// The least time that a new connection has for its first requests.
+const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
+
+/// What ends with the pool.
+#[derive(Default)]
+pub(crate) struct LastWishes {
+    /// Ended with all their keys.
+    pub(crate) leases: Vec<i64>,
+    /// Keys whose leases stay.
+    pub(crate) keys: Vec<Vec<u8>>,
+}
+
+#[derive(Clone)]
+enum MemberState {
+    /// No attempt has ended yet.
+    Opening,
+    Up(Arc<Member>),
+    Down(BackendError),
+}
+
+/// The connection of a pool. Dropping it ends the connection.
+pub(crate) struct MemberLink {
+    state: watch::Receiver<MemberState>,
+    end: mpsc::UnboundedSender<LastWishes>,
+}
+
+impl MemberLink {
+    pub(crate) fn start(
+        dialer: Arc<MemberDialer>,
+        clock: Clock,
+        events: Arc<QueueEvents>,
+        leases: Arc<Leases>,
+    ) -> Arc<Self> {
+        let (state, known) = watch::channel(MemberState::Opening);
+        let (end, wishes) = mpsc::unbounded_channel();
+        let member = random_below(dialer.cluster.members.len());
+        let opener = MemberOpener { dialer, clock, leases };
+        let task = MemberTask { opener, events, state, wishes, member, number: 0 };
+        tokio::spawn(task.run());
+        Arc::new(Self { state: known, end })
+    }
+
+    /// The connection, as soon as the first attempt at each member is over.
+    ///
+    /// # Errors
+    /// That of the last connection, while there is none.
+    pub(crate) async fn member(&self) -> Result<Arc<Member>, BackendError> {
+        let mut state = self.state.clone();
+        let known = state.wait_for(|state| !matches!(state, MemberState::Opening)).await;
+        match known.as_deref() {
+            Ok(MemberState::Up(member)) => Ok(member.clone()),
+            Ok(MemberState::Down(error)) => Err(error.clone().before_sending()),
+            Ok(MemberState::Opening) | Err(_) => Err(closed()),
+        }
+    }
+
+    /// The next connection after the one with this number. `None` if the pool is closed.
+    pub(crate) async fn next_member(&self, after: u64) -> Option<Arc<Member>> {
+        let is_next =
+            |state: &MemberState| matches!(state, MemberState::Up(it) if it.number > after);
+        match &*self.state.clone().wait_for(is_next).await.ok()? {
+            MemberState::Up(member) => Some(member.clone()),
+            MemberState::Opening | MemberState::Down(_) => None,
+        }
+    }
+
+    /// Ends the connection behind these last requests.
+    pub(crate) fn begin_close(&self, wishes: LastWishes) {
+        let _ = self.end.send(wishes);
+    }
+
+    /// Waits until the connection has ended.
+    pub(crate) async fn closed(&self) {
+        self.end.closed().await;
+    }
+}
+
+/// Opens connections.
+struct MemberOpener {
+    dialer: Arc<MemberDialer>,
+    clock: Clock,
+    leases: Arc<Leases>,
+}
+
+struct MemberTask {
+    opener: MemberOpener,
+    events: Arc<QueueEvents>,
+    state: watch::Sender<MemberState>,
+    wishes: mpsc::UnboundedReceiver<LastWishes>,
+    /// The member of the last connection.
+    member: usize,
+    /// The number of the last connection.
+    number: u64,
+}
+
+/// A connection that moves bytes while this value is polled.
+struct ServingMember {
+    member: Arc<Member>,
+    driver: Pin<Box<dyn Future<Output = String> + Send>>,
+}
+
+impl MemberOpener {
+    /// Connects, logs in, and takes over all leases.
+    async fn open(
+        &self,
+        pause: Duration,
+        member: usize,
+        number: u64,
+    ) -> Result<ServingMember, BackendError> {
+        sleep(pause).await;
+        let limit = self.dialer.limits.connect;
+        let name = self.dialer.name(member);
+        let attempt = timeout(limit, self.open_in_time(member, &name, number));
+        attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit)))
+    }
+
+    async fn open_in_time(
+        &self,
+        member: usize,
+        name: &str,
+        number: u64,
+    ) -> Result<ServingMember, BackendError> {
+        let login = self.dialer.login().await?;
+        let stream = self.dialer.connect(member).await;
+        let stream = stream.map_err(|error| unreachable(name, &error.to_string()))?;
+        let is_encrypted = self.dialer.cluster.tls.is_some();
+        let opened = GrpcClient::open(stream, name, is_encrypted).await;
+        let (mut grpc, driver) = opened.map_err(|error| unreachable(name, &why(&error)))?;
+        let mut driver: Pin<Box<dyn Future<Output = String> + Send>> = Box::pin(drive(driver));
+        let prepared = async {
+            if let Some(login) = login {
+                let message = cluster::log_in(&login.user, &login.password);
+                match grpc.call("/etcdserverpb.Auth/Authenticate", &message).await {
+                    Ok(answer) => {
+                        if !grpc.set_token(&cluster::token(&answer)?) {
+                            return Err(malformed().before_sending());
+                        }
+                    }
+                    // A cluster that asks for no login takes any.
+                    Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {}
+                    Err(failure) => return Err(before_service(name, failure)),
+                }
+            }
+            let member = Member::new(number, name.to_owned(), grpc, self.clock);
+            // A member whose leader has just died takes requests that nothing answers. Another one may know the next leader.
+            let limit = self.dialer.limits.request.max(SHORTEST_TAKE_OVER);
+            let taken_over = timeout(limit, self.leases.take_over(&member)).await;
+            let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
+            taken_over.map_err(|error| at_member(name, error))?;
+            Ok(member)
+        };
+        let member = until_ended(prepared, &mut driver, |why| unreachable(name, &why)).await?;
+        Ok(ServingMember { member, driver })
+    }
+}
+
+impl MemberTask {
+    async fn run(mut self) {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut failed = None;
+        loop {
+            let is_first = failed.is_none();
+            let Some(connected) = self.open(&mut backoff, failed).await else { return };
+            let ServingMember { member, driver } = connected;
+            let up_since = self.opener.clock.now();
+            self.state.send_replace(MemberState::Up(member.clone()));
+            if !is_first {
+                self.events.resync();
+            }
+            let Some(error) = self.serve(&member, driver).await else { return };
+            member.end(error.clone());
+            self.state.send_replace(MemberState::Down(error.clone()));
+            self.events.disconnected(&error);
+            backoff.ended(self.opener.clock.now().since(up_since));
+            self.member += 1;
+            failed = Some(error);
+        }
+    }
+
+    /// Connects to one member after the other until one serves. Requests wait for the first attempt at each of them. `None` if the
+    /// pool is closed.
+    async fn open(
+        &mut self,
+        backoff: &mut Backoff,
+        mut failed: Option<BackendError>,
+    ) -> Option<ServingMember> {
+        let members = self.opener.dialer.cluster.members.len();
+        let mut tried = 0;
+        let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
+        loop {
+            self.number += 1;
+            let outcome = tokio::select! {
+                outcome = self.opener.open(pause, self.member % members, self.number) => outcome,
+                _ = self.wishes.recv() => return None,
+            };
+            pause = Duration::ZERO;
+            let error = match outcome {
+                Ok(connected) => return Some(connected),
+                Err(error) => error,
+            };
+            self.member += 1;
+            tried += 1;
+            if failed.is_some() || tried >= members {
+                self.state.send_replace(MemberState::Down(error.clone()));
+                self.events.disconnected(&error);
+                failed = Some(error);
+            }
+            if tried % members == 0 {
+                pause = backoff.next();
+            }
+        }
+    }
+
+    /// Moves bytes until the connection ends. `None` if the pool is closed.
+    async fn serve(
+        &mut self,
+        member: &Arc<Member>,
+        mut driver: Pin<Box<dyn Future<Output = String> + Send>>,
+    ) -> Option<BackendError> {
+        let limit = self.opener.dialer.limits.request;
+        // Once a quarter of the time limit, so that silence is found in time.
+        let watching = async {
+            loop {
+                sleep(limit / 4).await;
+                let now = self.opener.clock.now();
+                // A change that was lost with its leader has no answer for seven seconds, while others are answered.
+                if member.silence(now) >= limit || member.oldest_call(now) >= 2 * limit {
+                    return connection_lost(&member.name, "it does not answer");
+                }
+            }
+        };
+        let wishes = tokio::select! {
+            why = &mut driver => return Some(connection_lost(&member.name, &why)),
+            error = watching => return Some(error),
+            error = member.ended() => return Some(error),
+            wishes = self.wishes.recv() => wishes,
+        };
+        if let Some(wishes) = wishes {
+            let ending = until_ended(end(member.clone(), wishes), &mut driver, |_| closed());
+            let _ = timeout(limit, ending).await;
+        }
+        self.wishes.close();
+        None
+    }
+}
+
+/// Runs `work` while the connection moves bytes.
+async fn until_ended<T>(
+    work: impl Future<Output = Result<T, BackendError>>,
+    driver: &mut Pin<Box<dyn Future<Output = String> + Send>>,
+    lost: impl FnOnce(String) -> BackendError,
+) -> Result<T, BackendError> {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => done,
+        why = driver => Err(lost(why)),
+    }
+}
+
+/// Why a connection has ended.
+async fn drive(mut driver: GrpcDriver) -> String {
+    let ended = poll_fn(|cx| Pin::new(&mut driver).poll(cx)).await;
+    ended.map_or_else(|error| why(&error), |()| "the member has closed it".to_owned())
+}
+
+fn why(error: &h2::Error) -> String {
+    error.get_io().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A failure of the log-in.
+#[cold]
+fn before_service(name: &str, failure: CallFailure) -> BackendError {
+    match failure {
+        CallFailure::Refused(status) => status.into_error().before_sending(),
+        CallFailure::Unsent(why) | CallFailure::Broken(why) => unreachable(name, &why),
+        CallFailure::Malformed => malformed().before_sending(),
+    }
+}
+
+/// An error of the first requests to a member. One without an answer names the member.
+#[cold]
+fn at_member(name: &str, error: BackendError) -> BackendError {
+    match error.kind() {
+        FailureKind::MaybeApplied => unreachable(name, error.message()),
+        _ => error,
+    }
+}
+
+/// The last requests of a pool, all at once.
+async fn end(member: Arc<Member>, wishes: LastWishes) -> Result<(), BackendError> {
+    /// The servers' default limit is 128.
+    const AT_ONCE: usize = 100;
+    let mut ending = JoinSet::new();
+    for keys in wishes.keys.chunks(AT_ONCE) {
+        let deletes = keys.iter().map(|key| KeyOperation::Delete { key: key.clone() });
+        let (member, deletes) = (member.clone(), Transaction::of(deletes.collect()));
+        ending.spawn(async move { drop(member.transact(&deletes).await) });
+    }
+    for lease in wishes.leases {
+        let member = member.clone();
+        ending.spawn(async move { Leases::revoke(&member, lease).await });
+    }
+    while ending.join_next().await.is_some() {}
+    Ok(())
+}
+
+/// So that the clients of a cluster use all its members.
+fn random_below(count: usize) -> usize {
+    let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
+    usize::try_from(nanos).unwrap_or_default() % count.max(1)
+}

@@ -1,0 +1,235 @@
+//! `etcd://`: locks as keys with a lease.
+//!
+//! A lock is a prefix, and each owner of it, or waiter, is a key below it. The key that was made first holds the lock, and each other
+//! one watches the key right before it. The layout is that of `etcdctl lock` and of Go's `concurrency.Mutex`, so all exclude each
+//! other:
+//!
+//! ```text
+//! /locks/order:1/<owner>            made by revision 7: holds the lock
+//! /locks/order:1/<owner>            made by revision 9: waits, watches the other one
+//! /locks/%lease/<lease>             the number of the connection that may put keys under this lease
+//! /locks/%fence/order:1             behind a grant of several keys: see `fence`
+//! ```
+//!
+//! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends earlier is
+//!    deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see `leases`.
+//! 2. **The owner token is in the name**, so a key whose answer was lost is found again.
+//! 3. **Requests of one owner run one after the other**, each to its answer or to the end of its connection, also if the caller is gone. What a
+//!    former connection has left on its way puts no key any more. So nothing is granted behind a release.
+//! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its deadline.
+//! 5. **A fence is a revision of the cluster**: of the key's creation, or of a write beside the queue.
+//!
+//! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `member` (a connection), `leases`,
+//! `member_task` (keeps one up), `keep_alives`, `watches`, `owned_key` and `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`,
+//! `grant`, `acquire`, `release`, `renew`, `upkeep` and `diagnostics`.
+
+mod acquire;
+mod acquiring;
+mod diagnostics;
+mod fence;
+mod grant;
+mod grpc;
+mod keep_alives;
+mod key_names;
+mod leases;
+mod locks;
+mod member;
+mod member_task;
+mod owned_key;
+mod owned_keys;
+mod protocol;
+mod release;
+mod renew;
+mod server_error;
+mod transport;
+mod upkeep;
+mod url;
+mod watches;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use self::keep_alives::KeepAlives;
+use self::key_names::KeyNames;
+use self::leases::Leases;
+use self::locks::{AbandonFlag, EtcdLocks};
+use self::member_task::MemberLink;
+use self::owned_keys::OwnedKeys;
+use self::server_error::unanswered;
+use self::transport::MemberDialer;
+use self::url::EtcdCluster;
+use self::watches::KeyWatches;
+use crate::backend::queue_events::QueueEvents;
+use crate::backend::unclaimed_grants::release_unclaimed;
+use crate::backend::{
+    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
+    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+};
+use crate::base::error::{ErrorKind, LockError};
+
+/// Opens the store at `url`, which has the scheme of etcd.
+pub(crate) async fn open(
+    url: &str,
+    config: BackendConfig<'_>,
+) -> Result<Arc<dyn DynBackend>, LockError> {
+    let cluster = EtcdCluster::parse(url)?;
+    if config.sentinel_credentials.is_some() {
+        return Err(LockError::new(ErrorKind::Config, "etcd has no sentinels")
+            .remedy("leave `.sentinel_credentials(..)` out"));
+    }
+    let config = config.with_connect_timeout(cluster.connect_timeout);
+    let dialer = MemberDialer::new(cluster, config.credentials.cloned(), config.limits()).await?;
+    Ok(Arc::new(Etcd::connect(Arc::new(dialer), config).await.map_err(LockError::backend)?))
+}
+
+struct Etcd {
+    locks: Arc<EtcdLocks>,
+    tasks: [AbortHandle; 3],
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        self.begin_close();
+    }
+}
+
+impl Etcd {
+    async fn connect(
+        dialer: Arc<MemberDialer>,
+        config: BackendConfig<'_>,
+    ) -> Result<Self, BackendError> {
+        let (unclaimed, found) = mpsc::unbounded_channel();
+        let (clock, names) = (config.clock, KeyNames::new(&dialer.cluster.root));
+        let events = QueueEvents::new(unclaimed);
+        let (leases, ended_leases) = Leases::new(names.clone(), clock);
+        let (watches, watched) = KeyWatches::new();
+        let (keys, misses) = OwnedKeys::new(events.clone(), clock, names, watches);
+        let link = MemberLink::start(dialer, clock, events, leases.clone());
+        link.member().await?;
+        let signs = KeepAlives::start(link.clone(), leases.clone(), clock);
+        let watching = watched.serve(link.clone(), keys.clone());
+        // The call ends at the request timeout, with all answers that are there.
+        let renewal_limit = config.request_timeout * 4 / 5;
+        let locks = Arc::new(EtcdLocks { keys, leases, signs, link, renewal_limit });
+        let released = locks.clone();
+        let release = move |request| {
+            let locks = released.clone();
+            async move { locks.release(&request).await }
+        };
+        let unclaimed = release_unclaimed(found, config.request_timeout, release);
+        let tasks = [
+            watching,
+            tokio::spawn(unclaimed).abort_handle(),
+            tokio::spawn(upkeep::run(locks.clone(), ended_leases, misses)).abort_handle(),
+        ];
+        Ok(Self { locks, tasks })
+    }
+
+    fn begin_close(&self) {
+        let leases = self.locks.leases.all();
+        let wishes = self.locks.keys.last_wishes(leases.iter().map(|lease| lease.id));
+        self.locks.link.begin_close(wishes);
+    }
+
+    /// One task for each of `requests`, all at once. A task goes on when the caller is gone: see the head of this file.
+    async fn each<R, T, F>(
+        &self,
+        requests: &[R],
+        call: impl Fn(Arc<EtcdLocks>, R, AbandonFlag) -> F,
+    ) -> Vec<Result<T, BackendError>>
+    where
+        R: Clone,
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        let abandoned = AbandonOnDrop(AbandonFlag::default());
+        let start = |request: &R| {
+            let (reply, outcome) = oneshot::channel();
+            let call = call(self.locks.clone(), request.clone(), abandoned.0.clone());
+            tokio::spawn(async move { drop(reply.send(call.await)) });
+            outcome
+        };
+        let started: Vec<_> = requests.iter().map(start).collect();
+        let mut outcomes = Vec::with_capacity(started.len());
+        for outcome in started {
+            outcomes.push(outcome.await.unwrap_or_else(|_| Err(unanswered())));
+        }
+        outcomes
+    }
+}
+
+/// Says that the caller is gone, as soon as it is.
+struct AbandonOnDrop(AbandonFlag);
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        self.0.set();
+    }
+}
+
+impl Backend for Etcd {
+    fn capabilities(&self) -> Capabilities {
+        // All changes take their turn at one leader, so what is sent in excess is answered too late.
+        Capabilities { wait_queue: true, paced: true, ..Capabilities::default() }
+    }
+
+    fn subscribe(&self, notifier: Notifier) {
+        self.locks.keys.events.subscribe(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        // Also a repeated request may be the first one that is answered.
+        let queued = requests.iter().filter(|request| request.enqueue);
+        let pending = self.locks.keys.events.expect(queued.map(|it| it.owner).collect());
+        let call = |locks: Arc<EtcdLocks>, request, abandoned| async move {
+            locks.acquire(&request, &abandoned).await
+        };
+        let mut outcomes = self.each(requests, call).await;
+        for (request, outcome) in requests.iter().zip(&mut outcomes) {
+            if let Ok(AcquireOutcome::Contended {
+                wait_mode: WaitMode::Queued { retry_after }, ..
+            }) = outcome
+                && pending.reached_head(&request.owner)
+            {
+                *retry_after = Duration::ZERO;
+            }
+        }
+        outcomes
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        self.locks.renew(leases).await
+    }
+
+    async fn release(
+        &self,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        let call = |locks: Arc<EtcdLocks>, request, _| async move { locks.release(&request).await };
+        self.each(requests, call).await
+    }
+
+    async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        self.locks.is_held(lease).await
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        self.locks.health().await
+    }
+
+    async fn probe(&self) -> Result<(), BackendError> {
+        self.locks.probe().await
+    }
+
+    async fn close(&self) {
+        self.begin_close();
+        self.locks.link.closed().await;
+    }
+}

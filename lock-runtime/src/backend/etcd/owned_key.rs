@@ -1,0 +1,55 @@
+//! A key of this process: its claim to a lock.
+
+use std::sync::Arc;
+
+use crate::backend::etcd::leases::PoolLease;
+
+/// What an owner has for a lock.
+#[derive(Clone)]
+pub(crate) enum KeyState {
+    /// A request that puts the key has no answer.
+    Unanswered,
+    Known(OwnerKey),
+}
+
+/// A key of this process.
+#[derive(Clone)]
+pub(crate) struct OwnerKey {
+    /// The revision that has made it: its position in the queue.
+    pub(crate) created: i64,
+    /// The last revision for which the queue around it is known.
+    pub(crate) seen: i64,
+    pub(crate) lease: Arc<PoolLease>,
+    pub(crate) place: KeyPlace,
+    /// The revision of the grant's fence, once it has one.
+    pub(crate) fence: Option<i64>,
+    /// What tells of changes around it.
+    pub(crate) watch: Option<i64>,
+}
+
+/// The position of a key in the queue of its lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyPlace {
+    New,
+    Queued,
+    /// The oldest one, so that its owner holds the lock.
+    Granted,
+    /// About to be deleted. A release that is repeated has to say whether it was granted.
+    Leaving {
+        was_granted: bool,
+    },
+}
+
+impl OwnerKey {
+    pub(crate) fn is_granted(&self) -> bool {
+        self.place == KeyPlace::Granted
+    }
+
+    pub(crate) fn was_granted(&self) -> bool {
+        matches!(self.place, KeyPlace::Granted | KeyPlace::Leaving { was_granted: true })
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self.place, KeyPlace::Leaving { .. })
+    }
+}

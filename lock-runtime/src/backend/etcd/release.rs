@@ -1,0 +1,263 @@
+//! Release requests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::etcd::acquiring::RoundEnd;
+use crate::backend::etcd::leases::{Leases, PoolLease};
+use crate::backend::etcd::locks::{EtcdLocks, KEYS_AT_ONCE};
+use crate::backend::etcd::member::{Member, TransactionFailure};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::owned_keys::OwnerTurn;
+use crate::backend::etcd::protocol::transaction::{
+    KeyCondition, KeyOperation, SearchOrder, Transaction,
+};
+use crate::backend::etcd::server_error::unsteady;
+use crate::backend::{
+    AcquireOutcome, BackendError, FailureKind, Owner, ReleaseOutcome, ReleaseRequest, Successor,
+    WaitMode,
+};
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+
+/// When a deletion without an answer is repeated.
+pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
+
+/// What an owner had before its keys were marked as about to be deleted.
+struct FormerKeys {
+    keys: Vec<(Key, OwnerKey)>,
+    deadline: Option<Instant>,
+}
+
+impl EtcdLocks {
+    pub(crate) async fn release(
+        &self,
+        request: &ReleaseRequest,
+    ) -> Result<ReleaseOutcome, BackendError> {
+        let lease = &request.lease;
+        let turn = self.keys.begin(lease.owner, DELETE_AGAIN).await;
+        let member = self.link.member().await?;
+        if !request.free_after.is_zero() {
+            return self.keep(&member, &turn, request).await;
+        }
+        if let (Some(successor), [key]) = (&request.successor, &*lease.keys)
+            && let Some(own) = self.keys.known(&lease.owner, key).filter(OwnerKey::is_granted)
+        {
+            let handed_on = self.pass_on(&member, &own, key, &lease.owner, successor).await?;
+            if let Some(outcome) = handed_on {
+                return Ok(outcome);
+            }
+        }
+        let is_held = self.free(&member, &turn, &lease.keys).await?;
+        Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
+    }
+
+    /// Deletes what the owner has for these locks. Whether it held all of them.
+    ///
+    /// Requests of the owner that were sent before have an answer, or belong to a former connection and change nothing any more.
+    pub(crate) async fn free(
+        &self,
+        member: &Arc<Member>,
+        turn: &OwnerTurn,
+        locks: &[Key],
+    ) -> Result<bool, BackendError> {
+        let owner = turn.owner();
+        let before = self.mark_leaving(owner, locks);
+        let (mut is_held, mut is_first) = (true, true);
+        for locks in locks.chunks(KEYS_AT_ONCE) {
+            // Each deletion behind a look at which key was the first one.
+            let steps = locks.iter().flat_map(|lock| {
+                let oldest = self.keys.names.search(lock, SearchOrder::OldestFirst, 1);
+                let key = self.keys.names.of_owner(lock, owner);
+                [KeyOperation::Find(oldest), KeyOperation::Delete { key }]
+            });
+            let deletes = Transaction::of(steps.collect());
+            let answer = match self.transact(member, &deletes).await {
+                Ok((answer, _)) => answer,
+                Err(failure) => {
+                    let error = BackendError::from(failure);
+                    if error.kind() == FailureKind::MaybeApplied {
+                        return Err(error);
+                    }
+                    self.restore(owner, before);
+                    return Err(if is_first { error } else { error.after_a_part() });
+                }
+            };
+            is_first = false;
+            for (at, lock) in locks.iter().enumerate() {
+                let first = answer.found(2 * at)?.first();
+                let was_first =
+                    first.is_some_and(|it| it.key == self.keys.names.of_owner(lock, owner));
+                let count = answer.step(2 * at + 1)?.deleted()?;
+                is_held &= was_first && count > 0;
+                self.keys.remove(owner, lock);
+            }
+        }
+        Ok(is_held)
+    }
+
+    /// Marks the keys as about to be deleted, also if no answer comes. Returns what they were.
+    fn mark_leaving(&self, owner: &Owner, locks: &[Key]) -> FormerKeys {
+        let deadline = self.keys.deadline(owner);
+        let mut keys = Vec::new();
+        for lock in locks {
+            if let Some(known) = self.keys.known(owner, lock) {
+                let place = KeyPlace::Leaving { was_granted: known.was_granted() };
+                self.keys.set(owner, lock, OwnerKey { place, watch: None, ..known.clone() });
+                keys.push((lock.clone(), known));
+            }
+        }
+        if !keys.is_empty() {
+            self.keys.end_at(owner, self.now() + DELETE_AGAIN, false);
+        }
+        FormerKeys { keys, deadline }
+    }
+
+    /// A request that was not sent has changed nothing: the release that repeats it finds what was there before.
+    fn restore(&self, owner: &Owner, before: FormerKeys) {
+        for (lock, known) in before.keys {
+            if self.keys.known(owner, &lock).is_some() {
+                self.keys.set(owner, &lock, OwnerKey { watch: None, ..known });
+            }
+        }
+        if let Some(deadline) = before.deadline {
+            self.keys.end_at(owner, deadline, false);
+        }
+    }
+
+    /// Keeps the keys locked for the time that the request says, also if the process ends.
+    async fn keep(
+        &self,
+        member: &Arc<Member>,
+        turn: &OwnerTurn,
+        request: &ReleaseRequest,
+    ) -> Result<ReleaseOutcome, BackendError> {
+        let (owner, locks) = (turn.owner(), &request.lease.keys);
+        let looked = self.look(member, owner, locks).await?;
+        let lease = self.leases.holding(member, request.free_after).await?;
+        let (mut kept, mut short, mut not_held) = (Vec::new(), Vec::new(), Vec::new());
+        for (lock, look) in locks.iter().zip(&looked.keys) {
+            let Some(found) = look.own.as_ref().filter(|_| look.is_first()) else {
+                not_held.push(lock.clone());
+                continue;
+            };
+            let known = self.keys.known(owner, lock).filter(|known| known.created == found.created);
+            let known = known.or_else(|| self.adopted(found, looked.revision));
+            match known {
+                Some(known) if known.lease.length >= lease.length => kept.push((lock, known)),
+                _ => {
+                    short.push((lock.clone(), found.created));
+                    let place = KeyPlace::New;
+                    let (created, seen, lease) = (found.created, looked.revision, lease.clone());
+                    let moved = OwnerKey { created, seen, lease, place, fence: None, watch: None };
+                    kept.push((lock, moved));
+                }
+            }
+        }
+        if !short.is_empty() && !self.move_keys(member, owner, &short, &lease).await? {
+            return Err(unsteady());
+        }
+        for (lock, own) in kept {
+            let own = OwnerKey { place: KeyPlace::Granted, ..own };
+            if !self.keys.set(owner, lock, own) {
+                not_held.push(lock.clone());
+            }
+        }
+        let is_held = not_held.is_empty();
+        if !is_held {
+            self.free(member, turn, &not_held).await?;
+        }
+        self.keys.end_at(owner, self.now() + request.free_after, true);
+        Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
+    }
+
+    /// Deletes the key and puts one for the successor, in one transaction. `None` if the lease has to be looked at before.
+    async fn pass_on(
+        &self,
+        member: &Arc<Member>,
+        own: &OwnerKey,
+        lock: &Key,
+        owner: &Owner,
+        successor: &Successor,
+    ) -> Result<Option<ReleaseOutcome>, BackendError> {
+        let next = self.keys.begin(successor.owner, successor.ttl).await;
+        let next = next.owner();
+        let Ok(lease) = self.leases.holding(member, successor.ttl).await else { return Ok(None) };
+        let passing = self.passing(member, own, lock, (owner, next), &lease);
+        let before = self.mark_leaving(owner, std::slice::from_ref(lock));
+        self.keys.expect_puts(next, std::slice::from_ref(lock));
+        let answer = match self.transact(member, &passing).await {
+            Ok((answer, _)) => answer,
+            Err(TransactionFailure::WithoutLease) => {
+                self.leases.end(&lease);
+                self.keys.remove(next, lock);
+                self.restore(owner, before);
+                return Ok(None);
+            }
+            Err(TransactionFailure::Other(error)) => {
+                if error.kind() != FailureKind::MaybeApplied {
+                    self.keys.remove(next, lock);
+                    self.restore(owner, before);
+                }
+                return Err(error);
+            }
+        };
+        if !answer.is_met {
+            self.keys.remove(next, lock);
+            self.restore(owner, before);
+            let seen = answer.found(0)?.first();
+            if !Leases::is_of(member, seen) {
+                self.leases.repair(member, &lease, seen).await?;
+            }
+            return Ok(None);
+        }
+        self.keys.remove(owner, lock);
+        let revision = answer.origin.revision;
+        let queued = OwnerKey {
+            created: revision,
+            seen: revision,
+            lease,
+            place: KeyPlace::New,
+            fence: None,
+            watch: None,
+        };
+        if !self.keys.set(next, lock, queued.clone()) {
+            return Ok(Some(ReleaseOutcome::Freed));
+        }
+        let Some(predecessor) = answer.found(2)?.get(1) else {
+            return Ok(Some(ReleaseOutcome::SuccessorGranted));
+        };
+        Ok(Some(match self.wait_behind(next, lock, &queued, predecessor) {
+            RoundEnd::Over(AcquireOutcome::Contended {
+                wait_mode: WaitMode::Queued { retry_after },
+                ..
+            }) => ReleaseOutcome::successor_queued(retry_after),
+            // The successor looks for itself.
+            RoundEnd::Over(_) | RoundEnd::Again => ReleaseOutcome::successor_queued(Duration::ZERO),
+        }))
+    }
+
+    fn passing(
+        &self,
+        member: &Arc<Member>,
+        own: &OwnerKey,
+        lock: &Key,
+        (owner, next): (&Owner, &Owner),
+        lease: &PoolLease,
+    ) -> Transaction {
+        let names = &self.keys.names;
+        let key = names.of_owner(lock, owner);
+        Transaction {
+            conditions: vec![
+                self.leases.belongs_to(member, lease),
+                KeyCondition::Created { key: key.clone(), revision: own.created },
+            ],
+            success: vec![
+                KeyOperation::Delete { key },
+                self.put(next, lock, lease),
+                KeyOperation::Find(names.search(lock, SearchOrder::NewestFirst, 2)),
+            ],
+            failure: vec![KeyOperation::Get { key: names.of_lease(lease.id) }],
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Renewals: a sign of life for each lease, and a read of keys that a majority confirms. Both are sent when the call begins.
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::backend::etcd::keep_alives::AwaitedSign;
+use crate::backend::etcd::leases::{Leases, PoolLease};
+use crate::backend::etcd::locks::{ConfirmedAnswer, EtcdLocks};
+use crate::backend::etcd::member::Member;
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
+use crate::backend::etcd::server_error::{unanswered, unsteady};
+use crate::backend::{BackendError, LeaseRef, LeaseStatus};
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+
+/// How many keys one transaction reads. The servers' default limit is 128 steps.
+const READ_AT_ONCE: usize = 100;
+
+/// A lease of the pool, and when its keys must stay until.
+struct SignedLease {
+    lease: Arc<PoolLease>,
+    until: Instant,
+    sign: Option<AwaitedSign>,
+}
+
+/// A held key that is read.
+#[derive(Clone)]
+struct ReadKey {
+    lease: LeaseRef,
+    key: Key,
+    created: i64,
+}
+
+/// The keys of a lease that is renewed.
+struct LeaseKeys {
+    /// Its position among the leases of the call.
+    at: usize,
+    lease: LeaseRef,
+    keys: Vec<(Key, OwnerKey)>,
+}
+
+type RenewalOutcomes = Vec<(usize, Result<LeaseStatus, BackendError>)>;
+
+impl EtcdLocks {
+    /// What has no answer in time fails alone.
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        leases: &[LeaseRef],
+    ) -> Vec<Result<LeaseStatus, BackendError>> {
+        let began = self.now();
+        let (mut held, mut unknown) = (Vec::new(), Vec::new());
+        for (at, lease) in leases.iter().enumerate() {
+            match self.held_keys(lease) {
+                Some(keys) => held.push(LeaseKeys { at, lease: lease.clone(), keys }),
+                None => unknown.push((at, lease.clone())),
+            }
+        }
+        let mut renewing: JoinSet<RenewalOutcomes> = JoinSet::new();
+        if !held.is_empty() {
+            let locks = self.clone();
+            renewing.spawn(async move { locks.renew_held(held, began).await });
+        }
+        for (at, lease) in unknown {
+            let locks = self.clone();
+            renewing.spawn(async move {
+                let renewed = timeout(locks.renewal_limit, locks.renew_by_name(&lease)).await;
+                vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
+            });
+        }
+        let mut outcomes: Vec<_> = leases.iter().map(|_| Err(unanswered())).collect();
+        while let Some(renewed) = renewing.join_next().await {
+            match renewed {
+                Ok(renewed) => {
+                    for (at, outcome) in renewed {
+                        if let Some(slot) = outcomes.get_mut(at) {
+                            *slot = outcome;
+                        }
+                    }
+                }
+                // As a call that panics itself.
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => {}
+            }
+        }
+        outcomes
+    }
+
+    /// The keys of a lease, if all of them are held under leases that are long enough.
+    fn held_keys(&self, lease: &LeaseRef) -> Option<Vec<(Key, OwnerKey)>> {
+        let needed = Leases::length_for(lease.kept_for());
+        let held = |key: &Key| {
+            let known = self.keys.known(&lease.owner, key)?;
+            (known.is_granted() && known.lease.length >= needed).then(|| (key.clone(), known))
+        };
+        lease.keys.iter().map(held).collect()
+    }
+
+    async fn renew_held(self: Arc<Self>, held: Vec<LeaseKeys>, began: Instant) -> RenewalOutcomes {
+        let mut renewed: Vec<SignedLease> = Vec::new();
+        for LeaseKeys { lease, keys, .. } in &held {
+            let until = began + lease.kept_for();
+            for (_, own) in keys {
+                match renewed.iter_mut().find(|it| it.lease.id == own.lease.id) {
+                    Some(known) => known.until = known.until.max(until),
+                    None => {
+                        let lease = own.lease.clone();
+                        lease.on_use(began);
+                        let sign = Some(self.signs.sign(&lease));
+                        renewed.push(SignedLease { lease, until, sign });
+                    }
+                }
+            }
+        }
+        let asked = timeout(self.renewal_limit, self.ask(&held, renewed));
+        let answered = asked.await.unwrap_or_else(|_| Err(unanswered()));
+        let outcome = |lease: &LeaseRef| match &answered {
+            Ok(()) => Ok(self.extend(lease)),
+            Err(error) => Err(error.clone()),
+        };
+        held.iter().map(|of| (of.at, outcome(&of.lease))).collect()
+    }
+
+    async fn ask(
+        self: &Arc<Self>,
+        held: &[LeaseKeys],
+        renewed: Vec<SignedLease>,
+    ) -> Result<(), BackendError> {
+        let answer = self.read_held(held).await?;
+        for SignedLease { lease, until, sign } in renewed {
+            match self.outlasts(&lease, until, answer, sign).await {
+                Ok(()) => {}
+                // Its keys are forgotten, which `extend` finds.
+                Err(_) if !lease.is_current() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads keys that are not watched, and some that are, all at once. Keys that are gone are forgotten.
+    async fn read_held(
+        self: &Arc<Self>,
+        held: &[LeaseKeys],
+    ) -> Result<ConfirmedAnswer, BackendError> {
+        let (mut read, mut watched) = (Vec::new(), Vec::new());
+        for LeaseKeys { lease, keys, .. } in held {
+            for (key, own) in keys {
+                let of = ReadKey { lease: lease.clone(), key: key.clone(), created: own.created };
+                if own.watch.is_some() { watched.push(of) } else { read.push(of) }
+            }
+        }
+        // The deletion of a watched key is told, so that a read of one is only for the certainty.
+        let room = READ_AT_ONCE - read.len() % READ_AT_ONCE;
+        read.extend(watched.into_iter().take(room));
+        let member = self.link.member().await?;
+        let mut reads = JoinSet::new();
+        for keys in read.chunks(READ_AT_ONCE) {
+            let (locks, member, keys) = (self.clone(), member.clone(), keys.to_vec());
+            reads.spawn(async move { locks.read_keys(&member, &keys).await });
+        }
+        let mut oldest: Option<ConfirmedAnswer> = None;
+        while let Some(answer) = reads.join_next().await {
+            let answer = answer.unwrap_or_else(|_| Err(unanswered()))?;
+            // The earliest of them counts for all, and the latest term.
+            oldest = Some(oldest.map_or(answer, |it| ConfirmedAnswer {
+                sent: it.sent.min(answer.sent),
+                term: it.term.max(answer.term),
+            }));
+        }
+        oldest.ok_or_else(unanswered)
+    }
+
+    async fn read_keys(
+        &self,
+        member: &Arc<Member>,
+        keys: &[ReadKey],
+    ) -> Result<ConfirmedAnswer, BackendError> {
+        let gets = keys.iter().map(|of| KeyOperation::Get {
+            key: self.keys.names.of_owner(&of.key, &of.lease.owner),
+        });
+        let (answer, confirmed) = self.transact(member, &Transaction::of(gets.collect())).await?;
+        for (at, of) in keys.iter().enumerate() {
+            let is_there =
+                answer.found(at)?.first().is_some_and(|found| found.created == of.created);
+            let known = self.keys.known(&of.lease.owner, &of.key);
+            if !is_there && known.is_some_and(|known| known.created == of.created) {
+                self.keys.lose(&of.lease.owner, &of.key);
+            }
+        }
+        Ok(confirmed)
+    }
+
+    /// Extends the time of a lease whose keys were there a moment ago.
+    fn extend(&self, lease: &LeaseRef) -> LeaseStatus {
+        if self.held_keys(lease).is_none() {
+            return LeaseStatus::NotHeld;
+        }
+        self.keys.keep_until(&lease.owner, self.now() + lease.kept_for());
+        LeaseStatus::Held
+    }
+
+    /// Renews a lease whose keys are unknown here, or under a lease that is too short. They are put anew.
+    async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let turn = self.keys.begin(lease.owner, lease.kept_for()).await;
+        let (owner, until) = (turn.owner(), self.now() + lease.kept_for());
+        let member = self.link.member().await?;
+        let longer = self.leases.holding(&member, lease.kept_for()).await?;
+        let sign = self.early_sign(&longer, until);
+        let looked = self.look(&member, owner, &lease.keys).await?;
+        let mut moved = Vec::new();
+        for (key, look) in lease.keys.iter().zip(&looked.keys) {
+            match &look.own {
+                Some(own) if look.is_first() => moved.push((key.clone(), own.created)),
+                Some(_) | None => return Ok(LeaseStatus::NotHeld),
+            }
+        }
+        if !self.move_keys(&member, owner, &moved, &longer).await? {
+            return Err(unsteady());
+        }
+        self.outlasts(&longer, until, looked.answer, sign).await?;
+        for (key, created) in moved {
+            let former = self.keys.known(owner, &key).filter(|former| former.created == created);
+            let renewed = OwnerKey {
+                created,
+                seen: looked.revision,
+                lease: longer.clone(),
+                place: KeyPlace::Granted,
+                fence: former.as_ref().and_then(|former| former.fence),
+                watch: former.filter(OwnerKey::is_granted).and_then(|former| former.watch),
+            };
+            if !self.keys.set(owner, &key, renewed) {
+                return Ok(LeaseStatus::NotHeld);
+            }
+        }
+        self.keys.keep_until(owner, self.now() + lease.kept_for());
+        Ok(LeaseStatus::Held)
+    }
+
+    pub(crate) async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        let member = self.link.member().await?;
+        let looked = self.look(&member, &lease.owner, &lease.keys).await?;
+        let is_held = looked.keys.iter().all(|look| look.is_first());
+        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+    }
+}

@@ -1,0 +1,110 @@
+//! What happens without a request: keys that are over are deleted, held keys are watched and looked at, and ended leases forgotten.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::backend::etcd::locks::EtcdLocks;
+use crate::backend::etcd::owned_key::OwnerKey;
+use crate::backend::etcd::owned_keys::MissedChanges;
+use crate::backend::etcd::release::DELETE_AGAIN;
+use crate::backend::{BackendError, Owner};
+
+/// When a look without an answer is repeated.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Runs until the pool is dropped. Dropping the future ends what it has started.
+pub(crate) async fn run(
+    locks: Arc<EtcdLocks>,
+    mut ended_leases: mpsc::UnboundedReceiver<i64>,
+    mut misses: mpsc::UnboundedReceiver<MissedChanges>,
+) {
+    let (keys, mut work) = (locks.keys.clone(), JoinSet::new());
+    loop {
+        let first = keys.first_due();
+        let due = async {
+            match first {
+                Some(first) => keys.clock.sleep_until(first).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {
+                let now = keys.clock.now();
+                keys.watch_held(now);
+                for owner in keys.take_due(now) {
+                    let locks = locks.clone();
+                    work.spawn(async move { locks.end(owner).await });
+                }
+            }
+            ended = ended_leases.recv() => match ended {
+                Some(lease) => keys.lose_lease(lease),
+                None => return,
+            },
+            missed = misses.recv() => match missed {
+                Some(missed) => {
+                    let locks = locks.clone();
+                    work.spawn(async move { locks.look_again(missed).await });
+                }
+                None => return,
+            },
+            () = keys.earlier.notified() => {}
+            _ = work.join_next(), if !work.is_empty() => {}
+        }
+    }
+}
+
+impl EtcdLocks {
+    /// Looks whether a held key is still held, and whether other owners wait. Repeated until there is an answer.
+    async fn look_again(&self, missed: MissedChanges) {
+        while self.read_missed(&missed).await.is_err() {
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    async fn read_missed(
+        &self,
+        MissedChanges { owner, key }: &MissedChanges,
+    ) -> Result<(), BackendError> {
+        if self.keys.known(owner, key).is_none() {
+            return Ok(());
+        }
+        let member = self.link.member().await?;
+        let looked = self.look(&member, owner, std::slice::from_ref(key)).await?;
+        let Some(known) = self.keys.known(owner, key).filter(OwnerKey::is_granted) else {
+            return Ok(());
+        };
+        let Some(look) = looked.keys.first() else { return Ok(()) };
+        if look.own.as_ref().is_none_or(|own| own.created != known.created) {
+            self.keys.lose(owner, key);
+            return Ok(());
+        }
+        if look.has_successor {
+            self.keys.events.contended(key.as_str());
+        }
+        self.keys.on_seen(owner, key, known.created, looked.revision);
+        Ok(())
+    }
+
+    /// Deletes what an owner has left whose time is over.
+    async fn end(&self, owner: Owner) {
+        let turn = self.keys.begin(owner, DELETE_AGAIN).await;
+        if !self.keys.is_over(&owner) {
+            return;
+        }
+        let locks = self.keys.locks_of(&owner);
+        if locks.is_empty() {
+            return;
+        }
+        let ended = match self.link.member().await {
+            Ok(member) => self.free(&member, &turn, &locks).await,
+            Err(error) => Err(error),
+        };
+        if ended.is_err() {
+            self.keys.end_at(&owner, self.now() + DELETE_AGAIN, false);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! All watches of a pool, on one stream. Behind a reconnect each goes on with the revision where it was.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::backend::etcd::grpc::{CallFailure, MessageReader, MessageSender};
+use crate::backend::etcd::member::Member;
+use crate::backend::etcd::member_task::MemberLink;
+use crate::backend::etcd::protocol::watch::{self, KeyEvent, WatchMessage, WatchedKeys};
+use crate::backend::etcd::server_error::CallStatus;
+
+/// Receives what watches see. Methods never block.
+pub(crate) trait WatchSink: Send + Sync {
+    fn keys_changed(&self, watch: i64, events: &[KeyEvent]);
+    /// The watch has ended without all changes: the server does not know them any more, or refuses to tell.
+    fn watch_ended(&self, watch: i64);
+}
+
+enum WatchCommand {
+    Create { id: i64, keys: WatchedKeys, revision: i64 },
+    Cancel { id: i64 },
+}
+
+/// Sends requests for watches. Dropping it ends the stream.
+pub(crate) struct KeyWatches {
+    commands: mpsc::UnboundedSender<WatchCommand>,
+    last_id: AtomicI64,
+}
+
+impl KeyWatches {
+    pub(crate) fn new() -> (Self, WatchInbox) {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        (Self { commands, last_id: AtomicI64::new(0) }, WatchInbox(inbox))
+    }
+
+    /// A number for the next watch.
+    pub(crate) fn next_id(&self) -> i64 {
+        self.last_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Watches `keys` for changes from `revision` on.
+    pub(crate) fn create(&self, id: i64, keys: WatchedKeys, revision: i64) {
+        let _ = self.commands.send(WatchCommand::Create { id, keys, revision });
+    }
+
+    pub(crate) fn cancel(&self, id: i64) {
+        let _ = self.commands.send(WatchCommand::Cancel { id });
+    }
+}
+
+/// The receiving end of [`KeyWatches`].
+pub(crate) struct WatchInbox(mpsc::UnboundedReceiver<WatchCommand>);
+
+impl WatchInbox {
+    /// Serves the requests until they end.
+    pub(crate) fn serve(self, link: Arc<MemberLink>, sink: Arc<dyn WatchSink>) -> AbortHandle {
+        let task = WatchTask { link, sink, commands: self.0, watches: HashMap::new() };
+        tokio::spawn(task.run()).abort_handle()
+    }
+}
+
+/// A watch, and the first revision that it has not seen.
+struct KeyWatch {
+    keys: WatchedKeys,
+    revision: i64,
+}
+
+struct WatchTask {
+    link: Arc<MemberLink>,
+    sink: Arc<dyn WatchSink>,
+    commands: mpsc::UnboundedReceiver<WatchCommand>,
+    watches: HashMap<i64, KeyWatch>,
+}
+
+impl WatchTask {
+    async fn run(mut self) {
+        let mut number = 0;
+        loop {
+            let Some(member) = self.link.next_member(number).await else { return };
+            number = member.number;
+            let failure = self.serve(&member).await;
+            let error = member.failed(failure);
+            member.end(error);
+        }
+    }
+
+    async fn serve(&mut self, member: &Arc<Member>) -> CallFailure {
+        let (mut sender, mut reader) = match member.grpc.stream("/etcdserverpb.Watch/Watch").await {
+            Ok(stream) => stream,
+            Err(failure) => return failure,
+        };
+        for (id, watch) in &self.watches {
+            if let Err(failure) = sender.send(&watch::create(*id, &watch.keys, watch.revision)) {
+                return failure;
+            }
+        }
+        match self.exchange(member, &mut sender, &mut reader).await {
+            Ok(()) => CallFailure::Broken("a stream has ended".to_owned()),
+            Err(failure) => failure,
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        member: &Arc<Member>,
+        sender: &mut MessageSender,
+        reader: &mut MessageReader,
+    ) -> Result<(), CallFailure> {
+        loop {
+            tokio::select! {
+                biased;
+                message = reader.next() => {
+                    let Some(message) = message? else { return Ok(()) };
+                    let message = WatchMessage::read(&message).map_err(|_| CallFailure::Malformed)?;
+                    self.on_message(message)?;
+                }
+                command = self.commands.recv() => match command {
+                    Some(command) => self.on_command(command, sender)?,
+                    None => return Err(CallFailure::Unsent("the pool is closed".to_owned())),
+                },
+                error = member.ended() => return Err(CallFailure::Broken(error.to_string())),
+            }
+        }
+    }
+
+    fn on_command(
+        &mut self,
+        command: WatchCommand,
+        sender: &mut MessageSender,
+    ) -> Result<(), CallFailure> {
+        match command {
+            WatchCommand::Create { id, keys, revision } => {
+                let message = watch::create(id, &keys, revision);
+                self.watches.insert(id, KeyWatch { keys, revision });
+                sender.send(&message)
+            }
+            WatchCommand::Cancel { id } => match self.watches.remove(&id) {
+                Some(_) => sender.send(&watch::cancel(id)),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn on_message(&mut self, message: WatchMessage) -> Result<(), CallFailure> {
+        let WatchMessage { id, is_cancelled, compacted, reason, events } = message;
+        if !events.is_empty()
+            && let Some(watch) = self.watches.get_mut(&id)
+        {
+            let last = events.iter().map(|event| event.key.modified).max();
+            watch.revision = last.map_or(watch.revision, |last| watch.revision.max(last + 1));
+            self.sink.keys_changed(id, &events);
+        }
+        if !is_cancelled {
+            return Ok(());
+        }
+        let status = CallStatus { code: 0, message: reason };
+        if compacted == 0 && status.ends_connection() {
+            // The watch goes on at the next connection.
+            return Err(CallFailure::Refused(status));
+        }
+        // Not after a cancellation that was asked for.
+        if self.watches.remove(&id).is_some() {
+            self.sink.watch_ended(id);
+        }
+        Ok(())
+    }
+}

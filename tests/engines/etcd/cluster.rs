@@ -1,0 +1,165 @@
+//! Three members: the leader dies, and others are cut off or frozen.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use lock_runtime::backend::{AcquireRequest, Backend, LeaseStatus, Owner, ReleaseRequest};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{ErrorKind, Key, LockPool};
+use lock_tests::prelude::*;
+use lock_tests::{EtcdServer, EtcdTrio, eventually_async};
+use tokio::task::JoinSet;
+
+/// Under load: no key is granted twice, fences grow, and grants go on soon after there is a leader again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_death_of_the_leader_grants_nothing_twice() {
+    const KEYS: usize = 4;
+    let cluster = EtcdTrio::shared().await;
+    let held = pool(&cluster, "/death").await.lock("held").acquire().await.unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let inside: Arc<[AtomicUsize; KEYS]> = Arc::default();
+    let fences: Arc<[AtomicUsize; KEYS]> = Arc::default();
+    let cycles = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for n in 0..12 {
+        let (pool, over) = (pool(&cluster, "/death").await, over.clone());
+        let (inside, fences, cycles) = (inside.clone(), fences.clone(), cycles.clone());
+        tasks.spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                let key = n % KEYS;
+                let Ok(guard) = pool.lock(format!("order:{key}")).acquire().await else { continue };
+                // No process is frozen here, so a holder that is believed is the only one.
+                assert_eq!(inside[key].fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                let fence = usize::try_from(guard.fence().unwrap().get()).unwrap();
+                let last = fences[key].swap(fence, Ordering::SeqCst);
+                assert!(fence > last, "{fence} after {last}");
+                tokio::time::sleep(ms(2)).await;
+                inside[key].fetch_sub(1, Ordering::SeqCst);
+                if guard.release().await.is_ok() {
+                    cycles.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+    }
+    for _ in 0..2 {
+        goes_on(&cycles).await;
+        let leader = leader(&cluster).await;
+        leader.kill();
+        eventually_async(DEADLINE, "there is another leader", async || cluster.leader().is_some())
+            .await;
+        let began = Instant::now();
+        goes_on(&cycles).await;
+        let took = began.elapsed();
+        println!("a grant {took:?} after the election");
+        assert!(took < ms(5_000) + NOISE, "{took:?}");
+        leader.restart();
+    }
+    over.store(true, Ordering::SeqCst);
+    while let Some(ended) = within(DEADLINE, "all tasks", tasks.join_next()).await {
+        ended.unwrap();
+    }
+    assert!(held.is_held());
+    held.release().await.unwrap();
+}
+
+/// The member of the connection is frozen: another one serves, and the lock is kept. Also if it is the leader.
+#[tokio::test]
+async fn a_lock_outlives_a_frozen_member() {
+    let cluster = EtcdTrio::shared().await;
+    let pool = pool(&cluster, "/outlives").await;
+    // Longer than an election takes, also on a busy machine.
+    let guard = pool.lock("order:1").ttl(ms(20_000)).acquire().await.unwrap();
+    for member in &cluster.members {
+        member.pause();
+        eventually_async(DEADLINE, "the others serve", async || {
+            match pool.lock("order:2").wait(ms(1_000)).acquire().await {
+                Ok(guard) => guard.release().await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+        eventually_async(DEADLINE, "the lock is kept", async || guard.verify().await.is_ok()).await;
+        member.resume();
+        eventually_async(DEADLINE, "it is back", async || member.serves()).await;
+    }
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+/// The leader has lost both followers and does not know it yet.
+#[tokio::test]
+async fn a_leader_without_a_majority_confirms_nothing() {
+    let cluster = EtcdTrio::shared().await;
+    let leader = leader(&cluster).await;
+    let followers = || cluster.members.iter().filter(|member| member.port() != leader.port());
+    let store = open_backend(&leader.url_of("/deposed")).await.unwrap();
+    let keys: Arc<[Key]> = Arc::new([Key::from("order:1")]);
+    let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(20_000));
+    let acquire = async |request: &AcquireRequest| {
+        store.acquire(std::slice::from_ref(request)).await.remove(0)
+    };
+    acquire(&request).await.unwrap();
+    let lease = [request.lease()];
+    followers().for_each(EtcdServer::pause);
+    let renewed = store.renew(&lease).await.remove(0);
+    assert!(renewed.is_err(), "{renewed:?}");
+    let held = store.is_held(&lease[0]).await;
+    assert!(held.is_err(), "{held:?}");
+    request.attempt = 1;
+    let granted = acquire(&request).await;
+    assert!(granted.is_err(), "{granted:?}");
+    followers().for_each(EtcdServer::resume);
+    eventually_async(DEADLINE, "it is confirmed again", async || {
+        matches!(store.renew(&lease).await.remove(0), Ok(LeaseStatus::Held))
+    })
+    .await;
+    store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
+}
+
+/// Its only member in the URL has no majority: the error says so, and another member is connected if there is one.
+#[tokio::test]
+async fn a_member_without_a_leader_is_left() {
+    let cluster = EtcdTrio::start();
+    let pool = pool(&cluster, "/left").await;
+    let guard = pool.lock("held").acquire().await.unwrap();
+    // Two members are gone and come back one by one. The one that is alone serves nothing meanwhile.
+    cluster.members[0].kill();
+    cluster.members[1].kill();
+    let alone = &cluster.members[2];
+    eventually_async(DEADLINE, "it has no leader", async || !alone.serves()).await;
+    let error = pool.lock("order:1").wait(ms(500)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    cluster.members[0].relaunch();
+    eventually_async(DEADLINE, "two of three serve", async || {
+        match pool.lock("order:1").wait(ms(1_000)).acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+    if guard.is_held() {
+        guard.release().await.unwrap();
+    }
+}
+
+async fn leader(cluster: &EtcdTrio) -> &EtcdServer {
+    eventually_async(DEADLINE, "there is a leader", async || cluster.leader().is_some()).await;
+    cluster.leader().unwrap()
+}
+
+async fn pool(cluster: &EtcdTrio, root: &str) -> LockPool {
+    let builder = LockPool::builder(cluster.url_of(root)).ttl(ms(20_000)).wait(ms(2_000));
+    builder.connect().await.unwrap()
+}
+
+/// Waits until twenty more cycles are over.
+async fn goes_on(cycles: &AtomicUsize) {
+    let before = cycles.load(Ordering::SeqCst);
+    eventually_async(DEADLINE, "grants go on", async || {
+        cycles.load(Ordering::SeqCst) >= before + 20
+    })
+    .await;
+}

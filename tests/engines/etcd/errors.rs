@@ -1,0 +1,150 @@
+//! Refusals of a member, each with what to do about it.
+
+use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_tests::prelude::*;
+use lock_tests::tls::{Authority, Tls};
+use lock_tests::{EtcdServer, RedisServer, eventually_async};
+use serde_json::json;
+
+const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
+
+#[track_caller]
+fn says(case: &str, error: &lock_runtime::LockError, kind: ErrorKind, texts: &[&str]) {
+    let text = error.to_string();
+    println!("{case}\n    {text}");
+    assert_eq!(error.kind(), kind, "{case}: {text}");
+    for expected in texts {
+        assert!(text.contains(expected), "{case}: `{expected}` is missing in: {text}");
+    }
+    assert!(!format!("{text}{error:?}").contains(CANARY), "{case}: a secret is shown");
+}
+
+/// Users with a password, a role for `/locks/` alone, and a token that ends by time.
+#[tokio::test]
+async fn users_and_roles_are_respected() {
+    let server = EtcdServer::builder().setting("auth-token-ttl", 2).start();
+    for (path, body) in [
+        ("auth/user/add", json!({ "name": "root", "password": "root" })),
+        ("auth/user/add", json!({ "name": "worker", "password": CANARY })),
+        ("auth/user/grant", json!({ "user": "root", "role": "root" })),
+        ("auth/role/add", json!({ "name": "locks" })),
+        (
+            "auth/role/grant",
+            // From `/locks/` to before `/locks0`.
+            json!({ "name": "locks", "perm": { "permType": "READWRITE", "key": "L2xvY2tzLw==", "range_end": "L2xvY2tzMA==" } }),
+        ),
+        ("auth/user/grant", json!({ "user": "worker", "role": "locks" })),
+        ("auth/enable", json!({})),
+    ] {
+        server.post(path, &body);
+    }
+    let url = |login: &str, rest: &str| format!("etcd://{login}127.0.0.1:{}{rest}", server.port());
+    let own = url(&format!("worker:{CANARY}@"), "/locks");
+    let pools = [patient(&own, ms(20_000)).await, patient(&own, ms(20_000)).await];
+    alternate(pools.clone(), "order:1", 10).await;
+    pools[0].health().await.unwrap();
+    for (case, login, texts) in [
+        ("no login", "", ["asks for a login", "user:password@"]),
+        ("a wrong password", "worker:wrong@", ["refuses the login", "password"]),
+        ("an unknown user", "nobody:wrong@", ["refuses the login", "password"]),
+    ] {
+        let error = LockPool::connect(&url(login, "/locks")).await.unwrap_err();
+        says(case, &error, ErrorKind::Backend, &texts);
+    }
+    let other = url(&format!("worker:{CANARY}@"), "/other");
+    let error = LockPool::connect(&other).await.unwrap_err();
+    says("no rights", &error, ErrorKind::Backend, &["permission denied", "grant-permission"]);
+    let given = || async { Ok::<_, std::io::Error>(Credentials::new("worker", CANARY)) };
+    let pool = LockPool::builder(url("worker:wrong@", "/locks")).credentials(given);
+    cycle(&pool.connect().await.unwrap(), "order:1").await;
+    // A change of any role makes tokens void; a lock that is held is kept.
+    let guard = pools[0].lock("order:2").acquire().await.unwrap();
+    let root = server.post("auth/authenticate", &json!({ "name": "root", "password": "root" }));
+    assert!(root["token"].is_string());
+    server.etcdctl(&["--user=root:root", "role", "add", "another"]);
+    for _ in 0..3 {
+        eventually_async(DEADLINE, "it has logged in again", async || guard.verify().await.is_ok())
+            .await;
+        cycle(&pools[0], "order:1").await;
+        // Longer than an unused token is valid.
+        tokio::time::sleep(ms(2_500)).await;
+    }
+    guard.release().await.unwrap();
+    cycle(&pools[1], "order:1").await;
+}
+
+#[tokio::test]
+async fn an_address_without_a_cluster_is_an_error_that_names_it() {
+    let port = lock_tests::server::another_port();
+    let url = format!("etcd://worker:{CANARY}@127.0.0.1:{port}/locks");
+    let error = LockPool::connect(&url).await.unwrap_err();
+    says("unreachable", &error, ErrorKind::Backend, &["127.0.0.1", "unreachable", "leader"]);
+    let redis = RedisServer::start();
+    let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", redis.port());
+    let error = LockPool::builder(url).connect_timeout(ms(1_500)).connect().await.unwrap_err();
+    says("another server", &error, ErrorKind::Backend, &["127.0.0.1", "etcd"]);
+}
+
+/// A member of a cluster that has lost the others.
+#[tokio::test]
+async fn a_member_without_a_majority_is_refused() {
+    let alone = EtcdServer::builder().start_alone();
+    let builder = LockPool::builder(alone.url()).connect_timeout(ms(1_500));
+    eventually_async(DEADLINE, "it listens", async || {
+        std::net::TcpStream::connect(("127.0.0.1", alone.port())).is_ok()
+    })
+    .await;
+    let error = builder.connect().await.unwrap_err();
+    says("no majority", &error, ErrorKind::Backend, &["etcd", "leader"]);
+}
+
+/// A full database takes no writes, and says so. Held locks are renewed and released all the same.
+#[tokio::test]
+async fn a_full_database_is_an_error_with_a_remedy() {
+    let server = EtcdServer::builder().setting("quota-backend-bytes", 1 << 20).start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let full = json!({ "key": "Zg==", "value": "A".repeat(400_000) });
+    eventually_async(DEADLINE, "the alarm is raised", async || {
+        server.try_post("kv/put", &full, DEADLINE).is_err()
+    })
+    .await;
+    let error = pool.lock("order:2").wait(ms(300)).acquire().await.unwrap_err();
+    says("no space", &error, ErrorKind::Backend, &["space", "alarm disarm"]);
+    let warnings = format!("{:?}", pool.health().await.unwrap().warnings);
+    assert!(warnings.contains("no space") && warnings.contains("single member"), "{warnings}");
+    guard.verify().await.unwrap();
+    // Also behind a reconnect, whose number cannot be written.
+    server.restart();
+    eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
+    let error = pool.lock("order:2").wait(ms(300)).acquire().await.unwrap_err();
+    says("no space behind a reconnect", &error, ErrorKind::Backend, &["space", "alarm disarm"]);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_for_too_many_keys_is_refused_with_a_remedy() {
+    let (server, root) = EtcdServer::shared();
+    let pool = patient(server.url_of(&root), ms(20_000)).await;
+    let keys = |count: usize| (0..count).map(|n| format!("account:{n}")).collect::<Vec<_>>();
+    let guard = pool.lock_all(keys(127)).acquire().await.unwrap();
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    let error = pool.lock_all(keys(128)).wait(ms(300)).acquire().await.unwrap_err();
+    says("128 keys", &error, ErrorKind::Backend, &["max-txn-ops"]);
+    cycle(&pool, "account:0").await;
+}
+
+#[tokio::test]
+async fn connections_may_be_encrypted() {
+    let server = EtcdServer::builder().tls(Tls::new(&Authority::new())).start();
+    let ca = server.tls_files().authority.display().to_string();
+    let url = format!("{}?ca={ca}", server.tls_url());
+    let pools = [patient(&url, ms(20_000)).await, patient(&url, ms(20_000)).await];
+    alternate(pools, "order:1", 10).await;
+    let unknown = LockPool::connect(&server.tls_url()).await.unwrap_err();
+    says("an unknown authority", &unknown, ErrorKind::Backend, &["certificate"]);
+    let plain = server.tls_url().replace("etcds", "etcd");
+    let error = LockPool::builder(plain).connect_timeout(ms(1_500)).connect().await.unwrap_err();
+    says("TLS where it is not asked for", &error, ErrorKind::Backend, &["127.0.0.1"]);
+}

@@ -1,0 +1,235 @@
+//! Lost and late requests, dropped calls, killed servers, and chaos.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use fastrand::Rng;
+use lock_runtime::backend::{
+    AcquireRequest, Backend, LeaseRef, LeaseStatus, Owner, ReleaseRequest,
+};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{ErrorKind, Key, LockPool};
+use lock_tests::etcd::url_at;
+use lock_tests::history::now_ns;
+use lock_tests::poll::{drop_at_every_poll, poll_n};
+use lock_tests::prelude::*;
+use lock_tests::proxy::Direction;
+use lock_tests::{EtcdServer, FaultProxy, Worker, eventually_async};
+use tokio::task::JoinSet;
+
+use super::conformance::{until_nothing_is_left, until_queued};
+use crate::chaos::Crowd;
+
+#[tokio::test]
+async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    for n in 0..3 {
+        let key = format!("order:{n}");
+        let pool = LockPool::builder(url_at(proxy.port(), &root)).connect().await.unwrap();
+        cycle(&pool, &key).await;
+        proxy.hold(Direction::ToClient);
+        let wait = ms(if n == 0 { 300 } else { 5_000 });
+        let acquiring = tokio::spawn(pool.lock(key.as_str()).wait(wait).acquire());
+        until_queued(server, &root, &key, 1).await;
+        proxy.cut();
+        proxy.release_held();
+        match joined("the acquire", acquiring).await {
+            Ok(guard) => {
+                assert_eq!(server.queue(&root, &key).len(), 1, "one key for all requests");
+                guard.release().await.unwrap();
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend, "{error}"),
+        }
+        until_nothing_is_left(server, &root).await;
+    }
+}
+
+/// The request is on its way while its caller gives up, its connection is replaced, and its owner is released.
+#[tokio::test]
+async fn a_request_that_arrives_behind_its_release_grants_nothing() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let builder = LockPool::builder(url_at(proxy.port(), &root)).request_timeout(ms(300));
+    let pool = builder.connect().await.unwrap();
+    let other = patient(server.url_of(&root), ms(20_000)).await;
+    for n in 0..4 {
+        let key = format!("order:{n}");
+        cycle(&pool, &key).await;
+        proxy.hold(Direction::ToServer);
+        let acquiring = tokio::spawn(pool.lock(key.as_str()).wait(ms(700)).acquire());
+        if n % 2 == 0 {
+            let error = joined("the acquire", acquiring).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+        } else {
+            tokio::time::sleep(ms(100)).await;
+            acquiring.abort();
+        }
+        proxy.release_held();
+        cycle(&other, &key).await;
+        eventually_async(DEADLINE, "the pool is back", async || {
+            pool.lock("other").wait(ms(500)).acquire().await.is_ok()
+        })
+        .await;
+        until_nothing_is_left(server, &root).await;
+    }
+}
+
+/// The requests of the interface itself, without a pool: what was dropped or lost is found and deleted without a release.
+#[tokio::test]
+async fn what_nothing_asks_for_any_more_is_deleted_at_its_end() {
+    let (server, root) = EtcdServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let claim = |key: &str| {
+        let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
+        AcquireRequest::new(keys, Owner::random().unwrap(), ms(300))
+    };
+    for polls in 0..6 {
+        let mut request = claim(&format!("order:{polls}"));
+        request.enqueue = polls % 2 == 0;
+        let _ = poll_n(store.acquire(std::slice::from_ref(&request)), polls).await;
+    }
+    until_nothing_is_left(server, &root).await;
+}
+
+/// A repeated release of the same owner, one of which was dropped at each of its polls.
+#[tokio::test]
+async fn a_release_may_be_dropped_and_repeated() {
+    let (server, root) = EtcdServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    for polls in 0..5 {
+        let keys: Arc<[Key]> = Arc::new([Key::from("order:1"), Key::from("order:2")]);
+        let request = AcquireRequest::new(keys.clone(), Owner::random().unwrap(), ms(20_000));
+        store.acquire(std::slice::from_ref(&request)).await.remove(0).unwrap();
+        let lease = LeaseRef::new(keys, request.owner, request.ttl);
+        let release = [ReleaseRequest::new(lease.clone())];
+        let _ = poll_n(store.release(&release), polls).await;
+        store.release(&release).await.remove(0).unwrap();
+        let held = store.is_held(&lease).await.unwrap();
+        assert_eq!(held, LeaseStatus::NotHeld);
+    }
+    until_nothing_is_left(server, &root).await;
+}
+
+#[tokio::test]
+async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
+    let server = EtcdServer::start();
+    let builder = LockPool::builder(server.url()).request_timeout(ms(300));
+    let pool = builder.wait(DEADLINE).connect().await.unwrap();
+    let guard = pool.lock("order:1").ttl(ms(1_500)).acquire().await.unwrap();
+    let paused = Instant::now();
+    server.pause();
+    let error = within(DEADLINE, "the loss", guard.lost()).await;
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(paused.elapsed() < ms(1_500) + NOISE, "{:?}", paused.elapsed());
+    let error = pool.lock("order:2").wait(ms(300)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    server.resume();
+    drop(guard);
+    eventually_async(DEADLINE, "it serves again", async || {
+        match pool.lock("order:1").wait(ms(1_000)).acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+    until_nothing_is_left(&server, "/locks").await;
+    // Killed under a lock: the lease is restored from the disk.
+    let guard = pool.lock("order:1").ttl(ms(20_000)).acquire().await.unwrap();
+    server.kill();
+    let error = pool.lock("order:2").wait(ms(100)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    server.restart();
+    eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
+    guard.release().await.unwrap();
+    until_nothing_is_left(&server, "/locks").await;
+}
+
+#[tokio::test]
+async fn an_acquire_may_be_dropped_at_each_of_its_polls() {
+    let (server, root) = EtcdServer::shared();
+    let url = server.url_of(&root);
+    let [pool, other] = [patient(&url, ms(20_000)).await, patient(&url, ms(20_000)).await];
+    drop_at_every_poll(
+        || pool.lock("order:1").acquire(),
+        async |_| {
+            cycle(&other, "order:1").await;
+        },
+    )
+    .await;
+    // The same while it waits.
+    for polls in 0..6 {
+        let guard = other.lock("order:2").acquire().await.unwrap();
+        let _ = poll_n(pool.lock("order:2").acquire(), polls).await;
+        guard.release().await.unwrap();
+        cycle(&other, "order:2").await;
+    }
+    until_nothing_is_left(server, &root).await;
+}
+
+/// Several keys in opposite orders from several pools.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_requests_for_several_keys_end_in_no_deadlock() {
+    let (server, root) = EtcdServer::shared();
+    let inside: Arc<[AtomicUsize; 6]> = Arc::default();
+    let mut tasks = JoinSet::new();
+    for n in 0..6 {
+        let pool = patient(server.url_of(&root), ms(20_000)).await;
+        let (inside, mut rng) = (inside.clone(), Rng::with_seed(n));
+        tasks.spawn(async move {
+            for _ in 0..20 {
+                let mut keys: Vec<_> = (0..rng.usize(1..4)).map(|_| rng.usize(..6)).collect();
+                keys.sort_unstable();
+                keys.dedup();
+                let names = keys.iter().map(|key| format!("account:{key}"));
+                let guard = pool.lock_all(names).acquire().await.unwrap();
+                for key in &keys {
+                    assert_eq!(inside[*key].fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                }
+                tokio::task::yield_now().await;
+                for key in &keys {
+                    inside[*key].fetch_sub(1, Ordering::SeqCst);
+                }
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    within(2 * DEADLINE, "all tasks", tasks.join_all()).await;
+    until_nothing_is_left(server, &root).await;
+}
+
+/// Freezes of processes, some of them longer than their leases, cuts of all connections, and kills of the server.
+#[test]
+fn faults_never_make_two_valid_leases() {
+    let server = EtcdServer::start();
+    let proxy = FaultProxy::to_port(server.port());
+    let mut crowd = Crowd::start(&url_at(proxy.port(), "/locks"));
+    let (mut faults, end) = (0, Instant::now() + ms(1_000 * crowd.seconds));
+    while Instant::now() < end || faults < 8 {
+        std::thread::sleep(ms(crowd.rng.u64(200..600)));
+        faults += 1;
+        // Every fourth one is a long freeze.
+        match if faults % 4 == 0 { 15 } else { crowd.rng.u8(..15) } {
+            0..4 => proxy.cut(),
+            4 => server.restart(),
+            15.. => {
+                // Their leases end meanwhile, and what they hold goes to the last one.
+                let frozen = &crowd.workers[1..];
+                frozen.iter().for_each(Worker::pause);
+                let began = now_ns();
+                lock_tests::eventually(DEADLINE, "the last one has each of the locks", || {
+                    let history = crowd.history();
+                    let granted = history.grants().iter().filter(|it| it.granted_ns > began);
+                    granted.map(|grant| grant.key.as_str()).collect::<HashSet<_>>().len() == 4
+                });
+                frozen.iter().for_each(Worker::resume);
+            }
+            _ => crowd.freeze_one(20..700),
+        }
+    }
+    crowd.ends_safely(faults, 4);
+}

@@ -1,0 +1,213 @@
+//! Events between two steps of a request, each brought about on purpose.
+
+#![allow(clippy::disallowed_methods)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use lock_runtime::Key;
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseOutcome, ReleaseRequest, Successor,
+    WaitMode,
+};
+use lock_runtime::testing::open_backend;
+use lock_tests::etcd::url_at;
+use lock_tests::prelude::*;
+use lock_tests::proxy::Direction;
+use lock_tests::{EtcdServer, FaultProxy, eventually_async};
+use serde_json::{Value, json};
+
+use super::conformance::{until_nothing_is_left, until_queued};
+
+fn request(key: &str) -> AcquireRequest {
+    let keys: Arc<[Key]> = Arc::new([Key::from(key)]);
+    AcquireRequest::new(keys, Owner::random().unwrap(), ms(20_000))
+}
+
+fn queued_request(key: &str) -> AcquireRequest {
+    let mut request = request(key);
+    request.enqueue = true;
+    request
+}
+
+async fn acquire(store: &impl Backend, request: &AcquireRequest) -> AcquireOutcome {
+    store.acquire(std::slice::from_ref(request)).await.remove(0).unwrap()
+}
+
+fn is_granted(outcome: &AcquireOutcome) -> bool {
+    matches!(outcome, AcquireOutcome::Acquired { .. })
+}
+
+fn is_queued(outcome: &AcquireOutcome) -> bool {
+    matches!(outcome, AcquireOutcome::Contended { wait_mode: WaitMode::Queued { .. }, .. })
+}
+
+/// What a connection has left on its way puts no key once another connection serves.
+#[tokio::test]
+async fn a_late_transaction_of_a_former_connection_puts_nothing() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let pool = patient(url_at(proxy.port(), &root), ms(20_000)).await;
+    cycle(&pool, "order:1").await;
+    let prefix = format!("{root}/%lease/");
+    let leases = server.keys(&prefix);
+    let [lease] = &leases[..] else { panic!("one lease: {leases:?}") };
+    let number = || {
+        let printed = server.etcdctl(&["get", "--print-value-only", &lease.name]);
+        printed.trim().to_owned()
+    };
+    // The transaction of an acquire, as that connection would send it.
+    let put = |number: &str| {
+        let [condition, key] = [&lease.name, &format!("{root}/order:1/late")];
+        let base64 = |text: &str| lock_tests::etcd::base64(text.as_bytes());
+        let transaction = json!({
+            "compare": [{
+                "target": "VALUE", "result": "EQUAL",
+                "key": base64(condition), "value": base64(number),
+            }],
+            "success": [{ "requestPut": {
+                "key": base64(key), "lease": lease.lease.to_string(),
+            }}],
+        });
+        server.post("kv/txn", &transaction)["succeeded"] == Value::Bool(true)
+    };
+    let former = number();
+    assert!(put(&former), "the connection serves");
+    server.delete(&format!("{root}/order:1/late"));
+    proxy.cut();
+    cycle(&pool, "order:1").await;
+    assert_ne!(number(), former);
+    assert!(!put(&former), "another connection serves");
+    until_nothing_is_left(server, &root).await;
+}
+
+/// An operator deletes the key that says which connection may put keys.
+#[tokio::test]
+async fn the_key_of_a_lease_is_made_again() {
+    let (server, root) = EtcdServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    for enqueue in [false, true] {
+        let mut first = request("order:1");
+        first.enqueue = enqueue;
+        assert!(is_granted(&acquire(&store, &first).await));
+        for key in server.keys(&format!("{root}/%lease/")) {
+            server.delete(&key.name);
+        }
+        let mut other = request("order:2");
+        other.enqueue = enqueue;
+        assert!(is_granted(&acquire(&store, &other).await));
+        for request in [first, other] {
+            let release = [ReleaseRequest::new(request.lease())];
+            let released = store.release(&release).await.remove(0).unwrap();
+            assert_eq!(released, ReleaseOutcome::Freed);
+        }
+    }
+}
+
+/// While the connection is down, the predecessor goes and the server forgets when.
+#[tokio::test]
+async fn a_watch_that_misses_changes_by_a_compaction_looks_again() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let one = patient(server.url_of(&root), ms(20_000)).await;
+    let other = patient(url_at(proxy.port(), &root), ms(20_000)).await;
+    let forget = || {
+        server.put(&format!("{root}-other/key"), 60);
+        server.compact();
+    };
+    for _ in 0..3 {
+        let guard = one.lock("order:1").acquire().await.unwrap();
+        let held = other.lock("order:2").acquire().await.unwrap();
+        let waiting = acquire_in_task(&other, "order:1");
+        until_queued(server, &root, "order:1", 2).await;
+        proxy.refuse(true);
+        proxy.cut();
+        eventually_async(DEADLINE, "it is cut", async || proxy.open_connections() == 0).await;
+        forget();
+        let released = release(guard).await;
+        forget();
+        proxy.refuse(false);
+        let (acquired, guard) = joined("the waiter", waiting).await;
+        let took = acquired.saturating_duration_since(released);
+        assert!(took < ms(1_000) + NOISE, "{took:?}");
+        // The held key is watched again too.
+        let key = server.queue(&root, "order:2").remove(0);
+        server.delete(&key.name);
+        let deleted = Instant::now();
+        let error = within(DEADLINE, "the loss", held.lost()).await;
+        assert!(error.is_lost(), "{error}");
+        assert!(deleted.elapsed() < ms(2_000) + NOISE, "{:?}", deleted.elapsed());
+        guard.release().await.unwrap();
+    }
+    until_nothing_is_left(server, &root).await;
+}
+
+/// A renewal asks the server, whatever the pool remembers.
+#[tokio::test]
+async fn a_renewal_is_an_answer_to_its_own_question() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let request = request("order:1");
+    assert!(is_granted(&acquire(&store, &request).await));
+    let lease = [request.lease()];
+    store.renew(&lease).await.remove(0).unwrap();
+    // Answers that were sent before the call do not count.
+    proxy.hold(Direction::ToServer);
+    let renewed = store.renew(&lease).await.remove(0);
+    assert!(renewed.is_err(), "{renewed:?}");
+    proxy.release_held();
+    eventually_async(DEADLINE, "it answers", async || store.renew(&lease).await.remove(0).is_ok())
+        .await;
+    store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap();
+}
+
+#[tokio::test]
+async fn a_successor_is_granted_or_queued_in_the_step_of_the_release() {
+    let (server, root) = EtcdServer::shared();
+    let url = server.url_of(&root);
+    let [one, other] = [open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()];
+    for is_wanted in [false, true] {
+        let first = request("order:1");
+        assert!(is_granted(&acquire(&one, &first).await));
+        let theirs = queued_request("order:1");
+        if is_wanted {
+            assert!(is_queued(&acquire(&other, &theirs).await));
+        }
+        let mut next = queued_request("order:1");
+        let mut release = ReleaseRequest::new(first.lease());
+        release.successor = Some(Successor::new(next.owner, next.ttl));
+        let released = one.release(&[release]).await.remove(0).unwrap();
+        next.attempt = 1;
+        let outcome = acquire(&one, &next).await;
+        if is_wanted {
+            assert!(matches!(released, ReleaseOutcome::SuccessorQueued { .. }), "{released:?}");
+            assert!(is_queued(&outcome), "{outcome:?}");
+            assert!(is_granted(&acquire(&other, &theirs).await));
+            other.release(&[ReleaseRequest::new(theirs.lease())]).await.remove(0).unwrap();
+            assert!(is_granted(&acquire(&one, &next).await));
+        } else {
+            assert_eq!(released, ReleaseOutcome::SuccessorGranted);
+            assert!(is_granted(&outcome), "{outcome:?}");
+        }
+        let release = [ReleaseRequest::new(next.lease())];
+        assert_eq!(one.release(&release).await.remove(0).unwrap(), ReleaseOutcome::Freed);
+        until_nothing_is_left(server, &root).await;
+    }
+}
+
+/// A request outside of the queue behind an earlier one in it.
+#[tokio::test]
+async fn a_request_outside_of_the_queue_leaves_it() {
+    let (server, root) = EtcdServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let first = request("order:1");
+    assert!(is_granted(&acquire(&store, &first).await));
+    let mut queued = queued_request("order:1");
+    assert!(is_queued(&acquire(&store, &queued).await));
+    (queued.enqueue, queued.attempt) = (false, 1);
+    let outcome = acquire(&store, &queued).await;
+    assert!(!is_granted(&outcome) && !is_queued(&outcome), "{outcome:?}");
+    assert_eq!(server.queue(&root, "order:1").len(), 1);
+    store.release(&[ReleaseRequest::new(first.lease())]).await.remove(0).unwrap();
+}

@@ -1,0 +1,10 @@
+//! `etcd://`
+
+mod cluster;
+mod conformance;
+mod errors;
+mod faults;
+mod interleavings;
+mod interop;
+mod leases;
+mod wait_queue;
