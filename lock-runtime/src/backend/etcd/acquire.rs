@@ -7,13 +7,12 @@
 //!
 //! A request that does not queue writes only if all its keys are free.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
 use crate::backend::etcd::leases::Leases;
 use crate::backend::etcd::locks::{AbandonFlag, EtcdLocks, Looked};
-use crate::backend::etcd::member::{Member, TransactionFailure};
+use crate::backend::etcd::member::TransactionFailure;
 use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::owned_keys::OwnerTurn;
 use crate::backend::etcd::protocol::key_value::KeyValue;
@@ -63,6 +62,7 @@ impl EtcdLocks {
         abandoned: &AbandonFlag,
         effects: &mut Effects,
     ) -> Result<AcquireOutcome, BackendError> {
+        self.delete_leaving(request, turn, abandoned).await?;
         for _ in 0..MOST_ROUNDS {
             abandoned.check()?;
             let member = self.link.member().await?;
@@ -73,6 +73,24 @@ impl EtcdLocks {
             }
         }
         Err(unsteady())
+    }
+
+    /// Deletes the keys of this owner whose deletion has no answer. It may still be executed, so they are not granted.
+    async fn delete_leaving(
+        &self,
+        request: &AcquireRequest,
+        turn: &OwnerTurn,
+        abandoned: &AbandonFlag,
+    ) -> Result<(), BackendError> {
+        let known = |key: &Key| self.keys.known(turn.owner(), key);
+        let is_leaving = |key: &&Key| known(key).is_some_and(|known| known.is_leaving());
+        let leaving: Vec<_> = request.keys.iter().filter(is_leaving).cloned().collect();
+        if !leaving.is_empty() {
+            abandoned.check()?;
+            let member = self.link.member().await?;
+            self.free(&member, turn, &leaving).await?;
+        }
+        Ok(())
     }
 
     async fn round(
@@ -192,7 +210,7 @@ impl EtcdLocks {
         if let [key] = &**keys {
             // An earlier attempt may have queued.
             if it.request.attempt > 0 {
-                self.delete(&it.member, owner, key).await?;
+                self.delete(it, key).await?;
             }
             self.keys.remove(owner, key);
         }
@@ -258,7 +276,7 @@ impl EtcdLocks {
         if it.request.enqueue {
             return Ok(self.wait_behind(owner, key, own, &predecessor));
         }
-        self.delete(&it.member, owner, key).await?;
+        self.delete(it, key).await?;
         self.keys.remove(owner, key);
         Ok(RoundEnd::Over(AcquireOutcome::contended(None)))
     }
@@ -279,16 +297,8 @@ impl EtcdLocks {
         RoundEnd::Over(AcquireOutcome::contended_until(None, wait_mode))
     }
 
-    async fn delete(
-        &self,
-        member: &Arc<Member>,
-        owner: &Owner,
-        key: &Key,
-    ) -> Result<(), BackendError> {
-        let key = self.keys.names.of_owner(key, owner);
-        let deleting = Transaction::of(vec![KeyOperation::Delete { key }]);
-        let deleted = self.transact(member, &deleting).await;
-        deleted.map_err(|error| BackendError::from(error).after_a_part())?;
-        Ok(())
+    async fn delete(&self, it: &Acquiring<'_>, key: &Key) -> Result<(), BackendError> {
+        let deleted = self.free(&it.member, it.turn, std::slice::from_ref(key)).await;
+        deleted.map(drop).map_err(BackendError::after_a_part)
     }
 }

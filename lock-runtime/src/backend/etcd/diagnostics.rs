@@ -5,7 +5,11 @@ use crate::backend::etcd::protocol::cluster::{self, AlarmKind, MemberStatus};
 use crate::backend::{BackendError, FailureKind, Warning};
 
 /// The first version with watches that a client numbers, and with all other requests of the store.
-const OLDEST: (u32, u32) = (3, 4);
+const OLDEST: [u32; 3] = [3, 4, 0];
+
+/// The first versions in which a leader that was paused does not revoke leases that its successor has renewed
+/// (<https://github.com/etcd-io/etcd/issues/15247>).
+const KEEPS_RENEWED_LEASES: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 impl EtcdLocks {
     pub(crate) async fn health(&self) -> Result<Vec<Warning>, BackendError> {
@@ -62,7 +66,17 @@ fn warn_of_member(status: &MemberStatus, warnings: &mut Vec<Warning>) {
         ));
     }
     let mut numbers = status.version.split('.').map(|number| number.parse().unwrap_or_default());
-    let version = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let version: [u32; 3] = std::array::from_fn(|_| numbers.next().unwrap_or_default());
+    let is_mended = |mended: &[u32; 3]| version[..2] != mended[..2] || version >= *mended;
+    if version >= OLDEST && !KEEPS_RENEWED_LEASES.iter().all(is_mended) {
+        warnings.push(Warning::new(
+            format!(
+                "a leader of etcd {} that was paused ends the leases of held locks",
+                status.version
+            ),
+            "update the members to 3.4.31, to 3.5.13, or to a later version",
+        ));
+    }
     if version < OLDEST {
         warnings.push(Warning::new(
             format!("etcd {} is older than 3.4", status.version),
@@ -94,7 +108,11 @@ mod tests {
             warn_of_voters(voters, &mut warnings);
             warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
         };
-        assert_eq!(warned("3.4.23", false, 3), "");
+        assert_eq!(warned("3.4.31", false, 3), "");
+        assert_eq!(warned("3.5.13", false, 3), "");
+        assert!(warned("3.4.23", false, 3).contains("paused"));
+        assert!(warned("3.5.12", false, 3).contains("paused"));
+        assert!(!warned("3.3.27", false, 3).contains("paused"));
         assert_eq!(warned("3.10.0", false, 5), "");
         assert!(warned("3.3.27", false, 3).contains("older than 3.4"));
         assert!(warned("3.6.0", true, 3).contains("promote"));

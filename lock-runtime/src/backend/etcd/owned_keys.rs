@@ -123,6 +123,21 @@ impl OwnedKeys {
     /// The turn of a request for `owner`: requests of one owner run one after the other. What they leave is deleted
     /// `kept_for` from now, unless the deadline is later already.
     pub(crate) async fn begin(self: &Arc<Self>, owner: Owner, kept_for: Duration) -> OwnerTurn {
+        let turn = self.turn(owner, kept_for).await;
+        // Not before the turn: until then the deadline of an earlier request counts.
+        let until = self.clock.now() + kept_for;
+        let mut table = self.table();
+        let is_earlier = |of: &OwnerKeys| !of.is_kept && (of.is_over || of.deadline.0 < until);
+        if table.by_owner.get(&owner).is_some_and(is_earlier) {
+            table.set_deadline(&owner, until);
+            drop(table);
+            self.earlier.notify_one();
+        }
+        turn
+    }
+
+    /// As [`begin`](Self::begin), for the deletion of what is over: a deadline that has passed stays so.
+    pub(crate) async fn turn(self: &Arc<Self>, owner: Owner, kept_for: Duration) -> OwnerTurn {
         let until = self.clock.now() + kept_for;
         let (turn, user) = {
             let mut table = self.table();
@@ -446,5 +461,40 @@ impl Drop for OwnerUser {
             of_owner.users -= 1;
         }
         table.remove_if_over(&self.owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owned_keys() -> Arc<OwnedKeys> {
+        let (watches, _inbox) = KeyWatches::new();
+        let events = QueueEvents::new(mpsc::unbounded_channel().0);
+        OwnedKeys::new(events, Clock::runtime(), KeyNames::new("/locks"), watches).0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_for_an_owner_whose_time_is_over_has_a_deadline_again() {
+        let (keys, owner) = (owned_keys(), Owner::random().unwrap());
+        let short = Duration::from_millis(300);
+        let first = keys.begin(owner, short).await;
+        tokio::time::advance(short).await;
+        assert_eq!(keys.take_due(keys.clock.now()), [owner]);
+        assert!(keys.is_over(&owner));
+        let deletion = tokio::time::timeout(Duration::ZERO, keys.turn(owner, short)).await;
+        assert!(deletion.is_err() && keys.is_over(&owner), "a deletion leaves that as it is");
+        // The owner is known as long as one request of it goes on.
+        let second = {
+            let next = keys.begin(owner, short);
+            tokio::pin!(next);
+            assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err());
+            drop(first);
+            next.await
+        };
+        keys.expect_puts(&owner, &[Key::from("order:1")]);
+        drop(second);
+        assert!(!keys.is_over(&owner));
+        assert_eq!(keys.first_due(), Some(keys.clock.now() + short));
     }
 }

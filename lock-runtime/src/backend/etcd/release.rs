@@ -23,6 +23,9 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
+/// How often a deletion is repeated that finds other keys than those that were seen.
+const MOST_DELETIONS: usize = 5;
+
 /// What an owner had before its keys were marked as about to be deleted.
 struct FormerKeys {
     keys: Vec<(Key, OwnerKey)>,
@@ -54,7 +57,8 @@ impl EtcdLocks {
 
     /// Deletes what the owner has for these locks. Whether it held all of them.
     ///
-    /// Requests of the owner that were sent before have an answer, or belong to a former connection and change nothing any more.
+    /// Requests of the owner that were sent before have an answer, or belong to a former connection: their puts change nothing
+    /// any more, and their deletions only the key that they have named by its creation.
     pub(crate) async fn free(
         &self,
         member: &Arc<Member>,
@@ -65,35 +69,73 @@ impl EtcdLocks {
         let before = self.mark_leaving(owner, locks);
         let (mut is_held, mut is_first) = (true, true);
         for locks in locks.chunks(KEYS_AT_ONCE) {
-            // Each deletion behind a look at which key was the first one.
-            let steps = locks.iter().flat_map(|lock| {
-                let oldest = self.keys.names.search(lock, SearchOrder::OldestFirst, 1);
-                let key = self.keys.names.of_owner(lock, owner);
-                [KeyOperation::Find(oldest), KeyOperation::Delete { key }]
-            });
-            let deletes = Transaction::of(steps.collect());
-            let answer = match self.transact(member, &deletes).await {
-                Ok((answer, _)) => answer,
-                Err(failure) => {
-                    let error = BackendError::from(failure);
-                    if error.kind() == FailureKind::MaybeApplied {
-                        return Err(error);
-                    }
+            match self.free_chunk(member, owner, locks).await {
+                Ok(was_held) => is_held &= was_held,
+                Err(error) if error.kind() == FailureKind::MaybeApplied => return Err(error),
+                Err(error) => {
                     self.restore(owner, before);
                     return Err(if is_first { error } else { error.after_a_part() });
                 }
-            };
-            is_first = false;
-            for (at, lock) in locks.iter().enumerate() {
-                let first = answer.found(2 * at)?.first();
-                let was_first =
-                    first.is_some_and(|it| it.key == self.keys.names.of_owner(lock, owner));
-                let count = answer.step(2 * at + 1)?.deleted()?;
-                is_held &= was_first && count > 0;
-                self.keys.remove(owner, lock);
             }
+            is_first = false;
         }
         Ok(is_held)
+    }
+
+    /// Deletes keys by one transaction, each under the condition that it is still the one that was seen: a deletion that is
+    /// executed late finds another one.
+    async fn free_chunk(
+        &self,
+        member: &Arc<Member>,
+        owner: &Owner,
+        locks: &[Key],
+    ) -> Result<bool, BackendError> {
+        let names = &self.keys.names;
+        let created = |lock| self.keys.known(owner, lock).map(|known| known.created);
+        let mut creations: Option<Vec<i64>> = locks.iter().map(created).collect();
+        for _ in 0..MOST_DELETIONS {
+            // Each step behind a look at which key was the first one.
+            let step = |of: fn(Vec<u8>) -> KeyOperation| {
+                let steps = locks.iter().flat_map(move |lock| {
+                    let oldest = names.search(lock, SearchOrder::OldestFirst, 1);
+                    [KeyOperation::Find(oldest), of(names.of_owner(lock, owner))]
+                });
+                steps.collect::<Vec<_>>()
+            };
+            let look = step(|key| KeyOperation::Get { key });
+            let deleting = match &creations {
+                None => Transaction::of(look),
+                Some(creations) => {
+                    let pairs = locks.iter().zip(creations);
+                    let condition = |(lock, &revision): (&Key, &i64)| KeyCondition::Created {
+                        key: names.of_owner(lock, owner),
+                        revision,
+                    };
+                    Transaction {
+                        conditions: pairs.map(condition).collect(),
+                        success: step(|key| KeyOperation::Delete { key }),
+                        failure: look,
+                    }
+                }
+            };
+            let (answer, _) = self.transact(member, &deleting).await.map_err(BackendError::from)?;
+            if creations.is_some() && answer.is_met {
+                let mut is_held = true;
+                for (at, lock) in locks.iter().enumerate() {
+                    let own = names.of_owner(lock, owner);
+                    let was_first = answer.found(2 * at)?.first().is_some_and(|it| it.key == own);
+                    is_held &= was_first && answer.step(2 * at + 1)?.deleted()? > 0;
+                    self.keys.remove(owner, lock);
+                }
+                return Ok(is_held);
+            }
+            let mut found = Vec::with_capacity(locks.len());
+            for at in 0..locks.len() {
+                found.push(answer.found(2 * at + 1)?.first().map_or(0, |own| own.created));
+            }
+            creations = Some(found);
+        }
+        Err(unsteady())
     }
 
     /// Marks the keys as about to be deleted, also if no answer comes. Returns what they were.
@@ -107,7 +149,8 @@ impl EtcdLocks {
                 keys.push((lock.clone(), known));
             }
         }
-        if !keys.is_empty() {
+        // Keys without an answer have to go too.
+        if !self.keys.locks_of(owner).is_empty() {
             self.keys.end_at(owner, self.now() + DELETE_AGAIN, false);
         }
         FormerKeys { keys, deadline }
@@ -195,11 +238,13 @@ impl EtcdLocks {
                 return Ok(None);
             }
             Err(TransactionFailure::Other(error)) => {
-                if error.kind() != FailureKind::MaybeApplied {
-                    self.keys.remove(next, lock);
-                    self.restore(owner, before);
+                if error.kind() == FailureKind::MaybeApplied {
+                    return Err(error);
                 }
-                return Err(error);
+                // The release itself needs no put.
+                self.keys.remove(next, lock);
+                self.restore(owner, before);
+                return Ok(None);
             }
         };
         if !answer.is_met {

@@ -195,7 +195,8 @@ impl EtcdLocks {
 
     /// Extends the time of a lease whose keys were there a moment ago.
     fn extend(&self, lease: &LeaseRef) -> LeaseStatus {
-        if self.held_keys(lease).is_none() {
+        // Keys of an owner whose time is over are being deleted.
+        if self.held_keys(lease).is_none() || self.keys.is_over(&lease.owner) {
             return LeaseStatus::NotHeld;
         }
         self.keys.keep_until(&lease.owner, self.now() + lease.kept_for());
@@ -213,6 +214,10 @@ impl EtcdLocks {
         let mut moved = Vec::new();
         for (key, look) in lease.keys.iter().zip(&looked.keys) {
             match &look.own {
+                // A key whose deletion has no answer may still be deleted.
+                Some(_) if self.keys.known(owner, key).is_some_and(|it| it.is_leaving()) => {
+                    return Ok(LeaseStatus::NotHeld);
+                }
                 Some(own) if look.is_first() => moved.push((key.clone(), own.created)),
                 Some(_) | None => return Ok(LeaseStatus::NotHeld),
             }

@@ -91,7 +91,7 @@ impl EtcdLocks {
 
     /// Deletes what an owner has left whose time is over.
     async fn end(&self, owner: Owner) {
-        let turn = self.keys.begin(owner, DELETE_AGAIN).await;
+        let turn = self.keys.turn(owner, DELETE_AGAIN).await;
         if !self.keys.is_over(&owner) {
             return;
         }
