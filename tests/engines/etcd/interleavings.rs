@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use lock_runtime::Key;
 use lock_runtime::backend::{
-    AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseOutcome, ReleaseRequest, Successor,
-    WaitMode,
+    AcquireOutcome, AcquireRequest, Backend, FailureKind, Owner, ReleaseOutcome, ReleaseRequest,
+    Successor, WaitMode,
 };
 use lock_runtime::testing::open_backend;
 use lock_tests::etcd::url_at;
@@ -78,6 +78,39 @@ async fn a_late_transaction_of_a_former_connection_puts_nothing() {
     cycle(&pool, "order:1").await;
     assert_ne!(number(), former);
     assert!(!put(&former), "another connection serves");
+    until_nothing_is_left(server, &root).await;
+}
+
+/// The deletion may still be executed, so the owner's next grant is by a key of its own.
+#[tokio::test]
+async fn a_key_whose_deletion_has_no_answer_is_not_granted_again() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let mut request = request("order:1");
+    request.fencing = true;
+    let fence = |outcome| match outcome {
+        AcquireOutcome::Acquired { fence: Some(fence), .. } => fence,
+        other => panic!("not granted with a fence: {other:?}"),
+    };
+    let first = fence(acquire(&store, &request).await);
+    proxy.hold(Direction::ToServer);
+    let release = [ReleaseRequest::new(request.lease())];
+    let released = tokio::time::timeout(ms(300), store.release(&release)).await;
+    assert!(released.is_err(), "the deletion is held: {released:?}");
+    proxy.cut();
+    proxy.release_held();
+    request.attempt = 1;
+    let second = loop {
+        // The connection is made again meanwhile.
+        match store.acquire(std::slice::from_ref(&request)).await.remove(0) {
+            Ok(outcome) => break fence(outcome),
+            Err(error) => assert!(error.kind() != FailureKind::Rejected, "{error}"),
+        }
+        tokio::time::sleep(ms(5)).await;
+    };
+    assert!(second > first, "{second:?} is of the key that was about to be deleted: {first:?}");
+    assert_eq!(store.release(&release).await.remove(0).unwrap(), ReleaseOutcome::Freed);
     until_nothing_is_left(server, &root).await;
 }
 
