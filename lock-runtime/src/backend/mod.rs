@@ -19,6 +19,8 @@ mod backoff;
 mod connect;
 pub(crate) mod credentials;
 mod dyn_backend;
+#[cfg(feature = "metrics")]
+pub(crate) mod measured;
 mod memory;
 #[cfg(feature = "mysql")]
 mod mysql;
