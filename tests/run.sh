@@ -6,7 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
-# LOCK_TEST_ETCD=off    leaves etcd out
+# LOCK_TEST_ETCD=off     leaves etcd out
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
 # LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out

@@ -277,7 +277,6 @@ impl EtcdLocks {
             return Ok(self.wait_behind(owner, key, own, &predecessor));
         }
         self.delete(it, key).await?;
-        self.keys.remove(owner, key);
         Ok(RoundEnd::Over(AcquireOutcome::contended(None)))
     }
 

@@ -34,10 +34,8 @@ pub(crate) enum KeyPlace {
     Queued,
     /// The oldest one, so that its owner holds the lock.
     Granted,
-    /// About to be deleted. A release that is repeated has to say whether it was granted.
-    Leaving {
-        was_granted: bool,
-    },
+    /// About to be deleted.
+    Leaving,
 }
 
 impl OwnerKey {
@@ -45,11 +43,7 @@ impl OwnerKey {
         self.place == KeyPlace::Granted
     }
 
-    pub(crate) fn was_granted(&self) -> bool {
-        matches!(self.place, KeyPlace::Granted | KeyPlace::Leaving { was_granted: true })
-    }
-
     pub(crate) fn is_leaving(&self) -> bool {
-        matches!(self.place, KeyPlace::Leaving { .. })
+        self.place == KeyPlace::Leaving
     }
 }

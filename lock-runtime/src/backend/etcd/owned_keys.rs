@@ -417,7 +417,7 @@ impl WatchSink for OwnedKeys {
                     self.events.contended(key.as_str());
                 }
             }
-            KeyPlace::New | KeyPlace::Leaving { .. } => {}
+            KeyPlace::New | KeyPlace::Leaving => {}
         }
     }
 
@@ -432,7 +432,7 @@ impl WatchSink for OwnedKeys {
             // It looks again, and is watched again behind that.
             KeyPlace::Queued => self.events.head_of_queue(key.as_str(), owner, Duration::ZERO),
             KeyPlace::Granted => drop(self.missed.send(MissedChanges { owner, key })),
-            KeyPlace::New | KeyPlace::Leaving { .. } => {}
+            KeyPlace::New | KeyPlace::Leaving => {}
         }
     }
 }

@@ -144,7 +144,7 @@ impl EtcdLocks {
         let mut keys = Vec::new();
         for lock in locks {
             if let Some(known) = self.keys.known(owner, lock) {
-                let place = KeyPlace::Leaving { was_granted: known.was_granted() };
+                let place = KeyPlace::Leaving;
                 self.keys.set(owner, lock, OwnerKey { place, watch: None, ..known.clone() });
                 keys.push((lock.clone(), known));
             }
