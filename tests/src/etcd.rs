@@ -138,7 +138,9 @@ impl EtcdServer {
         Config::default()
     }
 
-    /// The member of all tests of this program that neither stop it nor change it, and a path for the keys of the caller.
+    /// The member of all tests of this program that neither stop, change nor [compact](Self::compact) it.
+    ///
+    /// With a path for the keys of the caller.
     ///
     /// # Panics
     ///

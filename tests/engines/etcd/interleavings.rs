@@ -138,9 +138,11 @@ async fn the_key_of_a_lease_is_made_again() {
 }
 
 /// While the connection is down, the predecessor goes and the server forgets when.
+///
+/// The server is its own: a compaction ends each `etcdctl lock` that waits.
 #[tokio::test]
 async fn a_watch_that_misses_changes_by_a_compaction_looks_again() {
-    let (server, root) = EtcdServer::shared();
+    let (server, root) = (&EtcdServer::start(), "/locks".to_owned());
     let proxy = FaultProxy::to_port(server.port());
     let one = patient(server.url_of(&root), ms(20_000)).await;
     let other = patient(url_at(proxy.port(), &root), ms(20_000)).await;
