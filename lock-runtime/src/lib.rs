@@ -117,6 +117,7 @@ pub use base::fence_gate::{FenceGate, StaleFence};
 pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use base::problem::Problem;
+pub use base::sequencer::{InvalidSequencer, Sequencer};
 pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///

@@ -21,6 +21,7 @@
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
 //! | [`http`] | one HTTP request over a connection of its own |
+//! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -59,6 +60,7 @@ pub mod quorum;
 pub mod resp;
 pub mod runtimes;
 pub mod sentinel;
+pub mod sequencers;
 pub mod server;
 pub mod sizes;
 pub mod skew;

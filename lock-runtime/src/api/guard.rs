@@ -7,14 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::timeout;
-
-use crate::backend::LeaseStatus;
-use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::options::ReleaseMode;
+use crate::base::sequencer::Sequencer;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
 use crate::lease::lease::{Ending, Lease, Listener, Loss};
@@ -161,23 +158,34 @@ impl LockGuard {
         if lease.is_transferred() {
             return Err(self.loss_error(Loss::Taken));
         }
-        let (core, request) = (self.core.clone(), lease.to_store());
-        let limit = core.config.request_timeout;
-        let reading = async move { timeout(limit, core.backend().is_held(&request)).await };
-        let outcome = self.core.driver().run(reading).await?;
-        let silence =
-            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
-        match outcome.unwrap_or_else(|_| Err(silence())) {
-            Ok(LeaseStatus::Held) if !lease.is_transferred() => Ok(()),
-            // Not held, or handed off before the answer.
-            Ok(LeaseStatus::Held | LeaseStatus::NotHeld) => {
-                if lease.lose(Loss::Taken) {
-                    events::lost(lease.origin(), lease.held_for(), Loss::Taken);
-                }
-                Err(self.loss_error(Loss::Taken))
-            }
-            Err(error) => Err(self.locate(LockError::backend(error))),
+        let is_held = self.core.is_held(lease.to_store()).await;
+        // It may have been handed off before the answer.
+        if is_held.map_err(|error| self.locate(error))? && !lease.is_transferred() {
+            return Ok(());
         }
+        if lease.lose(Loss::Taken) {
+            events::lost(lease.origin(), lease.held_for(), Loss::Taken);
+        }
+        Err(self.loss_error(Loss::Taken))
+    }
+
+    /// The grant as a value that travels with a request: its receiver asks the store by
+    /// [`LockPool::check`](crate::LockPool::check) whether the grant still stands. See [`Sequencer`].
+    ///
+    /// The hold then ends with a release at the store, and is not handed off within the process: the sequencer names this
+    /// hold alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the grant has no fence, [`ErrorKind::Lost`] or [`ErrorKind::Released`] if the hold has
+    /// ended.
+    pub fn sequencer(&self) -> Result<Sequencer, LockError> {
+        let lease = self.lease();
+        let Some(fence) = lease.fence else { return Err(self.locate(no_fence())) };
+        if self.is_held() && lease.name_owner() {
+            return Ok(Sequencer::new(lease.spec.keys.clone(), fence, lease.owner));
+        }
+        let error = if lease.is_released() { self.locate(released()) } else { self.end_error() };
+        Err(error.after(Progress::Unfinished))
     }
 
     /// Releases the lock and waits until the store has confirmed it.
@@ -277,6 +285,12 @@ impl Future for Lost {
 fn released() -> LockError {
     LockError::new(ErrorKind::Released, "the lock was released by its holder, and not lost before")
         .remedy("end the task that waits for a loss; `is_lost()` is true for a loss alone")
+}
+
+#[cold]
+fn no_fence() -> LockError {
+    LockError::new(ErrorKind::Config, "the grant has no fence, and a sequencer carries one")
+        .remedy("leave `.fencing(false)` out of the request; a function with the attribute gets a fence by `guard = lock`")
 }
 
 #[cold]

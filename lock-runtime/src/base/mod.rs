@@ -14,5 +14,6 @@ pub(crate) mod options;
 pub(crate) mod owner;
 pub(crate) mod problem;
 pub(crate) mod process;
+pub(crate) mod sequencer;
 pub(crate) mod sync;
 pub(crate) mod text;
