@@ -118,6 +118,8 @@ pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use base::problem::Problem;
 pub use base::sequencer::{InvalidSequencer, Sequencer};
+pub use base::sql_dialect::SqlDialect;
+pub use base::sql_fence_gate::SqlFenceGate;
 pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///

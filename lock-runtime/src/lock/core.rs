@@ -84,9 +84,12 @@ pub(crate) struct BargingWindow {
 }
 
 impl PoolCore {
-    pub(crate) fn start(config: PoolConfig) -> Arc<Self> {
+    pub(crate) fn start(mut config: PoolConfig) -> Arc<Self> {
         let PoolConfig { clock, request_timeout, max_waiters, .. } = config;
         let capabilities = config.backend.capabilities();
+        if !capabilities.local_handoff {
+            config.local_handoff_limit = Duration::ZERO;
+        }
         let queue = Arc::new(WaitQueues::<LockWaiter>::new(max_waiters, clock));
         let renewals = Arc::<RenewalScheduler>::default();
         let tracker = Arc::new(LeaseTracker::new());
