@@ -67,7 +67,14 @@ pub mod __private;
     doc,
     any(
         not(doctest),
-        all(feature = "actix", feature = "axum", feature = "macros", feature = "testing")
+        all(
+            feature = "actix",
+            feature = "axum",
+            feature = "macros",
+            feature = "mysql",
+            feature = "postgres",
+            feature = "testing"
+        )
     )
 ))]
 pub mod guide {

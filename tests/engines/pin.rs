@@ -13,10 +13,16 @@ use lock_tests::prelude::*;
 use lock_tests::{SqlServer, SqlSession, eventually_async};
 use tokio::task::JoinSet;
 
-/// Each test on both databases.
+/// Each test on both databases; behind the semicolon those of PostgreSQL alone.
 macro_rules! on_both {
-    ($($name:ident),* $(,)?) => {
+    ($($name:ident),*; $($only:ident),*) => {
         mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $only() {
+                    super::$only(super::Bench::new(lock_tests::SqlServer::postgres()).await).await;
+                }
+            )*
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $name() {
@@ -51,12 +57,41 @@ on_both!(
     the_retry_of_a_lost_reply_has_the_fence_of_the_row,
     a_snapshot_of_before_the_next_grant_pins_nothing,
     a_missing_table_is_told_with_its_statement,
+    a_user_with_the_documented_rights_may_pin,
     without_pins_there_is_no_statement,
     with_holders_frozen_at_random_no_stale_one_commits,
-    without_the_pin_some_stale_holders_commit,
+    without_the_pin_some_stale_holders_commit;
+    a_grant_between_two_statements_raises_the_row
 );
 
 const KEY: &str = "order:1";
+
+/// The key is pinned for the first statement of a request, and free for the second one, which grants it.
+async fn a_grant_between_two_statements_raises_the_row(bench: Bench) {
+    let url = format!("{}&pin=on", bench.server.url());
+    // A row may be locked for a quarter of it.
+    let slow = LockPool::builder(url).request_timeout(ms(60_000)).wait(ms(60_000));
+    let slow = slow.connect().await.unwrap();
+    let guard = bench.pool.lock(KEY).acquire().await.unwrap();
+    let mut pinned = bench.pinned(&guard).await;
+    guard.release().await.unwrap();
+    let mut locked = bench.server.session().await;
+    locked.begin().await;
+    locked.run("SELECT 1 FROM lock_lease FOR UPDATE").await;
+    let waiting = acquire_in_task(&slow, KEY);
+    let mut session = bench.server.session().await;
+    for _ in 0..3_000 {
+        let blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        if !session.rows(blocked).await.is_empty() {
+            break;
+        }
+        tokio::time::sleep(ms(10)).await;
+    }
+    pinned.run("COMMIT").await;
+    locked.run("COMMIT").await;
+    let next = joined("the next holder", waiting).await.1;
+    bench.pinned(&next).await.run("COMMIT").await;
+}
 
 /// A server with a table of writes, and pools that pin.
 struct Bench {
@@ -347,6 +382,36 @@ async fn a_missing_table_is_told_with_its_statement(bench: Bench) {
     LockPool::connect(&url).await.unwrap();
 }
 
+/// `SELECT` and `UPDATE` on one table.
+async fn a_user_with_the_documented_rights_may_pin(bench: Bench) {
+    let mut session = bench.server.session().await;
+    let (statements, url) = match &bench.server {
+        SqlServer::Postgres(server) => (
+            ["CREATE ROLE clerk LOGIN", "GRANT SELECT, UPDATE ON lock_fence TO clerk"],
+            format!("postgres://clerk@127.0.0.1:{}/locks", server.port()),
+        ),
+        SqlServer::Mysql(server) => {
+            server.query(
+                "CREATE USER clerk@'%'; GRANT SELECT, UPDATE ON locks.lock_fence TO clerk@'%'",
+            );
+            (["SELECT 1", "SELECT 1"], format!("mysql://clerk@127.0.0.1:{}/locks", server.port()))
+        }
+    };
+    for statement in statements {
+        session.run(statement).await;
+    }
+    let guard = bench.pool.lock(KEY).acquire().await.unwrap();
+    let mut clerk = SqlSession::open(&url).await;
+    clerk.begin().await;
+    clerk.run(&guard.pin_sql().unwrap()).await;
+    guard.release().await.unwrap();
+    let waiting = acquire_in_task(&bench.other, KEY);
+    a_moment().await;
+    assert!(!waiting.is_finished());
+    clerk.run("COMMIT").await;
+    joined("the next holder", waiting).await;
+}
+
 async fn without_pins_there_is_no_statement(bench: Bench) {
     let pool = LockPool::connect(&bench.server.url()).await.unwrap();
     let guard = pool.lock("order:2").acquire().await.unwrap();
@@ -365,26 +430,47 @@ struct Commits {
     refused: AtomicU64,
 }
 
+impl Commits {
+    fn all(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    fn stale(&self) -> u64 {
+        self.stale.load(Ordering::Relaxed)
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
 async fn with_holders_frozen_at_random_no_stale_one_commits(bench: Bench) {
-    let commits = frozen_holders(bench, true).await;
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    assert_eq!(count(&commits.stale), 0, "{commits:?}");
-    assert!(count(&commits.all) > 50 && count(&commits.refused) > 0, "{commits:?}");
+    let seconds = std::env::var("LOCK_CHAOS_SECONDS").map_or(10, |text| text.parse().unwrap());
+    let enough = |commits: &Commits| commits.all() > 50 && commits.refused() > 0;
+    let commits = frozen_holders(bench, true, Duration::from_secs(seconds), enough).await;
+    assert_eq!(commits.stale(), 0, "{commits:?}");
+    assert!(enough(&commits), "{commits:?}");
 }
 
 async fn without_the_pin_some_stale_holders_commit(bench: Bench) {
-    let commits = frozen_holders(bench, false).await;
-    assert!(commits.stale.load(Ordering::Relaxed) > 0, "{commits:?}");
+    let enough = |commits: &Commits| commits.stale() > 0;
+    let commits = frozen_holders(bench, false, Duration::ZERO, enough).await;
+    assert!(enough(&commits), "{commits:?}");
 }
 
 /// The highest fence that a task has received for each key.
 type Granted = Arc<Mutex<HashMap<String, Fence>>>;
 
-async fn frozen_holders(bench: Bench, pins: bool) -> Arc<Commits> {
+/// Goes on for at least this long, and until it was `enough`.
+async fn frozen_holders(
+    bench: Bench,
+    pins: bool,
+    least: Duration,
+    enough: impl Fn(&Commits) -> bool + Copy + Send + 'static,
+) -> Arc<Commits> {
     const TASKS: usize = 64;
     const KEYS: usize = 6;
-    let seconds = std::env::var("LOCK_CHAOS_SECONDS").map_or(10, |text| text.parse().unwrap());
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let began = Instant::now();
     let (commits, granted) = (Arc::<Commits>::default(), Granted::default());
     let pools = [bench.pool.clone(), bench.other.clone(), pool_on(&bench.server).await];
     let mut tasks = JoinSet::new();
@@ -392,7 +478,9 @@ async fn frozen_holders(bench: Bench, pins: bool) -> Arc<Commits> {
         let (pool, mut session) = (pools[n % pools.len()].clone(), bench.server.session().await);
         let (commits, granted) = (commits.clone(), granted.clone());
         tasks.spawn(async move {
-            while Instant::now() < end {
+            while began.elapsed() < least
+                || (began.elapsed() < least + DEADLINE && !enough(&commits))
+            {
                 let first = fastrand::usize(..KEYS);
                 // Some have two keys.
                 let keys = match fastrand::u8(..4) {
@@ -406,8 +494,8 @@ async fn frozen_holders(bench: Bench, pins: bool) -> Arc<Commits> {
             }
         });
     }
-    within(Duration::from_secs(seconds) + 2 * DEADLINE, "all tasks", tasks.join_all()).await;
-    println!("{seconds} s, pins {pins}: {commits:?}");
+    within(least + 3 * DEADLINE, "all tasks", tasks.join_all()).await;
+    println!("{:.0?}, pins {pins}: {commits:?}", began.elapsed());
     commits
 }
 

@@ -30,20 +30,24 @@ async fn released(pool: &LockPool, receiver: &LockPool) {
     }
 }
 
-/// The next holder of the process has an owner token of its own.
+/// The next holder of the process has an owner token of its own, where a lease would be handed off otherwise.
 async fn handed_off(pool: &LockPool, receiver: &LockPool) {
-    let guard = pool.lock("sequenced:1").acquire().await.unwrap();
-    let waiting = acquire_in_task(pool, "sequenced:1");
-    tokio::task::yield_now().await;
+    let first = pool.lock("sequenced:1").acquire().await.unwrap();
+    let waiting = [(); 2].map(|()| acquire_in_task(pool, "sequenced:1"));
+    // Both are queued behind their first poll.
+    tokio::time::sleep(ms(20)).await;
+    first.release().await.unwrap();
+    let [next, last] = waiting;
+    let guard = joined("the first waiter", next).await.1;
     let sequencer = guard.sequencer().unwrap();
     receiver.check(&sequencer).await.unwrap();
     guard.release().await.unwrap();
-    let next = joined("the waiter", waiting).await.1;
+    let last = joined("the last waiter", last).await.1;
     is_over(receiver, &sequencer).await;
-    let later = next.sequencer().unwrap();
+    let later = last.sequencer().unwrap();
     receiver.check(&later).await.unwrap();
     assert!(later.fence() > sequencer.fence());
-    next.release().await.unwrap();
+    last.release().await.unwrap();
     is_over(receiver, &later).await;
 }
 

@@ -42,18 +42,13 @@ impl SqlServer {
     ///
     /// When the server does not accept it.
     pub async fn session(&self) -> SqlSession {
-        match self {
+        SqlSession::open(&match self {
             Self::Postgres(server) => {
-                let url = format!("postgres://locks@127.0.0.1:{}/locks", server.port());
-                let (client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
-                SqlSession::Postgres(client, tokio::spawn(connection).abort_handle())
+                format!("postgres://locks@127.0.0.1:{}/locks", server.port())
             }
-            Self::Mysql(server) => {
-                let url = format!("mysql://locks@127.0.0.1:{}/locks", server.port());
-                let options = mysql_async::Opts::from_url(&url).unwrap();
-                SqlSession::Mysql(Box::new(mysql_async::Conn::new(options).await.unwrap()))
-            }
-        }
+            Self::Mysql(server) => format!("mysql://locks@127.0.0.1:{}/locks", server.port()),
+        })
+        .await
     }
 }
 
@@ -67,6 +62,20 @@ pub enum SqlSession {
 }
 
 impl SqlSession {
+    /// A connection to the server and as the user of this URL.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not accept it.
+    pub async fn open(url: &str) -> Self {
+        if url.starts_with("mysql:") {
+            let options = mysql_async::Opts::from_url(url).unwrap();
+            return Self::Mysql(Box::new(mysql_async::Conn::new(options).await.unwrap()));
+        }
+        let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+        Self::Postgres(client, tokio::spawn(connection).abort_handle())
+    }
+
     /// Runs statements.
     ///
     /// # Errors
