@@ -13,7 +13,7 @@ use lock_tests::prelude::*;
 use lock_tests::{SqlServer, SqlSession, eventually_async};
 use tokio::task::JoinSet;
 
-/// Each test on both databases; behind the semicolon those of PostgreSQL alone.
+/// Each test on both databases; behind the semicolon are tests of PostgreSQL alone.
 macro_rules! on_both {
     ($($name:ident),*; $($only:ident),*) => {
         mod postgres {

@@ -201,8 +201,8 @@ impl serde::Serialize for Sequencer {
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Sequencer {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl serde::de::Visitor<'_> for Text {
+        struct SequencerVisitor;
+        impl serde::de::Visitor<'_> for SequencerVisitor {
             type Value = Sequencer;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -213,7 +213,7 @@ impl<'de> serde::Deserialize<'de> for Sequencer {
                 text.parse().map_err(E::custom)
             }
         }
-        deserializer.deserialize_str(Text)
+        deserializer.deserialize_str(SequencerVisitor)
     }
 }
 

@@ -29,7 +29,7 @@ fn the_late_commit_of_a_session_that_was_idle_for_too_long_fails() {
     ends_well("for_update", &says);
 }
 
-/// Runs the example, whose output contains `says`.
+/// The example ends well, and its output contains `says`.
 #[track_caller]
 fn ends_well(name: &str, says: &[&str]) {
     let server = PostgresServer::start();

@@ -28,7 +28,7 @@ impl Pins {
     }
 }
 
-/// How the statements in `sql/` become those of a store: the names of its tables, and whether it has pins.
+/// What makes the statements of a store from the files in `sql/`: the names of its tables, and whether it has pins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableNames<'a> {
     /// What the names start with, with a schema in front if there is one.
