@@ -208,7 +208,7 @@ async fn a_connection_that_ends_with_a_pin_frees_the_key(bench: Bench) {
     until_expired(&guard).await;
     assert!(!waiting.is_finished());
     drop(transaction);
-    joined("the next holder", waiting).await;
+    drop(joined("the next holder", waiting).await);
     assert_eq!(bench.written().await, [""; 0]);
 }
 
@@ -272,7 +272,7 @@ async fn several_keys_are_pinned_together(bench: Bench) {
     until_expired(&guard).await;
     assert!(!waiting.is_finished());
     transaction.run("COMMIT").await;
-    joined("the next holder", waiting).await;
+    drop(joined("the next holder", waiting).await);
     transaction.begin().await;
     // One of the keys has been granted since.
     bench.is_refused(transaction.try_run(&pin).await);
@@ -313,7 +313,7 @@ async fn renewals_and_reads_do_not_wait_for_pins(bench: Bench) {
     assert!(guard.is_held() && !waiting.is_finished());
     transaction.run("COMMIT").await;
     guard.release().await.unwrap();
-    joined("the next holder", waiting).await;
+    drop(joined("the next holder", waiting).await);
 }
 
 async fn a_request_that_does_not_wait_is_refused_at_once(bench: Bench) {
@@ -330,7 +330,7 @@ async fn a_request_that_does_not_wait_is_refused_at_once(bench: Bench) {
         tokio::join!(free.acquire(), bench.other.lock(KEY).wait(Duration::ZERO).acquire());
     assert!(free.is_ok() && pinned.is_err());
     transaction.run("COMMIT").await;
-    bench.other.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap();
+    drop(bench.other.lock(KEY).wait(Duration::ZERO).acquire().await.unwrap());
 }
 
 async fn the_retry_of_a_lost_reply_has_the_fence_of_the_row(bench: Bench) {
@@ -357,7 +357,10 @@ async fn a_snapshot_of_before_the_next_grant_pins_nothing(bench: Bench) {
         }
     }
     let fence = guard.fence().unwrap().to_string();
-    assert_eq!(transaction.rows("SELECT fence FROM lock_fence").await, [fence.clone()]);
+    assert_eq!(
+        transaction.rows("SELECT fence FROM lock_fence").await,
+        std::slice::from_ref(&fence)
+    );
     let next = bench.other.lock(KEY).acquire().await.unwrap();
     assert_eq!(transaction.rows("SELECT fence FROM lock_fence").await, [fence]);
     let error = transaction.try_run(&pin).await.unwrap_err();
@@ -409,7 +412,7 @@ async fn a_user_with_the_documented_rights_may_pin(bench: Bench) {
     a_moment().await;
     assert!(!waiting.is_finished());
     clerk.run("COMMIT").await;
-    joined("the next holder", waiting).await;
+    drop(joined("the next holder", waiting).await);
 }
 
 async fn without_pins_there_is_no_statement(bench: Bench) {
