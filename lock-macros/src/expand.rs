@@ -11,25 +11,19 @@
 //! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
 //!     let __site = { static __SITE: P::Site = P::Site::new(..); &__SITE };
-//!     let __call = P::Call::new(__site).key({
-//!         let mut __key = P::KeyWriter::new(__site, 22);
-//!         P::KeyWriter::text(&mut __key, "order:");
-//!         P::KeyWriter::part(&mut __key, "order.id", &order.id, None);
-//!         P::KeyWriter::finish(__key)
-//!     });
-//!     let __error = match P::enter(__call).await {
-//!         Ok(__entry) => match __entry.run(async move {
-//!             if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
-//!             { BODY }
-//!         }).await {
-//!             Ok(__output) => return __output,
-//!             Err(__error) => __error,
-//!         },
+//!     let __call = P::Call::template(__site, "order:", &[("order.id", &order.id, "")]);
+//!     let __error = match P::enter(__call).run(async move {
+//!         if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
+//!         { BODY }
+//!     }).await {
+//!         Ok(__output) => return __output,
 //!         Err(__error) => __error,
 //!     };
 //!     P::FromLockError::from_lock_error(__error)
 //! }
 //! ```
+//!
+//! Each token here is compiled once per annotated function: what has no type of the user is a call into the runtime.
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -67,23 +61,51 @@ impl Expansion<'_> {
     fn body(&self) -> TokenStream {
         let (inner_attributes, statements) = self.function.body();
         let span = self.span;
-        let runtime = self.runtime.at(span);
         let site = self.site();
         let call = self.call();
+        let body = self.locked(self.function.with_used(statements, &self.key_roots()));
+        let failed = if self.needs_entry() { self.run_entered(&body) } else { self.run(&body) };
+        let error = self.error();
+        quote_spanned! {span=>
+            #inner_attributes
+            let __site = #site;
+            #call
+            let __error = #failed;
+            #error
+        }
+    }
+
+    /// Whether there is code between the acquire and the body. A fallback takes the arguments, which the body has moved.
+    fn needs_entry(&self) -> bool {
+        self.args.guard.is_some() || matches!(self.args.on_conflict, Some(OnConflict::Fallback(_)))
+    }
+
+    /// Acquire and body in one future: one await less to compile per function.
+    fn run(&self, body: &TokenStream) -> TokenStream {
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let conflict = self.conflict();
+        let result = quote_spanned!(span=> ::core::result::Result);
+        quote_spanned! {span=>
+            match #runtime::enter(__call).run(#body).await {
+                #result::Ok(__output) => return __output,
+                #result::Err(__error) => #conflict,
+            }
+        }
+    }
+
+    fn run_entered(&self, body: &TokenStream) -> TokenStream {
+        let span = self.span;
+        let runtime = self.runtime.at(span);
         let guard = self
             .args
             .guard
             .as_ref()
             .map(|_| quote_spanned!(span=> let __guard = #runtime::Entry::guard(&__entry);));
-        let body = self.locked(self.function.with_used(statements, &self.key_roots()));
         let conflict = self.conflict();
-        let error = self.error();
         let result = quote_spanned!(span=> ::core::result::Result);
         quote_spanned! {span=>
-            #inner_attributes
-            let __site = #site;
-            #call
-            let __error = match #runtime::enter(__call).await {
+            match #runtime::enter(__call).await {
                 #result::Ok(__entry) => {
                     #guard
                     match __entry.run(#body).await {
@@ -92,8 +114,7 @@ impl Expansion<'_> {
                     }
                 }
                 #result::Err(__error) => #conflict,
-            };
-            #error
+            }
         }
     }
 
@@ -101,9 +122,9 @@ impl Expansion<'_> {
     fn call(&self) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);
-        let keys = self.keys();
+        let keyed = self.keyed();
         let settings = self.settings();
-        let locked = quote_spanned!(span=> #runtime::Call::new(__site) #keys #settings);
+        let locked = quote_spanned!(span=> #keyed #settings);
         let Some(when) = &self.args.when else {
             return quote_spanned!(span=> let __call = #locked;);
         };

@@ -2,16 +2,13 @@
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
+use syn::Index;
 use syn::spanned::Spanned;
-use syn::{Index, LitStr};
 
 use crate::expand::{Expansion, spanned};
 use crate::paths::located;
 use crate::template::{Access, Part, Slot, Template};
 use crate::value::{Keys, Source};
-
-/// Estimated length of a rendered placeholder.
-const PART: usize = 16;
 
 impl Expansion<'_> {
     /// The parameters in the key.
@@ -28,21 +25,31 @@ impl Expansion<'_> {
         templates.flat_map(Template::slots).map(|slot| slot.root.text.as_str()).collect()
     }
 
-    pub(crate) fn keys(&self) -> TokenStream {
+    /// The call, with its keys.
+    pub(crate) fn keyed(&self) -> TokenStream {
         let span = self.span;
+        let runtime = self.runtime.at(span);
         match &self.args.keys {
+            Some(Keys::One(Source::Template(literal, template)))
+                if template.literal().is_none() =>
+            {
+                let span = located(literal.span());
+                let runtime = self.runtime.at(span);
+                let template = self.template(template, span);
+                quote_spanned!(span=> #runtime::Call::template(__site, #template))
+            }
             Some(Keys::One(source)) => {
                 let key = self.source(source);
-                quote_spanned!(span=> .key(#key))
+                quote_spanned!(span=> #runtime::Call::new(__site, #key))
             }
             Some(Keys::All(sources)) => {
                 let keys = sources.iter().map(|source| self.source(source));
-                quote_spanned!(span=> .keys([#(#keys),*]))
+                quote_spanned!(span=> #runtime::Call::all(__site, [#(#keys),*]))
             }
             Some(Keys::Computed(keys)) => {
-                let runtime = self.runtime.at(keys.span());
-                let keys = quote_spanned!(located(keys.span())=> #runtime::keys(#keys));
-                quote_spanned!(span=> .keys(#keys))
+                let at_keys = self.runtime.at(keys.span());
+                let keys = quote_spanned!(located(keys.span())=> #at_keys::keys(#keys));
+                quote_spanned!(span=> #runtime::Call::all(__site, #keys))
             }
             None => TokenStream::new(),
         }
@@ -50,7 +57,16 @@ impl Expansion<'_> {
 
     fn source(&self, source: &Source) -> TokenStream {
         match source {
-            Source::Template(literal, template) => self.template(literal, template),
+            Source::Template(literal, template) => {
+                let span = located(literal.span());
+                let runtime = self.runtime.at(span);
+                if let Some(text) = template.literal() {
+                    let text = spanned(Literal::string(text), span);
+                    return quote_spanned!(span=> #runtime::literal(#text));
+                }
+                let template = self.template(template, span);
+                quote_spanned!(span=> #runtime::template(__site, #template))
+            }
             Source::Expression(expression) => {
                 let runtime = self.runtime.at(expression.span());
                 quote_spanned!(located(expression.span())=> #runtime::key(#expression))
@@ -58,57 +74,22 @@ impl Expansion<'_> {
         }
     }
 
-    fn template(&self, literal: &LitStr, template: &Template) -> TokenStream {
-        let span = located(literal.span());
-        let runtime = self.runtime.at(span);
-        if let Some(text) = template.literal() {
-            let text = spanned(Literal::string(text), span);
-            return quote_spanned!(span=> #runtime::literal(#text));
-        }
-        let capacity: usize = template
-            .parts
-            .iter()
-            .map(|part| match part {
-                Part::Text(text) => text.len(),
-                Part::Slot(_) => PART,
-            })
-            .sum();
-        let capacity = spanned(Literal::usize_unsuffixed(capacity), span);
-        let mut writes = TokenStream::new();
+    /// The text at the start, and the placeholders with their values and the text behind each.
+    fn template(&self, template: &Template, span: Span) -> TokenStream {
+        let text = |part: Option<&Part>| match part {
+            Some(Part::Text(text)) => spanned(Literal::string(text), span),
+            _ => spanned(Literal::string(""), span),
+        };
+        let start = text(template.parts.first());
+        let mut values = TokenStream::new();
         for (at, part) in template.parts.iter().enumerate() {
-            writes.extend(match part {
-                Part::Text(text) => {
-                    let text = spanned(Literal::string(text), span);
-                    quote_spanned!(span=> #runtime::KeyWriter::text(&mut __key, #text);)
-                }
-                Part::Slot(slot) => self.part(slot, template.parts.get(at + 1), span),
-            });
+            let Part::Slot(slot) = part else { continue };
+            let source = spanned(Literal::string(&slot.source), span);
+            let value = self.value(slot, span);
+            let behind = text(template.parts.get(at + 1));
+            values.extend(quote_spanned!(span=> (#source, &#value, #behind),));
         }
-        quote_spanned! {span=>
-            {
-                let mut __key = #runtime::KeyWriter::new(__site, #capacity);
-                #writes
-                #runtime::KeyWriter::finish(__key)
-            }
-        }
-    }
-
-    fn part(&self, slot: &Slot, next: Option<&Part>, span: Span) -> TokenStream {
-        let runtime = self.runtime.at(span);
-        let source = spanned(Literal::string(&slot.source), span);
-        let value = self.value(slot, span);
-        let next = match next {
-            Some(Part::Text(text)) => text.chars().next(),
-            _ => None,
-        };
-        let next = match next {
-            Some(next) => {
-                let next = spanned(Literal::character(next), span);
-                quote_spanned!(span=> ::core::option::Option::Some(#next))
-            }
-            None => quote_spanned!(span=> ::core::option::Option::None),
-        };
-        quote_spanned!(span=> #runtime::KeyWriter::part(&mut __key, #source, &#value, #next);)
+        quote_spanned!(span=> #start, &[#values])
     }
 
     /// `order.id`, with the span of the literal.

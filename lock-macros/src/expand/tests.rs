@@ -25,35 +25,23 @@ fn a_method_with_an_erased_return_type() {
         );
         &__SITE
     };
-    let __call = ::lock_runtime::__private::Call::new(__site)
-        .key({
-            let mut __key = ::lock_runtime::__private::KeyWriter::new(__site, 22);
-            ::lock_runtime::__private::KeyWriter::text(&mut __key, "order:");
-            ::lock_runtime::__private::KeyWriter::part(
-                &mut __key,
-                "order.id",
-                &order.id,
-                ::core::option::Option::None,
-            );
-            ::lock_runtime::__private::KeyWriter::finish(__key)
-        });
-    let __error = match ::lock_runtime::__private::enter(__call).await {
-        ::core::result::Result::Ok(__entry) => {
-            match __entry
-                .run(async move {
-                    if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
-                        Result<_, Error>,
-                    > {
-                        return __anchor;
-                    }
-                    { self.charge(order).await }
-                })
-                .await
-            {
-                ::core::result::Result::Ok(__output) => return __output,
-                ::core::result::Result::Err(__error) => __error,
+    let __call = ::lock_runtime::__private::Call::template(
+        __site,
+        "order:",
+        &[("order.id", &order.id, "")],
+    );
+    let __error = match ::lock_runtime::__private::enter(__call)
+        .run(async move {
+            if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                Result<_, Error>,
+            > {
+                return __anchor;
             }
-        }
+            { self.charge(order).await }
+        })
+        .await
+    {
+        ::core::result::Result::Ok(__output) => return __output,
         ::core::result::Result::Err(__error) => __error,
     };
     ::lock_runtime::__private::FromLockError::from_lock_error(__error)
@@ -82,22 +70,13 @@ fn expressions_go_on_the_call() {
     };
     let __when: bool = from > 1;
     let __call = if __when {
-        my::lock::__private::Call::new(__site)
-            .keys([
-                {
-                    let mut __key = my::lock::__private::KeyWriter::new(__site, 19);
-                    my::lock::__private::KeyWriter::text(&mut __key, "a:");
-                    my::lock::__private::KeyWriter::part(
-                        &mut __key,
-                        "from",
-                        &from,
-                        ::core::option::Option::Some(':'),
-                    );
-                    my::lock::__private::KeyWriter::text(&mut __key, ":");
-                    my::lock::__private::KeyWriter::finish(__key)
-                },
-                my::lock::__private::literal("b"),
-            ])
+        my::lock::__private::Call::all(
+                __site,
+                [
+                    my::lock::__private::template(__site, "a:", &[("from", &from, ":")]),
+                    my::lock::__private::literal("b"),
+                ],
+            )
             .wait(wait)
     } else {
         my::lock::__private::Call::unlocked(__site)
@@ -151,8 +130,10 @@ fn a_boxed_future_is_locked_inside() {
             );
             &__SITE
         };
-        let __call = ::lock_runtime::__private::Call::new(__site)
-            .key(::lock_runtime::__private::literal("all"));
+        let __call = ::lock_runtime::__private::Call::new(
+            __site,
+            ::lock_runtime::__private::literal("all"),
+        );
         let __error = match ::lock_runtime::__private::enter(__call).await {
             ::core::result::Result::Ok(__entry) => {
                 let __guard = ::lock_runtime::__private::Entry::guard(&__entry);

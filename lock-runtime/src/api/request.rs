@@ -179,6 +179,6 @@ impl LockRequest {
     /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(LockCall { shows_guard: false, ..self.0 }).await?.run(body).await
+        enter(LockCall { shows_guard: false, ..self.0 }).run(async move { body.await }).await
     }
 }

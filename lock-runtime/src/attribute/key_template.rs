@@ -28,12 +28,35 @@ impl<T: fmt::Display + ?Sized> KeyPart for T {
     }
 }
 
-/// Renders the template of a [`Site`] with one call's arguments.
+/// Renders a key template with one call's arguments: `start`, then each placeholder with its value and the text behind it.
+///
+/// The types of the values are erased: an expansion has one call for a whole template.
+///
+/// # Errors
+/// [`ErrorKind::InvalidKey`] if a value is empty or its `Display` fails.
+pub fn template(
+    site: &'static Site,
+    start: &str,
+    values: &[(&'static str, &dyn KeyPart, &str)],
+) -> Result<Key, LockError> {
+    let mut key = KeyWriter::new(site, site.template().len() + VALUE * values.len());
+    key.text(start);
+    for (placeholder, value, behind) in values {
+        key.part(placeholder, *value, behind.chars().next());
+        key.text(behind);
+    }
+    key.finish()
+}
+
+/// Estimated length of a rendered value.
+const VALUE: usize = 16;
+
+/// Renders the template of a [`Site`].
 ///
 /// Rendering is injective: a value contains neither the character that follows it in the template, nor an escape sequence.
 /// So `("a:b", "c")` and `("a", "b:c")` give two keys.
 #[derive(Debug)]
-pub struct KeyWriter {
+pub(crate) struct KeyWriter {
     site: &'static Site,
     text: String,
     fault: Option<LockError>,
@@ -41,21 +64,20 @@ pub struct KeyWriter {
 
 impl KeyWriter {
     /// An empty key with room for `capacity` bytes.
-    #[must_use]
-    pub fn new(site: &'static Site, capacity: usize) -> Self {
+    pub(crate) fn new(site: &'static Site, capacity: usize) -> Self {
         Self { site, text: String::with_capacity(capacity), fault: None }
     }
 
     /// Appends text of the template as it is.
-    pub fn text(&mut self, text: &'static str) {
+    pub(crate) fn text(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
     /// Appends an argument's value, escaped; `next` is the character that follows the placeholder in the template.
-    pub fn part<T: KeyPart + ?Sized>(
+    pub(crate) fn part(
         &mut self,
         placeholder: &'static str,
-        value: &T,
+        value: &dyn KeyPart,
         next: Option<char>,
     ) {
         let before = self.text.len();
@@ -71,7 +93,7 @@ impl KeyWriter {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidKey`] if a value was empty or its `Display` failed.
-    pub fn finish(self) -> Result<Key, LockError> {
+    pub(crate) fn finish(self) -> Result<Key, LockError> {
         match self.fault {
             Some(fault) => Err(fault),
             None => Key::from(self.text).checked(),
@@ -133,12 +155,7 @@ mod tests {
     );
 
     fn render(a: &str, b: &str) -> Result<Key, LockError> {
-        let mut key = KeyWriter::new(&SITE, 32);
-        key.text("order:");
-        key.part("a", a, Some(':'));
-        key.text(":");
-        key.part("b", b, None);
-        key.finish()
+        template(&SITE, "order:", &[("a", &a, ":"), ("b", &b, "")])
     }
 
     #[test]

@@ -205,7 +205,7 @@ where
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }
-            let response = entered.run(inner.call(request)).await?;
+            let response = entered.run(async move { inner.call(request).await }).await?;
             response.map(ServiceResponse::map_into_left_body)
         })
     }

@@ -240,7 +240,7 @@ where
             }
             let response = service.call(Request::from_parts(parts, body));
             if !layer.until_body_end {
-                return match entered.run(response).await {
+                return match entered.run(async move { response.await }).await {
                     Ok(response) => Ok(response?.map(LockedBody::unlocked)),
                     Err(error) => Ok(refused(&error)),
                 };
