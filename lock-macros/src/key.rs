@@ -2,8 +2,8 @@
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
-use syn::Index;
 use syn::spanned::Spanned;
+use syn::{Index, LitStr};
 
 use crate::expand::{Expansion, spanned};
 use crate::paths::located;
@@ -30,13 +30,9 @@ impl Expansion<'_> {
         let span = self.span;
         let runtime = self.runtime.at(span);
         match &self.args.keys {
-            Some(Keys::One(Source::Template(literal, template)))
-                if template.literal().is_none() =>
-            {
-                let span = located(literal.span());
-                let runtime = self.runtime.at(span);
-                let template = self.template(template, span);
-                quote_spanned!(span=> #runtime::Call::template(__site, #template))
+            Some(Keys::One(Source::Template(literal, template))) if is_erasable(template) => {
+                let (start, values) = self.values(literal, template);
+                quote_spanned!(span=> #runtime::Call::template(__site, #start, &[#(#values),*]))
             }
             Some(Keys::One(source)) => {
                 let key = self.source(source);
@@ -55,41 +51,60 @@ impl Expansion<'_> {
         }
     }
 
+    /// One key. It is a block where temporary values would live on beside those of the next key.
     fn source(&self, source: &Source) -> TokenStream {
-        match source {
-            Source::Template(literal, template) => {
-                let span = located(literal.span());
-                let runtime = self.runtime.at(span);
-                if let Some(text) = template.literal() {
-                    let text = spanned(Literal::string(text), span);
-                    return quote_spanned!(span=> #runtime::literal(#text));
-                }
-                let template = self.template(template, span);
-                quote_spanned!(span=> #runtime::template(__site, #template))
-            }
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let (literal, template) = match source {
+            Source::Template(literal, template) => (literal, template),
             Source::Expression(expression) => {
                 let runtime = self.runtime.at(expression.span());
-                quote_spanned!(located(expression.span())=> #runtime::key(#expression))
+                return quote_spanned!(located(expression.span())=> #runtime::key(#expression));
+            }
+        };
+        if let Some(text) = template.literal() {
+            let text = spanned(Literal::string(text), located(literal.span()));
+            return quote_spanned!(span=> #runtime::literal(#text));
+        }
+        let (start, values) = self.values(literal, template);
+        if is_erasable(template) {
+            return quote_spanned! {span=>
+                {
+                    let __key = #runtime::template(__site, #start, &[#(#values),*]);
+                    __key
+                }
+            };
+        }
+        let count = spanned(Literal::usize_unsuffixed(values.len()), span);
+        quote_spanned! {span=>
+            {
+                let mut __key = #runtime::KeyWriter::new(__site, #start, #count);
+                #(#runtime::KeyWriter::value #values;)*
+                #runtime::KeyWriter::finish(__key)
             }
         }
     }
 
-    /// The text at the start, and the placeholders with their values and the text behind each.
-    fn template(&self, template: &Template, span: Span) -> TokenStream {
+    /// The text at the start, and each placeholder with its value and the text behind it.
+    ///
+    /// Only values have the span of the literal: a language server shows for the literal what they resolve to.
+    fn values(&self, literal: &LitStr, template: &Template) -> (TokenStream, Vec<TokenStream>) {
         let text = |part: Option<&Part>| match part {
-            Some(Part::Text(text)) => spanned(Literal::string(text), span),
-            _ => spanned(Literal::string(""), span),
+            Some(Part::Text(text)) => spanned(Literal::string(text), self.span),
+            _ => spanned(Literal::string(""), self.span),
         };
         let start = text(template.parts.first());
-        let mut values = TokenStream::new();
-        for (at, part) in template.parts.iter().enumerate() {
-            let Part::Slot(slot) = part else { continue };
-            let source = spanned(Literal::string(&slot.source), span);
+        let writer = (!is_erasable(template)).then(|| quote_spanned!(self.span=> &mut __key,));
+        let values = template.parts.iter().enumerate().filter_map(|(at, part)| {
+            let Part::Slot(slot) = part else { return None };
+            let source = spanned(Literal::string(&slot.source), self.span);
+            let span = located(literal.span());
             let value = self.value(slot, span);
+            let value = quote_spanned!(span=> &#value);
             let behind = text(template.parts.get(at + 1));
-            values.extend(quote_spanned!(span=> (#source, &#value, #behind),));
-        }
-        quote_spanned!(span=> #start, &[#values])
+            Some(quote_spanned!(self.span=> (#writer #source, #value, #behind)))
+        });
+        (start, values.collect())
     }
 
     /// `order.id`, with the span of the literal.
@@ -132,6 +147,18 @@ impl Expansion<'_> {
             None => Ident::new(name, span),
         }
     }
+}
+
+/// Whether all values of `template` can be borrowed at once, and by a pointer without their size.
+///
+/// Methods may return guards of one mutex, and `[name]` may find a `str`. The values are written one after the other then.
+fn is_erasable(template: &Template) -> bool {
+    let is_method = |access: &Access| matches!(access, Access::Method(_));
+    let is_lookup = |access: &Access| matches!(access, Access::IndexBy(_));
+    let methods = template.slots().filter(|slot| slot.tail.iter().any(is_method));
+    template.literal().is_none()
+        && methods.count() < 2
+        && !template.slots().any(|slot| slot.tail.last().is_some_and(is_lookup))
 }
 
 /// An identifier for a field or method, raw if its name is a keyword.

@@ -77,11 +77,13 @@ enum EnterState {
 }
 
 impl Entering {
-    pub(crate) fn entered(entered: Entered) -> Self {
+    /// A call that may run its body.
+    pub fn entered(entered: Entered) -> Self {
         Self(EnterState::Decided(Some(Ok(entered))))
     }
 
-    pub(crate) fn refused(error: LockError) -> Self {
+    /// A call that may not.
+    pub fn refused(error: LockError) -> Self {
         Self(EnterState::Decided(Some(Err(error))))
     }
 }

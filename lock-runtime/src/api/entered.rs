@@ -48,4 +48,13 @@ impl Entered {
             Access::Unlocked => unreachable!("`guard` and `when` exclude each other"),
         }
     }
+
+    /// The permission, and a borrowed guard for the body.
+    ///
+    /// # Panics
+    /// Without a lock.
+    pub fn with_guard(self) -> (Self, LockGuard) {
+        let guard = self.guard();
+        (self, guard)
+    }
 }

@@ -30,7 +30,8 @@ impl<T: fmt::Display + ?Sized> KeyPart for T {
 
 /// Renders a key template with one call's arguments: `start`, then each placeholder with its value and the text behind it.
 ///
-/// The types of the values are erased: an expansion has one call for a whole template.
+/// The types of the values are erased: an expansion has one call for a whole template. All values exist at once; where
+/// that matters, an expansion uses a [`KeyWriter`].
 ///
 /// # Errors
 /// [`ErrorKind::InvalidKey`] if a value is empty or its `Display` fails.
@@ -39,8 +40,7 @@ pub fn template(
     start: &str,
     values: &[(&'static str, &dyn KeyPart, &str)],
 ) -> Result<Key, LockError> {
-    let mut key = KeyWriter::new(site, site.template().len() + VALUE * values.len());
-    key.text(start);
+    let mut key = KeyWriter::new(site, start, values.len());
     for (placeholder, value, behind) in values {
         key.part(placeholder, *value, behind.chars().next());
         key.text(behind);
@@ -56,16 +56,30 @@ const VALUE: usize = 16;
 /// Rendering is injective: a value contains neither the character that follows it in the template, nor an escape sequence.
 /// So `("a:b", "c")` and `("a", "b:c")` give two keys.
 #[derive(Debug)]
-pub(crate) struct KeyWriter {
+pub struct KeyWriter {
     site: &'static Site,
     text: String,
     fault: Option<LockError>,
 }
 
 impl KeyWriter {
-    /// An empty key with room for `capacity` bytes.
-    pub(crate) fn new(site: &'static Site, capacity: usize) -> Self {
-        Self { site, text: String::with_capacity(capacity), fault: None }
+    /// A key that starts with the text `start`, with room for `values` values.
+    #[must_use]
+    pub fn new(site: &'static Site, start: &str, values: usize) -> Self {
+        let mut text = String::with_capacity(site.template().len() + VALUE * values);
+        text.push_str(start);
+        Self { site, text, fault: None }
+    }
+
+    /// Appends an argument's value, escaped, and the text of the template behind it.
+    pub fn value<T: KeyPart + ?Sized>(
+        &mut self,
+        placeholder: &'static str,
+        value: &T,
+        behind: &str,
+    ) {
+        self.part(placeholder, value, behind.chars().next());
+        self.text(behind);
     }
 
     /// Appends text of the template as it is.
@@ -74,10 +88,10 @@ impl KeyWriter {
     }
 
     /// Appends an argument's value, escaped; `next` is the character that follows the placeholder in the template.
-    pub(crate) fn part(
+    pub(crate) fn part<T: KeyPart + ?Sized>(
         &mut self,
         placeholder: &'static str,
-        value: &dyn KeyPart,
+        value: &T,
         next: Option<char>,
     ) {
         let before = self.text.len();
@@ -93,7 +107,7 @@ impl KeyWriter {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidKey`] if a value was empty or its `Display` failed.
-    pub(crate) fn finish(self) -> Result<Key, LockError> {
+    pub fn finish(self) -> Result<Key, LockError> {
         match self.fault {
             Some(fault) => Err(fault),
             None => Key::from(self.text).checked(),

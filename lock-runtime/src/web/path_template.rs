@@ -63,7 +63,7 @@ impl PathTemplate {
         &self,
         value: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Key, LockError> {
-        let mut key = KeyWriter::new(self.site, self.site.template().len() + 16);
+        let mut key = KeyWriter::new(self.site, "", self.parts.len());
         for (at, part) in self.parts.iter().enumerate() {
             match *part {
                 TemplatePart::Text(text) => key.text(text),
@@ -74,7 +74,7 @@ impl PathTemplate {
                     };
                     let value = value(name).ok_or_else(|| missing(name))?;
                     match self.types.iter().find(|(of, _)| *of == name) {
-                        None => key.part(name, &value, next),
+                        None => key.part(name, value, next),
                         Some((_, read)) => {
                             let value = read(value).ok_or_else(|| of_another_type(name))?;
                             key.part(name, &value, next);
