@@ -13,7 +13,7 @@ use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{LockOptions, Policy};
-use crate::lock::acquire::{Acquiring, acquire};
+use crate::lock::acquire::{PendingAcquire, acquire};
 use crate::lock::core::PoolCore;
 
 /// One call for a lock. Owns everything, borrows no argument.
@@ -72,7 +72,7 @@ enum EnterState {
     Acquiring {
         core: Arc<PoolCore>,
         spec: Arc<LockSpec>,
-        acquiring: Acquiring,
+        acquiring: PendingAcquire,
     },
 }
 

@@ -32,7 +32,10 @@ use crate::queue::waiting::Waiting;
 ///
 /// # Errors
 /// [`PoolClosed`](crate::ErrorKind::PoolClosed), `QueueFull`, and `Backend` in an outage; nothing was sent.
-pub(crate) fn acquire(core: &Arc<PoolCore>, spec: Arc<LockSpec>) -> Result<Acquiring, LockError> {
+pub(crate) fn acquire(
+    core: &Arc<PoolCore>,
+    spec: Arc<LockSpec>,
+) -> Result<PendingAcquire, LockError> {
     let token = core.tracker.try_begin().ok_or_else(LockError::pool_closed)?;
     if let Some(refusal) = core.store_status.refusal() {
         return Err(refusal);
@@ -43,7 +46,7 @@ pub(crate) fn acquire(core: &Arc<PoolCore>, spec: Arc<LockSpec>) -> Result<Acqui
     }
     let (reply, answer) = oneshot::channel();
     multi_key::spawn_multi_key(core, spec, params, token, reply)?;
-    Ok(Acquiring::Several(answer))
+    Ok(PendingAcquire::Several(answer))
 }
 
 /// An acquire that waits for its lease.
@@ -51,7 +54,7 @@ pub(crate) fn acquire(core: &Arc<PoolCore>, spec: Arc<LockSpec>) -> Result<Acqui
 /// Dropping it leaves nothing behind. It leaves the queue. The driver awaits the answer to a request in flight, and
 /// releases what that may have been granted.
 #[derive(Debug)]
-pub(crate) enum Acquiring {
+pub(crate) enum PendingAcquire {
     One {
         waiting: Waiting<LockWaiter, HeldLease>,
         /// Of a waiter behind others. A first request has the token itself.
@@ -60,7 +63,7 @@ pub(crate) enum Acquiring {
     Several(oneshot::Receiver<Result<HeldLease, LockError>>),
 }
 
-impl Future for Acquiring {
+impl Future for PendingAcquire {
     type Output = Result<HeldLease, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -79,7 +82,7 @@ fn acquire_one(
     spec: Arc<LockSpec>,
     params: WaitParams,
     token: InFlightToken,
-) -> Result<Acquiring, LockError> {
+) -> Result<PendingAcquire, LockError> {
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let (reply, answer) = oneshot::channel();
@@ -90,7 +93,7 @@ fn acquire_one(
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
-            None => Ok(Acquiring::One { waiting, _token: Some(token) }),
+            None => Ok(PendingAcquire::One { waiting, _token: Some(token) }),
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
@@ -103,5 +106,5 @@ fn acquire_one(
     } else {
         core.send_from_caller(Outgoing::Acquire(first));
     }
-    Ok(Acquiring::One { waiting, _token: None })
+    Ok(PendingAcquire::One { waiting, _token: None })
 }
