@@ -16,6 +16,11 @@ use crate::base::options::{OnLost, ReleaseMode};
 use crate::lease::held_lease::Releasing;
 use crate::lease::lease::{Ending, Listener};
 
+/// `body` as an `async` block, which drops it as soon as it has completed: before the release.
+pub(crate) async fn block<F: Future>(body: F) -> F::Output {
+    body.await
+}
+
 impl Entering {
     /// Runs `body`, an `async` block, once the lock is acquired, then releases it.
     pub fn run<F: Future<Output = R>, R>(self, body: F) -> Locked<F, R> {
