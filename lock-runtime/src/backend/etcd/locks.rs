@@ -114,8 +114,7 @@ impl EtcdLocks {
     ) -> Result<(), BackendError> {
         const TRIES: usize = 3;
         let needed = lease.needed_sign(until);
-        let counts =
-            |sign: LifeSign| sign.term >= answer.term && sign.sent.min(answer.sent) >= needed;
+        let counts = |sign: LifeSign| sign.counts(answer.sent, answer.term, needed);
         for _ in 0..TRIES {
             if counts(lease.last_sign()) {
                 return Ok(());
