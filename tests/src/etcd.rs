@@ -62,7 +62,7 @@ impl Config {
         server
     }
 
-    /// Starts it as a member of a cluster whose others are not there. Does not wait.
+    /// Starts it as a member of a cluster without the others. Does not wait.
     ///
     /// # Panics
     ///

@@ -149,7 +149,7 @@ async fn a_full_database_is_an_error_with_a_remedy() {
     let warnings = format!("{:?}", pool.health().await.unwrap().warnings);
     assert!(warnings.contains("no space") && warnings.contains("single member"), "{warnings}");
     guard.verify().await.unwrap();
-    // Also behind a reconnect, whose number cannot be written.
+    // Also behind a reconnect: its number cannot be written.
     server.restart();
     eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
     let error = pool.lock("order:2").wait(ms(300)).acquire().await.unwrap_err();

@@ -174,7 +174,7 @@ async fn a_min_hold_under_an_idle_lease_outlives_its_pool() {
     guard.release().await.unwrap();
 }
 
-/// The owner has had a key in the queue, and a deadline for it, whose lease has ended since.
+/// The owner has had a key in the queue, and a deadline for it. The lease of that key has ended since.
 #[tokio::test]
 async fn a_grant_by_a_new_key_ends_at_its_ttl() {
     let (server, root) = EtcdServer::shared();

@@ -75,7 +75,7 @@ impl EtcdLocks {
         Err(unsteady())
     }
 
-    /// Deletes the keys of this owner whose deletion has no answer. It may still be executed, so they are not granted.
+    /// Deletes the keys of this owner with a deletion that has no answer. It may still be executed, so they are not granted.
     async fn delete_leaving(
         &self,
         request: &AcquireRequest,

@@ -84,7 +84,7 @@ struct KeepAliveTask {
     requests: mpsc::UnboundedReceiver<SignRequest>,
 }
 
-/// The stream of a connection, and its signs without an answer.
+/// A stream of a connection. Dropping it ends it.
 struct SignStream {
     member: Arc<Member>,
     sender: MessageSender,

@@ -147,7 +147,7 @@ impl Leases {
         class_of(kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
     }
 
-    /// A lease whose keys stay for `kept_for` behind a sign of life.
+    /// A lease with keys that stay for `kept_for` behind a sign of life.
     pub(crate) async fn holding(
         &self,
         member: &Arc<Member>,

@@ -174,7 +174,7 @@ impl EtcdLocks {
         Ok(Looked { keys, revision, answer })
     }
 
-    /// The queue around a key whose position was not known before.
+    /// The queue around a key in a position that was not known before.
     async fn look_around(
         &self,
         member: &Arc<Member>,

@@ -32,7 +32,7 @@ const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
 pub(crate) struct LastWishes {
     /// Ended with all their keys.
     pub(crate) leases: Vec<i64>,
-    /// Keys whose leases stay.
+    /// Keys of leases that stay.
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
@@ -172,7 +172,7 @@ impl MemberOpener {
                 }
             }
             let member = Member::new(number, name.to_owned(), grpc, state, self.clock);
-            // A member whose leader has just died takes requests that nothing answers. Another one may know the next leader.
+            // Without its leader, a member takes requests that nothing answers. Another one may know the next leader.
             let limit = self.dialer.limits.request.max(SHORTEST_TAKE_OVER);
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));

@@ -13,7 +13,7 @@
 //!
 //! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends earlier is
 //!    deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see `leases`.
-//! 2. **The owner token is in the name**, so a key whose answer was lost is found again.
+//! 2. **The owner token is in the name**, so a key is found again if its answer was lost.
 //! 3. **Requests of one owner run one after the other**, each to its answer or to the end of its connection, also if the caller is gone. What a
 //!    former connection has left on its way puts no key any more. So nothing is granted behind a release.
 //! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its deadline.

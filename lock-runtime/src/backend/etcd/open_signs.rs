@@ -126,7 +126,7 @@ impl<C> OpenSigns<C> {
         }
     }
 
-    /// The leases whose signs are to be sent anew, on another stream. They serve all requests until now.
+    /// The leases with signs that are to be sent anew, on another stream. They serve all requests until now.
     pub(crate) fn begin_anew(&mut self, now: Instant) -> Vec<i64> {
         for open in self.by_lease.values_mut() {
             open.sent = now;

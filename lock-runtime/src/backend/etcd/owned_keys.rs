@@ -1,7 +1,7 @@
 //! What each owner of this process has in the cluster, as far as is known.
 //!
-//! An owner is in this table before its first request is sent, and until its keys are known to be gone: so a key whose answer
-//! was lost, or whose caller was dropped, is found and deleted at the owner's deadline at the latest.
+//! An owner is in this table before its first request is sent, and until its keys are known to be gone. So a key is found and
+//! deleted at the owner's deadline at the latest, also if its answer was lost or its caller dropped.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,7 @@ pub(crate) struct OwnedKeys {
     missed: mpsc::UnboundedSender<MissedChanges>,
 }
 
-/// A held key whose watch has ended without all changes.
+/// A held key, with a watch that has ended without all changes.
 pub(crate) struct MissedChanges {
     pub(crate) owner: Owner,
     pub(crate) key: Key,
@@ -56,7 +56,7 @@ struct KeyTable {
 struct WatchedClaim {
     owner: Owner,
     key: Key,
-    /// The name of the key whose deletion is watched. `None` if all of the queue is.
+    /// The name of the key that is watched for its deletion. `None` if all of the queue is.
     predecessor: Option<Arc<[u8]>>,
 }
 
@@ -188,7 +188,7 @@ impl OwnedKeys {
         of_owner.map_or_else(Vec::new, |it| it.keys.iter().map(|(key, _)| key.clone()).collect())
     }
 
-    /// A request that puts these keys is about to be sent. Returns those for which no other one was.
+    /// A request that puts these keys is about to be sent. Returns the keys for which no other one was.
     pub(crate) fn expect_puts(&self, owner: &Owner, keys: &[Key]) -> Vec<Key> {
         let (mut table, mut expected) = (self.table(), Vec::new());
         let Some(of_owner) = table.by_owner.get_mut(owner) else { return expected };
@@ -320,7 +320,7 @@ impl OwnedKeys {
         [deadline, unwatched].into_iter().flatten().min()
     }
 
-    /// The owners whose keys are to be deleted. Each is returned once, until it has another deadline.
+    /// The owners with keys that are to be deleted. Each is returned once, until it has another deadline.
     pub(crate) fn take_due(&self, now: Instant) -> Vec<Owner> {
         let mut table = self.table();
         let mut due = Vec::new();

@@ -23,7 +23,7 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
-/// How often a deletion is repeated that finds other keys than those that were seen.
+/// How often a deletion is repeated that finds other keys than were seen.
 const MOST_DELETIONS: usize = 5;
 
 /// What an owner had before its keys were marked as about to be deleted.

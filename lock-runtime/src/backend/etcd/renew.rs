@@ -245,9 +245,9 @@ impl EtcdLocks {
         Ok(confirmed)
     }
 
-    /// Extends the time of a lease whose keys were there a moment ago.
+    /// Extends the time of a lease. Its keys were there a moment ago.
     fn extend(&self, lease: &LeaseRef) -> LeaseStatus {
-        // Keys of an owner whose time is over are being deleted.
+        // If its time is over, the keys are being deleted.
         if self.held_keys(lease).is_none() || self.keys.is_over(&lease.owner) {
             return LeaseStatus::NotHeld;
         }
@@ -255,7 +255,7 @@ impl EtcdLocks {
         LeaseStatus::Held
     }
 
-    /// Renews a lease whose keys are unknown here, or under a lease that is too short. They are put anew.
+    /// Renews a lease with keys that are unknown here, or under a lease that is too short. They are put anew.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let turn = self.keys.begin(lease.owner, lease.kept_for()).await;
         let (owner, until) = (turn.owner(), self.now() + lease.kept_for());
@@ -266,7 +266,7 @@ impl EtcdLocks {
         let mut moved = Vec::new();
         for (key, look) in lease.keys.iter().zip(&looked.keys) {
             match &look.own {
-                // A key whose deletion has no answer may still be deleted.
+                // Without an answer, a deletion may still be executed.
                 Some(_) if self.keys.known(owner, key).is_some_and(|it| it.is_leaving()) => {
                     return Ok(LeaseStatus::NotHeld);
                 }
