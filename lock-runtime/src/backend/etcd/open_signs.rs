@@ -217,7 +217,7 @@ mod tests {
     fn a_sign_without_an_answer_is_sent_on_another_stream_before_the_member_is_left() {
         let (mut signs, lease) = (OpenSigns::new(LIMIT), lease(1, 4));
         let (reply, mut known) = oneshot::channel();
-        signs.add(lease.clone(), vec![reply], at(0), || ());
+        signs.add(lease, vec![reply], at(0), || ());
         assert_eq!(signs.verdict(at(499)), StreamVerdict::InTime);
         assert_eq!(signs.verdict(at(500)), StreamVerdict::Reopen);
         assert_eq!(signs.begin_anew(at(500)), [1]);
