@@ -63,6 +63,7 @@ fn prepare(call: LockCall) -> Result<Prepared, LockError> {
     let prefix = &core.config.key_prefix;
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;
+    policy.check_key_count(&options, keys.len()).map_err(locate)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
         return pass(holder, &keys, &policy, shows_guard).map(Prepared::Entered).map_err(locate);
     }

@@ -19,6 +19,7 @@ use crate::exec::driver::Driver;
 use crate::lease::held_lease::HeldLease;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::core::PoolCore;
+use crate::lock::linger;
 use crate::lock::outgoing::{FirstRequest, Outgoing};
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
@@ -57,7 +58,25 @@ fn acquire_one(
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let (reply, answer) = oneshot::channel();
-    let (id, enqueued) = core.queue.enqueue(key, &params, LockWaiter { spec, reply })?;
+    let mut waiter = LockWaiter { spec, reply };
+    let mut params = params;
+    let mut unfit = None;
+    let (id, enqueued) = loop {
+        let (id, enqueued) = core.queue.enqueue(key, &params, waiter)?;
+        // Released for this waiter, which is in the queue by now.
+        drop(unfit.take());
+        match enqueued {
+            Enqueued::Lingering(lingered) => {
+                match linger::take(core, key, lingered, params.now) {
+                    Ok(()) => break (id, Enqueued::Queued),
+                    Err((back, lease)) => (waiter, unfit) = (back, lease),
+                }
+                // A single try has a whole request timeout, here for the release.
+                params.extend_single_try(core.config.request_timeout);
+            }
+            enqueued => break (id, enqueued),
+        }
+    };
     let stopped = Driver::stopped_error;
     let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
     let Enqueued::Head(waiter) = enqueued else {
@@ -86,6 +105,9 @@ async fn acquire_many(
     params: WaitParams,
     token: InFlightToken,
 ) -> Result<HeldLease, LockError> {
+    let mut limit = params;
+    limit.extend_single_try(core.config.request_timeout);
+    linger::make_way(core, &spec.store_keys, limit.deadline).await;
     let (reply, answer) = oneshot::channel();
     multi_key::spawn_multi_key(core, spec, params, token, reply)?;
     answer.await.unwrap_or_else(|_| Err(Driver::stopped_error()))
