@@ -43,6 +43,7 @@ fn start(call: LockCall) -> Result<Entering, LockError> {
     let prefix = &core.config.key_prefix;
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;
+    policy.check_key_count(&options, keys.len()).map_err(locate)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
         return pass(holder, &keys, &policy, shows_guard).map(Entering::entered).map_err(locate);
     }

@@ -50,6 +50,9 @@ pub(crate) use dyn_backend::DynBackend;
 pub(crate) use dyn_backend::Opened;
 pub use notifier::Notifier;
 
+/// Fencing tokens for the later holders of a lock that lingers.
+const LINGER_FENCES: u32 = 127;
+
 /// A request for all of some keys, or none of them.
 ///
 /// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt). An acquire of several keys
@@ -103,7 +106,11 @@ impl AcquireRequest {
             ttl: policy.ttl.stored(),
             min_hold: policy.min_hold,
             fencing: policy.fencing,
-            extra_fences: 0,
+            extra_fences: if policy.fencing && !policy.linger.is_zero() {
+                LINGER_FENCES
+            } else {
+                0
+            },
             attempt: 0,
             enqueue: spec.single_key().is_some() && policy.waits(),
         }
@@ -340,7 +347,7 @@ pub struct Capabilities {
     /// requests all of them. A release of all of them has to free each key that is the owner's, and to remove the owner
     /// from the queue of each, whatever it answers.
     pub wait_queue: bool,
-    /// Whether the pool may pass a lease on within the process, without a request. A store that has to know every holder answers
+    /// Whether the pool may pass a lease on within the process, or let it linger, without a request. A store that has to know every holder answers
     /// `false`. `true` by default.
     pub local_handoff: bool,
     /// A late answer is worth nothing, so the pool bounds how many acquires are under way: as many as are answered
