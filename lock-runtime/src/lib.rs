@@ -67,7 +67,14 @@ pub mod __private;
     doc,
     any(
         not(doctest),
-        all(feature = "actix", feature = "axum", feature = "macros", feature = "testing")
+        all(
+            feature = "actix",
+            feature = "axum",
+            feature = "macros",
+            feature = "mysql",
+            feature = "postgres",
+            feature = "testing"
+        )
     )
 ))]
 pub mod guide {
@@ -119,6 +126,9 @@ pub use base::fence_gate::{FenceGate, StaleFence};
 pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use base::problem::Problem;
+pub use base::sequencer::{InvalidSequencer, Sequencer};
+pub use base::sql_dialect::SqlDialect;
+pub use base::sql_fence_gate::SqlFenceGate;
 pub use lock::shutdown::ShutdownReport;
 /// Runs an async function only while a lock is held.
 ///

@@ -2,6 +2,8 @@
 
 mod chaos;
 mod etcd;
+mod fence_gate;
 mod mysql;
+mod pin;
 mod postgres;
 mod zookeeper;

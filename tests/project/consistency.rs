@@ -220,7 +220,13 @@ fn the_changelog_has_a_place_for_what_comes() {
 fn the_documented_tables_are_those_of_the_store() {
     for store in ["mysql", "postgres"] {
         let tables = read(&format!("lock-runtime/src/backend/{store}/sql/schema.sql"));
-        assert!(read(&format!("docs/{store}.md")).contains(tables.trim_end()), "{store}");
+        let chapter = read(&format!("docs/{store}.md"));
+        // The table for pins has a place of its own.
+        let (tables, fences) = tables.split_once("/*pin").unwrap();
+        for part in [tables, fences.split("pin*/").next().unwrap()] {
+            let part = part.trim().trim_matches(';').trim();
+            assert!(part.starts_with("CREATE TABLE") && chapter.contains(part), "{store}: {part}");
+        }
     }
 }
 

@@ -16,11 +16,13 @@
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
 //! | [`skew`] | a server with a clock that steps or runs fast |
 //! | [`proxy`] | a connection to a server that loses, holds and delays selected messages |
+//! | [`sql`] | PostgreSQL and MariaDB behind one interface, for transactions of a program |
 //! | [`statements`] | a connection to MySQL that stops between two statements of a script |
 //! | [`monitor`] | every command that the server ran, in order |
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
 //! | [`http`] | one HTTP request over a connection of its own |
+//! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -59,9 +61,11 @@ pub mod quorum;
 pub mod resp;
 pub mod runtimes;
 pub mod sentinel;
+pub mod sequencers;
 pub mod server;
 pub mod sizes;
 pub mod skew;
+pub mod sql;
 pub mod statements;
 pub mod tls;
 pub mod tunnel;
@@ -85,4 +89,5 @@ pub use quorum::Quorum;
 pub use sentinel::Watched;
 pub use server::RedisServer;
 pub use skew::Skew;
+pub use sql::{SqlServer, SqlSession};
 pub use zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};

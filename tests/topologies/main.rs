@@ -9,6 +9,7 @@ mod proxies;
 mod replicas;
 mod scriptless;
 mod sentinel;
+mod sequencers;
 mod server_versions;
 mod shard_messages;
 mod slot_checks;

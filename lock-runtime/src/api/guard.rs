@@ -7,14 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::timeout;
-
-use crate::backend::LeaseStatus;
-use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::options::ReleaseMode;
+use crate::base::sequencer::Sequencer;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
 use crate::lease::lease::{Ending, Lease, Listener, Loss};
@@ -161,23 +158,77 @@ impl LockGuard {
         if lease.is_transferred() {
             return Err(self.loss_error(Loss::Taken));
         }
-        let (core, request) = (self.core.clone(), lease.to_store());
-        let limit = core.config.request_timeout;
-        let reading = async move { timeout(limit, core.backend().is_held(&request)).await };
-        let outcome = self.core.driver().run(reading).await?;
-        let silence =
-            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
-        match outcome.unwrap_or_else(|_| Err(silence())) {
-            Ok(LeaseStatus::Held) if !lease.is_transferred() => Ok(()),
-            // Not held, or handed off before the answer.
-            Ok(LeaseStatus::Held | LeaseStatus::NotHeld) => {
-                if lease.lose(Loss::Taken) {
-                    events::lost(lease.origin(), lease.held_for(), Loss::Taken);
-                }
-                Err(self.loss_error(Loss::Taken))
-            }
-            Err(error) => Err(self.locate(LockError::backend(error))),
+        let is_held = self.core.is_held(lease.to_store()).await;
+        // It may have been handed off before the answer.
+        if is_held.map_err(|error| self.locate(error))? && !lease.is_transferred() {
+            return Ok(());
         }
+        if lease.lose(Loss::Taken) {
+            events::lost(lease.origin(), lease.held_for(), Loss::Taken);
+        }
+        Err(self.loss_error(Loss::Taken))
+    }
+
+    /// The grant as a value that travels with a request: its receiver asks the store by
+    /// [`LockPool::check`](crate::LockPool::check) whether the grant still stands. See [`Sequencer`].
+    ///
+    /// The hold then ends with a release at the store, and is not handed off within the process: the sequencer names this
+    /// hold alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the grant has no fence, [`ErrorKind::Lost`] or [`ErrorKind::Released`] if the hold has
+    /// ended.
+    pub fn sequencer(&self) -> Result<Sequencer, LockError> {
+        let lease = self.lease();
+        let Some(fence) = lease.fence else { return Err(self.locate(no_fence("a sequencer"))) };
+        if self.is_held() && lease.name_owner() {
+            return Ok(Sequencer::new(lease.spec.keys.clone(), fence, lease.owner));
+        }
+        Err(self.ended())
+    }
+
+    /// A statement for a transaction in the database that keeps the locks, `postgres://` or `mysql://` with `?pin=on`. It
+    /// makes the commit depend on the grant: a holder that was stopped, and has lost its lock meanwhile, cannot commit.
+    ///
+    /// Run it first in the transaction. It has no parameters and no result. It fails if the lock has been granted again:
+    /// in PostgreSQL with SQLSTATE `LK001`, in MySQL and MariaDB with error 1690. Roll the transaction back then. If it
+    /// succeeds, the lock is not granted again before the end of the transaction, even if the lease expires meanwhile.
+    ///
+    /// The pin belongs outside of savepoints. The transaction begins behind the grant, with any isolation level. Its user needs the
+    /// rights `SELECT` and `UPDATE` on the table `lock_fence`. See the chapters on PostgreSQL and MySQL in the guide.
+    ///
+    /// ```no_run
+    /// # async fn example(pool: lock_runtime::LockPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// # trait Client { async fn batch_execute(&self, sql: &str) -> Result<(), std::io::Error>; }
+    /// # async fn begin() -> impl Client { struct C; impl Client for C { async fn batch_execute(&self, _: &str) -> Result<(), std::io::Error> { Ok(()) } } C }
+    /// let guard = pool.lock("order:42").acquire().await?;
+    /// let transaction = begin().await;
+    /// transaction.batch_execute(&guard.pin_sql()?).await?;
+    /// transaction.batch_execute("UPDATE orders SET state = 'paid' WHERE id = 42").await?;
+    /// transaction.batch_execute("COMMIT").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the store has no pins or the grant has no fence, [`ErrorKind::Lost`] or
+    /// [`ErrorKind::Released`] if the hold has ended.
+    pub fn pin_sql(&self) -> Result<String, LockError> {
+        let lease = self.lease();
+        let Some(fence) = lease.fence else { return Err(self.locate(no_fence("a pin"))) };
+        if !self.is_held() {
+            return Err(self.ended());
+        }
+        let pin = self.core.backend().pin_sql(&lease.spec.store_keys, fence);
+        pin.ok_or_else(|| self.locate(no_pins()))
+    }
+
+    /// Why there is nothing to be done under the lock any more.
+    #[cold]
+    fn ended(&self) -> LockError {
+        let is_released = self.lease().is_released();
+        let error = if is_released { self.locate(released()) } else { self.end_error() };
+        error.after(Progress::Unfinished)
     }
 
     /// Releases the lock and waits until the store has confirmed it.
@@ -277,6 +328,18 @@ impl Future for Lost {
 fn released() -> LockError {
     LockError::new(ErrorKind::Released, "the lock was released by its holder, and not lost before")
         .remedy("end the task that waits for a loss; `is_lost()` is true for a loss alone")
+}
+
+#[cold]
+fn no_fence(what: &str) -> LockError {
+    LockError::new(ErrorKind::Config, format!("the grant has no fence, which {what} needs"))
+        .remedy("leave `.fencing(false)` out of the request; a function with the attribute gets a fence by `guard = lock`")
+}
+
+#[cold]
+fn no_pins() -> LockError {
+    LockError::new(ErrorKind::Config, "the store of the pool keeps no fences for pins")
+        .remedy("add `?pin=on` to the `postgres://` or `mysql://` URL of every process; other stores have fences and sequencers")
 }
 
 #[cold]

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::api::request::LockRequest;
 use crate::backend::credentials::{Credentials, Provider};
 use crate::backend::{
-    self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, Warning,
+    self, Backend, BackendConfig, BackendError, DynBackend, FailureKind, LeaseRef, Warning,
 };
 use crate::base::clock::{Clock, TwoClocks};
 use crate::base::error::{ErrorKind, LockError};
@@ -19,6 +19,7 @@ use crate::base::options::{
     Defaults, LockOptions, OnOutage, Policy, SHORTEST_INTERVAL, TIMER, Wait,
 };
 use crate::base::problem::{Problem, ProblemMap};
+use crate::base::sequencer::Sequencer;
 use crate::exec::driver::Driver;
 use crate::lock::core::{BargingWindow, PoolConfig, PoolCore};
 use crate::lock::shutdown::{ShutdownReport, shut_down};
@@ -104,6 +105,42 @@ impl LockPool {
     {
         let keys = keys.into_iter().map(Into::into).collect();
         LockRequest::new(self.0.clone(), keys)
+    }
+
+    /// Asks the store whether the grant of `sequencer` still stands: no other owner has been granted any of its keys
+    /// (Chubby's CheckSequencer). The receiver of a request calls it, with a pool on the same store and with the same prefix
+    /// as the holder's.
+    ///
+    /// The answer holds at one instant; what must not be written late also needs the comparison of
+    /// [fences](Sequencer::fence) where it is written. A lock with a `min_hold`, and a lost one with a `lock_delay`, stands until
+    /// the store frees its keys.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the grant is over, [`ErrorKind::Backend`] if the store does not answer,
+    /// [`ErrorKind::InvalidKey`] if a key of the sequencer is none of this pool.
+    pub async fn check(&self, sequencer: &Sequencer) -> Result<(), LockError> {
+        let core = &self.0;
+        if core.is_inherited() {
+            return Err(LockError::inherited().in_pool(core.name()));
+        }
+        let located =
+            |error: LockError| error.of_keys(sequencer.shared_keys()).in_pool(core.name());
+        let prefix = &*core.config.key_prefix;
+        for key in sequencer.keys() {
+            key.is_free_behind(prefix).map_err(located)?;
+        }
+        let keys: Vec<_> = sequencer.keys().iter().map(|key| key.prefixed(prefix)).collect();
+        // A read takes no time of the lease.
+        let lease = LeaseRef::new(keys, sequencer.owner(), Duration::ZERO);
+        if core.is_held(lease).await.map_err(located)? {
+            return Ok(());
+        }
+        let cause = "the lock of the request is not held any more by the sender of its sequencer";
+        Err(located(LockError::new(ErrorKind::Lost, cause).remedy(
+            "refuse the request; its sender has lost or released the lock, or uses another store or prefix",
+        )))
     }
 
     /// Reads whether the store can serve, and its warnings.

@@ -11,6 +11,8 @@ use super::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
     Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
+use crate::base::fence::Fence;
+use crate::base::key::Key;
 use crate::exec::foreground::ForegroundRequest;
 use crate::exec::panic_boundary;
 
@@ -34,6 +36,7 @@ pub(crate) trait DynBackend: Send + Sync {
         requests: &'a [ReleaseRequest],
     ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>>;
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>>;
+    fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
@@ -76,6 +79,10 @@ impl<B: Backend> DynBackend for B {
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>> {
         let status = panic_boundary::run(async { Backend::is_held(self, lease).await });
         Box::pin(async { status.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
+        panic_boundary::call(|| Backend::pin_sql(self, keys, fence)).unwrap_or_default()
     }
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
@@ -143,6 +150,10 @@ impl Backend for Opened {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.0.is_held(lease).await
+    }
+
+    fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
+        self.0.pin_sql(keys, fence)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

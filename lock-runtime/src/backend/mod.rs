@@ -347,6 +347,9 @@ pub struct Capabilities {
     /// requests all of them. A release of all of them has to free each key that is the owner's, and to remove the owner
     /// from the queue of each, whatever it answers.
     pub wait_queue: bool,
+    /// Whether the pool may pass a lease on within the process, or let it linger, without a request. A store that has to know every holder answers
+    /// `false`. `true` by default.
+    pub local_handoff: bool,
     /// A late answer is worth nothing, so the pool bounds how many acquires are under way: as many as are answered
     /// promptly. The others wait in the process, in FIFO order. `false` by default.
     pub paced: bool,
@@ -354,7 +357,7 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { local: false, fencing: true, wait_queue: false, paced: false }
+        Self { local: false, fencing: true, wait_queue: false, local_handoff: true, paced: false }
     }
 }
 
@@ -374,7 +377,7 @@ impl Default for Capabilities {
 /// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
 /// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
-    /// What the store can do. `local` and `paced` are read once, when the pool starts. The others are read when they are
+    /// What the store can do. `local`, `local_handoff` and `paced` are read once, when the pool starts. The others are read when they are
     /// needed, and may depend on the connection.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
@@ -416,6 +419,13 @@ pub trait Backend: Send + Sync + 'static {
         &self,
         lease: &LeaseRef,
     ) -> impl Future<Output = Result<LeaseStatus, BackendError>> + Send;
+
+    /// The statement of [`LockGuard::pin_sql`](crate::LockGuard::pin_sql) for a grant of all `keys` with `fence`, if the store is a
+    /// database that has it. `None` by default.
+    fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
+        let _ = (keys, fence);
+        None
+    }
 
     /// Reads whether the store can serve, and what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;

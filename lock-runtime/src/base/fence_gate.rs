@@ -16,7 +16,8 @@ use crate::base::sync::Mutex;
 ///
 /// An equal token is admitted, because one holder may write several times. A gate decides about the order of admissions;
 /// what it admits has to take effect in that order too, for example under a mutex of the resource. It forgets everything
-/// when the process ends, so a resource that outlives it keeps the tokens itself, as a column beside the data.
+/// when the process ends, so a resource that outlives it keeps the tokens itself: as a column beside the data, or by
+/// [`SqlFenceGate`](crate::SqlFenceGate).
 ///
 /// ```
 /// use lock_runtime::{Fence, FenceGate};

@@ -14,5 +14,8 @@ pub(crate) mod options;
 pub(crate) mod owner;
 pub(crate) mod problem;
 pub(crate) mod process;
+pub(crate) mod sequencer;
+pub(crate) mod sql_dialect;
+pub(crate) mod sql_fence_gate;
 pub(crate) mod sync;
 pub(crate) mod text;

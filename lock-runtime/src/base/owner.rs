@@ -39,6 +39,12 @@ impl Owner {
         Self(text)
     }
 
+    /// The token from a text of 32 hexadecimal digits in lower case.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let bytes: [u8; 32] = text.as_bytes().try_into().ok()?;
+        bytes.iter().all(|byte| HEX.contains(byte)).then_some(Self(bytes))
+    }
+
     /// The token in its stored form.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8] {

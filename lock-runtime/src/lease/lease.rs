@@ -77,6 +77,8 @@ struct State {
     /// The answer to the last renewal, if it was no confirmation.
     unconfirmed: Option<Box<BackendError>>,
     listeners: Listeners,
+    /// Whether a sequencer names the owner token. The token then is not passed on to another holder.
+    is_named: bool,
     /// Reserved for later holders of this process.
     fences: Option<Fences>,
     permits: Vec<KeyPermit>,
@@ -249,6 +251,7 @@ impl Lease {
                 changed_since: None,
                 unconfirmed: None,
                 listeners: Listeners::default(),
+                is_named: false,
                 fences: grant.fences,
                 permits: grant.permits,
             }),
@@ -282,7 +285,7 @@ impl Lease {
         let mut state = self.state();
         // A lease with a renewal in flight is released instead: the answer is about this lease.
         let fenced = !its.fencing || state.fences.is_some_and(|fences| !fences.is_empty());
-        if state.phase != Phase::Held || !fenced {
+        if state.phase != Phase::Held || !fenced || state.is_named {
             return None;
         }
         state.phase = Phase::Transferred;
@@ -299,6 +302,15 @@ impl Lease {
             permits: std::mem::take(&mut state.permits),
         };
         Some((grant, listeners))
+    }
+
+    /// From now on the lease ends with a release at the store, not with a hand-off, so that its owner token names this
+    /// hold alone. `false` if the hold has ended.
+    pub(crate) fn name_owner(&self) -> bool {
+        let mut state = self.state();
+        let is_held = matches!(state.phase, Phase::Held | Phase::Renewing);
+        state.is_named |= is_held;
+        is_held
     }
 
     /// Whether a task has it, or is to get it: the lock does not linger.
@@ -376,6 +388,11 @@ impl Lease {
     /// Whether another task of this process holds the lock by now.
     pub(crate) fn is_transferred(&self) -> bool {
         self.state().phase == Phase::Transferred
+    }
+
+    /// Whether the hold was released, and not lost before.
+    pub(crate) fn is_released(&self) -> bool {
+        self.state().ending() == Some(Ending::Released)
     }
 
     /// Resolves when the lease is lost or released. `listener` is the caller's number among the listeners, `None` at

@@ -9,9 +9,12 @@ use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::backend::{AcquireOutcome, AcquireRequest, Capabilities, DynBackend};
+use crate::backend::{
+    AcquireOutcome, AcquireRequest, Capabilities, DynBackend, LeaseRef, LeaseStatus,
+};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
 use crate::base::problem::ProblemMap;
@@ -83,9 +86,12 @@ pub(crate) struct BargingWindow {
 }
 
 impl PoolCore {
-    pub(crate) fn start(config: PoolConfig) -> Arc<Self> {
+    pub(crate) fn start(mut config: PoolConfig) -> Arc<Self> {
         let PoolConfig { clock, request_timeout, max_waiters, .. } = config;
         let capabilities = config.backend.capabilities();
+        if !capabilities.local_handoff {
+            config.local_handoff_limit = Duration::ZERO;
+        }
         let queue = Arc::new(WaitQueues::<LockWaiter>::new(max_waiters, clock));
         let renewals = Arc::<RenewalScheduler>::default();
         let tracker = Arc::new(LeaseTracker::new());
@@ -183,6 +189,16 @@ impl PoolCore {
     pub(crate) fn request_timeout(&self) -> Duration {
         let times = if self.admission.is_some() { 4 } else { 1 };
         self.config.request_timeout.saturating_mul(times)
+    }
+
+    /// Reads from the store whether `lease` is its owner's. The text of an error names neither the lock nor the pool.
+    pub(crate) async fn is_held(self: &Arc<Self>, lease: LeaseRef) -> Result<bool, LockError> {
+        let (core, limit) = (self.clone(), self.config.request_timeout);
+        let reading = async move { timeout(limit, core.backend().is_held(&lease)).await };
+        let silence =
+            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
+        let outcome = self.driver().run(reading).await?.unwrap_or_else(|_| Err(silence()));
+        outcome.map(|status| status == LeaseStatus::Held).map_err(LockError::backend)
     }
 
     /// Waits until the store has room for `requests` more; `None` at once for a store that is not paced. Cancel safe.

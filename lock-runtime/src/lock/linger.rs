@@ -68,7 +68,10 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
     };
     let now = core.clock().now();
     let barging_interval = core.config.barging_window.map(|window| window.interval);
-    if !core.tracker.is_open() || !core.queue.may_linger(key, barging_interval, now) {
+    let may_linger = core.capabilities.local_handoff
+        && core.tracker.is_open()
+        && core.queue.may_linger(key, barging_interval, now);
+    if !may_linger {
         return as_it_is();
     }
     let Some((granted, listeners)) = lease.transfer(&lease.spec) else { return as_it_is() };

@@ -9,6 +9,8 @@ use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
     LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
+use crate::base::fence::Fence;
+use crate::base::key::Key;
 
 /// The fault that one request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +188,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         let mut capabilities = self.backend.capabilities();
         capabilities.local = false;
         capabilities
+    }
+
+    fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
+        self.backend.pin_sql(keys, fence)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -6,13 +6,19 @@ use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, Rele
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::{EtcdServer, eventually_async};
+use lock_tests::{EtcdServer, eventually_async, sequencers};
 
 #[tokio::test]
 async fn it_conforms() {
     let (server, root) = EtcdServer::shared();
     let url = server.url_of(&root);
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn sequencers_stand_for_one_hold() {
+    let (server, root) = EtcdServer::shared();
+    sequencers::stand_for_one_hold(&server.url_of(&root)).await;
 }
 
 #[tokio::test]

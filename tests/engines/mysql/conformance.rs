@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::prelude::*;
-use lock_tests::{MysqlServer, eventually_async};
+use lock_tests::{MysqlServer, eventually_async, sequencers};
 
 /// The server of all tests that do not disturb it. Each has a database of its own.
 pub(super) fn shared() -> &'static MysqlServer {
@@ -17,6 +17,11 @@ pub(super) fn shared() -> &'static MysqlServer {
 async fn it_conforms() {
     let url = shared().database("conformance");
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn sequencers_stand_for_one_hold() {
+    sequencers::stand_for_one_hold(&shared().database("sequencers")).await;
 }
 
 #[tokio::test]

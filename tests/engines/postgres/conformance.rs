@@ -3,13 +3,19 @@
 use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::prelude::*;
-use lock_tests::{PostgresServer, eventually_async};
+use lock_tests::{PostgresServer, eventually_async, sequencers};
 
 #[tokio::test]
 async fn it_conforms() {
     let server = PostgresServer::start();
     let url = server.url();
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn sequencers_stand_for_one_hold() {
+    let server = PostgresServer::start();
+    sequencers::stand_for_one_hold(&server.url()).await;
 }
 
 #[tokio::test]

@@ -9,9 +9,9 @@ use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, by_coun
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
 use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
-use crate::backend::sql::job::{Acquires, answer};
+use crate::backend::sql::job::{Acquires, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
-use crate::backend::sql::tables::micros;
+use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
 use crate::base::fence::Fence;
 use crate::base::jitter;
@@ -57,6 +57,11 @@ impl MysqlBatch<'_> {
             requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
             let mut refused = Vec::new();
             for mut requests in by_count_of_keys(requests, |_| 1, acquired_together) {
+                if self.statements().pins == Pins::On {
+                    // The fence and the lease change in one transaction, which needs a row to lock.
+                    refused.extend(self.with_rows(requests).await);
+                    continue;
+                }
                 while !requests.is_empty() {
                     let (again, held) = self.acquire_free(requests).await;
                     requests = again;
@@ -146,6 +151,40 @@ impl MysqlBatch<'_> {
         (again, refused)
     }
 
+    /// Makes rows for the keys that have none. Returns the requests.
+    async fn with_rows(&mut self, mut requests: Acquires) -> Acquires {
+        requests.retain(|(_, reply)| !reply.is_closed());
+        match self.add_rows(requests.iter().flat_map(|(request, _)| request.keys.iter())).await {
+            Ok(()) => requests,
+            Err(error) => {
+                // A row that is locked elsewhere fails the requests for it alone.
+                let others = self.others(requests, |request| &request.keys, error.clone()).await;
+                fail_all(others, &error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Makes rows of free locks. It grants nothing.
+    async fn add_rows<'k>(
+        &mut self,
+        keys: impl Iterator<Item = &'k Key>,
+    ) -> Result<(), BackendError> {
+        let mut rows = String::new();
+        for key in keys {
+            rows.push_str(if rows.is_empty() { "SELECT " } else { " UNION ALL SELECT " });
+            push_bytes(&mut rows, &[key.as_str().as_bytes()]);
+            rows.push_str(" AS `key`");
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let statements = self.statements();
+        let script = SqlScript::of(&statements.clock, &[])
+            .then(&statements.add_rows, &[("keys", Literal::Text(&rows))]);
+        self.execute(&script, usize::MAX).await.map(drop).map_err(BackendError::before_sending)
+    }
+
     /// Queues the owners of keys that are held, and grants the others. Returns the requests to be sent again.
     async fn enqueue(&mut self, mut requests: Acquires) -> Acquires {
         requests.retain(|(_, reply)| !reply.is_closed());
@@ -160,8 +199,9 @@ impl MysqlBatch<'_> {
                 ("key", Literal::Bytes(request.keys[0].as_str().as_bytes())),
                 ("owner", Literal::Bytes(request.owner.as_bytes())),
                 ("kept", Literal::Number(micros(request.kept_for()))),
-                ("further", Literal::Number(i64::from(further(request)))),
+                ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
                 ("channel", Literal::Bytes(self.channel.as_bytes())),
+                ("queues", Literal::Number(i64::from(request.enqueue))),
             ];
             script.add(&statements.enqueue, &values);
         }
@@ -182,10 +222,15 @@ impl MysqlBatch<'_> {
                 answer(reply, Ok(self.granted(&request, fence, row.is_true(2)).0));
                 continue;
             }
+            let expires_in = row.number(3).map(duration);
+            if !request.enqueue {
+                answer(reply, Ok(AcquireOutcome::contended(expires_in)));
+                continue;
+            }
             let rank = row.number(4).unwrap_or_default();
             self.state.watch_list().queued(&request.keys[0], request.owner, rank, self.now());
             self.state.watched.notify_one();
-            answer(reply, Ok(queued_outcome(row.number(3).map(duration), rank)));
+            answer(reply, Ok(queued_outcome(expires_in, rank)));
         }
         Vec::new()
     }
@@ -210,7 +255,8 @@ impl MysqlBatch<'_> {
             }
         }
         let fence = request.fencing.then(|| Fence::new(fence.unsigned_abs()));
-        let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further(request));
+        let granted = AcquireOutcome::acquired(fence)
+            .with_reserved_fences(further(request, self.statements().pins));
         // Without a channel this process does not learn of owners that queue later.
         let is_told = contended || !self.channel.is_empty();
         (if is_told { granted.with_contended(contended) } else { granted }, was_queued)
@@ -240,22 +286,13 @@ impl MysqlBatch<'_> {
     ) -> Result<AcquireOutcome, BackendError> {
         let statements = self.statements();
         let keys = ByteList::of_keys(request.keys.iter());
-        let mut rows = String::new();
-        for key in request.keys.iter() {
-            rows.push_str(if rows.is_empty() { "SELECT " } else { " UNION ALL SELECT " });
-            push_bytes(&mut rows, &[key.as_str().as_bytes()]);
-            rows.push_str(" AS `key`");
-        }
-        let script = SqlScript::of(&statements.clock, &[])
-            .then(&statements.add_rows, &[("keys", Literal::Text(&rows))]);
-        // It grants nothing.
-        self.execute(&script, usize::MAX).await.map_err(BackendError::before_sending)?;
+        self.add_rows(request.keys.iter()).await?;
         let values = [
             ("keys", keys.as_literal()),
             ("owner", Literal::Bytes(request.owner.as_bytes())),
             ("count", Literal::Number(i64::try_from(request.keys.len()).unwrap_or(i64::MAX))),
             ("kept", Literal::Number(micros(request.kept_for()))),
-            ("further", Literal::Number(i64::from(further(request)))),
+            ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
             ("channel", Literal::Bytes(self.channel.as_bytes())),
         ];
         let mut script = self
@@ -280,7 +317,8 @@ impl MysqlBatch<'_> {
         push_bytes(rows, &[request.keys[0].as_str().as_bytes()]);
         rows.push(',');
         push_bytes(rows, &[request.owner.as_bytes()]);
-        let (kept, further) = (micros(request.kept_for()), further(request));
+        let (kept, further) =
+            (micros(request.kept_for()), further(request, self.statements().pins));
         let _ = write!(rows, ",@now+{kept},@now,@now+{further},");
         push_bytes(rows, &[self.channel.as_bytes()]);
         rows.push(')');
@@ -292,6 +330,8 @@ fn queued_outcome(expires_in: Option<Duration>, rank: i64) -> AcquireOutcome {
     let recheck = jitter::below(recheck_interval(rank));
     let retry_after = match expires_in {
         Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
+        // No owner holds the key: a transaction of a former one may have it pinned.
+        None if rank == 0 => jitter::below(PINNED_RECHECK),
         _ => recheck,
     };
     AcquireOutcome::contended_until(expires_in, WaitMode::Queued { retry_after })
@@ -302,9 +342,9 @@ pub(super) fn recheck_interval(rank: i64) -> Duration {
     Duration::from_millis(if rank < 3 { 500 } else { 1_000 })
 }
 
-/// How many fences to reserve behind the one of the grant.
-fn further(request: &AcquireRequest) -> u32 {
-    if request.fencing { request.extra_fences } else { 0 }
+/// How many fences to reserve behind the one of the grant. None with pins: the fence of the holder is that of the row.
+fn further(request: &AcquireRequest, pins: Pins) -> u32 {
+    if request.fencing && pins == Pins::Off { request.extra_fences } else { 0 }
 }
 
 fn duration(micros: i64) -> Duration {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::read_only;
+use crate::backend::sql::tables::Pins;
 use crate::backend::{BackendError, FailureKind, Warning};
 
 /// What the server warns of, by its text and its remedy, in the order of the columns of `settings.sql`.
@@ -30,6 +31,9 @@ impl MysqlBatch<'_> {
         let mut names = ByteList::default();
         names.push(&[prefix.as_bytes(), b"_lease"]);
         names.push(&[prefix.as_bytes(), b"_queue"]);
+        if self.statements().pins == Pins::On {
+            names.push(&[prefix.as_bytes(), b"_fence"]);
+        }
         let values = [("schema", Literal::Bytes(schema.as_bytes())), ("names", names.as_literal())];
         let statements = self.statements();
         let script = SqlScript::of(&statements.settings, &values);
@@ -42,7 +46,7 @@ impl MysqlBatch<'_> {
         if settings.is_true(3) {
             let message = "the tables of the locks have an engine without transactions";
             return Err(BackendError::new(FailureKind::Rejected, message).remedy(
-                "run `ALTER TABLE lock_lease ENGINE = InnoDB`, and the same for `lock_queue`",
+                "run `ALTER TABLE lock_lease ENGINE = InnoDB`, and the same for the other tables of the locks",
             ));
         }
         let states: HashMap<&str, &str> =

@@ -62,10 +62,12 @@ use self::schema::MysqlStatements;
 use self::session::MysqlConnector;
 use self::url::MysqlUrl;
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::Purpose;
 use crate::backend::sql::store::SqlStore;
 use crate::backend::{BackendConfig, BackendError, DynBackend};
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::sql_dialect::SqlDialect;
 
 /// Opens the store at `url`, which has the scheme of MySQL.
 pub(crate) async fn open(
@@ -79,7 +81,7 @@ pub(crate) async fn open(
     }
     let config = config.with_connect_timeout(database.connect_timeout);
     let connector = MysqlConnector {
-        statements: MysqlStatements::new(&database.table),
+        statements: MysqlStatements::new(database.names()),
         encryption: MysqlEncryption::new(database.tls.clone()).await?,
         database,
         credentials: config.credentials.cloned(),
@@ -96,9 +98,10 @@ async fn connect(
 ) -> Result<SqlStore, BackendError> {
     let (unclaimed, found) = mpsc::unbounded_channel();
     let events = QueueEvents::new(unclaimed);
+    let fences = FenceTable::of(SqlDialect::MySql, connector.database.names());
     let state = Arc::new(MysqlPoolState::new(connector, events.clone(), config.clock));
     // First the channel: grants from the first acquire on name it.
     let upkeep = link::connect(&state, Purpose::Upkeep).await?;
     let claims = link::connect(&state, Purpose::Claims).await?;
-    Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout))
+    Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout).with_pins(fences))
 }

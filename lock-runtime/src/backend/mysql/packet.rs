@@ -6,7 +6,7 @@ pub(crate) const SHORTEST_PACKET: usize = 1_024;
 /// The most that a key takes in a list of keys and in one of leases, in hexadecimal digits, with room for a third list.
 pub(crate) const BYTES_IN_LISTS: usize = 4 << 10;
 
-/// The most that a transition of one key takes: its statements name the key up to a dozen times.
+/// The most that a transition of one key takes: its statements name the key up to sixteen times.
 pub(crate) const BYTES_OF_TRANSITION: usize = 24 << 10;
 
 /// Splits `requests` so that those of one part have at most `most` keys, or are a single one. Their order stays.

@@ -1,10 +1,13 @@
 //! The tables of the locks, and the statements on them.
 
 use crate::backend::mysql::script::Template;
-use crate::backend::sql::tables::with_tables;
+use crate::backend::sql::tables::{Pins, TableNames};
 
 /// What to do where the tables are missing.
 pub(crate) const REMEDY: &str = "run the statements in `docs/mysql.md`, or add `?create=on` to the URL of a user that may create tables";
+
+/// What to do where the table of the fences is missing.
+pub(crate) const FENCE_REMEDY: &str = "`?pin=on` needs one more table: run ``CREATE TABLE lock_fence (`key` varbinary(512) NOT NULL PRIMARY KEY, fence bigint NOT NULL) ENGINE = InnoDB``, with the prefix of `?table=`, or add `?create=on` to the URL of a user that may create tables";
 
 /// The statements of the store, with the names of its tables.
 #[derive(Debug)]
@@ -39,12 +42,13 @@ pub(crate) struct MysqlStatements {
     pub(crate) abandoned: Template,
     pub(crate) sweep_queue: Template,
     pub(crate) settings: Template,
+    /// Whether a grant raises the fence in its table.
+    pub(crate) pins: Pins,
 }
 
 impl MysqlStatements {
-    /// The statements for tables with names that start with `table`.
-    pub(crate) fn new(table: &str) -> Self {
-        let sql = |text: &str| Template::parse(with_tables(text, table, '`').trim_end());
+    pub(crate) fn new(names: TableNames<'_>) -> Self {
+        let sql = |text: &str| Template::parse(names.apply(text).trim_end());
         Self {
             tables: sql(include_str!("sql/schema.sql").trim_end().trim_end_matches(';')),
             check: sql(include_str!("sql/check.sql")),
@@ -76,6 +80,7 @@ impl MysqlStatements {
             abandoned: sql(include_str!("sql/abandoned.sql")),
             sweep_queue: sql(include_str!("sql/sweep_queue.sql")),
             settings: sql(include_str!("sql/settings.sql")),
+            pins: names.pins,
         }
     }
 }

@@ -150,6 +150,9 @@ fn refusal(answer: &ServerError) -> (FailureKind, &'static str, &'static str) {
             "refuses the statement for lack of rights",
             "grant the rights: `GRANT SELECT, INSERT, UPDATE, DELETE ON lock_lease TO the_user`, and the same for `lock_queue`; `docs/mysql.md` has the tables",
         ),
+        1146 if answer.message.contains("_fence'") => {
+            (Rejected, "does not have the table of the fences", schema::FENCE_REMEDY)
+        }
         code if TABLES.contains(&code) => {
             (Rejected, "does not have the tables of the locks", schema::REMEDY)
         }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use crate::backend::sql::encryption::tls_of_url;
-use crate::backend::sql::tables::{FORGET_AFTER, is_identifier};
+use crate::backend::sql::tables::{FORGET_AFTER, Pins, TableNames, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
+
+const PIN: &str = "write `?pin=on` in the URLs of all processes, for `guard.pin_sql()` in transactions of your own";
 
 const FORM: &str = "write `mysql://user:password@host:3306/database`, with several hosts for a primary that moves: `mysql://host1,host2/database`";
 
@@ -44,6 +46,8 @@ pub(crate) struct MysqlUrl {
     pub(crate) table: String,
     /// Whether missing tables are made: `?create=on`.
     pub(crate) creates: bool,
+    /// Whether grants are written for pins: `?pin=on`.
+    pub(crate) pins: Pins,
     /// How long rows of free locks stay: `?forget=`.
     pub(crate) forget_after: Duration,
     pub(crate) connect_timeout: Option<Duration>,
@@ -52,6 +56,11 @@ pub(crate) struct MysqlUrl {
 }
 
 impl MysqlUrl {
+    /// The names of the tables.
+    pub(crate) fn names(&self) -> TableNames<'_> {
+        TableNames { prefix: &self.table, quote: '`', pins: self.pins }
+    }
+
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         if query.contains('@') && !address.contains('@') {
@@ -114,6 +123,7 @@ impl MysqlUrl {
             database: decoded(Some(path))?,
             table: "lock".to_owned(),
             creates: false,
+            pins: Pins::Off,
             forget_after: FORGET_AFTER,
             connect_timeout: None,
             tls: None,
@@ -138,6 +148,11 @@ impl MysqlUrl {
                     }
                 };
             }
+            "pin" => {
+                self.pins = Pins::parse(value).ok_or_else(|| {
+                    wrong(format!("`pin={value}` is neither on nor off")).remedy(PIN)
+                })?;
+            }
             "forget" => {
                 let given = text::duration(value).filter(|age| !age.is_zero());
                 self.forget_after = given.ok_or_else(|| {
@@ -156,7 +171,7 @@ impl MysqlUrl {
             }
             _ => {
                 return Err(wrong(format!("`{name}` is no parameter of a MySQL URL")).remedy(
-                    "parameters are create, table, forget, connect_timeout, ssl-mode, ca, cert, key and insecure",
+                    "parameters are create, table, pin, forget, connect_timeout, ssl-mode, ca, cert, key and insecure",
                 ));
             }
         }
@@ -217,6 +232,7 @@ mod tests {
             ("mysql://u:secret@h/db?table=x;drop", "table"),
             ("mysql://u:secret@h/db?create=yes", "create"),
             ("mysql://u:secret@h/db?forget=0s", "forget"),
+            ("mysql://u:secret@h/db?pin=yes", "?pin=on"),
             ("mysql://u:secret@h/db?connect_timeout=x", "connect_timeout"),
             ("mysql://u:secret@h/db?ssl-mode=sometimes", "ssl-mode"),
             ("mysql://u:secret@h/db?ssl-mode=PREFERRED", "ssl-mode=required"),

@@ -10,7 +10,7 @@ use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
-use crate::backend::sql::tables::micros;
+use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;
 use crate::base::jitter;
@@ -51,7 +51,7 @@ impl Batch<'_> {
         requests: Acquires,
         parts: &mut Parts<PendingRequest<AcquireRequest, AcquireOutcome>>,
     ) -> Acquires {
-        let columns = AcquireColumns::of(&requests);
+        let columns = AcquireColumns::of(&requests, self.statements.pins);
         let rows = self.query(&self.statements.acquire, &columns.parameters(self.channel())).await;
         let rows = match rows {
             Ok(rows) => rows,
@@ -73,7 +73,7 @@ impl Batch<'_> {
         requests: Acquires,
         parts: &mut Parts<PendingRequest<AcquireRequest, AcquireOutcome>>,
     ) {
-        let columns = AcquireColumns::of(&requests);
+        let columns = AcquireColumns::of(&requests, self.statements.pins);
         let (keys, parameters) =
             ((&columns.keys as _, Type::BYTEA_ARRAY), columns.parameters(self.channel()));
         match self.in_transaction(keys, &self.statements.enqueue, &parameters).await {
@@ -124,6 +124,8 @@ impl Batch<'_> {
         let recheck = jitter::below(self.recheck_interval(rank));
         let retry_after = match answer.expires_in {
             Some(expires_in) if rank == 0 => recheck.min(expires_in + ROUNDING),
+            // No owner holds the key: a transaction of a former one may have it pinned.
+            None if rank == 0 => jitter::below(PINNED_RECHECK),
             _ => recheck,
         };
         AcquireOutcome::contended_until(answer.expires_in, WaitMode::Queued { retry_after })
@@ -131,7 +133,8 @@ impl Batch<'_> {
 
     fn granted(&self, request: &AcquireRequest, fence: i64, contended: bool) -> AcquireOutcome {
         let fence = request.fencing.then_some(fence).and_then(|fence| Fence::try_from(fence).ok());
-        let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further(request));
+        let granted = AcquireOutcome::acquired(fence)
+            .with_reserved_fences(further(request, self.statements.pins));
         // Without a channel this process does not learn of owners that queue later.
         if contended || self.is_notified() { granted.with_contended(contended) } else { granted }
     }
@@ -150,7 +153,7 @@ impl Batch<'_> {
     async fn acquire_all(&self, request: &AcquireRequest) -> Result<AcquireOutcome, BackendError> {
         let keys = texts(&request.keys);
         let (owner, kept) = (request.owner.as_bytes(), micros(request.kept_for()));
-        let further = i64::from(further(request));
+        let further = i64::from(further(request, self.statements.pins));
         let parameters: Parameters<'_> = vec![
             (&keys, Type::BYTEA_ARRAY),
             (&owner, Type::BYTEA),
@@ -187,13 +190,13 @@ struct AcquireColumns<'a> {
 }
 
 impl<'a> AcquireColumns<'a> {
-    fn of(requests: &'a Acquires) -> Self {
+    fn of(requests: &'a Acquires, pins: Pins) -> Self {
         let requests = || requests.iter().map(|(request, _)| request);
         Self {
             keys: requests().map(|request| request.keys[0].as_str().as_bytes()).collect(),
             owners: requests().map(|request| request.owner.as_bytes()).collect(),
             kept: requests().map(|request| micros(request.kept_for())).collect(),
-            further: requests().map(|request| i64::from(further(request))).collect(),
+            further: requests().map(|request| i64::from(further(request, pins))).collect(),
         }
     }
 
@@ -219,9 +222,9 @@ impl AcquireRow {
     }
 }
 
-/// How many fences to reserve behind the one of the grant.
-fn further(request: &AcquireRequest) -> u32 {
-    if request.fencing { request.extra_fences } else { 0 }
+/// How many fences to reserve behind the one of the grant. None with pins: the fence of the holder is that of the row.
+fn further(request: &AcquireRequest, pins: Pins) -> u32 {
+    if request.fencing && pins == Pins::Off { request.extra_fences } else { 0 }
 }
 
 pub(super) fn texts(keys: &[Key]) -> Vec<&[u8]> {

@@ -49,10 +49,12 @@ use self::schema::Statements;
 use self::session::{Connector, Encryption};
 use self::url::Database;
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::Purpose;
 use crate::backend::sql::store::SqlStore;
 use crate::backend::{BackendConfig, BackendError, DynBackend};
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::sql_dialect::SqlDialect;
 
 /// Opens the store at `url`, which has the scheme of PostgreSQL.
 pub(crate) async fn open(
@@ -65,7 +67,7 @@ pub(crate) async fn open(
             .remedy("leave `.sentinel_credentials(..)` out"));
     }
     let config = config.with_connect_timeout(database.connect_timeout());
-    let statements = Arc::new(Statements::new(&database.table));
+    let statements = Arc::new(Statements::new(database.names()));
     let tls = Encryption::new(database.tls.clone()).await?;
     let connector = Connector {
         database: Arc::new(database),
@@ -84,9 +86,10 @@ async fn connect(
 ) -> Result<SqlStore, BackendError> {
     let (unclaimed, found) = mpsc::unbounded_channel();
     let events = QueueEvents::new(unclaimed);
+    let fences = FenceTable::of(SqlDialect::Postgres, connector.database.names());
     let state = Arc::new(PoolState::new(connector, events.clone(), config.clock));
     // First the channel: grants from the first acquire on name it.
     let upkeep = link::connect(&state, Purpose::Upkeep).await?;
     let claims = link::connect(&state, Purpose::Claims).await?;
-    Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout))
+    Ok(SqlStore::new(events, claims, upkeep, found, config.request_timeout).with_pins(fences))
 }

@@ -3,10 +3,13 @@
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error};
 
-use crate::backend::sql::tables::with_tables;
+use crate::backend::sql::tables::{Pins, TableNames};
 
 /// What to do where the tables are missing.
 pub(crate) const REMEDY: &str = "run the statements in `docs/postgres.md` as the owner of the schema, or add `?create=on` to the URL of a user that may create tables";
+
+/// What to do where the table of the fences is missing.
+pub(crate) const FENCE_REMEDY: &str = "`?pin=on` needs one more table: run `CREATE TABLE lock_fence (key bytea PRIMARY KEY, fence bigint NOT NULL)` as the owner of the schema, with the prefix of `?table=`, or add `?create=on` to the URL of a user that may create tables";
 
 /// The statements that make the tables.
 const TABLES: &str = include_str!("sql/schema.sql");
@@ -44,12 +47,13 @@ pub(crate) struct Statements {
     pub(crate) settings: Sql,
     tables: String,
     check: String,
+    /// Whether a grant raises the fence in its table.
+    pub(crate) pins: Pins,
 }
 
 impl Statements {
-    /// The statements for tables with names that start with `table`.
-    pub(crate) fn new(table: &str) -> Self {
-        let named = |text: &str| with_tables(text, table, '"');
+    pub(crate) fn new(names: TableNames<'_>) -> Self {
+        let named = |text: &str| names.apply(text);
         let sql = |number, text: &str| Sql { number, text: named(text) };
         Self {
             acquire: sql(0, include_str!("sql/acquire.sql")),
@@ -66,6 +70,7 @@ impl Statements {
             settings: sql(11, include_str!("sql/settings.sql")),
             tables: named(TABLES),
             check: named(include_str!("sql/check.sql")),
+            pins: names.pins,
         }
     }
 

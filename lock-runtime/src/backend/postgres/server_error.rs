@@ -105,12 +105,22 @@ fn refusal(answer: &DbError) -> (FailureKind, &'static str, &'static str) {
     if is_any(&[&SqlState::INSUFFICIENT_PRIVILEGE]) && answer.message().contains("schema") {
         return (Rejected, "refuses to make the tables for lack of rights", schema::REMEDY);
     }
+    if is_any(&[&SqlState::INSUFFICIENT_PRIVILEGE]) && answer.message().contains("_fence") {
+        return (
+            Rejected,
+            "refuses the statement for lack of rights",
+            "grant the rights: `GRANT SELECT, INSERT, UPDATE, DELETE ON lock_fence TO the_user`",
+        );
+    }
     if is_any(&[&SqlState::INSUFFICIENT_PRIVILEGE]) {
         return (
             Rejected,
             "refuses the statement for lack of rights",
             "grant the rights: `GRANT SELECT, INSERT, UPDATE, DELETE ON lock_lease, lock_queue TO the_user`",
         );
+    }
+    if is_any(&[&SqlState::UNDEFINED_TABLE]) && answer.message().contains("_fence\"") {
+        return (Rejected, "does not have the table of the fences", schema::FENCE_REMEDY);
     }
     if is_any(&[&SqlState::UNDEFINED_TABLE, &SqlState::UNDEFINED_COLUMN]) {
         return (Rejected, "does not have the tables of the locks", schema::REMEDY);

@@ -6,13 +6,15 @@ use tokio_postgres::Config;
 use tokio_postgres::config::TargetSessionAttrs;
 
 use crate::backend::sql::encryption::tls_of_url;
-use crate::backend::sql::tables::{FORGET_AFTER, is_identifier};
+use crate::backend::sql::tables::{FORGET_AFTER, Pins, TableNames, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
 
 /// How long a connection is idle before the system checks it.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+
+const PIN: &str = "write `?pin=on` in the URLs of all processes, for `guard.pin_sql()` in transactions of your own";
 
 const FORM: &str = "write `postgres://user:password@host:5432/database`, with several hosts for a primary that moves: `postgres://host1,host2/database`";
 
@@ -25,6 +27,8 @@ pub(crate) struct Database {
     pub(crate) table: String,
     /// Whether missing tables are made: `?create=on`.
     pub(crate) creates: bool,
+    /// Whether grants are written for pins: `?pin=on`.
+    pub(crate) pins: Pins,
     /// How long rows of free locks stay: `?forget=`.
     pub(crate) forget_after: Duration,
     /// With `sslmode=require`.
@@ -32,6 +36,11 @@ pub(crate) struct Database {
 }
 
 impl Database {
+    /// The names of the tables.
+    pub(crate) fn names(&self) -> TableNames<'_> {
+        TableNames { prefix: &self.table, quote: '"', pins: self.pins }
+    }
+
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         if query.contains('@') && !address.contains('@') {
@@ -40,6 +49,7 @@ impl Database {
                 .remedy("write `%3F` for a `?`, and `%40` for an `@`, in a user or a password"));
         }
         let (mut table, mut creates, mut forget_after) = ("lock".to_owned(), false, FORGET_AFTER);
+        let mut pins = Pins::Off;
         let (mut others, mut files, mut encrypted) = (Vec::new(), TlsFiles::default(), false);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -59,6 +69,11 @@ impl Database {
                                 .remedy("write `?create=on` to make missing tables at the start"));
                         }
                     };
+                }
+                "pin" => {
+                    pins = Pins::parse(value).ok_or_else(|| {
+                        wrong(format!("`pin={value}` is neither on nor off")).remedy(PIN)
+                    })?;
                 }
                 "forget" => {
                     let given = text::duration(value).filter(|age| !age.is_zero());
@@ -97,7 +112,7 @@ impl Database {
         let servers =
             each_host(address).into_iter().map(|address| server(&format!("{address}?{others}")));
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { servers, table, creates, forget_after, tls })
+        Ok(Self { servers, table, creates, pins, forget_after, tls })
     }
 
     /// The time limit for connecting in the URL.
@@ -191,6 +206,7 @@ mod tests {
             ("postgres://u:secret@h/db?table=x;drop", "table"),
             ("postgres://u:secret@h/db?create=yes", "create"),
             ("postgres://u:secret@h/db?forget=0s", "forget"),
+            ("postgres://u:secret@h/db?pin=yes", "?pin=on"),
             ("postgres://u:secret@h/db?sslmode=sometimes", "sslmode"),
             ("postgres://u:secret@h/db?nonsense=1", "nonsense"),
             ("postgres://u:secret@h/db?ca=/a.pem", "sslmode=require"),

@@ -3,6 +3,7 @@
 pub(crate) mod encryption;
 pub(crate) mod job;
 pub(crate) mod parts;
+pub(crate) mod pin;
 pub(crate) mod sender;
 pub(crate) mod store;
 pub(crate) mod tables;

@@ -8,12 +8,15 @@ use tokio::task::AbortHandle;
 
 use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
 use crate::backend::sql::job::StoreJob;
+use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
     Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
+use crate::base::fence::Fence;
+use crate::base::key::Key;
 
 /// Sends requests to one of two connections, and gives each its answer. Dropping it ends the connections.
 pub(crate) struct SqlStore {
@@ -21,6 +24,8 @@ pub(crate) struct SqlStore {
     claims: Arc<JobSender>,
     upkeep: JobSender,
     unclaimed: AbortHandle,
+    /// With pins.
+    fences: Option<FenceTable>,
 }
 
 impl Drop for SqlStore {
@@ -46,13 +51,25 @@ impl SqlStore {
         };
         let unclaimed = release_unclaimed(found, request_timeout, release);
         let unclaimed = tokio::spawn(unclaimed).abort_handle();
-        Self { events, claims, upkeep, unclaimed }
+        Self { events, claims, upkeep, unclaimed, fences: None }
+    }
+
+    /// The store with pins by `fences`, if there are any.
+    pub(crate) fn with_pins(mut self, fences: Option<FenceTable>) -> Self {
+        self.fences = fences;
+        self
     }
 }
 
 impl Backend for SqlStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { wait_queue: true, ..Capabilities::default() }
+        // A fence is that of a row, and a hand-off within the process changes none.
+        let local_handoff = self.fences.is_none();
+        Capabilities { wait_queue: true, local_handoff, ..Capabilities::default() }
+    }
+
+    fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
+        self.fences.as_ref().map(|fences| fences.pin(keys, fence))
     }
 
     fn subscribe(&self, notifier: Notifier) {

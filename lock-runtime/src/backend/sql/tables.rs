@@ -6,20 +6,86 @@ use std::time::Duration;
 /// fence exceeds the former one whatever the server's clock did.
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// `text` with `lock_lease` and `lock_queue` replaced by the names of the tables that start with `table`, each part in
-/// `quote`s, so that it may be a word of SQL. Comments are left out.
-pub(crate) fn with_tables(text: &str, table: &str, quote: char) -> String {
-    let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
-    let text = lines.collect::<Vec<_>>().join("\n");
-    // One pass: the name of one table may contain that of the other.
-    let (lease, queue) = (quoted(table, "_lease", quote), quoted(table, "_queue", quote));
-    let parts = text.split("lock_lease").map(|part| part.replace("lock_queue", &queue));
-    parts.collect::<Vec<_>>().join(&lease)
+/// How often an owner at the head of the queue requests a key that a transaction has pinned, at least.
+pub(crate) const PINNED_RECHECK: Duration = Duration::from_millis(25);
+
+/// Whether a store keeps the fence of each grant in a table of its own, for pins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Pins {
+    #[default]
+    Off,
+    On,
 }
 
-fn quoted(table: &str, suffix: &str, quote: char) -> String {
-    let dot = format!("{quote}.{quote}");
-    format!("{quote}{}{suffix}{quote}", table.replace('.', &dot))
+impl Pins {
+    /// The value of `?pin=`.
+    pub(crate) fn parse(value: &str) -> Option<Self> {
+        match value {
+            "on" => Some(Self::On),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
+/// What makes the statements of a store from the files in `sql/`: the names of its tables, and whether it has pins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableNames<'a> {
+    /// What the names start with, with a schema in front if there is one.
+    pub(crate) prefix: &'a str,
+    pub(crate) quote: char,
+    pub(crate) pins: Pins,
+}
+
+impl TableNames<'_> {
+    /// `text` with the names of the tables, each part in quotes, so that it may be a word of SQL. Comments are left out, and what
+    /// stands between `/*pin` and `pin*/` is there with pins alone.
+    pub(crate) fn apply(self, text: &str) -> String {
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
+        let text = with_pins(&lines.collect::<Vec<_>>().join("\n"), self.pins);
+        // One pass: the name of one table may contain that of another.
+        let mut named = String::with_capacity(text.len());
+        let mut rest = &*text;
+        while let Some(at) = rest.find("lock_") {
+            let (before, behind) = rest.split_at(at);
+            named.push_str(before);
+            let table = ["_lease", "_queue", "_fence"]
+                .into_iter()
+                .find(|suffix| behind["lock".len()..].starts_with(suffix));
+            let taken = match table {
+                Some(suffix) => {
+                    named.push_str(&self.quoted(suffix));
+                    "lock".len() + suffix.len()
+                }
+                None => {
+                    named.push_str("lock_");
+                    "lock_".len()
+                }
+            };
+            rest = &behind[taken..];
+        }
+        named.push_str(rest);
+        named
+    }
+
+    /// The name of the table with this end.
+    pub(crate) fn quoted(self, suffix: &str) -> String {
+        let (quote, prefix) = (self.quote, self.prefix);
+        let dot = format!("{quote}.{quote}");
+        format!("{quote}{}{suffix}{quote}", prefix.replace('.', &dot))
+    }
+}
+
+fn with_pins(text: &str, pins: Pins) -> String {
+    match pins {
+        Pins::On => text.replace("/*pin", "").replace("pin*/", ""),
+        Pins::Off => {
+            let mut parts = text.split("/*pin");
+            let first = parts.next().unwrap_or_default().to_owned();
+            let behind = parts.filter_map(|part| part.split_once("pin*/").map(|(_, rest)| rest));
+            behind.fold(first, |text, rest| text + rest)
+        }
+    }
 }
 
 /// Whether `name` can stand in a statement without quotes, as a table or a schema and a table.
@@ -47,13 +113,22 @@ mod tests {
 
     #[test]
     fn tables_may_have_any_name() {
-        let text = "-- of lock_lease\nlock_lease lock_queue";
-        for (table, named) in [
-            ("lock", "`lock_lease` `lock_queue`"),
-            ("app.lock_queue", "`app`.`lock_queue_lease` `app`.`lock_queue_queue`"),
-            ("user.lock_lease", "`user`.`lock_lease_lease` `user`.`lock_lease_queue`"),
+        let text = "-- of lock_lease\nlock_lease lock_queue lock_";
+        for (prefix, named) in [
+            ("lock", "`lock_lease` `lock_queue` lock_"),
+            ("app.lock_queue", "`app`.`lock_queue_lease` `app`.`lock_queue_queue` lock_"),
+            ("user.lock_lease", "`user`.`lock_lease_lease` `user`.`lock_lease_queue` lock_"),
         ] {
-            assert_eq!(with_tables(text, table, '`'), named);
+            let names = TableNames { prefix, quote: '`', pins: Pins::Off };
+            assert_eq!(names.apply(text), named);
         }
+    }
+
+    #[test]
+    fn parts_for_pins_are_there_with_pins_alone() {
+        let text = "a /*pin, lock_fence\n-- x\npin*/ b /*pin c pin*/";
+        let with = |pins| TableNames { prefix: "l", quote: '"', pins }.apply(text);
+        assert_eq!(with(Pins::Off), "a  b ");
+        assert_eq!(with(Pins::On), "a , \"l_fence\"\n b  c ");
     }
 }

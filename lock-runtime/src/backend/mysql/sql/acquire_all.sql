@@ -10,6 +10,14 @@ SELECT IF(COUNT(*) = :count AND SUM(until > @now AND owner NOT IN ('', :owner)) 
     MAX(IF(until > @now AND owner NOT IN ('', :owner), until - @now, NULL))
 INTO @fence, @expires
 FROM lock_lease FORCE INDEX (PRIMARY) WHERE `key` IN (:keys) FOR UPDATE;
+/*pin
+SET @unpinned = 0, @fences = 0;
+-- A fence row that is locked is pinned by an open transaction of a former holder.
+SELECT COUNT(*) INTO @unpinned FROM lock_fence FORCE INDEX (PRIMARY)
+WHERE `key` IN (:keys) AND @fence IS NOT NULL FOR UPDATE SKIP LOCKED;
+SELECT COUNT(*) INTO @fences FROM lock_fence WHERE `key` IN (:keys);
+SET @fence = IF(@unpinned = @fences, @fence, NULL);
+pin*/
 UPDATE lock_lease FORCE INDEX (PRIMARY) SET
     until = IF(owner = :owner, GREATEST(until, @now + :kept), @now + :kept),
     fence = @fence,
@@ -17,4 +25,11 @@ UPDATE lock_lease FORCE INDEX (PRIMARY) SET
     channel = :channel,
     owner = :owner
 WHERE `key` IN (:keys) AND @fence IS NOT NULL;
+/*pin
+-- Fails the pins of former holders from here on.
+INSERT INTO lock_fence (`key`, fence)
+SELECT lease.`key`, @fence FROM lock_lease AS lease FORCE INDEX (PRIMARY)
+WHERE lease.`key` IN (:keys) AND @fence IS NOT NULL ORDER BY lease.`key`
+ON DUPLICATE KEY UPDATE fence = VALUES(fence);
+pin*/
 SELECT @fence, (SELECT MAX(contended) FROM lock_lease WHERE `key` IN (:keys)), @expires

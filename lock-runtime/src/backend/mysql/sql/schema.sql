@@ -15,4 +15,10 @@ CREATE TABLE IF NOT EXISTS lock_queue (
     channel varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     seen bigint NOT NULL,
     PRIMARY KEY (`key`, owner)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB
+/*pin ;
+CREATE TABLE IF NOT EXISTS lock_fence (
+    `key` varbinary(512) NOT NULL,
+    fence bigint NOT NULL,
+    PRIMARY KEY (`key`)
+) ENGINE = InnoDB pin*/;

@@ -7,7 +7,17 @@ WITH asked AS MATERIALIZED (
         (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS clock
     FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[])
         WITH ORDINALITY AS asked (key, owner, kept, further, number)
-), granted AS (
+), /*pin unpinned AS MATERIALIZED (
+    -- A fence row that is locked is pinned by an open transaction of a former holder. Held keys are left alone.
+    SELECT pin.key FROM lock_fence AS pin JOIN asked ON asked.key = pin.key
+    WHERE NOT EXISTS (
+        SELECT FROM lock_lease AS held
+        WHERE held.key = asked.key AND held.owner NOT IN (asked.owner, '')
+            AND held.until > statement_timestamp()
+    )
+    ORDER BY pin.key
+    FOR UPDATE OF pin SKIP LOCKED
+), pin*/ granted AS (
     INSERT INTO lock_lease AS lease (key, owner, until, fence, last_fence, channel)
     SELECT key, owner, statement_timestamp() + kept, clock, clock + further, $5
     FROM asked
@@ -17,6 +27,10 @@ WITH asked AS MATERIALIZED (
         WHERE held.key = asked.key AND held.owner NOT IN (asked.owner, '')
             AND held.until > statement_timestamp()
     )
+    /*pin AND (
+        EXISTS (SELECT FROM unpinned WHERE unpinned.key = asked.key)
+        OR NOT EXISTS (SELECT FROM lock_fence AS pin WHERE pin.key = asked.key)
+    ) pin*/
     -- All statements lock rows in this order, so none waits for another in a circle.
     ORDER BY key
     ON CONFLICT (key) DO UPDATE SET
@@ -32,7 +46,11 @@ WITH asked AS MATERIALIZED (
             ELSE greatest(lease.last_fence + 1, excluded.fence) + excluded.last_fence - excluded.fence END
     WHERE lease.until <= statement_timestamp() OR lease.owner IN (excluded.owner, '')
     RETURNING key, fence, contended
-), left_queue AS (
+), /*pin raised AS (
+    -- Fails the pins of former holders from here on.
+    INSERT INTO lock_fence AS pin (key, fence) SELECT key, fence FROM granted ORDER BY key
+    ON CONFLICT (key) DO UPDATE SET fence = excluded.fence WHERE pin.fence <> excluded.fence
+), pin*/ left_queue AS (
     -- An owner that was queued and finds the key free is no longer queued.
     DELETE FROM lock_queue AS queued USING granted JOIN asked ON asked.key = granted.key
     WHERE queued.key = granted.key AND queued.owner = asked.owner
@@ -47,6 +65,6 @@ SELECT asked.number, granted.fence, granted.contended,
 FROM asked
     LEFT JOIN granted ON granted.key = asked.key
     LEFT JOIN lock_lease AS held
-        ON held.key = asked.key AND held.owner <> '' AND held.until > statement_timestamp()
+        ON held.key = asked.key AND held.owner NOT IN ('', asked.owner) AND held.until > statement_timestamp()
     LEFT JOIN lock_queue AS queued
         ON queued.key = asked.key AND queued.owner = asked.owner AND queued.channel = $5

@@ -10,10 +10,19 @@ WITH found AS MATERIALIZED (
     -- Also a row that was made behind lock_rows.sql.
     ORDER BY key
     FOR UPDATE
-), number AS MATERIALIZED (
+), /*pin unpinned AS MATERIALIZED (
+    -- A fence row that is locked is pinned by an open transaction of a former holder.
+    SELECT pin.key FROM lock_fence AS pin JOIN found ON found.key = pin.key
+    WHERE NOT EXISTS (SELECT FROM found AS other WHERE other.is_held)
+    ORDER BY pin.key
+    FOR UPDATE OF pin SKIP LOCKED
+), pin*/ number AS MATERIALIZED (
     -- A repeated request finds one fence on all keys. Keys that were taken one by one have different ones.
     -- A row that was swept meanwhile is refused too: the repeated request makes it again.
-    SELECT bool_or(is_held) OR count(*) < cardinality($1::bytea[]) AS is_held,
+    SELECT bool_or(is_held) OR count(*) < cardinality($1::bytea[]) /*pin OR EXISTS (
+            SELECT FROM lock_fence AS pin WHERE pin.key = ANY ($1::bytea[])
+                AND NOT EXISTS (SELECT FROM unpinned WHERE unpinned.key = pin.key)
+        ) pin*/ AS is_held,
         CASE WHEN bool_and(is_own) AND min(fence) = max(fence) THEN max(fence)
             ELSE greatest(
                 max(last_fence) + 1, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint
@@ -32,8 +41,12 @@ WITH found AS MATERIALIZED (
         last_fence = greatest(lease.last_fence, number.fence + $4)
     FROM found, number
     WHERE lease.key = found.key AND NOT number.is_held
-    RETURNING lease.fence, lease.contended
-)
+    RETURNING lease.key, lease.fence, lease.contended
+) /*pin , raised AS (
+    -- Fails the pins of former holders from here on.
+    INSERT INTO lock_fence AS pin (key, fence) SELECT key, fence FROM granted ORDER BY key
+    ON CONFLICT (key) DO UPDATE SET fence = excluded.fence WHERE pin.fence <> excluded.fence
+) pin*/
 SELECT (SELECT max(fence) FROM granted) AS fence, (SELECT bool_or(contended) FROM granted) AS contended,
     (SELECT (extract(epoch FROM max(until) - statement_timestamp()) * 1000000)::bigint FROM found WHERE is_held)
         AS expires_in

@@ -21,3 +21,14 @@ CREATE TABLE IF NOT EXISTS lock_queue (
     PRIMARY KEY (key, position),
     UNIQUE (key, owner)
 );
+/*pin
+CREATE TABLE IF NOT EXISTS lock_fence (
+    key bytea PRIMARY KEY,
+    fence bigint NOT NULL
+) WITH (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0
+);
+pin*/

@@ -12,7 +12,15 @@ WITH read AS MATERIALIZED (
         FOR UPDATE OF old SKIP LOCKED
     ) AS old
     WHERE lease.key = old.key
-), abandoned AS (
+    RETURNING lease.key
+), /*pin unpinned AS (
+    DELETE FROM lock_fence AS pin USING (
+        SELECT fence.key FROM lock_fence AS fence JOIN swept ON swept.key = fence.key
+        ORDER BY fence.key
+        FOR UPDATE OF fence SKIP LOCKED
+    ) AS old
+    WHERE pin.key = old.key
+), pin*/ abandoned AS (
     DELETE FROM lock_queue AS queued USING (
         SELECT key, position FROM lock_queue WHERE seen < statement_timestamp() - interval '1 minute'
         LIMIT $3 FOR UPDATE SKIP LOCKED

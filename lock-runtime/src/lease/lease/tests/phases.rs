@@ -253,6 +253,19 @@ async fn a_hold_is_handed_on_only_to_a_request_for_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_hold_with_a_sequencer_is_not_handed_on() {
+    let clock = clock().await;
+    let lease = granted(plain(), clock);
+    assert!(lease.name_owner() && lease.name_owner());
+    assert!(lease.transfer(&spec_of(plain())).is_none());
+    assert!(lease.is_held() && lease.begin_release());
+    assert!(!lease.name_owner() && lease.is_released());
+    let transferred = granted(plain(), clock);
+    assert!(transferred.transfer(&spec_of(plain())).is_some());
+    assert!(!transferred.name_owner(), "the owner is that of the next holder");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hold_is_handed_on_after_its_min_hold_and_while_half_a_ttl_is_left() {
     let clock = clock().await;
     let is_handed_on = |lease: &Lease| lease.transfer(&spec_of(plain())).is_some();
