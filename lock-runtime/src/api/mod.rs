@@ -2,6 +2,7 @@
 
 pub(crate) mod enter;
 pub(crate) mod guard;
+pub(crate) mod inspect;
 pub(crate) mod locked_future;
 pub(crate) mod named_pools;
 pub(crate) mod pool;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
-    Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
+use crate::base::key::Key;
 use crate::exec::foreground::ForegroundRequest;
 use crate::exec::panic_boundary;
 
@@ -34,6 +35,7 @@ pub(crate) trait DynBackend: Send + Sync {
         requests: &'a [ReleaseRequest],
     ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>>;
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>>;
+    fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
@@ -76,6 +78,11 @@ impl<B: Backend> DynBackend for B {
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>> {
         let status = panic_boundary::run(async { Backend::is_held(self, lease).await });
         Box::pin(async { status.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>> {
+        let inspection = panic_boundary::run(async { Backend::inspect(self, key).await });
+        Box::pin(async { inspection.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
@@ -143,6 +150,10 @@ impl Backend for Opened {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.0.is_held(lease).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.0.inspect(key).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

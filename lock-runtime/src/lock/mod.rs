@@ -9,6 +9,7 @@ mod hold;
 mod outgoing;
 mod release;
 pub(crate) mod shutdown;
+pub(crate) mod snapshot;
 mod store_status;
 mod undo;
 mod undo_queue;

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
-    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, Inspection,
+    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
+use crate::base::key::Key;
 
 /// The fault that one request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +180,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.backend.is_held(lease).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.backend.inspect(key).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -4,6 +4,7 @@ mod cluster;
 mod conformance;
 mod errors;
 mod faults;
+mod inspect;
 mod interleavings;
 mod interop;
 mod leases;

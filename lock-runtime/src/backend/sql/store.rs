@@ -11,9 +11,10 @@ use crate::backend::sql::job::StoreJob;
 use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
-    Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
+use crate::base::key::Key;
 
 /// Sends requests to one of two connections, and gives each its answer. Dropping it ends the connections.
 pub(crate) struct SqlStore {
@@ -105,6 +106,11 @@ impl Backend for SqlStore {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.upkeep.send(|reply| StoreJob::IsHeld((lease.clone(), reply))).get().await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let inspecting = self.upkeep.send(|reply| StoreJob::Inspect((key.clone(), reply)));
+        inspecting.get().await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
