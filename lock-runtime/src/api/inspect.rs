@@ -1,4 +1,4 @@
-//! Who holds what: reads of one key from the store, and of all locks of this process.
+//! Reads of one key from the store, and of all locks of this process.
 
 use std::sync::Arc;
 
