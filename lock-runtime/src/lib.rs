@@ -39,6 +39,7 @@
 //! * `macros` (default): the attribute.
 //! * `redis` (default): `redis://` URLs.
 //! * `rediss`: `rediss://` URLs, TLS by rustls.
+//! * `serde`: [`Fence`], [`Snapshot`] and [`Inspection`] can be serialized.
 //! * `axum`, `actix`, `tower`: [`web`], locks of routes and responses for errors.
 //! * `testing`: pools for tests, the conformance suite for stores, and a store that fails on demand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -123,13 +124,16 @@ pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
 pub use base::fence_gate::{FenceGate, StaleFence};
+pub use base::inspection::{Inspection, LockHolder, WaitingOwner};
 pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
+pub use base::owner_tag::OwnerTag;
 pub use base::problem::Problem;
 pub use base::sequencer::{InvalidSequencer, Sequencer};
 pub use base::sql_dialect::SqlDialect;
 pub use base::sql_fence_gate::SqlFenceGate;
 pub use lock::shutdown::ShutdownReport;
+pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// Runs an async function only while a lock is held.
 ///
 /// ```

@@ -14,4 +14,5 @@ mod progress;
 mod regressions;
 mod serving;
 mod shutdown;
+mod snapshot;
 mod web;

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lock_runtime::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
-    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, Inspection,
+    LeaseRef, LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode,
+    Warning,
 };
 use lock_runtime::testing::conformance;
 use lock_runtime::{Fence, Key};
@@ -99,9 +100,17 @@ enum Flaw {
     TellsNoEndOfTheTtl,
     IsNeverHealthy,
     NeverAnswers,
+
+    // Inspections.
+    ShowsNoHolder,
+    ShowsAnotherOwner,
+    TakesWhatItShows,
+    ShowsAnotherFence,
 }
 
 use Flaw::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// A store like that of `examples/custom_backend.rs`, correct but for its flaw. All connections share one table.
 #[derive(Clone)]
@@ -550,6 +559,24 @@ impl Backend for Table {
         Ok(if held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
     }
 
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let mut rows = self.rows();
+        let name = self.name(key);
+        let holder = self.row(&rows, &name).filter(|_| !self.is(ShowsNoHolder)).map(|row| {
+            let owner =
+                if self.is(ShowsAnotherOwner) { Owner::random().unwrap() } else { row.owner };
+            let fence = self.is(ShowsAnotherFence).then(|| Fence::new(7_777));
+            let left = row.expires.saturating_duration_since(Instant::now());
+            LockHolder::new(Some(owner.tag())).with_expiry(Some(left)).with_fence(fence)
+        });
+        if self.is(TakesWhatItShows) && self.row(&rows, &name).is_none() {
+            let mut keys = AcquireRequest::new([key.clone()], Owner::random().unwrap(), MINUTE);
+            keys.min_hold = MINUTE;
+            self.put(&mut rows, &name, &keys);
+        }
+        Ok(Some(Inspection::new(holder)))
+    }
+
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::default();
         capabilities.local = true;
@@ -656,4 +683,9 @@ stores! {
     tells_no_end_of_the_ttl: TellsNoEndOfTheTtl => "an end of the ttl is notified",
     is_never_healthy: IsNeverHealthy => "a store that serves is healthy",
     never_answers: NeverAnswers => "the store has not answered within 30s",
+
+    shows_no_holder: ShowsNoHolder => "a held key has a holder",
+    shows_another_owner: ShowsAnotherOwner => "the holder is the owner",
+    takes_what_it_shows: TakesWhatItShows => "an inspection takes nothing",
+    shows_another_fence: ShowsAnotherFence => "Fence(7777)) is shown for",
 }

@@ -26,6 +26,7 @@
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
+//! | [`inspected`] | what a store tells of the holder of a key |
 //! | [`latency`] | delays that stay below a limit on a busy machine too |
 //! | [`expected_error`] | what the text of an error must contain |
 //! | [`logs`] | all traced events, as text |
@@ -47,6 +48,7 @@ pub mod examples;
 pub mod expected_error;
 pub mod history;
 pub mod http;
+pub mod inspected;
 pub mod latency;
 pub mod logs;
 pub mod monitor;

@@ -3,6 +3,7 @@
 mod cluster;
 mod conformance;
 mod health;
+mod inspect;
 mod interop;
 mod logins;
 mod proxies;

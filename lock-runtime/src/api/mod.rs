@@ -3,6 +3,7 @@
 pub(crate) mod enter;
 pub(crate) mod entered;
 pub(crate) mod guard;
+pub(crate) mod inspect;
 pub(crate) mod locked_future;
 pub(crate) mod named_pools;
 pub(crate) mod pool;

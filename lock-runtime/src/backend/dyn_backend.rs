@@ -8,8 +8,8 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
-    Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -37,6 +37,7 @@ pub(crate) trait DynBackend: Send + Sync {
     ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>>;
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>>;
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String>;
+    fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
@@ -83,6 +84,11 @@ impl<B: Backend> DynBackend for B {
 
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
         panic_boundary::call(|| Backend::pin_sql(self, keys, fence)).unwrap_or_default()
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>> {
+        let inspection = panic_boundary::run(async { Backend::inspect(self, key).await });
+        Box::pin(async { inspection.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
@@ -154,6 +160,10 @@ impl Backend for Opened {
 
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
         self.0.pin_sql(keys, fence)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.0.inspect(key).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

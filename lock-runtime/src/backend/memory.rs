@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use super::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
-    Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
+    LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::Fence;
@@ -46,6 +46,8 @@ struct LeaseTable {
 struct StoredLease {
     owner: Owner,
     until: Instant,
+    /// The first one of the grant.
+    fence: Option<Fence>,
 }
 
 impl Memory {
@@ -84,12 +86,6 @@ impl Memory {
             };
         }
         table.sweep(now);
-        for key in claim.keys.iter() {
-            // Never shortens the lease: this may be a late request with a shorter ttl.
-            let until = table.holder(key, now).map_or(now, |stored| stored.until);
-            let until = until.max(now + claim.kept_for());
-            table.by_key.insert(key.clone(), StoredLease { owner: claim.owner, until });
-        }
         // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again.
         static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
         let extra_fences = if claim.fencing { claim.extra_fences } else { 0 };
@@ -97,6 +93,12 @@ impl Memory {
             let last = LAST_FENCE.fetch_add(1 + u64::from(extra_fences), Ordering::Relaxed);
             Fence::new(last + 1)
         });
+        for key in claim.keys.iter() {
+            // Never shortens the lease: this may be a late request with a shorter ttl.
+            let until = table.holder(key, now).map_or(now, |stored| stored.until);
+            let until = until.max(now + claim.kept_for());
+            table.by_key.insert(key.clone(), StoredLease { owner: claim.owner, until, fence });
+        }
         AcquireOutcome::Acquired {
             fence,
             reserved_fences: extra_fences,
@@ -181,8 +183,9 @@ impl Backend for Memory {
             let held = table.is_held(lease, now);
             if held {
                 for key in lease.keys.iter() {
-                    let stored = StoredLease { owner: lease.owner, until: now + lease.kept_for() };
-                    table.by_key.insert(key.clone(), stored);
+                    if let Some(stored) = table.by_key.get_mut(key) {
+                        stored.until = now + lease.kept_for();
+                    }
                 }
             }
             Ok(status(held))
@@ -218,6 +221,17 @@ impl Backend for Memory {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         Ok(status(self.leases().is_held(lease, self.shared.clock.now())))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let now = self.shared.clock.now();
+        let holder = self.leases().holder(key, now).map(|stored| {
+            let expires_in = Some(stored.until.since(now));
+            LockHolder::new(Some(stored.owner.tag()))
+                .with_expiry(expires_in)
+                .with_fence(stored.fence)
+        });
+        Ok(Some(Inspection::new(holder)))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 pub use crate::base::backend_error::{BackendError, FailureKind, Warning};
 use crate::base::fence::Fence;
+pub use crate::base::inspection::{Inspection, LockHolder, WaitingOwner};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
+pub use crate::base::owner_tag::OwnerTag;
 use crate::exec::foreground::ForegroundRequest;
 
 #[cfg(feature = "_remote")]
@@ -425,6 +427,27 @@ pub trait Backend: Send + Sync + 'static {
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
         let _ = (keys, fence);
         None
+    }
+
+    /// Reads the holder of `key` and its wait queue, without a change: nothing is created, extended or notified. The key is as
+    /// the store knows it, with the pool's prefix. `None`, the default, if the store cannot tell.
+    ///
+    /// A key that other owners cannot acquire is held, whatever has taken it.
+    ///
+    /// ```
+    /// # use lock_runtime::backend::{Inspection, LockHolder, Owner};
+    /// # use std::time::Duration;
+    /// # let owner = Owner::random().unwrap();
+    /// let holder = LockHolder::new(Some(owner.tag())).with_expiry(Some(Duration::from_secs(3)));
+    /// let answer = Inspection::new(Some(holder)); // `Inspection::new(None)` for a free key
+    /// # assert!(!answer.is_free());
+    /// ```
+    fn inspect(
+        &self,
+        key: &Key,
+    ) -> impl Future<Output = Result<Option<Inspection>, BackendError>> + Send {
+        let _ = key;
+        async { Ok(None) }
     }
 
     /// Reads whether the store can serve, and what could make it lose locks.

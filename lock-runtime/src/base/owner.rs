@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::owner_tag::OwnerTag;
 use crate::base::process::Process;
 
 /// The owner token of one grant: 128 bits of the operating system's randomness, as 32 hex digits.
@@ -50,6 +51,12 @@ impl Owner {
     pub const fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+
+    /// The part that may be shown.
+    #[must_use]
+    pub const fn tag(&self) -> OwnerTag {
+        OwnerTag::of_token(&self.0)
+    }
 }
 
 /// Random bytes that were fetched and not used yet: the system call costs more than the rest of a token. A forked
@@ -89,6 +96,6 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 /// Shows a few digits: enough to distinguish owners in a log, too few to release their locks.
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Owner({}..)", String::from_utf8_lossy(&self.0[..8]))
+        write!(f, "Owner({}..)", self.tag())
     }
 }

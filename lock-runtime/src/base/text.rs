@@ -16,3 +16,9 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
         _ => None,
     }
 }
+
+/// `span` in whole milliseconds, as serialized values have it.
+#[cfg(feature = "serde")]
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -10,6 +10,7 @@ mod linger;
 mod outgoing;
 mod release;
 pub(crate) mod shutdown;
+pub(crate) mod snapshot;
 mod store_status;
 mod undo;
 mod undo_queue;

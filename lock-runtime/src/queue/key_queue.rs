@@ -122,6 +122,7 @@ pub(crate) struct Holder {
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) id: u64,
+    pub(super) since: Instant,
     /// The owner token of its requests.
     pub(super) owner: Owner,
     pub(super) wake: Arc<Notify>,

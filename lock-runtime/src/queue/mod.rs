@@ -6,3 +6,4 @@ pub(crate) mod permit;
 pub(crate) mod permits_wait;
 pub(crate) mod wait_queue;
 pub(crate) mod waiting;
+pub(crate) mod waiting_keys;

@@ -166,6 +166,7 @@ impl<W: Waiter> WaitQueues<W> {
     /// The request `id` sends requests for any of `keys` under `owner` from now on. `wake` is notified when the store
     /// says something about one of them.
     pub(crate) fn register(&self, keys: &[Key], id: u64, owner: Owner, wake: &Arc<Notify>) {
+        let since = self.clock.now();
         let mut queues = self.lock();
         for key in keys {
             let queue = queues.by_key.entry(key.clone()).or_default();
@@ -174,7 +175,8 @@ impl<W: Waiter> WaitQueues<W> {
                 Some(entry) => entry.owner = owner,
                 None => {
                     let wake = wake.clone();
-                    let entry = Registered { id, owner, wake, wake_at: None, contended: false };
+                    let (wake_at, contended) = (None, false);
+                    let entry = Registered { id, since, owner, wake, wake_at, contended };
                     queue.registered.push(entry);
                 }
             }

@@ -20,6 +20,7 @@ mod batches;
 mod dropped;
 mod expiry;
 mod fences;
+mod inspections;
 mod min_hold;
 mod races;
 mod several_keys;
@@ -112,6 +113,8 @@ impl<B: Backend> Suite<B> {
         self.a_batch_of_acquires_answers_in_order().await;
         self.leases_of_different_sizes_are_renewed_together().await;
         self.one_of_a_batch_has_the_key().await;
+        self.the_holder_of_a_key_is_shown().await;
+        self.the_wait_queue_of_a_key_is_shown().await;
         self.a_change_is_notified_if_the_store_can().await;
         self.unusual_keys_are_distinct().await;
         self.a_hundred_owners_take_turns().await;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
-    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, Inspection,
+    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -181,6 +181,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.backend.is_held(lease).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.backend.inspect(key).await
     }
 
     fn capabilities(&self) -> Capabilities {

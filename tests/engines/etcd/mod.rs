@@ -5,6 +5,7 @@ mod conformance;
 mod errors;
 mod examples;
 mod faults;
+mod inspect;
 mod interleavings;
 mod interop;
 mod leases;

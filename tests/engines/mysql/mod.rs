@@ -3,5 +3,6 @@
 mod conformance;
 mod errors;
 mod faults;
+mod inspect;
 mod interleavings;
 mod wait_queue;

@@ -4,5 +4,6 @@ mod conformance;
 mod errors;
 mod examples;
 mod faults;
+mod inspect;
 mod pooler;
 mod wait_queue;

@@ -4,6 +4,7 @@ mod conformance;
 mod ensemble;
 mod errors;
 mod faults;
+mod inspect;
 mod interleavings;
 mod interop;
 mod sessions;

@@ -21,7 +21,7 @@
 //!
 //! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `member` (a connection), `leases`,
 //! `member_task` (keeps one up), `open_signs`, `keep_alives`, `watches`, `owned_key` and `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`,
-//! `grant`, `acquire`, `release`, `renew`, `upkeep` and `diagnostics`.
+//! `grant`, `acquire`, `release`, `renew`, `inspect`, `upkeep` and `diagnostics`.
 
 mod acquire;
 mod acquiring;
@@ -29,6 +29,7 @@ mod diagnostics;
 mod fence;
 mod grant;
 mod grpc;
+mod inspect;
 mod keep_alives;
 mod key_names;
 mod leases;
@@ -67,9 +68,10 @@ use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
-    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::Key;
 
 /// Opens the store at `url`, which has the scheme of etcd.
 pub(crate) async fn open(
@@ -219,6 +221,10 @@ impl Backend for Etcd {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.locks.is_held(lease).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.locks.inspect(key).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

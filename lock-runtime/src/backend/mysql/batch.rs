@@ -61,7 +61,7 @@ impl<'a> MysqlBatch<'a> {
 
     /// Sends all requests and answers each.
     pub(crate) async fn run(&mut self, jobs: Jobs) {
-        let Jobs { acquires, releases, renewals, reads, health, probes, .. } = jobs;
+        let Jobs { acquires, releases, renewals, reads, inspections, health, probes, .. } = jobs;
         // An acquire that its caller has given up comes before the release that undoes it.
         if !acquires.is_empty() {
             self.acquire(acquires).await;
@@ -74,6 +74,10 @@ impl<'a> MysqlBatch<'a> {
         }
         for (lease, reply) in reads {
             let found = self.is_held(&lease).await;
+            answer(reply, found);
+        }
+        for (key, reply) in inspections {
+            let found = self.inspect(&key).await;
             answer(reply, found);
         }
         for reply in health {

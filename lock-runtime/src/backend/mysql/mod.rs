@@ -36,6 +36,7 @@ mod batch;
 mod diagnostics;
 mod encryption;
 mod held_grants;
+mod inspect;
 mod link;
 mod locked_rows;
 mod look;

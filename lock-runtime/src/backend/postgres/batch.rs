@@ -48,7 +48,7 @@ impl<'a> Batch<'a> {
 
     /// Sends all requests and answers each.
     pub(crate) async fn run(&self, jobs: Jobs) {
-        let Jobs { acquires, releases, renewals, reads, health, probes, .. } = jobs;
+        let Jobs { acquires, releases, renewals, reads, inspections, health, probes, .. } = jobs;
         // An acquire that its caller has given up comes before the release that undoes it.
         if !acquires.is_empty() {
             self.acquire(acquires).await;
@@ -61,6 +61,9 @@ impl<'a> Batch<'a> {
         }
         for (lease, reply) in reads {
             answer(reply, self.is_held(&lease).await);
+        }
+        for (key, reply) in inspections {
+            answer(reply, self.inspect(&key).await);
         }
         for reply in health {
             let settings = &self.statements.settings;

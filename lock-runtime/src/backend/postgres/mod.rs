@@ -31,6 +31,7 @@ mod acquire;
 mod batch;
 mod channel;
 mod diagnostics;
+mod inspect;
 mod link;
 mod release;
 mod renew;

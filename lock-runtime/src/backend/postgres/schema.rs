@@ -23,7 +23,7 @@ pub(crate) struct Sql {
 }
 
 /// How many statements there are.
-pub(crate) const STATEMENTS: usize = 12;
+pub(crate) const STATEMENTS: usize = 13;
 
 /// A value of a statement, and its type.
 pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -43,6 +43,7 @@ pub(crate) struct Statements {
     pub(crate) release: Sql,
     pub(crate) hand_off: Sql,
     pub(crate) is_held: Sql,
+    pub(crate) inspect: Sql,
     pub(crate) sweep: Sql,
     pub(crate) settings: Sql,
     tables: String,
@@ -66,8 +67,9 @@ impl Statements {
             release: sql(7, include_str!("sql/release.sql")),
             hand_off: sql(8, include_str!("sql/hand_off.sql")),
             is_held: sql(9, include_str!("sql/is_held.sql")),
-            sweep: sql(10, include_str!("sql/sweep.sql")),
-            settings: sql(11, include_str!("sql/settings.sql")),
+            inspect: sql(10, include_str!("sql/inspect.sql")),
+            sweep: sql(11, include_str!("sql/sweep.sql")),
+            settings: sql(12, include_str!("sql/settings.sql")),
             tables: named(TABLES),
             check: named(include_str!("sql/check.sql")),
             pins: names.pins,

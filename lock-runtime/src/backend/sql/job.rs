@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use tokio::sync::oneshot;
 
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, BackendError, FailureKind, LeaseRef, LeaseStatus,
+    AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, LeaseRef, LeaseStatus,
     ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::key::Key;
@@ -27,6 +27,7 @@ pub(crate) enum StoreJob {
     Release(PendingRequest<ReleaseRequest, ReleaseOutcome>),
     Renew(PendingRequest<LeaseRef, LeaseStatus>),
     IsHeld(PendingRequest<LeaseRef, LeaseStatus>),
+    Inspect(PendingRequest<Key, Inspection>),
     Health(Reply<Vec<Warning>>),
     Probe(Reply<()>),
     /// Close the connection.
@@ -41,6 +42,7 @@ impl StoreJob {
             Self::Acquire((_, reply)) => answer(reply, Err(error)),
             Self::Release((_, reply)) => answer(reply, Err(error)),
             Self::Renew((_, reply)) | Self::IsHeld((_, reply)) => answer(reply, Err(error)),
+            Self::Inspect((_, reply)) => answer(reply, Err(error)),
             Self::Health(reply) => answer(reply, Err(error)),
             Self::Probe(reply) => answer(reply, Err(error)),
             Self::Close => {}
@@ -55,6 +57,7 @@ pub(crate) struct Jobs {
     pub(crate) releases: Releases,
     pub(crate) renewals: Renewals,
     pub(crate) reads: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
+    pub(crate) inspections: Vec<PendingRequest<Key, Inspection>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
     pub(crate) probes: Vec<Reply<()>>,
     pub(crate) closes: bool,
@@ -86,16 +89,18 @@ impl Jobs {
         batches
     }
 
-    /// Leaves out acquires and renewals that nothing waits for any more, because their call was dropped. Releases are sent
+    /// Leaves out acquires, renewals and inspections that nothing waits for any more, because their call was dropped. Releases are sent
     /// all the same.
     fn add(&mut self, job: StoreJob) {
         match job {
             StoreJob::Acquire((_, reply)) if reply.is_closed() => {}
             StoreJob::Renew((_, reply)) if reply.is_closed() => {}
+            StoreJob::Inspect((_, reply)) if reply.is_closed() => {}
             StoreJob::Acquire(pending) => self.acquires.push(pending),
             StoreJob::Release(pending) => self.releases.push(pending),
             StoreJob::Renew(pending) => self.renewals.push(pending),
             StoreJob::IsHeld(pending) => self.reads.push(pending),
+            StoreJob::Inspect(pending) => self.inspections.push(pending),
             StoreJob::Health(reply) => self.health.push(reply),
             StoreJob::Probe(reply) => self.probes.push(reply),
             StoreJob::Close => self.closes = true,

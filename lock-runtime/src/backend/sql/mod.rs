@@ -1,6 +1,7 @@
 //! What stores on a database have in common: a wait for a connection, requests in batches, names of tables, TLS by URL.
 
 pub(crate) mod encryption;
+pub(crate) mod inspected_rows;
 pub(crate) mod job;
 pub(crate) mod parts;
 pub(crate) mod pin;

@@ -12,8 +12,8 @@ use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, LeaseRef, LeaseStatus,
-    Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -122,6 +122,11 @@ impl Backend for SqlStore {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.upkeep.send(|reply| StoreJob::IsHeld((lease.clone(), reply))).get().await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let inspecting = self.upkeep.send(|reply| StoreJob::Inspect((key.clone(), reply)));
+        inspecting.get().await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::backend::zookeeper::claims::ClaimTurn;
 use crate::backend::zookeeper::create::Creation;
+use crate::backend::zookeeper::fence::{MOST_FURTHER, of_transaction};
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
 use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes};
@@ -20,7 +21,6 @@ use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{expired, failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, Owner, WaitMode};
-use crate::base::fence::Fence;
 use crate::base::jitter;
 use crate::base::key::Key;
 
@@ -32,9 +32,6 @@ const RECHECK: Duration = Duration::from_secs(5);
 
 /// How long the node of a queued owner stays without a further request.
 const QUEUED_FOR: Duration = Duration::from_secs(15);
-
-/// How many fences there are between two transactions.
-const FENCES: u64 = 256;
 
 /// What a round has found.
 enum Round {
@@ -258,7 +255,7 @@ impl LockNodes {
                 return Ok(Round::Again);
             };
             nodes.iter_mut().for_each(|node| node.fence = Some(number));
-            fence = Fence::try_from(number.saturating_mul(FENCES)).ok();
+            fence = of_transaction(number);
         }
         let was_queued = nodes.iter().any(|node| matches!(node.standing, Standing::Queued { .. }));
         for (key, node) in request.keys.iter().zip(&nodes) {
@@ -273,7 +270,7 @@ impl LockNodes {
             self.claims.keep_until(owner, until);
         }
         let contended = listings.iter().any(|listing| listing.nodes.has_others(owner));
-        let further = if request.fencing { request.extra_fences.min(FENCES as u32 - 1) } else { 0 };
+        let further = if request.fencing { request.extra_fences.min(MOST_FURTHER) } else { 0 };
         let granted = AcquireOutcome::acquired(fence).with_reserved_fences(further);
         Ok(Round::Over(granted.with_contended(contended)))
     }

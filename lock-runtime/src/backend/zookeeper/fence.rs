@@ -9,6 +9,18 @@ use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
+use crate::base::fence::Fence;
+
+/// How many fences there are between two transactions.
+const FENCES: u64 = 256;
+
+/// The greatest number of fences behind the first one of a transaction.
+pub(crate) const MOST_FURTHER: u32 = FENCES as u32 - 1;
+
+/// The first fence of a transaction.
+pub(crate) fn of_transaction(number: u64) -> Option<Fence> {
+    Fence::try_from(number.saturating_mul(FENCES)).ok()
+}
 
 impl LockNodes {
     /// The number of a transaction behind those of all former grants of the keys, and before those of all later ones. `None` if a

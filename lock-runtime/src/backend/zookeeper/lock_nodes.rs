@@ -198,13 +198,10 @@ impl LockNodes {
             return self.move_node(session, owner, key, &path, fence).await;
         }
         // A name with the number of a session has been moved: others may have queued before.
-        let prefix = node_path::owner_prefix(owner);
-        let is_moved =
-            contender.name.strip_prefix(&prefix).is_none_or(|rest| !rest.starts_with("lock-"));
         let node = LockNode {
             path,
             session: session.clone(),
-            created: (!is_moved).then_some(stat.created),
+            created: (!contender.is_moved()).then_some(stat.created),
             standing: Standing::New,
             fence,
             has_strays: true,

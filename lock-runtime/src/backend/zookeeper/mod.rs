@@ -24,7 +24,7 @@
 //! The files from bottom to top: `protocol`, `url`, `node_path`, `server_error`, `transport`, `exchange` and `open_exchange`
 //! (requests without an answer), `session` with `session_task`, `ttl_classes` (all sessions), `lock_node`, `owner_claims` and
 //! `claims` (what each owner has), `claim_events` and `listed_nodes` (watches), `lock_nodes` with `create`, `fence`, `acquire`,
-//! `release`, `renew`, `upkeep` and `diagnostics`.
+//! `release`, `renew`, `inspect`, `upkeep` and `diagnostics`.
 
 mod acquire;
 mod claim_events;
@@ -33,6 +33,7 @@ mod create;
 mod diagnostics;
 mod exchange;
 mod fence;
+mod inspect;
 mod listed_nodes;
 mod lock_node;
 mod lock_nodes;
@@ -65,9 +66,10 @@ use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
-    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::key::Key;
 
 /// Opens the store at `url`, which has the scheme of ZooKeeper.
 pub(crate) async fn open(
@@ -213,6 +215,10 @@ impl Backend for ZooKeeper {
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         self.nodes.is_held(lease).await
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.nodes.inspect(key).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

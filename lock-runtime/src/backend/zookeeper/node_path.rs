@@ -2,6 +2,8 @@
 //!
 //! The layout is that of Curator's `InterProcessMutex` for the path of the container.
 
+use std::collections::HashSet;
+
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::backend::Owner;
@@ -47,7 +49,10 @@ pub(crate) fn owner_prefix(owner: &Owner) -> String {
 
 /// The owner of the node at `path`, if it has the form of this crate's nodes.
 pub(crate) fn owner_of(path: &str) -> Option<Owner> {
-    let (_, name) = path.rsplit_once('/')?;
+    owner_in_name(path.rsplit_once('/')?.1)
+}
+
+fn owner_in_name(name: &str) -> Option<Owner> {
     let token = name.strip_prefix(PROTECTED)?.as_bytes().first_chunk::<32>()?;
     Some(Owner::from_text(*token))
 }
@@ -87,6 +92,17 @@ impl Contender {
     pub(crate) fn is_of(&self, owner: &Owner) -> bool {
         self.name.starts_with(&owner_prefix(owner))
     }
+
+    /// The owner, if the name has the form of this crate's nodes. That of Curator has a UUID in the place of the token.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        owner_in_name(&self.name).filter(|owner| self.is_of(owner))
+    }
+
+    /// Whether it was moved into another session: the name has the number of that one.
+    pub(crate) fn is_moved(&self) -> bool {
+        let rest = self.owner().and_then(|owner| self.name.strip_prefix(&owner_prefix(&owner)));
+        rest.is_none_or(|rest| !rest.starts_with(LOCK))
+    }
 }
 
 /// The nodes in the queue of a key.
@@ -118,6 +134,17 @@ impl KeyQueueNodes {
         let before =
             self.0.iter().filter(|other| other.is_before(contender) && !other.is_of(owner));
         before.reduce(|last, other| if last.is_before(other) { other } else { last })
+    }
+
+    /// The first node of each owner, in the order of the queue.
+    pub(crate) fn owners_in_order(&self) -> Vec<Contender> {
+        let mut nodes = self.0.clone();
+        // Numbers that have wrapped come last. Relative to one of them, the order is total, whatever the numbers are.
+        let start = nodes.first().map_or(0, |first| first.number);
+        nodes.sort_by_key(|it| (it.number.wrapping_sub(start), it.name.clone()));
+        let mut seen = HashSet::new();
+        nodes.retain(|it| it.owner().is_none_or(|owner| seen.insert(owner)));
+        nodes
     }
 
     /// Whether any node is not `owner`'s.

@@ -31,6 +31,7 @@ impl<B: Backend> Suite<B> {
         self.reserved_fences_are_not_assigned_again().await;
         self.fences_grow_past_ends_of_all_kinds().await;
         self.a_fence_is_assigned_only_on_request().await;
+        self.the_fence_of_a_holder_is_its_own().await;
     }
 
     async fn fences_grow(&self) {

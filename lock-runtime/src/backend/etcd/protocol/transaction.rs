@@ -144,7 +144,11 @@ pub(crate) struct TransactionAnswer {
 /// The answer to a [`KeyOperation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum OperationResult {
-    Found(Vec<KeyValue>),
+    Found {
+        keys: Vec<KeyValue>,
+        /// How many there are, those beyond the limit included.
+        count: i64,
+    },
     Put,
     Deleted(i64),
 }
@@ -152,7 +156,14 @@ pub(crate) enum OperationResult {
 impl OperationResult {
     pub(crate) fn found(&self) -> Result<&[KeyValue], MalformedMessage> {
         match self {
-            Self::Found(keys) => Ok(keys),
+            Self::Found { keys, .. } => Ok(keys),
+            Self::Put | Self::Deleted(_) => Err(MalformedMessage),
+        }
+    }
+
+    pub(crate) const fn count(&self) -> Result<i64, MalformedMessage> {
+        match self {
+            Self::Found { count, .. } => Ok(*count),
             Self::Put | Self::Deleted(_) => Err(MalformedMessage),
         }
     }
@@ -160,7 +171,7 @@ impl OperationResult {
     pub(crate) const fn deleted(&self) -> Result<i64, MalformedMessage> {
         match self {
             Self::Deleted(count) => Ok(*count),
-            Self::Put | Self::Found(_) => Err(MalformedMessage),
+            Self::Put | Self::Found { .. } => Err(MalformedMessage),
         }
     }
 
@@ -170,14 +181,16 @@ impl OperationResult {
             let body = value.bytes()?;
             read = match field {
                 1 => {
-                    let mut keys = Vec::new();
+                    let (mut keys, mut count) = (Vec::new(), 0);
                     each_field(body, |field, value| {
-                        if field == 2 {
-                            keys.push(KeyValue::read(value.bytes()?)?);
+                        match field {
+                            2 => keys.push(KeyValue::read(value.bytes()?)?),
+                            4 => count = value.int()?,
+                            _ => {}
                         }
                         Ok(())
                     })?;
-                    Some(Self::Found(keys))
+                    Some(Self::Found { keys, count })
                 }
                 2 => Some(Self::Put),
                 3 => {

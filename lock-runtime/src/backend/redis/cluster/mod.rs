@@ -51,7 +51,8 @@ use crate::backend::redis::url::Endpoint;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, Warning,
+    FailureKind, Inspection, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
+    ReleaseRequest, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -211,6 +212,16 @@ impl Backend for Cluster {
         );
         let mut held = routed.await;
         held.pop().unwrap_or(Ok(LeaseStatus::NotHeld))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let routed = self.router.route(
+            std::slice::from_ref(key),
+            IfDivided::SendSeparately,
+            |key| std::slice::from_ref(key),
+            |server, hint, keys| Box::pin(server.inspect(hint, keys)),
+        );
+        routed.await.pop().transpose()
     }
 
     /// Of any server, as all servers have the same users.

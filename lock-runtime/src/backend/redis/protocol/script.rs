@@ -28,6 +28,8 @@ pub(crate) static ACQUIRE: Lazy<Script> =
 pub(crate) static RENEW: Lazy<Script> = Lazy::new(|| Script::new(include_str!("renew.lua")));
 /// Frees an uncontended lock.
 pub(crate) static RELEASE: Lazy<Script> = Lazy::new(|| Script::new(include_str!("release.lua")));
+/// Reads a lock and its wait queue.
+pub(crate) static INSPECT: Lazy<Script> = Lazy::new(|| Script::new(include_str!("inspect.lua")));
 /// Writes held locks once more.
 pub(crate) static CONFIRM: Lazy<Script> = Lazy::new(|| Script::new(include_str!("confirm.lua")));
 /// Claims a lock or a position in its wait queue, and releases both.

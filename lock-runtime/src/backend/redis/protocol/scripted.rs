@@ -17,11 +17,12 @@ use crate::backend::redis::protocol::scripted_server::{ConnectError, RouteHint, 
 use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, LeaseRef,
-    LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, Inspection,
+    LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
+use crate::base::key::Key;
 use crate::exec::foreground::ForegroundRequest;
 
 /// Owns the connection to the server, the one to its replicas, and the task that releases unclaimed grants.
@@ -103,6 +104,12 @@ impl Backend for Scripted {
         let lease = std::slice::from_ref(lease);
         let mut held = self.server.are_held(RouteHint::Direct, lease).await;
         held.pop().unwrap_or(Ok(LeaseStatus::NotHeld))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let key = std::slice::from_ref(key);
+        let mut inspections = self.server.inspect(RouteHint::Direct, key).await;
+        inspections.pop().transpose()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -39,10 +39,11 @@ use crate::backend::redis::protocol::write_batches::WriteBatches;
 use crate::backend::redis::server_error;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode,
-    Warning,
+    FailureKind, Inspection, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome,
+    ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::LockError;
+use crate::base::key::Key;
 use crate::exec::events;
 
 /// Owns the connection for requests, the connection for transactions, and the task that batches writes.
@@ -462,6 +463,24 @@ impl Backend for Scriptless {
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let holders = self.connection.send(&read_holders(&lease.keys)).await?;
         Ok(lease_status(&lease.owner, &holders))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        let mut reads = Pipeline::with_capacity(2);
+        reads.cmd("GET").arg(key.as_str()).cmd("PTTL").arg(key.as_str());
+        let mut answers = self.connection.send_all(&reads).await?.into_iter();
+        let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
+        let (holder, left) = (next(), next());
+        let holder = match Observed::new(&self.connection, holder, left) {
+            Observed::Free => None,
+            Observed::Held { by, expires_in } => {
+                Some(LockHolder::new(wait_queue::owner_tag(&by)).with_expiry(expires_in))
+            }
+            // No lock, and it keeps all owners out.
+            Observed::WrongType(_) => Some(LockHolder::new(None)),
+            Observed::Failed(error) => return Err(error),
+        };
+        Ok(Some(Inspection::new(holder)))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

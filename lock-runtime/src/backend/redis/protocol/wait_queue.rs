@@ -42,8 +42,8 @@
 
 use std::time::Duration;
 
-use crate::backend::Owner;
 use crate::backend::redis::channel::{Channel, OWNER_LEN};
+use crate::backend::{Owner, OwnerTag};
 
 /// The owner token, `@`, and the id of a channel.
 const MAX_LEN: usize = OWNER_LEN + 1 + 16;
@@ -79,6 +79,13 @@ pub(crate) fn is_of(holder: &[u8], owner: &Owner) -> bool {
     holder.starts_with(owner.as_bytes())
 }
 
+/// The tag of the owner of `holder`, the value of a key or an entry of a queue. `None` if it is no token.
+pub(crate) fn owner_tag(holder: &[u8]) -> Option<OwnerTag> {
+    let (owner, rest) = holder.split_at_checked(OWNER_LEN)?;
+    let is_token = rest.is_empty() || rest.starts_with(b"@");
+    OwnerTag::parse(owner).filter(|_| is_token)
+}
+
 /// How long a release of a lease of `ttl` reserves the lock for the head of the queue.
 ///
 /// This is the longest time for which a process that is frozen at that moment delays the other waiters.
@@ -106,6 +113,12 @@ mod tests {
             assert!(is_of(&[token.as_bytes(), b"+"].concat(), &owner));
             assert!(!is_of(token.as_bytes(), &other));
             assert!(!is_of(b"", &owner));
+            assert_eq!(owner_tag(token.as_bytes()), Some(owner.tag()));
+            assert_eq!(
+                owner_tag(&[token.as_bytes(), b"x"].concat()),
+                channel.and(Some(owner.tag()))
+            );
         }
+        assert_eq!((owner_tag(b""), owner_tag(b"worker-7")), (None, None));
     }
 }

@@ -7,11 +7,12 @@ use once_cell::sync::Lazy;
 use redis::{Cmd, Value};
 
 use crate::backend::redis::keyspace::BallotLog;
+use crate::backend::redis::protocol::inspect;
 use crate::backend::redis::protocol::script::{By, RELEASE, Script};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
 use crate::backend::redis::quorum::vote_count::Vote;
-use crate::backend::{BackendError, FailureKind, Owner};
+use crate::backend::{BackendError, FailureKind, Owner, OwnerTag};
 use crate::base::key::Key;
 
 /// One node's part in a quorum.
@@ -71,9 +72,51 @@ pub(crate) enum BallotOperation {
     Withdraw,
     /// Reads the holder.
     Read,
+    /// Reads the holder and when its lease expires.
+    Inspect,
+}
+
+/// The value of a lock on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredVote {
+    /// The token of the attempt, or the whole value if another client has stored it.
+    pub(crate) token: Vec<u8>,
+    /// The first ballot number.
+    pub(crate) fence: Option<u64>,
+}
+
+impl StoredVote {
+    /// Parses `token`, or `token#first#before`, behind a `~` if the lock is kept after its release.
+    pub(crate) fn parse(value: &[u8]) -> Self {
+        let vote = value.strip_prefix(b"~").unwrap_or(value);
+        let mut parts = vote.split(|byte| *byte == b'#');
+        let (token, first) = (parts.next().unwrap_or_default(), parts.next());
+        if tag_of_vote(token).is_none() {
+            return Self { token: value.to_vec(), fence: None };
+        }
+        Self { token: token.to_vec(), fence: first.and_then(number_in) }
+    }
+
+    pub(crate) fn owner_tag(&self) -> Option<OwnerTag> {
+        tag_of_vote(&self.token)
+    }
+}
+
+fn tag_of_vote(token: &[u8]) -> Option<OwnerTag> {
+    let (owner, attempt) = token.split_at_checked(OWNER_LEN)?;
+    let is_token = attempt.is_empty() || attempt.starts_with(b"/");
+    OwnerTag::parse(owner).filter(|_| is_token)
 }
 
 impl BallotRequest {
+    /// A read of one lock.
+    pub(crate) fn inspection(key: &Key) -> Self {
+        // No owner has this token, and none is compared.
+        let token = VoteToken::of_any_attempt(Owner::from_text([b'0'; OWNER_LEN]));
+        let (operation, ttl) = (BallotOperation::Inspect, Duration::from_secs(1));
+        Self { operation, keys: [key.clone()].into(), token, ttl, block: None }
+    }
+
     /// The command for a node with this ballot log. While a slot of a cluster moves, the log may be on another server
     /// than the lock. Without a log, an existing lock is extended or freed, and no ballot number is recorded.
     pub(crate) fn command(&self, by: By, book: Option<&BallotLog>) -> Cmd {
@@ -86,7 +129,8 @@ impl BallotRequest {
                 set.arg("NX").arg("PX").arg(ttl);
                 return set;
             }
-            (BallotOperation::Read, keys) => {
+            (BallotOperation::Inspect, [key]) => return inspect::command(by, key, None),
+            (BallotOperation::Read | BallotOperation::Inspect, keys) => {
                 let mut get = redis::cmd("MGET");
                 for key in keys {
                     get.arg(key.as_str());

@@ -48,6 +48,7 @@ mod diagnostics;
 mod election;
 mod fence_block;
 mod grants;
+mod inspect;
 mod message;
 mod node;
 mod nodes;
@@ -68,9 +69,11 @@ use self::pending_withdrawals::Withdrawal;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    FailureKind, Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest,
+    Warning,
 };
 use crate::base::error::LockError;
+use crate::base::key::Key;
 use crate::exec::events;
 
 pub(crate) struct Quorum(Arc<Nodes>);
@@ -187,6 +190,10 @@ impl Backend for Quorum {
         let leases = std::slice::from_ref(lease);
         let outcomes = self.0.lease_status(leases, BallotOperation::Read, request_timeout).await;
         outcomes.into_iter().next().unwrap_or(Ok(LeaseStatus::NotHeld))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
+        self.0.inspect(key).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -285,9 +285,12 @@ impl Nodes {
 
     /// Counts the missing votes of the nodes in `silent`, one bit each, as failed.
     pub(crate) fn fail_missing(&self, count: &mut VoteCount, silent: u64, waited: Duration) {
-        count.fail_missing(silent, |index| {
-            timeout_error(self.nodes.get(index).map_or("a node", |node| &node.name), waited)
-        });
+        count.fail_missing(silent, |index| self.silence_of(index, waited));
+    }
+
+    /// The error of a node that has not answered for `waited`.
+    pub(crate) fn silence_of(&self, index: usize, waited: Duration) -> BackendError {
+        timeout_error(self.nodes.get(index).map_or("a node", |node| &node.name), waited)
     }
 
     /// The error if nodes fail and no majority remains.

@@ -25,6 +25,10 @@ pub(crate) enum NodeOperation {
     Children {
         path: String,
     },
+    /// Reads the names of the children.
+    List {
+        path: String,
+    },
     /// Writes empty data, so that the node's last change has a new number.
     Touch {
         path: String,
@@ -126,7 +130,7 @@ impl NodeOperation {
             Self::Delete { .. } => DELETE,
             Self::Exists { .. } => EXISTS,
             Self::Watch { .. } => READ,
-            Self::Children { .. } => CHILDREN,
+            Self::Children { .. } | Self::List { .. } => CHILDREN,
             Self::Touch { .. } => WRITE,
             Self::Check { .. } => CHECK,
             Self::Sync { .. } => SYNC,
@@ -143,7 +147,7 @@ impl NodeOperation {
             Self::Delete { .. } | Self::Check { .. } | Self::CloseSession => AnswerKind::Empty,
             Self::Exists { .. } | Self::Touch { .. } => AnswerKind::Node,
             Self::Watch { .. } => AnswerKind::Data,
-            Self::Children { .. } => AnswerKind::Children,
+            Self::Children { .. } | Self::List { .. } => AnswerKind::Children,
             Self::ReadAccess { .. } => AnswerKind::Access,
             Self::Transaction(_) => AnswerKind::Transaction,
         }
@@ -159,7 +163,7 @@ impl NodeOperation {
             Self::Delete { path } | Self::Check { path } => {
                 writer.text(path).int(ANY_VERSION);
             }
-            Self::Exists { path } => {
+            Self::Exists { path } | Self::List { path } => {
                 writer.text(path).boolean(false);
             }
             Self::Watch { path } | Self::Children { path } => {

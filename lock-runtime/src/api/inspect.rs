@@ -1,0 +1,99 @@
+//! Reads of one key from the store, and of all locks of this process.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use crate::api::pool::LockPool;
+use crate::backend::{BackendError, FailureKind};
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::inspection::Inspection;
+use crate::base::key::Key;
+use crate::lock::snapshot::{Snapshot, snapshot};
+
+impl LockPool {
+    /// Reads from the store which owner holds `key`, and which owners wait for it: of this process, of others, and of clients of
+    /// other libraries. Nothing is changed, extended or notified.
+    ///
+    /// The answer is a moment old when it arrives; it is for people and dashboards, and no base for a decision about the key.
+    ///
+    /// ```
+    /// # use lock_runtime::LockPool;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let url = "memory://";
+    /// let pool = LockPool::connect(url).await?;
+    /// let guard = pool.lock("order:42").acquire().await?;
+    /// let holder = pool.inspect("order:42").await?.holder.expect("it is held");
+    /// assert_eq!(holder.fence, guard.fence());
+    /// println!("held by {:?}, for at most {:?} more", holder.owner, holder.expires_in);
+    /// guard.release().await?;
+    /// assert!(pool.inspect("order:42").await?.is_free());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Cancel safe. Sends one request, or a few.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout`, [`ErrorKind::Config`] if the
+    /// store of your own does not implement [`inspect`](crate::backend::Backend::inspect), [`ErrorKind::InvalidKey`].
+    pub async fn inspect(&self, key: impl Into<Key>) -> Result<Inspection, LockError> {
+        let key: Key = key.into();
+        let core = self.core().clone();
+        let locate = |error: LockError, key: &Key| {
+            let keys: Arc<[Key]> = [key.clone()].into();
+            error.at(key.to_string()).of_keys(&keys).in_pool(core.name())
+        };
+        if core.is_inherited() {
+            return Err(locate(LockError::inherited(), &key));
+        }
+        let key = key.clone().checked().map_err(|error| locate(error, &key))?;
+        let prefix = &core.config.key_prefix;
+        key.is_free_behind(prefix).map_err(|error| locate(error, &key))?;
+        let (reading, stored) = (core.clone(), key.prefixed(prefix));
+        let reading = async move {
+            let limit = reading.request_timeout();
+            timeout(limit, reading.backend().inspect(&stored)).await
+        };
+        let answer = core.driver().run(reading).await.map_err(|error| locate(error, &key))?;
+        let silence =
+            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
+        match answer.unwrap_or_else(|_| Err(silence())) {
+            Ok(Some(inspection)) => Ok(inspection),
+            Ok(None) => Err(locate(not_supported(), &key)),
+            Err(error) => Err(locate(LockError::backend(error), &key)),
+        }
+    }
+
+    /// The locks that this process holds in this pool, and the keys that its tasks wait for.
+    ///
+    /// Sends nothing, and delays neither renewals nor acquires: 10,000 held locks take some milliseconds. Locks of one pool
+    /// alone; [`pool`](crate::pool()) finds the others.
+    ///
+    /// In a process that was forked from the pool's it is empty.
+    ///
+    /// ```
+    /// # use lock_runtime::LockPool;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let pool = LockPool::connect("memory://").await?;
+    /// let guard = pool.lock("order:42").acquire().await?;
+    /// for lock in pool.snapshot().held {
+    ///     println!("{:?} for {:?}, valid for {:?}", lock.keys, lock.held_for, lock.valid_for);
+    /// }
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        snapshot(self.core())
+    }
+}
+
+#[cold]
+fn not_supported() -> LockError {
+    LockError::new(ErrorKind::Config, "this store does not tell which owner holds a lock")
+        .remedy("implement `Backend::inspect` for it; `snapshot()` shows the locks of this process")
+}

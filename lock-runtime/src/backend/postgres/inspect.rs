@@ -1,0 +1,26 @@
+//! Reads of the holder of a key and its wait queue.
+
+use tokio_postgres::types::Type;
+
+use crate::backend::postgres::batch::Batch;
+use crate::backend::postgres::schema::Parameters;
+use crate::backend::postgres::session::get;
+use crate::backend::sql::inspected_rows::InspectedRows;
+use crate::backend::{BackendError, Inspection};
+use crate::base::key::Key;
+
+impl Batch<'_> {
+    pub(super) async fn inspect(&self, key: &Key) -> Result<Inspection, BackendError> {
+        let key = key.as_str().as_bytes();
+        let most = i64::try_from(Inspection::MAX_WAITERS).unwrap_or(i64::MAX);
+        let parameters: Parameters<'_> = vec![(&key, Type::BYTEA), (&most, Type::INT8)];
+        let mut found = InspectedRows::default();
+        for row in &self.query(&self.statements.inspect, &parameters).await? {
+            match get::<i64>(row, 0)? {
+                0 => found.add_holder(get(row, 1)?, get(row, 2)?, get(row, 3)?),
+                _ => found.add_waiter(get(row, 1)?, get(row, 4)?),
+            }
+        }
+        Ok(found.into_inspection())
+    }
+}

@@ -1,0 +1,35 @@
+//! The rows of a key and its wait queue.
+
+use std::time::Duration;
+
+use crate::backend::{Inspection, LockHolder, OwnerTag, WaitingOwner};
+use crate::base::fence::Fence;
+
+/// What the rows of one key say.
+#[derive(Default)]
+pub(crate) struct InspectedRows {
+    holder: Option<LockHolder>,
+    waiters: Vec<WaitingOwner>,
+    /// How many owners are queued, the ones beyond `waiters` included.
+    waiting: i64,
+}
+
+impl InspectedRows {
+    /// The row of a lease that ends in `expires_in` microseconds.
+    pub(crate) fn add_holder(&mut self, owner: &[u8], expires_in: i64, fence: i64) {
+        let expires_in = Duration::from_micros(u64::try_from(expires_in).unwrap_or_default());
+        let holder = LockHolder::new(OwnerTag::parse(owner)).with_expiry(Some(expires_in));
+        self.holder = Some(holder.with_fence(Fence::try_from(fence).ok()));
+    }
+
+    /// A row of a queue with `waiting` rows.
+    pub(crate) fn add_waiter(&mut self, owner: &[u8], waiting: i64) {
+        self.waiters.push(WaitingOwner::new(OwnerTag::parse(owner)));
+        self.waiting = waiting;
+    }
+
+    pub(crate) fn into_inspection(self) -> Inspection {
+        let waiting = usize::try_from(self.waiting).unwrap_or_default();
+        Inspection::new(self.holder).with_queue(self.waiters, waiting)
+    }
+}

@@ -1,0 +1,155 @@
+//! The holder of a lock and its waiters, as a store knows them.
+
+use std::time::Duration;
+
+use crate::base::fence::Fence;
+use crate::base::owner_tag::OwnerTag;
+
+/// The state of one key in the store: its holder, and the owners in its wait queue.
+///
+/// It is as old as its answer: the holder may have released the lock since. With the feature `serde` it can be serialized,
+/// with times in milliseconds (`expires_in_ms`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The owner that other owners have to wait for. `None` if the key is free.
+    pub holder: Option<LockHolder>,
+    /// The owners in the store's wait queue, in its order, [`MAX_WAITERS`](Self::MAX_WAITERS) at most. Each is a process: its
+    /// tasks wait behind it.
+    pub waiters: Vec<WaitingOwner>,
+    /// How many owners are in the store's wait queue. `None` if the store has none, or does not show it.
+    pub waiting: Option<usize>,
+}
+
+/// The holder of a lock, as the store knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// The first digits of its owner token. `None` for a value of another form: a client of another library.
+    pub owner: Option<OwnerTag>,
+    /// When the store forgets the grant, if it is not renewed. `None` if the store does not tell, or the key has no end.
+    pub expires_in: Option<Duration>,
+    /// The fencing token of the grant, where the store keeps it. A task that the lock was handed off to within its process
+    /// has a greater one.
+    pub fence: Option<Fence>,
+}
+
+/// An owner in the store's wait queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitingOwner {
+    /// The first digits of its owner token. `None` for a client of another library.
+    pub owner: Option<OwnerTag>,
+}
+
+impl Inspection {
+    /// How many waiters are listed at most.
+    pub const MAX_WAITERS: usize = 100;
+
+    /// A key with this holder, or a free one, in a store that shows no wait queue.
+    #[must_use]
+    pub const fn new(holder: Option<LockHolder>) -> Self {
+        Self { holder, waiters: Vec::new(), waiting: None }
+    }
+
+    /// The same with a wait queue of `waiting` owners. `waiters` are the first of them; those beyond
+    /// [`MAX_WAITERS`](Self::MAX_WAITERS) are left out.
+    #[must_use]
+    pub fn with_queue(
+        mut self,
+        waiters: impl IntoIterator<Item = WaitingOwner>,
+        waiting: usize,
+    ) -> Self {
+        self.waiters = waiters.into_iter().take(Self::MAX_WAITERS).collect();
+        self.waiting = Some(waiting.max(self.waiters.len()));
+        self
+    }
+
+    /// Whether no owner holds the key.
+    #[must_use]
+    pub const fn is_free(&self) -> bool {
+        self.holder.is_none()
+    }
+}
+
+impl LockHolder {
+    /// A holder with this owner token. `None` for a client of another library.
+    #[must_use]
+    pub const fn new(owner: Option<OwnerTag>) -> Self {
+        Self { owner, expires_in: None, fence: None }
+    }
+
+    /// The same holder, of a grant that ends in this time if it is not renewed.
+    #[must_use]
+    pub const fn with_expiry(mut self, expires_in: Option<Duration>) -> Self {
+        self.expires_in = expires_in;
+        self
+    }
+
+    /// The same holder with the fencing token of its grant.
+    #[must_use]
+    pub const fn with_fence(mut self, fence: Option<Fence>) -> Self {
+        self.fence = fence;
+        self
+    }
+}
+
+impl WaitingOwner {
+    /// A waiter with this owner token. `None` for a client of another library.
+    #[must_use]
+    pub const fn new(owner: Option<OwnerTag>) -> Self {
+        Self { owner }
+    }
+}
+
+#[cfg(feature = "serde")]
+mod serialized {
+    use serde::ser::SerializeStruct;
+    use serde::{Serialize, Serializer};
+
+    use super::{Inspection, LockHolder, WaitingOwner};
+    use crate::base::text::millis;
+
+    impl Serialize for Inspection {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut fields = serializer.serialize_struct("Inspection", 3)?;
+            fields.serialize_field("holder", &self.holder)?;
+            fields.serialize_field("waiters", &self.waiters)?;
+            fields.serialize_field("waiting", &self.waiting)?;
+            fields.end()
+        }
+    }
+
+    impl Serialize for LockHolder {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut fields = serializer.serialize_struct("LockHolder", 3)?;
+            fields.serialize_field("owner", &self.owner)?;
+            fields.serialize_field("expires_in_ms", &self.expires_in.map(millis))?;
+            fields.serialize_field("fence", &self.fence)?;
+            fields.end()
+        }
+    }
+
+    impl Serialize for WaitingOwner {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut fields = serializer.serialize_struct("WaitingOwner", 1)?;
+            fields.serialize_field("owner", &self.owner)?;
+            fields.end()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_queue_is_counted_and_listed_in_part() {
+        let queue = (0..250).map(|_| WaitingOwner::default());
+        let inspection = Inspection::new(None).with_queue(queue, 250);
+        assert_eq!(inspection.waiters.len(), Inspection::MAX_WAITERS);
+        assert_eq!(inspection.waiting, Some(250));
+        let short = Inspection::new(None).with_queue([WaitingOwner::default()], 0);
+        assert_eq!(short.waiting, Some(1), "a queue is as long as its list");
+    }
+}

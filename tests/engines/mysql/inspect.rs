@@ -1,0 +1,28 @@
+//! The holder of a key and its queue, as rows tell them.
+
+use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::prelude::*;
+
+use super::conformance::shared;
+
+#[tokio::test]
+async fn it_tells_the_holder_and_its_queue() {
+    let url = shared().database("inspected");
+    tells_the_holder_and_its_queue(&url, ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn an_inspection_waits_for_no_row() {
+    let server = shared();
+    let pool = patient(server.database("inspected_rows"), ms(20_000)).await;
+    let guard = pool.lock("order:1").renew(false).acquire().await.unwrap();
+    let rows = "SELECT until, fence FROM inspected_rows.lock_lease";
+    let before = server.query(rows);
+    let locked = server.transaction("SELECT * FROM inspected_rows.lock_lease FOR UPDATE");
+    let shown = pool.inspect("order:1").await.unwrap().holder.unwrap();
+    assert_eq!(shown.fence, guard.fence());
+    drop(locked);
+    assert!(pool.inspect("order:2").await.unwrap().is_free());
+    assert_eq!(server.query(rows), before);
+    guard.release().await.unwrap();
+}

@@ -1,0 +1,29 @@
+//! The holder of a key and its queue, as rows tell them.
+
+use lock_tests::PostgresServer;
+use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::prelude::*;
+
+#[tokio::test]
+async fn it_tells_the_holder_and_its_queue() {
+    let server = PostgresServer::start();
+    tells_the_holder_and_its_queue(&server.url(), ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn an_inspection_writes_no_row_and_waits_for_none() {
+    let server = PostgresServer::start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let guard = pool.lock("order:1").renew(false).acquire().await.unwrap();
+    let rows = "SELECT xmin, xmax, until, fence FROM lock_lease";
+    let before = server.query(rows);
+    let locked = server.transaction("SELECT * FROM lock_lease FOR UPDATE");
+    let shown = pool.inspect("order:1").await.unwrap().holder.unwrap();
+    assert_eq!(shown.fence, guard.fence());
+    drop(locked);
+    assert!(pool.inspect("order:2").await.unwrap().is_free());
+    let after = server.query("SELECT xmin, until, fence FROM lock_lease");
+    let [row] = &before[..] else { panic!("one row: {before:?}") };
+    assert_eq!(after, [[row[0].as_str(), &row[2], &row[3]]]);
+    guard.release().await.unwrap();
+}

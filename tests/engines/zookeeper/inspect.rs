@@ -1,0 +1,45 @@
+//! The holder of a key and its queue, as nodes tell them.
+
+use lock_runtime::LockPool;
+use lock_tests::ZooKeeperServer;
+use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
+use lock_tests::prelude::*;
+
+#[tokio::test]
+async fn it_tells_the_holder_and_its_queue() {
+    let (server, root) = ZooKeeperServer::shared();
+    tells_the_holder_and_its_queue(&server.url_of(&root), ShownQueue::Shown).await;
+}
+
+/// Curator names its nodes by a UUID.
+#[tokio::test]
+async fn nodes_of_other_clients_are_held_by_another_client() {
+    let (server, root) = ZooKeeperServer::shared();
+    let pool = LockPool::connect(&server.url_of(&root)).await.unwrap();
+    cycle(&pool, "order:1").await;
+    let mut client = server.client();
+    let curators = "_c_0a1b2c3d-0a1b-4c2d-8e3f-0123456789ab-lock-";
+    let first = client.create(&format!("{root}/order:1/{curators}"), true).unwrap();
+    let waiting = acquire_in_task(&pool, "order:1");
+    super::conformance::until_queued(server, &root, "order:1", 2).await;
+    client.create(&format!("{root}/order:1/lock-"), true).unwrap();
+    let shown = pool.inspect("order:1").await.unwrap();
+    let holder = shown.holder.clone().unwrap();
+    assert_eq!((holder.owner, holder.fence, holder.expires_in), (None, None, None));
+    assert_eq!(shown.waiting, Some(2), "{shown:?}");
+    assert!(shown.waiters[0].owner.is_some() && shown.waiters[1].owner.is_none(), "{shown:?}");
+    client.delete(&first).unwrap();
+    let (_, ours) = joined("ours", waiting).await;
+    let next = pool.inspect("order:1").await.unwrap();
+    assert_eq!(owner_of(&next), shown.waiters[0].owner);
+    ours.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_inspection_makes_no_node() {
+    let (server, root) = ZooKeeperServer::shared();
+    let pool = LockPool::connect(&server.url_of(&root)).await.unwrap();
+    assert!(pool.inspect("order:1").await.unwrap().is_free());
+    let children = server.client().children(&root).unwrap();
+    assert!(!children.contains(&"order:1".to_owned()), "{children:?}");
+}

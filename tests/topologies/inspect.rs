@@ -1,0 +1,161 @@
+//! The holder of a key, as each store of Redis tells it; and keys of other clients.
+
+use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
+use lock_tests::prelude::*;
+use lock_tests::quorum::Quorum;
+use lock_tests::sentinel::Watched;
+use lock_tests::{RedisCluster, RedisServer};
+
+#[tokio::test]
+async fn memory_tells_the_holder() {
+    tells_the_holder_and_its_queue("memory://inspected", ShownQueue::Hidden).await;
+}
+
+#[tokio::test]
+async fn redis_tells_the_holder_and_its_queue() {
+    let server = RedisServer::start();
+    tells_the_holder_and_its_queue(&server.url(), ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn a_cluster_tells_the_holder_and_its_queue() {
+    let cluster = RedisCluster::start();
+    tells_the_holder_and_its_queue(&cluster.url(), ShownQueue::Shown).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_master_behind_sentinels_tells_the_holder_and_its_queue() {
+    let watched = Watched::start().without_failover();
+    tells_the_holder_and_its_queue(&watched.url(), ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn redis_without_scripts_tells_the_holder() {
+    let server = RedisServer::start();
+    let url = format!("{}?scripts=off", server.url());
+    let connect = || LockPool::builder(&url).key_prefix("seen:").connect();
+    let [one, other] = [connect().await.unwrap(), connect().await.unwrap()];
+    let guard = one.lock("order:1").fencing(false).acquire().await.unwrap();
+    let shown = other.inspect("order:1").await.unwrap();
+    assert_eq!(owner_of(&shown), Some(one.snapshot().held[0].owner));
+    assert!(shown.holder.unwrap().expires_in.unwrap() <= ms(30_000));
+    // A process with scripts tells the same.
+    let scripted = LockPool::builder(server.url()).key_prefix("seen:").connect().await.unwrap();
+    assert_eq!(
+        owner_of(&scripted.inspect("order:1").await.unwrap()),
+        Some(one.snapshot().held[0].owner)
+    );
+    guard.release().await.unwrap();
+    assert!(other.inspect("order:1").await.unwrap().is_free());
+    server.cli(&["SET", "seen:theirs", "worker-7"]);
+    server.cli(&["RPUSH", "seen:list", "1"]);
+    for key in ["theirs", "list"] {
+        let shown = other.inspect(key).await.unwrap();
+        assert!(!shown.is_free() && owner_of(&shown).is_none(), "{key}: {shown:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_quorum_tells_what_a_majority_has() {
+    let quorum = Quorum::start(5);
+    tells_the_holder_and_its_queue(&quorum.url(), ShownQueue::Hidden).await;
+    let pool = LockPool::builder(quorum.url()).ttl(ms(20_000)).connect().await.unwrap();
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    // Two nodes may be down, and a value on two of five is no lock.
+    for node in &quorum.nodes()[..2] {
+        node.cli(&["SET", "order:2", "worker-7", "PX", "60000"]);
+    }
+    assert!(pool.inspect("order:2").await.unwrap().is_free());
+    quorum[2].cli(&["SET", "order:2", "worker-7", "PX", "30000"]);
+    let theirs = pool.inspect("order:2").await.unwrap().holder.unwrap();
+    assert_eq!((theirs.owner, theirs.fence), (None, None));
+    assert!(theirs.expires_in.unwrap() <= ms(30_000), "{theirs:?}");
+    for node in &quorum.nodes()[3..] {
+        node.kill();
+    }
+    let shown = pool.inspect("order:1").await.unwrap().holder.unwrap();
+    assert_eq!(shown.owner, Some(pool.snapshot().held[0].owner));
+    assert_eq!(shown.fence, guard.fence());
+    quorum[2].kill();
+    let error = pool.inspect("order:1").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    drop(guard);
+}
+
+/// Other libraries write values of other forms, some of them in a key of another type.
+#[tokio::test]
+async fn keys_of_other_clients_are_held_by_another_client() {
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).key_prefix("app:").connect().await.unwrap();
+    server.cli(&["SET", "app:plain", "c2VjcmV0IHRva2Vu", "NX", "PX", "60000"]);
+    server.cli(&["SET", "app:forever", "worker-7"]);
+    server.cli(&["HSET", "app:redisson", "6f1a:42", "1"]);
+    for (key, has_end) in [("plain", true), ("forever", false), ("redisson", false)] {
+        let shown = pool.inspect(key).await.unwrap();
+        let text = format!("{shown:?}");
+        let holder = shown.holder.unwrap_or_else(|| panic!("{key} is held"));
+        assert_eq!((holder.owner, holder.fence), (None, None), "{key}");
+        assert_eq!(holder.expires_in.is_some(), has_end, "{key}: {text}");
+        assert!(!text.contains("c2Vj"), "the value would be enough to free the lock: {text}");
+        assert!(
+            pool.lock(key).try_acquire().await.is_ok_and(|it| it.is_none()) || key == "redisson"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_inspection_changes_nothing() {
+    let server = RedisServer::start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let other = patient(server.url(), ms(20_000)).await;
+    let guard = pool.lock("order:1").renew(false).acquire().await.unwrap();
+    let changes = || {
+        let info = server.cli(&["INFO", "persistence"]);
+        let line = info.lines().find_map(|it| it.strip_prefix("rdb_changes_since_last_save:"));
+        line.unwrap().trim().to_owned()
+    };
+    let before = (changes(), server.cli(&["KEYS", "*"]));
+    let first = other.inspect("order:1").await.unwrap().holder.unwrap();
+    for _ in 0..20 {
+        assert!(other.inspect("order:2").await.unwrap().is_free());
+        let next = other.inspect("order:1").await.unwrap().holder.unwrap();
+        assert!(next.expires_in <= first.expires_in, "{next:?} behind {first:?}");
+    }
+    assert_eq!((changes(), server.cli(&["KEYS", "*"])), before);
+    guard.release().await.unwrap();
+}
+
+/// A user that may not read wait queues is told the holder.
+#[tokio::test]
+async fn a_user_without_rights_to_queues_is_told_the_holder() {
+    let user = "user worker on >pw ~order:* ~lock_runtime:* resetchannels -@all +set +get +mget +del +pexpire +pttl \
+                +time +eval +evalsha +hello +ping +select";
+    let server = RedisServer::builder().config_line(user).start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    let limited = LockPool::connect(&url).await.unwrap();
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let shown = limited.inspect("order:1").await.unwrap();
+    assert_eq!(owner_of(&shown), Some(pool.snapshot().held[0].owner));
+    assert_eq!(shown.waiting, None);
+    guard.release().await.unwrap();
+    let refused = limited.inspect("secret").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Backend, "{refused}");
+}
+
+#[tokio::test]
+async fn what_is_no_key_is_refused_and_a_silent_store_is_an_error() {
+    let server = RedisServer::start();
+    let builder = LockPool::builder(server.url()).request_timeout(ms(300));
+    let pool = builder.connect().await.unwrap();
+    for key in ["", "lock_runtime:fence"] {
+        let error = pool.inspect(key).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidKey, "{error}");
+    }
+    server.pause();
+    let error = pool.inspect("order:1").await.unwrap_err();
+    server.resume();
+    assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    assert_eq!(error.key().map(|key| key.as_str()), Some("order:1"));
+}
