@@ -131,7 +131,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 each_feature() {
     local feature
-    for feature in "" macros redis rediss etcd etcd-tls mysql mysql-tls postgres postgres-tls zookeeper zookeeper-tls serde testing tower axum actix; do
+    for feature in "" macros redis rediss etcd etcd-tls mysql mysql-tls postgres postgres-tls zookeeper zookeeper-tls serde metrics testing tower axum actix; do
         cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
     done
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::api::call_record::{self, PendingCall};
 use crate::api::guard::LockGuard;
 use crate::api::locked_future::Entered;
 use crate::api::reentrancy;
@@ -9,7 +10,8 @@ use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::{LockOptions, Policy};
+use crate::base::options::{LockOptions, OnLost, Policy};
+use crate::lease::held_lease::HeldLease;
 use crate::lock::acquire::acquire;
 use crate::lock::core::PoolCore;
 
@@ -33,13 +35,9 @@ pub(crate) struct LockCall {
 pub(crate) async fn enter(call: LockCall) -> Result<Entered, LockError> {
     match prepare(call)? {
         Prepared::Entered(entered) => Ok(entered),
-        Prepared::Acquire(core, spec) => {
-            let lease = acquire(&core, spec.clone()).await;
-            let guard = lease.and_then(|lease| LockGuard::pick_up(core.clone(), lease));
-            let locate = |error: LockError| {
-                error.at(spec.label.template()).of_keys(&spec.keys).in_pool(core.name())
-            };
-            guard.map(Entered::locked).map_err(locate)
+        Prepared::Acquire(pending) => {
+            let lease = acquire(&pending.core, pending.spec.clone()).await;
+            conclude(pending, lease)
         }
     }
 }
@@ -48,13 +46,67 @@ pub(crate) async fn enter(call: LockCall) -> Result<Entered, LockError> {
 enum Prepared {
     /// Its task holds the lock already.
     Entered(Entered),
-    Acquire(Arc<PoolCore>, Arc<LockSpec>),
+    Acquire(PendingCall),
 }
 
 /// Not a part of the future, which would reserve room for all its values and arguments.
 fn prepare(call: LockCall) -> Result<Prepared, LockError> {
     let LockCall { core, label, keys, options, shows_guard } = call;
-    let locate = |error: LockError| error.at(label.template()).in_pool(core.name());
+    let prepared = check(&core, &label, keys, &options, shows_guard);
+    match prepared {
+        Ok(Checked::New(keys, policy)) => {
+            let spec = LockSpec::new(label, keys, policy, &core.config.key_prefix);
+            Ok(Prepared::Acquire(PendingCall::begin(core, spec)))
+        }
+        Ok(Checked::Held(holder, on_lost)) => {
+            let span = call_record::passed(&core, &label, holder.lease());
+            Ok(Prepared::Entered(Entered::nested(holder, on_lost, span)))
+        }
+        Err(error) => {
+            if !core.is_inherited() {
+                call_record::refused(&core, &label, &error);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The result of an acquire, for its caller.
+fn conclude(
+    pending: PendingCall,
+    lease: Result<HeldLease, LockError>,
+) -> Result<Entered, LockError> {
+    let guard = lease.and_then(|lease| LockGuard::pick_up(pending.core.clone(), lease));
+    match guard {
+        Ok(mut guard) => {
+            guard.set_span(pending.granted(guard.lease()));
+            Ok(Entered::locked(guard))
+        }
+        Err(error) => {
+            let (core, spec) = (pending.core.clone(), pending.spec.clone());
+            let error = error.at(spec.label.lock_name()).of_keys(&spec.keys).in_pool(core.name());
+            pending.failed(&error);
+            Err(error)
+        }
+    }
+}
+
+/// A valid call.
+enum Checked {
+    /// It acquires these keys.
+    New(Arc<[Key]>, Policy),
+    /// It passes through this lock.
+    Held(LockGuard, OnLost),
+}
+
+fn check(
+    core: &Arc<PoolCore>,
+    label: &LockLabel,
+    keys: Result<Vec<Key>, LockError>,
+    options: &LockOptions,
+    shows_guard: bool,
+) -> Result<Checked, LockError> {
+    let locate = |error: LockError| error.at(label.lock_name()).in_pool(core.name());
     if core.is_inherited() {
         return Err(locate(LockError::inherited()));
     }
@@ -62,12 +114,11 @@ fn prepare(call: LockCall) -> Result<Prepared, LockError> {
     let locate = |error: LockError| locate(error).of_keys(&keys);
     let prefix = &core.config.key_prefix;
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
-    let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;
-    if let Some(holder) = reentrancy::find_held(&core, &keys) {
-        return pass(holder, &keys, &policy, shows_guard).map(Prepared::Entered).map_err(locate);
+    let policy = Policy::new(options, &core.config.defaults).map_err(locate)?;
+    match reentrancy::find_held(core, &keys) {
+        Some(holder) => pass(holder, &keys, &policy, shows_guard).map_err(locate),
+        None => Ok(Checked::New(keys, policy)),
     }
-    let spec = LockSpec::new(label, keys, policy, prefix);
-    Ok(Prepared::Acquire(core, Arc::new(spec)))
 }
 
 /// Passes a call through a lock that its task holds.
@@ -76,7 +127,7 @@ fn pass(
     keys: &[Key],
     policy: &Policy,
     shows_guard: bool,
-) -> Result<Entered, LockError> {
+) -> Result<Checked, LockError> {
     if !holder.is_held() {
         return Err(holder.end_error());
     }
@@ -86,7 +137,7 @@ fn pass(
     if shows_guard && policy.fencing && !holder.lease().spec.policy.fencing {
         return Err(unfenced());
     }
-    Ok(Entered::nested(holder, policy.on_lost))
+    Ok(Checked::Held(holder, policy.on_lost))
 }
 
 /// One order for all callers, so that two of them cannot wait for each other.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::api::call_record::CallSpan;
 use crate::backend::LeaseStatus;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError, Progress};
@@ -29,6 +30,8 @@ use crate::lock::core::PoolCore;
 pub struct LockGuard {
     core: Arc<PoolCore>,
     hold: Hold,
+    /// Of the call that acquired the lock, without a body. Dropped behind the hold.
+    span: CallSpan,
 }
 
 #[derive(Debug)]
@@ -48,14 +51,24 @@ impl LockGuard {
         if !lease.lease().pick_up() {
             return Err(unclaimed());
         }
-        let guard = Self { core, hold: Hold::Owned(lease) };
+        let guard = Self { core, hold: Hold::Owned(lease), span: CallSpan::default() };
         // Validity may have ended while this thread was blocked or the machine suspended.
         if guard.is_held() { Ok(guard) } else { Err(guard.end_error()) }
     }
 
     /// Another guard of the same lease, which does not end it.
     pub(crate) fn borrowed(&self) -> Self {
-        Self { core: self.core.clone(), hold: Hold::Borrowed(self.lease().clone()) }
+        let (hold, span) = (Hold::Borrowed(self.lease().clone()), CallSpan::default());
+        Self { core: self.core.clone(), hold, span }
+    }
+
+    /// The span closes with this guard.
+    pub(crate) fn set_span(&mut self, span: CallSpan) {
+        self.span = span;
+    }
+
+    pub(crate) fn take_span(&mut self) -> CallSpan {
+        std::mem::take(&mut self.span)
     }
 
     pub(crate) fn is_borrowed(&self) -> bool {
@@ -172,7 +185,7 @@ impl LockGuard {
             // Not held, or handed off before the answer.
             Ok(LeaseStatus::Held | LeaseStatus::NotHeld) => {
                 if lease.lose(Loss::Taken) {
-                    events::lost(lease.origin(), lease.held_for(), Loss::Taken);
+                    events::lost(lease.origin(), lease.held_for(), Loss::Taken.as_str());
                 }
                 Err(self.loss_error(Loss::Taken))
             }
@@ -187,11 +200,12 @@ impl LockGuard {
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was no longer held, [`ErrorKind::Backend`] if the store did not confirm within
     /// twice the pool's `request_timeout`. The release is then retried in the background until the ttl is over.
-    pub async fn release(self) -> Result<(), LockError> {
+    pub async fn release(mut self) -> Result<(), LockError> {
         if self.core.is_inherited() {
             return Err(self.locate(LockError::inherited()));
         }
         let loss = self.lease().loss();
+        self.span.on_hold_ended();
         let released = match self.begin_release(ReleaseMode::Awaited) {
             Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
             None => Ok(()),
@@ -212,7 +226,7 @@ impl LockGuard {
         }
         let lease = self.lease();
         if let Some(loss) = lease.expire(self.core.clock().now()) {
-            events::lost(lease.origin(), lease.held_for(), loss);
+            events::lost(lease.origin(), lease.held_for(), loss.as_str());
         }
         self.loss_error(lease.loss().unwrap_or(Loss::Expired))
     }
@@ -235,7 +249,7 @@ impl LockGuard {
 
     pub(crate) fn locate(&self, error: LockError) -> LockError {
         let spec = &self.lease().spec;
-        error.at(spec.label.template()).of_keys(&spec.keys).in_pool(self.core.name())
+        error.at(spec.label.lock_name()).of_keys(&spec.keys).in_pool(self.core.name())
     }
 }
 

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 
+use crate::api::call_record::CallSpan;
 use crate::api::guard::LockGuard;
 use crate::api::reentrancy;
 use crate::base::error::{ErrorKind, LockError, Progress};
@@ -34,7 +35,8 @@ impl Entered {
         Self(Access::Locked(guard))
     }
 
-    pub(crate) fn nested(guard: LockGuard, on_lost: OnLost) -> Self {
+    pub(crate) fn nested(mut guard: LockGuard, on_lost: OnLost, span: CallSpan) -> Self {
+        guard.set_span(span);
         Self(Access::Nested { guard, on_lost })
     }
 
@@ -68,15 +70,18 @@ impl Entered {
             on_lost,
             progress: Progress::NotStarted,
         };
-        let stage = match self.0 {
-            Access::Locked(guard) => {
-                let on_lost = guard.lease().spec.policy.on_lost;
-                held(guard, on_lost)
+        let (stage, span) = match self.0 {
+            Access::Locked(mut guard) => {
+                let (on_lost, span) = (guard.lease().spec.policy.on_lost, guard.take_span());
+                (held(guard, on_lost), span)
             }
-            Access::Nested { guard, on_lost } => held(guard, on_lost),
-            Access::Unlocked => BodyState::Open,
+            Access::Nested { mut guard, on_lost } => {
+                let span = guard.take_span();
+                (held(guard, on_lost), span)
+            }
+            Access::Unlocked => (BodyState::Open, CallSpan::default()),
         };
-        Locked { body: Some(body), stage, output: None }
+        Locked { body: Some(body), stage, output: None, span: span.of_body() }
     }
 }
 
@@ -90,6 +95,8 @@ pin_project! {
         body: Option<F>,
         stage: BodyState,
         output: Option<F::Output>,
+        // Open until the release is over.
+        span: CallSpan,
     }
 }
 
@@ -130,17 +137,29 @@ impl<F: Future> Future for Locked<F> {
                         };
                     if let Some(error) = error {
                         let error = error.after(*progress);
-                        this.body.set(None);
+                        {
+                            let _entered = this.span.enter();
+                            this.body.set(None);
+                        }
                         *this.stage = BodyState::Open;
+                        *this.span = CallSpan::default();
                         return Poll::Ready(Err(error));
                     }
                     let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
                     *progress = Progress::Unfinished;
-                    match reentrancy::enter(guard, || body.poll(cx)) {
-                        Poll::Ready(output) => {
+                    let polled = {
+                        let _entered = this.span.enter();
+                        let polled = reentrancy::enter(guard, || body.poll(cx));
+                        if polled.is_ready() {
                             // The body's locals and arguments drop before the release.
                             this.body.set(None);
+                        }
+                        polled
+                    };
+                    match polled {
+                        Poll::Ready(output) => {
                             *this.output = Some(output);
+                            this.span.on_hold_ended();
                             // Otherwise the release would wake this very task.
                             *listener = None;
                             let mode = guard.lease().spec.policy.release;
@@ -167,6 +186,7 @@ impl<F: Future> Future for Locked<F> {
                 }
                 BodyState::Open => {
                     if let Some(output) = this.output.take() {
+                        *this.span = CallSpan::default();
                         return Poll::Ready(Ok(output));
                     }
                     let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };

@@ -1,5 +1,6 @@
 //! What programs call.
 
+pub(crate) mod call_record;
 pub(crate) mod enter;
 pub(crate) mod guard;
 pub(crate) mod locked_future;

@@ -1,9 +1,9 @@
 //! What is known of an annotated function at compile time.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use crate::base::key::Key;
+use crate::base::lock_name::LockName;
 use crate::base::options::LockOptions;
 
 /// Where an annotated function is written.
@@ -57,37 +57,41 @@ impl fmt::Display for Site {
     }
 }
 
-/// The name of a lock in errors and events.
+/// The call for a lock that an error, an event or a metric is about.
 #[derive(Clone, Debug)]
 pub(crate) enum LockLabel {
-    /// An annotated function: the template.
+    /// Of an annotated function.
     Site(&'static Site),
-    /// The programmatic API: the key.
-    Key(Key),
+    /// Of the programmatic API.
+    Request(LockName),
 }
 
 impl LockLabel {
-    pub(crate) fn template(&self) -> Cow<'static, str> {
+    /// A request for `key` without a template.
+    pub(crate) fn of_key(key: Key) -> Self {
+        Self::Request(LockName::Key(key))
+    }
+
+    pub(crate) fn lock_name(&self) -> LockName {
         match self {
-            Self::Site(site) => Cow::Borrowed(site.template),
-            Self::Key(key) => Cow::Owned(key.to_string()),
+            Self::Site(site) => LockName::Template(site.template),
+            Self::Request(name) => name.clone(),
+        }
+    }
+
+    /// The name in events and metrics, without a key.
+    pub(crate) const fn public_name(&self) -> &'static str {
+        match self {
+            Self::Site(site) => site.template,
+            Self::Request(name) => name.public(),
         }
     }
 
     /// The label of an annotated function, for events.
-    pub(crate) fn name(&self) -> Option<tracing::field::DisplayValue<&'static Site>> {
+    pub(crate) fn function(&self) -> Option<tracing::field::DisplayValue<&'static Site>> {
         match self {
             Self::Site(site) => Some(tracing::field::display(*site)),
-            Self::Key(_) => None,
-        }
-    }
-}
-
-impl fmt::Display for LockLabel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Site(site) => f.write_str(site.template),
-            Self::Key(key) => key.fmt(f),
+            Self::Request(_) => None,
         }
     }
 }

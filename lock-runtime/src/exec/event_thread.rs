@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::dispatcher::{self, Dispatch};
-use tracing::warn;
+use tracing::{Span, warn};
 
 use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
@@ -38,7 +38,7 @@ struct EventThread {
 
 enum Job {
     Event {
-        /// The subscriber where the event occurred. That of a thread may differ from the program's.
+        /// The subscriber of the call, or where the event occurred. That of a thread may differ from the program's.
         to: Dispatch,
         emit: Box<dyn FnOnce() + Send>,
     },
@@ -48,13 +48,28 @@ enum Job {
 
 static EVENTS: OfProcess<EventThread> = OfProcess::new();
 
-/// Runs `emit` on the event thread, in the order of the calls: the events of a lease keep their order.
+/// The subscriber of `span`; without a span, that of this thread.
+pub(crate) fn subscriber(span: Option<&Span>) -> Option<Dispatch> {
+    let of_span = span.and_then(|span| span.with_subscriber(|(_, to)| to.clone()));
+    let of_thread = || panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)).ok();
+    of_span.or_else(of_thread)
+}
+
+/// As [`send_to`], to the subscriber of this thread.
 pub(crate) fn send(emit: impl FnOnce() + Send + 'static) {
+    send_to(subscriber(None), emit);
+}
+
+/// Runs `emit` on the event thread with the subscriber `to`, in the order of the calls: the events of a lease keep their
+/// order.
+pub(crate) fn send_to(to: Option<Dispatch>, emit: impl FnOnce() + Send + 'static) {
     // Without a thread there are no events, and locks work all the same.
     let Ok(events) = EVENTS.get_or_try_init(EventThread::start) else { return };
-    let Ok(to) = panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)) else { return };
-    if events.queue.try_send(Job::Event { to, emit: Box::new(emit) }).is_err() {
+    let Some(to) = to else { return };
+    if let Err(refused) = events.queue.try_send(Job::Event { to, emit: Box::new(emit) }) {
         events.dropped.fetch_add(1, Ordering::Relaxed);
+        // It may have the last handle of a span.
+        let _ = panic_boundary::call(|| drop(refused));
     }
 }
 

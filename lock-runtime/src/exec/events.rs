@@ -1,52 +1,140 @@
-//! `tracing` events of target `lock_runtime`.
+//! What the program learns of its locks: `tracing` events and spans of target `lock_runtime`, and metrics.
 //!
 //! `lock` is the key's template, `name` the annotated function (absent for the programmatic API).
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{debug, trace, warn};
+use tracing::field::Empty;
+use tracing::{Span, debug, info_span, trace, warn};
 
 use crate::base::backend_error::{BackendError, Warning};
-#[cfg(any(feature = "actix", feature = "tower"))]
+use crate::base::call_site::LockLabel;
 use crate::base::error::LockError;
 use crate::base::fence::Fence;
-use crate::base::lock_spec::LockSpec;
+use crate::base::metrics::{LockMetrics, Measurement, ReleaseResult, RenewalResult};
+use crate::base::span_slot::SpanSlot;
 use crate::exec::event_thread::{self, is_wanted};
+use crate::exec::panic_boundary;
 
-/// The lock and the pool that an event is about.
+/// The call and the pool that an event is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin<'a> {
-    pub(crate) spec: &'a Arc<LockSpec>,
+    pub(crate) label: &'a LockLabel,
     pub(crate) pool: &'a Arc<str>,
+    pub(crate) span: &'a SpanSlot,
+    pub(crate) metrics: &'a LockMetrics,
 }
 
-/// Emits an event about a lock on the event thread.
+/// Emits an event about a lock on the event thread, in the span of its call.
 macro_rules! emit {
     ($event:ident, $origin:expr, $($rest:tt)*) => {{
-        let Origin { spec, pool } = $origin;
-        let (spec, pool) = (spec.clone(), pool.clone());
-        event_thread::send(move || {
+        let Origin { label, pool, span, .. } = $origin;
+        let (label, pool) = (label.clone(), pool.clone());
+        // A handle, so that the span is still open when the event is delivered.
+        let span = panic_boundary::call(|| span.span()).ok().flatten();
+        event_thread::send_to(event_thread::subscriber(span.as_ref()), move || {
             $event!(
                 target: "lock_runtime",
-                lock = %spec.label,
-                name = spec.label.name(),
-                pool = %pool,
+                parent: span.as_ref().and_then(Span::id),
+                lock = label.public_name(),
+                name = label.function(),
+                pool = &*pool,
                 $($rest)*
             );
         });
     }};
 }
 
+/// The span of a call, if a subscriber wants it.
+pub(crate) fn call_span(label: &LockLabel, pool: &Arc<str>) -> Option<Span> {
+    let span = panic_boundary::call(|| {
+        info_span!(
+            target: "lock_runtime",
+            "lock",
+            lock = label.public_name(),
+            name = label.function(),
+            pool = &**pool,
+            waited_ms = Empty,
+            fence = Empty,
+            held_ms = Empty,
+            outcome = Empty,
+        )
+    });
+    span.ok().filter(|span| !span.is_disabled())
+}
+
+/// Records the time of the wait in the span of its call.
+pub(crate) fn record_wait(span: &Span, waited: Option<Duration>) {
+    if let Some(waited) = waited {
+        let _ = panic_boundary::call(|| span.record("waited_ms", millis(waited)).is_disabled());
+    }
+}
+
+/// Records the fence of a grant.
+pub(crate) fn record_fence(span: &Span, fence: Option<Fence>) {
+    if let Some(fence) = fence {
+        let _ = panic_boundary::call(|| span.record("fence", fence.get()).is_disabled());
+    }
+}
+
+/// Records how a call ended, and the time that it held the lock, if it did.
+pub(crate) fn record_end(span: &Span, held: Option<Duration>, outcome: &'static str) {
+    let _ = panic_boundary::call(|| {
+        if let Some(held) = held {
+            span.record("held_ms", millis(held));
+        }
+        span.record("outcome", outcome);
+    });
+}
+
+/// Whether the time of a wait is to be known although no lease comes of it.
+pub(crate) fn wants_failures() -> bool {
+    is_wanted!(DEBUG)
+}
+
 pub(crate) fn acquired(origin: Origin<'_>, fence: Option<Fence>, waited: Duration) {
+    origin.metrics.record(Measurement::Granted(waited));
     if is_wanted!(DEBUG) {
         let (fence, waited_ms) = (fence.map(Fence::get), millis(waited));
         emit!(debug, origin, fence, waited_ms, "acquired");
     }
 }
 
+/// Another owner held the lock until the end of the wait.
+pub(crate) fn conflict(origin: Origin<'_>, waited: Option<Duration>) {
+    if is_wanted!(DEBUG) {
+        let waited_ms = waited.map(millis);
+        emit!(debug, origin, waited_ms, "conflict");
+    }
+}
+
+/// A call is refused because of `max_waiters`, and so were others since the last event.
+pub(crate) fn queue_full(origin: Origin<'_>, rejected: u64) {
+    if is_wanted!(WARN) {
+        emit!(warn, origin, rejected, "queue full");
+    }
+}
+
+/// The call has failed without a lock, for another reason than a conflict or a full queue.
+pub(crate) fn not_acquired(origin: Origin<'_>, waited: Option<Duration>, error: &LockError) {
+    if is_wanted!(DEBUG) {
+        let (waited_ms, error) = (waited.map(millis), error.without_key());
+        emit!(debug, origin, waited_ms, %error, "not acquired");
+    }
+}
+
+/// The caller has given its wait up.
+pub(crate) fn cancelled(origin: Origin<'_>, waited: Option<Duration>) {
+    if is_wanted!(DEBUG) {
+        let waited_ms = waited.map(millis);
+        emit!(debug, origin, waited_ms, "cancelled");
+    }
+}
+
 pub(crate) fn handed_off(origin: Origin<'_>, held: Duration) {
+    origin.metrics.record(Measurement::HandedOff);
+    origin.metrics.record(Measurement::HoldEnded(held));
     if is_wanted!(DEBUG) {
         let held_ms = millis(held);
         emit!(debug, origin, held_ms, "handed off");
@@ -61,6 +149,7 @@ pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
 }
 
 pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
+    origin.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
     if is_wanted!(TRACE) {
         let held_ms = millis(held);
         emit!(trace, origin, held_ms, "renewed");
@@ -68,20 +157,23 @@ pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
 }
 
 pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &BackendError) {
+    origin.metrics.record(Measurement::Renewal(RenewalResult::Failed));
     if is_wanted!(WARN) {
         let (valid_for_ms, error) = (millis(valid_for), error.clone());
         emit!(warn, origin, valid_for_ms, %error, "not renewed yet");
     }
 }
 
-pub(crate) fn lost(origin: Origin<'_>, held: Duration, reason: impl fmt::Debug + Send + 'static) {
+pub(crate) fn lost(origin: Origin<'_>, held: Duration, reason: &'static str) {
     if is_wanted!(WARN) {
         let held_ms = millis(held);
-        emit!(warn, origin, held_ms, ?reason, "lost");
+        emit!(warn, origin, held_ms, reason, "lost");
     }
 }
 
 pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
+    let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
+    origin.metrics.record(Measurement::Release(result));
     if is_wanted!(DEBUG) {
         let held_ms = millis(held);
         emit!(debug, origin, held_ms, was_held, "released");
@@ -89,6 +181,7 @@ pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
 }
 
 pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
+    origin.metrics.record(Measurement::Release(ReleaseResult::Failed));
     if is_wanted!(WARN) {
         let error = error.clone();
         emit!(warn, origin, %error, "not released yet");
@@ -100,7 +193,7 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
 pub(crate) fn answered(error: &LockError, status: u16) {
     macro_rules! emit {
         ($event:ident) => {{
-            let error = error.clone();
+            let error = error.without_key();
             event_thread::send(move || {
                 let (lock, pool) = (error.template(), error.pool());
                 $event!(target: "lock_runtime", lock, pool, status, %error, "answered with an error");

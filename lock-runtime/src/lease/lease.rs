@@ -15,6 +15,7 @@ use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{Fence, Fences};
 use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
+use crate::base::metrics::{self, Measurement};
 use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
 use crate::base::process::Process;
@@ -120,6 +121,20 @@ pub(crate) enum Loss {
     MaxHold,
     /// The pool shuts down, and its grace is over.
     PoolClosed,
+}
+
+impl Loss {
+    /// The word in events and metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        let [expired, taken, ttl_over, max_hold, pool_closed] = metrics::LOSSES;
+        match self {
+            Self::Expired => expired,
+            Self::Taken => taken,
+            Self::TtlOver => ttl_over,
+            Self::MaxHold => max_hold,
+            Self::PoolClosed => pool_closed,
+        }
+    }
 }
 
 /// How a hold ended, for its listeners.
@@ -384,6 +399,8 @@ impl Lease {
                 drop(state);
                 drop(permits);
                 listeners.wake();
+                self.on_hold_ended();
+                self.spec.metrics.record(Measurement::Lost(loss.as_str()));
                 true
             }
             Phase::Transferred
@@ -508,6 +525,7 @@ impl Lease {
     /// Ends the hold and wakes the listeners. `true` for the one caller that has to send the release.
     pub(crate) fn begin_release(&self) -> bool {
         let mut state = self.state();
+        let was_lost = state.loss.is_some();
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
             Phase::Renewing | Phase::LostRenewing => Phase::ReleasePending,
@@ -517,6 +535,9 @@ impl Lease {
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);
         listeners.wake();
+        if !was_lost {
+            self.on_hold_ended();
+        }
         true
     }
 
@@ -561,9 +582,16 @@ impl Lease {
         Holder { lease: self.id, owner: self.owner, since: self.granted_at }
     }
 
-    /// The lock and the pool, for events.
+    /// The call and the pool, for events.
     pub(crate) fn origin(&self) -> Origin<'_> {
-        Origin { spec: &self.spec, pool: &self.pool }
+        let LockSpec { label, span, metrics, .. } = &*self.spec;
+        Origin { label, pool: &self.pool, span, metrics }
+    }
+
+    fn on_hold_ended(&self) {
+        if metrics::IS_ON {
+            self.spec.metrics.record(Measurement::HoldEnded(self.held_for()));
+        }
     }
 
     fn valid_until(&self) -> Instant {

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use crate::backend::{DynBackend, LeaseStatus};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::metrics::{Measurement, RenewalResult};
 use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
@@ -138,7 +139,9 @@ impl RenewalScheduler {
                         .add(lease.clone(), time_limit);
                 }
                 RenewalAction::Wait(due) => self.insert(lease, due),
-                RenewalAction::Lost(loss) => events::lost(lease.origin(), lease.held_for(), loss),
+                RenewalAction::Lost(loss) => {
+                    events::lost(lease.origin(), lease.held_for(), loss.as_str());
+                }
                 // The caller gets an error at its next poll.
                 RenewalAction::Unclaimed => (config.on_unclaimed)(lease),
                 RenewalAction::Over => {}
@@ -185,8 +188,9 @@ impl RenewalScheduler {
                     events::renewed(lease.origin(), lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
+                    lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
                     if lease.lose(Loss::Taken) {
-                        events::lost(lease.origin(), lease.held_for(), Loss::Taken);
+                        events::lost(lease.origin(), lease.held_for(), Loss::Taken.as_str());
                     }
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);

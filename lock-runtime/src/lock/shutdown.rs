@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::base::clock::Instant;
-use crate::exec::event_thread;
+use crate::exec::{event_thread, events};
 use crate::lease::lease::Loss;
 use crate::lease::tracker::PoolPhase;
 use crate::lock::core::PoolCore;
@@ -34,7 +34,9 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     core.queue.close();
     if !idle_by(&core, clock.now() + grace).await {
         for lease in core.tracker.leases() {
-            lease.lose(Loss::PoolClosed);
+            if lease.lose(Loss::PoolClosed) {
+                events::lost(lease.origin(), lease.held_for(), Loss::PoolClosed.as_str());
+            }
         }
         // Cancelled bodies end at their next await, and release. The leases of the others are released here.
         let cancel_time = request_timeout.min(Duration::from_millis(500));

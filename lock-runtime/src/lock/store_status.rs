@@ -15,6 +15,7 @@ use crate::backend::DynBackend;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
+use crate::base::metrics::PoolMetrics;
 use crate::base::options::OnOutage;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::events;
@@ -92,6 +93,7 @@ impl Reachability {
 pub(crate) struct StoreStatus {
     clock: Clock,
     on_outage: OnOutage,
+    metrics: Arc<PoolMetrics>,
     /// Rejects all waiters.
     reject_waiters: Box<dyn Fn(&LockError) + Send + Sync>,
     /// The name of the pool, for events.
@@ -111,11 +113,13 @@ impl StoreStatus {
     pub(crate) fn new(
         clock: Clock,
         on_outage: OnOutage,
+        metrics: Arc<PoolMetrics>,
         reject_waiters: impl Fn(&LockError) + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             clock,
             on_outage,
+            metrics,
             reject_waiters: Box::new(reject_waiters),
             pool: OnceCell::new(),
             is_up: AtomicBool::new(true),
@@ -176,8 +180,14 @@ impl StoreStatus {
         let pool = self.pool.get().map_or("unnamed", |name| name);
         match (&change, &*reachability) {
             (Change::Suspected, _) => self.suspected.notify_one(),
-            (Change::Lost, Reachability::Down { error, .. }) => events::store_lost(pool, error),
-            (Change::Back(after), _) => events::store_back(pool, *after),
+            (Change::Lost, Reachability::Down { error, .. }) => {
+                events::store_lost(pool, error);
+                self.metrics.store_is_up(false);
+            }
+            (Change::Back(after), _) => {
+                events::store_back(pool, *after);
+                self.metrics.store_is_up(true);
+            }
             (Change::None | Change::Lost, _) => {}
         }
         change
@@ -311,7 +321,7 @@ mod tests {
                 counted.fetch_add(1, Ordering::SeqCst);
             };
             let (clock, error) = (Clock::Boot, failure());
-            let status = StoreStatus::new(clock, on_outage, reject);
+            let status = StoreStatus::new(clock, on_outage, Arc::default(), reject);
             status.report(clock.now(), Err(&BackendError::new(FailureKind::Rejected, "READONLY")));
             assert!(status.is_up.load(Ordering::SeqCst), "a rejection is an answer");
             status.report_disconnect(&error);

@@ -184,7 +184,7 @@ impl LockLayer {
             }
             RequestKey::Computed(key) => {
                 let key = key(parts);
-                (Ok(key.clone()), LockLabel::Key(key))
+                (Ok(key.clone()), LockLabel::of_key(key))
             }
         }
     }
