@@ -11,7 +11,7 @@ use crate::base::call_site::LockLabel;
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::lock_spec::LockSpec;
-use crate::base::metrics::Measurement;
+use crate::base::metrics::{self, Measurement};
 use crate::base::outcome::Outcome;
 use crate::base::span_slot::SpanSlot;
 use crate::exec::events::{self, Origin};
@@ -31,18 +31,23 @@ pub(crate) struct PendingCall {
 
 impl PendingCall {
     /// A call for the lock of `spec` begins to wait.
-    pub(crate) fn begin(core: Arc<PoolCore>, spec: LockSpec) -> Self {
-        let span = events::call_span(&spec.label, core.name());
-        let needs_time = span.is_some() || events::wants_failures();
-        let since = needs_time.then(|| core.clock().now());
-        let slot = span.clone().map(SpanSlot::new).unwrap_or_default();
-        let metrics = core.metrics.of(spec.label.public_name());
-        metrics.record(Measurement::WaitBegan);
-        let spec = Arc::new(spec.reported_to(slot, metrics));
-        Self { core, spec, span: span.map(Box::new), since, is_over: false }
+    #[inline]
+    pub(crate) fn begin(core: Arc<PoolCore>, mut spec: LockSpec) -> Self {
+        let (mut span, mut since) = (None, None);
+        if events::wants_calls() {
+            span = events::call_span(&spec.label, core.name()).map(Box::new);
+            spec.span = span.as_deref().cloned().map(SpanSlot::new).unwrap_or_default();
+            since = (span.is_some() || events::wants_failures()).then(|| core.clock().now());
+        }
+        if metrics::IS_ON {
+            spec.metrics = core.metrics.of(spec.label.public_name());
+            spec.metrics.record(Measurement::WaitBegan);
+        }
+        Self { core, spec: Arc::new(spec), span, since, is_over: false }
     }
 
     /// The call has `lease`.
+    #[inline]
     pub(crate) fn granted(mut self, lease: &Arc<Lease>) -> CallSpan {
         self.end(Outcome::Acquired);
         let Some(span) = self.span.take() else { return CallSpan::default() };
@@ -52,14 +57,17 @@ impl PendingCall {
         CallSpan::open(*span, slot, lease.clone(), Outcome::Released)
     }
 
-    /// The call ends with `error`.
+    /// The call ends with `error`. Returns it as its caller gets it.
     #[cold]
-    pub(crate) fn failed(mut self, error: &LockError) {
+    pub(crate) fn failed(mut self, error: LockError) -> LockError {
+        let LockSpec { label, keys, .. } = &*self.spec;
+        let error = error.at(label.lock_name()).of_keys(keys).in_pool(self.core.name());
         let outcome = Outcome::Failed(error.kind());
         self.end(outcome);
         let waited = self.waited();
-        report_failure(&self.core, self.core.origin(&self.spec), waited, error);
+        report_failure(&self.core, self.core.origin(&self.spec), waited, &error);
         self.close(waited, outcome);
+        error
     }
 
     fn end(&mut self, outcome: Outcome) {
@@ -91,9 +99,13 @@ impl Drop for PendingCall {
     }
 }
 
-/// A call that is refused before it waits.
+/// The error for the caller of a call that is refused before it waits.
 #[cold]
-pub(crate) fn refused(core: &PoolCore, label: &LockLabel, error: &LockError) {
+pub(crate) fn refused(core: &PoolCore, label: &LockLabel, error: LockError) -> LockError {
+    let error = error.at(label.lock_name()).in_pool(core.name());
+    if core.is_inherited() {
+        return error;
+    }
     let outcome = Outcome::Failed(error.kind());
     let metrics = core.metrics.of(label.public_name());
     metrics.record(Measurement::WaitBegan);
@@ -101,10 +113,11 @@ pub(crate) fn refused(core: &PoolCore, label: &LockLabel, error: &LockError) {
     let span = events::call_span(label, core.name());
     let slot = span.clone().map(SpanSlot::new).unwrap_or_default();
     let origin = Origin { label, pool: core.name(), span: &slot, metrics: &metrics };
-    report_failure(core, origin, None, error);
+    report_failure(core, origin, None, &error);
     if let Some(span) = span {
         close(span, &slot, None, outcome);
     }
+    error
 }
 
 /// A call that passes through `lease`, which its task holds.

@@ -10,7 +10,7 @@ use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
-use crate::base::options::{LockOptions, OnLost, Policy};
+use crate::base::options::{LockOptions, Policy};
 use crate::lease::held_lease::HeldLease;
 use crate::lock::acquire::acquire;
 use crate::lock::core::PoolCore;
@@ -52,26 +52,26 @@ enum Prepared {
 /// Not a part of the future, which would reserve room for all its values and arguments.
 fn prepare(call: LockCall) -> Result<Prepared, LockError> {
     let LockCall { core, label, keys, options, shows_guard } = call;
-    let prepared = check(&core, &label, keys, &options, shows_guard);
-    match prepared {
-        Ok(Checked::New(keys, policy)) => {
-            let spec = LockSpec::new(label, keys, policy, &core.config.key_prefix);
-            Ok(Prepared::Acquire(PendingCall::begin(core, spec)))
-        }
-        Ok(Checked::Held(holder, on_lost)) => {
-            let span = call_record::passed(&core, &label, holder.lease());
-            Ok(Prepared::Entered(Entered::nested(holder, on_lost, span)))
-        }
-        Err(error) => {
-            if !core.is_inherited() {
-                call_record::refused(&core, &label, &error);
-            }
-            Err(error)
-        }
+    let refuse = |error| call_record::refused(&core, &label, error);
+    if core.is_inherited() {
+        return Err(refuse(LockError::inherited()));
     }
+    let keys = sorted(keys.map_err(refuse)?).map_err(refuse)?;
+    let refuse = |error: LockError| refuse(error.of_keys(&keys));
+    let prefix = &core.config.key_prefix;
+    keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(refuse)?;
+    let policy = Policy::new(&options, &core.config.defaults).map_err(refuse)?;
+    if let Some(holder) = reentrancy::find_held(&core, &keys) {
+        check_pass(&holder, &keys, &policy, shows_guard).map_err(refuse)?;
+        let span = call_record::passed(&core, &label, holder.lease());
+        return Ok(Prepared::Entered(Entered::nested(holder, policy.on_lost, span)));
+    }
+    let spec = LockSpec::new(label, keys, policy, prefix);
+    Ok(Prepared::Acquire(PendingCall::begin(core, spec)))
 }
 
 /// The result of an acquire, for its caller.
+#[inline]
 fn conclude(
     pending: PendingCall,
     lease: Result<HeldLease, LockError>,
@@ -82,52 +82,17 @@ fn conclude(
             guard.set_span(pending.granted(guard.lease()));
             Ok(Entered::locked(guard))
         }
-        Err(error) => {
-            let (core, spec) = (pending.core.clone(), pending.spec.clone());
-            let error = error.at(spec.label.lock_name()).of_keys(&spec.keys).in_pool(core.name());
-            pending.failed(&error);
-            Err(error)
-        }
+        Err(error) => Err(pending.failed(error)),
     }
 }
 
-/// A valid call.
-enum Checked {
-    /// It acquires these keys.
-    New(Arc<[Key]>, Policy),
-    /// It passes through this lock.
-    Held(LockGuard, OnLost),
-}
-
-fn check(
-    core: &Arc<PoolCore>,
-    label: &LockLabel,
-    keys: Result<Vec<Key>, LockError>,
-    options: &LockOptions,
-    shows_guard: bool,
-) -> Result<Checked, LockError> {
-    let locate = |error: LockError| error.at(label.lock_name()).in_pool(core.name());
-    if core.is_inherited() {
-        return Err(locate(LockError::inherited()));
-    }
-    let keys = sorted(keys.map_err(locate)?).map_err(locate)?;
-    let locate = |error: LockError| locate(error).of_keys(&keys);
-    let prefix = &core.config.key_prefix;
-    keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
-    let policy = Policy::new(options, &core.config.defaults).map_err(locate)?;
-    match reentrancy::find_held(core, &keys) {
-        Some(holder) => pass(holder, &keys, &policy, shows_guard).map_err(locate),
-        None => Ok(Checked::New(keys, policy)),
-    }
-}
-
-/// Passes a call through a lock that its task holds.
-fn pass(
-    holder: LockGuard,
+/// Whether a call passes through a lock that its task holds.
+fn check_pass(
+    holder: &LockGuard,
     keys: &[Key],
     policy: &Policy,
     shows_guard: bool,
-) -> Result<Checked, LockError> {
+) -> Result<(), LockError> {
     if !holder.is_held() {
         return Err(holder.end_error());
     }
@@ -137,7 +102,7 @@ fn pass(
     if shows_guard && policy.fencing && !holder.lease().spec.policy.fencing {
         return Err(unfenced());
     }
-    Ok(Checked::Held(holder, policy.on_lost))
+    Ok(())
 }
 
 /// One order for all callers, so that two of them cannot wait for each other.

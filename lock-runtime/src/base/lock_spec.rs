@@ -17,6 +17,7 @@ pub(crate) struct LockSpec {
     /// The same keys with the pool's prefix, as the store knows them.
     pub(crate) store_keys: Arc<[Key]>,
     pub(crate) policy: Policy,
+    /// Of the call, for its events. Empty at first, as `metrics` is.
     pub(crate) span: SpanSlot,
     pub(crate) metrics: LockMetrics,
 }
@@ -35,11 +36,6 @@ impl LockSpec {
         };
         let (span, metrics) = (SpanSlot::default(), LockMetrics::default());
         Self { label, keys, store_keys, policy, span, metrics }
-    }
-
-    /// The same, reported to `span` and `metrics`.
-    pub(crate) fn reported_to(self, span: SpanSlot, metrics: LockMetrics) -> Self {
-        Self { span, metrics, ..self }
     }
 
     /// The key, if there is only one.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::field::Empty;
-use tracing::{Span, debug, info_span, trace, warn};
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span, debug, info_span, trace, warn};
 
 use crate::base::backend_error::{BackendError, Warning};
 use crate::base::call_site::LockLabel;
@@ -44,6 +45,12 @@ macro_rules! emit {
             );
         });
     }};
+}
+
+/// Whether a subscriber may want the span of a call, or an event about it. It costs one load.
+#[inline]
+pub(crate) fn wants_calls() -> bool {
+    Level::INFO <= LevelFilter::current()
 }
 
 /// The span of a call, if a subscriber wants it.
