@@ -398,9 +398,9 @@ impl Lease {
                 let permits = std::mem::take(&mut state.permits);
                 drop(state);
                 drop(permits);
-                listeners.wake();
                 self.on_hold_ended();
                 self.spec.metrics.record(Measurement::Lost(loss.as_str()));
+                listeners.wake();
                 true
             }
             Phase::Transferred
@@ -534,10 +534,10 @@ impl Lease {
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);
-        listeners.wake();
         if !was_lost {
             self.on_hold_ended();
         }
+        listeners.wake();
         true
     }
 
