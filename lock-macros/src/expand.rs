@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
-//!     let __site = { static __SITE: P::Site = P::Site::new(..); &__SITE };
+//!     let __site = { static __SITE: P::Site = P::Site::new(..); P::submit! { .. } &__SITE };
 //!     let __call = P::Call::new(__site).key({
 //!         let mut __key = P::KeyWriter::new(__site, 22);
 //!         P::KeyWriter::text(&mut __key, "order:");

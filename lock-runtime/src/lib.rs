@@ -103,6 +103,7 @@ pub mod guide {
     mod readme {}
 }
 
+pub use api::call_sites::{CallSite, call_sites};
 pub use api::guard::{LockGuard, Lost};
 pub use api::named_pools::{init, init_from_env, init_with, install, pool, shutdown};
 pub use api::pool::{Health, LockPool, PoolBuilder};

@@ -25,6 +25,16 @@ async fn settle(pool: &LockPool, id: &str, takes: Duration) -> Result<(), LockEr
     Ok(())
 }
 
+#[distributed_lock(key = "shared", pool = "redis")]
+async fn share() -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "shared", pool = "redis")]
+async fn share_too() -> Result<(), LockError> {
+    share().await
+}
+
 async fn installed(name: &str, pool: LockPool) -> LockPool {
     lock_runtime::install(name, pool.clone()).unwrap();
     pool
@@ -55,6 +65,7 @@ async fn all_of_it() {
         assert_eq!(error.kind(), ErrorKind::QueueFull);
     }
     Traced::of("redis").await_event("cancelled").await;
+    assert_eq!(share_too().await.unwrap_err().kind(), ErrorKind::WouldDeadlock);
     // A refused call, and its answer.
     let refused = pool.lock("").acquire().await.unwrap_err();
     drop(refused.into_response());

@@ -7,4 +7,5 @@ mod events;
 mod guide;
 mod metered;
 mod seen;
+mod sites;
 mod spans;

@@ -20,13 +20,13 @@ use metrics_util::registry::{AtomicStorage, Registry};
 use crate::guide::{names, rows};
 
 /// The metrics of this process.
-static RECORDED: LazyLock<Arc<Recorded>> = LazyLock::new(|| {
+pub(crate) static RECORDED: LazyLock<Arc<Recorded>> = LazyLock::new(|| {
     let recorded = Arc::<Recorded>::default();
     metrics::set_global_recorder(KeepAll(recorded.clone())).unwrap();
     recorded
 });
 
-struct Recorded {
+pub(crate) struct Recorded {
     registry: Registry<Key, AtomicStorage>,
     units: Mutex<BTreeMap<String, Unit>>,
 }
@@ -111,7 +111,7 @@ fn measured() -> Vec<(String, Measured)> {
 
 /// The metric `name` with all of `labels`. Of several the sum.
 #[track_caller]
-fn value(name: &str, labels: &[(&str, &str)]) -> f64 {
+pub(crate) fn value(name: &str, labels: &[(&str, &str)]) -> f64 {
     let all = measured();
     let fits = |it: &&(String, Measured)| {
         it.0 == name

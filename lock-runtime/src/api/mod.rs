@@ -1,6 +1,7 @@
 //! What programs call.
 
 pub(crate) mod call_record;
+pub(crate) mod call_sites;
 pub(crate) mod enter;
 pub(crate) mod guard;
 pub(crate) mod locked_future;

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::api::call_sites;
 use crate::api::pool::{LockPool, PoolBuilder};
 #[cfg(feature = "testing")]
 use crate::api::pool_override;
+pub(crate) use crate::base::call_site::DEFAULT_POOL as DEFAULT;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
 use crate::lock::shutdown::ShutdownReport;
-
-pub(crate) const DEFAULT: &str = "default";
 
 static POOLS: OfProcess<RwLock<HashMap<String, LockPool>>> = OfProcess::new();
 
@@ -69,6 +69,7 @@ pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
         return Err(taken(name));
     }
     pool.core().set_name(name);
+    call_sites::announce(pool.core());
     pools.insert(name.to_owned(), pool);
     Ok(())
 }

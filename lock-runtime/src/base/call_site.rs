@@ -23,18 +23,44 @@ pub struct Site {
     template: &'static str,
     options: LockOptions,
     name: Option<&'static str>,
+    /// Whether the template is the text of an expression.
+    is_computed: bool,
+    /// `None` if the pool is given by an expression.
+    pool: Option<&'static str>,
 }
 
 impl Site {
     /// The facts of a function whose key is written as `template`.
     pub const fn new(location: Location, template: &'static str, options: LockOptions) -> Self {
-        Self { location, template, options, name: None }
+        let pool = Some(DEFAULT_POOL);
+        Self { location, template, options, name: None, is_computed: false, pool }
     }
 
     /// Replaces the label `module::function`.
     #[must_use]
     pub const fn name(mut self, name: &'static str) -> Self {
         self.name = Some(name);
+        self
+    }
+
+    /// A key is given by an expression.
+    #[must_use]
+    pub const fn computed_key(mut self) -> Self {
+        self.is_computed = true;
+        self
+    }
+
+    /// Replaces the pool `default`.
+    #[must_use]
+    pub const fn pool(mut self, pool: &'static str) -> Self {
+        self.pool = Some(pool);
+        self
+    }
+
+    /// The pool is given by an expression.
+    #[must_use]
+    pub const fn computed_pool(mut self) -> Self {
+        self.pool = None;
         self
     }
 
@@ -45,7 +71,26 @@ impl Site {
     pub(crate) const fn options(&self) -> LockOptions {
         self.options
     }
+
+    pub(crate) const fn location(&self) -> Location {
+        self.location
+    }
+
+    pub(crate) const fn given_name(&self) -> Option<&'static str> {
+        self.name
+    }
+
+    pub(crate) const fn is_computed(&self) -> bool {
+        self.is_computed
+    }
+
+    pub(crate) const fn pool_name(&self) -> Option<&'static str> {
+        self.pool
+    }
 }
+
+/// The name of the pool of annotated functions that name none.
+pub(crate) const DEFAULT_POOL: &str = "default";
 
 /// The label in events: the given name, or `module::function`.
 impl fmt::Display for Site {
@@ -55,6 +100,17 @@ impl fmt::Display for Site {
             None => write!(f, "{}::{}", self.location.module, self.location.function),
         }
     }
+}
+
+/// An annotated function of this program. Expansions register one each before `main`.
+#[derive(Debug)]
+pub struct RegisteredSite(pub &'static Site);
+
+inventory::collect!(RegisteredSite);
+
+/// All annotated functions of this program.
+pub(crate) fn registered() -> impl Iterator<Item = &'static Site> {
+    inventory::iter::<RegisteredSite>.into_iter().map(|registered| registered.0)
 }
 
 /// The call for a lock that an error, an event or a metric is about.

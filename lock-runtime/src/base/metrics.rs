@@ -389,12 +389,15 @@ mod recorded {
             self.store = None;
         }
 
-        /// Drops the handles of another recorder.
+        /// Replaces the handles of another recorder.
         fn follow(&mut self, recorder: usize) {
             if self.recorder != recorder {
                 self.recorder = recorder;
-                self.clear();
+                self.store = None;
                 describe();
+                for (template, handles) in &mut self.locks {
+                    *handles = Arc::new(LockHandles::new(&self.pool, template));
+                }
             }
         }
     }

@@ -217,6 +217,17 @@ pub(crate) fn answered(error: &LockError, status: u16) {
     }
 }
 
+/// Several functions of a pool have one template.
+pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions: String) {
+    if is_wanted!(WARN) {
+        let pool = pool.clone();
+        event_thread::send(move || {
+            let pool = &*pool;
+            warn!(target: "lock_runtime", lock = template, pool, functions, "functions share a template");
+        });
+    }
+}
+
 /// All requests to the store have failed for a while.
 pub(crate) fn store_lost(pool: &str, error: &BackendError) {
     if is_wanted!(WARN) {
