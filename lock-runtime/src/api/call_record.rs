@@ -2,98 +2,121 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use tracing::Span;
-use tracing::span;
 
 use crate::base::call_site::LockLabel;
 use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::lock_spec::LockSpec;
-use crate::base::metrics::{self, Measurement};
+use crate::base::loss::Loss;
+use crate::base::measurement::Measurement;
 use crate::base::outcome::Outcome;
+use crate::base::process::Process;
 use crate::base::span_slot::SpanSlot;
 use crate::exec::events::{self, Origin};
 use crate::exec::panic_boundary;
-use crate::lease::lease::{Lease, Loss};
+use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 
 /// A call that waits for its lock. Dropped before the result, it counts as cancelled.
 pub(crate) struct PendingCall {
     pub(crate) core: Arc<PoolCore>,
     pub(crate) spec: Arc<LockSpec>,
-    span: Option<Box<Span>>,
-    /// `None` if nothing needs the time of the wait.
-    since: Option<Instant>,
-    is_over: bool,
+    span: CallSpan,
+    wait: WaitState,
+}
+
+enum WaitState {
+    /// Since this moment. `None` if nothing needs the time of the wait.
+    Waiting(Option<Instant>),
+    Over,
 }
 
 impl PendingCall {
     /// A call for the lock of `spec` begins to wait.
     #[inline]
     pub(crate) fn begin(core: Arc<PoolCore>, mut spec: LockSpec) -> Self {
-        let (mut span, mut since) = (None, None);
+        let (mut span, mut since) = (CallSpan::default(), None);
         if events::wants_calls() {
-            span = events::call_span(&spec.label, core.name()).map(Box::new);
-            spec.span = span.as_deref().cloned().map(SpanSlot::new).unwrap_or_default();
-            since = (span.is_some() || events::wants_failures()).then(|| core.clock().now());
+            since = Some(core.clock().now());
+            if let Some(opened) = events::call_span(&spec.label, core.name()) {
+                spec.span = SpanSlot::new(&opened);
+                span = CallSpan::open(opened, SpanStage::Waiting(Outcome::Cancelled));
+            }
         }
-        if metrics::IS_ON {
-            spec.metrics = core.metrics.of(spec.label.public_name());
-            spec.metrics.record(Measurement::WaitBegan);
-        }
-        Self { core, spec: Arc::new(spec), span, since, is_over: false }
+        spec.metrics = core.metrics.of(spec.label.public_name());
+        spec.metrics.record(Measurement::WaitBegan);
+        Self { core, spec: Arc::new(spec), span, wait: WaitState::Waiting(since) }
     }
 
     /// The call has `lease`.
     #[inline]
     pub(crate) fn granted(mut self, lease: &Arc<Lease>) -> CallSpan {
-        self.end(Outcome::Acquired);
-        let Some(span) = self.span.take() else { return CallSpan::default() };
-        events::record_wait(&span, self.waited());
-        events::record_fence(&span, lease.fence);
-        let slot = self.spec.span.clone();
-        CallSpan::open(*span, slot, lease.clone(), Outcome::Released)
+        self.wait = WaitState::Over;
+        let metrics = &self.spec.metrics;
+        if metrics.is_on() {
+            metrics.record(Measurement::WaitEnded(Outcome::Acquired));
+            metrics.record(Measurement::Waited(lease.waited()));
+        }
+        let mut span = std::mem::take(&mut self.span);
+        if let Some(open) = &mut span.0 {
+            events::record_wait(&open.span, Some(lease.waited()));
+            events::record_fence(&open.span, lease.fence);
+            let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
+            open.stage = SpanStage::Holding { lease, progress, outcome: Outcome::Released };
+        }
+        span
     }
 
     /// The call ends with `error`. Returns it as its caller gets it.
     #[cold]
-    pub(crate) fn failed(mut self, error: LockError) -> LockError {
+    pub(crate) fn failed(self, error: LockError) -> LockError {
+        let outcome = Outcome::Failed(error.kind());
+        self.end(error, outcome)
+    }
+
+    /// The call was granted the lock, and did not take it in time.
+    #[cold]
+    pub(crate) fn unclaimed(self, error: LockError) -> LockError {
+        self.end(error, Outcome::Unclaimed)
+    }
+
+    fn end(mut self, error: LockError, outcome: Outcome) -> LockError {
         let LockSpec { label, keys, .. } = &*self.spec;
         let error = error.at(label.lock_name()).of_keys(keys).in_pool(self.core.name());
-        let outcome = Outcome::Failed(error.kind());
-        self.end(outcome);
-        let waited = self.waited();
-        report_failure(&self.core, self.core.origin(&self.spec), waited, &error);
+        let waited = self.conclude(outcome);
+        report_failure(&self.core, self.core.origin(&self.spec), waited, &error, outcome);
         self.close(waited, outcome);
         error
     }
 
-    fn end(&mut self, outcome: Outcome) {
-        self.is_over = true;
+    /// Ends the wait. Returns its time, if that is known.
+    fn conclude(&mut self, outcome: Outcome) -> Option<Duration> {
         self.spec.metrics.record(Measurement::WaitEnded(outcome));
-    }
-
-    fn waited(&self) -> Option<Duration> {
-        self.since.map(|since| self.core.clock().now().since(since))
+        match std::mem::replace(&mut self.wait, WaitState::Over) {
+            WaitState::Waiting(Some(since)) => Some(self.core.clock().now().since(since)),
+            WaitState::Waiting(None) | WaitState::Over => None,
+        }
     }
 
     fn close(&mut self, waited: Option<Duration>, outcome: Outcome) {
-        if let Some(span) = self.span.take() {
-            events::record_wait(&span, waited);
-            close(*span, &self.spec.span, None, outcome);
-        }
+        let Some(open) = &mut self.span.0 else { return };
+        events::record_wait(&open.span, waited);
+        open.stage = SpanStage::Waiting(outcome);
+        self.spec.span.close();
+        self.span = CallSpan::default();
     }
 }
 
 impl Drop for PendingCall {
     fn drop(&mut self) {
-        if self.is_over || self.core.is_inherited() {
+        if matches!(self.wait, WaitState::Over) || self.core.is_inherited() {
             return;
         }
-        self.end(Outcome::Cancelled);
-        let waited = self.waited();
+        let waited = self.conclude(Outcome::Cancelled);
         events::cancelled(self.core.origin(&self.spec), waited);
         self.close(waited, Outcome::Cancelled);
     }
@@ -111,12 +134,10 @@ pub(crate) fn refused(core: &PoolCore, label: &LockLabel, error: LockError) -> L
     metrics.record(Measurement::WaitBegan);
     metrics.record(Measurement::WaitEnded(outcome));
     let span = events::call_span(label, core.name());
-    let slot = span.clone().map(SpanSlot::new).unwrap_or_default();
+    let slot = span.as_ref().map(SpanSlot::new).unwrap_or_default();
     let origin = Origin { label, pool: core.name(), span: &slot, metrics: &metrics };
-    report_failure(core, origin, None, &error);
-    if let Some(span) = span {
-        close(span, &slot, None, outcome);
-    }
+    report_failure(core, origin, None, &error, outcome);
+    drop(span.map(|span| CallSpan::open(span, SpanStage::Waiting(outcome))));
     error
 }
 
@@ -125,10 +146,9 @@ pub(crate) fn passed(core: &PoolCore, label: &LockLabel, lease: &Arc<Lease>) -> 
     let metrics = core.metrics.of(label.public_name());
     metrics.record(Measurement::WaitBegan);
     metrics.record(Measurement::WaitEnded(Outcome::Passed));
-    match events::call_span(label, core.name()) {
-        Some(span) => CallSpan::open(span, SpanSlot::default(), lease.clone(), Outcome::Passed),
-        None => CallSpan::default(),
-    }
+    let Some(span) = events::call_span(label, core.name()) else { return CallSpan::default() };
+    let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
+    CallSpan::open(span, SpanStage::Holding { lease, progress, outcome: Outcome::Passed })
 }
 
 fn report_failure(
@@ -136,10 +156,11 @@ fn report_failure(
     origin: Origin<'_>,
     waited: Option<Duration>,
     error: &LockError,
+    outcome: Outcome,
 ) {
-    match error.kind() {
-        ErrorKind::Conflict => events::conflict(origin, waited),
-        ErrorKind::QueueFull => {
+    match outcome {
+        Outcome::Failed(ErrorKind::Conflict) => events::conflict(origin, waited),
+        Outcome::Failed(ErrorKind::QueueFull) => {
             if let Some(rejected) = core.queue_full.report(core.clock().now()) {
                 events::queue_full(origin, rejected);
             }
@@ -148,24 +169,26 @@ fn report_failure(
     }
 }
 
-fn close(span: Span, slot: &SpanSlot, held: Option<Duration>, outcome: Outcome) {
-    events::record_end(&span, held, outcome.as_str());
-    // The last handle calls the subscriber.
-    let _ = panic_boundary::call(|| drop((span, slot.take())));
-}
-
-/// The span of a call that has its lock. It closes when this is dropped: at the end of the guard, or of the body and the
-/// release behind it.
+/// The span of a call. It closes when this is dropped: at the end of the wait without a grant, of the guard, or of the body
+/// and the release behind it. A forked child, whose subscriber has the span of its parent, leaves it alone.
 #[derive(Default)]
 pub(crate) struct CallSpan(Option<Box<OpenSpan>>);
 
 struct OpenSpan {
     span: Span,
-    slot: SpanSlot,
-    lease: Arc<Lease>,
-    progress: HoldProgress,
-    /// The outcome of a hold that is not cut short.
-    outcome: Outcome,
+    process: Process,
+    stage: SpanStage,
+}
+
+enum SpanStage {
+    /// The call has no lock, and ends like this.
+    Waiting(Outcome),
+    Holding {
+        lease: Arc<Lease>,
+        progress: HoldProgress,
+        /// Of a hold that is not cut short. `Passed` if another call holds the lock.
+        outcome: Outcome,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -174,52 +197,140 @@ enum HoldProgress {
     Guarded,
     /// A body: a drop cuts it short.
     Running,
+    /// A body in its poll, which only a panic ends without a result.
+    Polled,
     /// Ended after this time.
     Ended(Duration),
 }
 
 impl CallSpan {
-    fn open(span: Span, slot: SpanSlot, lease: Arc<Lease>, outcome: Outcome) -> Self {
-        let progress = HoldProgress::Guarded;
-        Self(Some(Box::new(OpenSpan { span, slot, lease, progress, outcome })))
+    fn open(span: Span, stage: SpanStage) -> Self {
+        Self(Some(Box::new(OpenSpan { span, process: Process::current(), stage })))
     }
 
     /// The span is that of a body from now on.
     pub(crate) fn of_body(mut self) -> Self {
-        if let Some(open) = &mut self.0 {
-            open.progress = HoldProgress::Running;
-        }
+        self.set_progress(|_| HoldProgress::Running);
         self
     }
 
-    /// Enters the span until the result is dropped.
-    pub(crate) fn enter(&self) -> Option<span::Entered<'_>> {
-        self.0.as_ref().map(|open| open.span.enter())
+    /// Polls a body inside the span.
+    #[inline]
+    pub(crate) fn poll<T>(&mut self, body: impl FnOnce() -> T) -> T {
+        if self.0.is_none() {
+            return body();
+        }
+        self.set_progress(|_| HoldProgress::Polled);
+        let polled = self.inside(body);
+        self.set_progress(|_| HoldProgress::Running);
+        polled
+    }
+
+    /// Runs `code` inside the span.
+    #[inline]
+    pub(crate) fn inside<T>(&self, code: impl FnOnce() -> T) -> T {
+        let _inside = self.0.as_deref().and_then(Inside::enter);
+        code()
     }
 
     /// The guard is given back, or the body has returned. The release may take longer.
     pub(crate) fn on_hold_ended(&mut self) {
-        if let Some(open) = &mut self.0 {
-            open.progress = HoldProgress::Ended(open.lease.held_for());
+        self.set_progress(|lease| HoldProgress::Ended(lease.held_until_loss()));
+    }
+
+    /// The body is cut short by `error`.
+    #[cold]
+    pub(crate) fn on_cancelled(&mut self, error: &LockError) {
+        self.on_hold_ended();
+        self.set_outcome(Outcome::Failed(error.kind()));
+    }
+
+    /// The end of the call waits for the release.
+    pub(crate) fn awaits_release(&mut self) {
+        self.set_outcome(Outcome::Unconfirmed);
+    }
+
+    pub(crate) fn on_released(&mut self, released: &Result<(), LockError>) {
+        match released {
+            Ok(()) => self.set_outcome(Outcome::Released),
+            Err(error) if error.is_lost() => self.set_outcome(Outcome::Failed(ErrorKind::Lost)),
+            Err(_) => {}
         }
+    }
+
+    fn set_outcome(&mut self, ends: Outcome) {
+        if let Some(SpanStage::Holding { outcome, .. }) = self.stage() {
+            *outcome = ends;
+        }
+    }
+
+    fn set_progress(&mut self, next: impl FnOnce(&Lease) -> HoldProgress) {
+        if let Some(SpanStage::Holding { lease, progress, .. }) = self.stage() {
+            *progress = next(lease);
+        }
+    }
+
+    fn stage(&mut self) -> Option<&mut SpanStage> {
+        let open = self.0.as_deref_mut()?;
+        // The lease of the parent process may be locked for ever.
+        open.process.is_current().then_some(&mut open.stage)
     }
 }
 
 impl Drop for CallSpan {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
-        let OpenSpan { span, slot, lease, progress, outcome } = *open;
-        let (held, outcome) = match progress {
-            HoldProgress::Ended(held) => (held, outcome),
-            HoldProgress::Guarded => (lease.held_for(), outcome),
-            HoldProgress::Running => (lease.held_for(), Outcome::Cancelled),
+        if !open.process.is_current() {
+            std::mem::forget(open);
+            return;
+        }
+        let OpenSpan { span, stage, .. } = *open;
+        let (held, outcome) = match &stage {
+            SpanStage::Waiting(outcome) => (None, *outcome),
+            SpanStage::Holding { lease, progress, outcome } => {
+                if *outcome != Outcome::Passed {
+                    lease.spec.span.close();
+                }
+                let ended = match progress {
+                    HoldProgress::Ended(held) => Some(*held),
+                    HoldProgress::Guarded | HoldProgress::Running | HoldProgress::Polled => None,
+                };
+                let held = ended.unwrap_or_else(|| lease.held_until_loss());
+                (Some(held), outcome_of(*progress, lease.loss(), *outcome))
+            }
         };
-        let outcome = match lease.loss() {
-            Some(Loss::PoolClosed) => Outcome::Failed(ErrorKind::PoolClosed),
-            Some(_) => Outcome::Failed(ErrorKind::Lost),
-            None => outcome,
-        };
-        close(span, &slot, Some(held), outcome);
+        events::record_end(&span, held, outcome.as_str());
+        // The last handle calls the subscriber.
+        let _ = panic_boundary::call(|| drop(span));
+    }
+}
+
+fn outcome_of(progress: HoldProgress, loss: Option<Loss>, outcome: Outcome) -> Outcome {
+    match (progress, loss) {
+        (HoldProgress::Polled, _) => Outcome::Panicked,
+        (HoldProgress::Guarded, _) if thread::panicking() => Outcome::Panicked,
+        (_, Some(Loss::PoolClosed)) => Outcome::Failed(ErrorKind::PoolClosed),
+        (_, Some(_)) => Outcome::Failed(ErrorKind::Lost),
+        (HoldProgress::Running, None) => Outcome::Cancelled,
+        (HoldProgress::Guarded | HoldProgress::Ended(_), None) => outcome,
+    }
+}
+
+/// While it exists, its thread is inside the span.
+struct Inside<'a>(&'a Span);
+
+impl<'a> Inside<'a> {
+    fn enter(open: &'a OpenSpan) -> Option<Self> {
+        open.process.is_current().then(|| {
+            events::enter(&open.span);
+            Self(&open.span)
+        })
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        events::exit(self.0);
     }
 }
 

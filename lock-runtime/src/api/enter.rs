@@ -76,13 +76,16 @@ fn conclude(
     pending: PendingCall,
     lease: Result<HeldLease, LockError>,
 ) -> Result<Entered, LockError> {
-    let guard = lease.and_then(|lease| LockGuard::pick_up(pending.core.clone(), lease));
-    match guard {
+    let lease = match lease {
+        Ok(lease) => lease,
+        Err(error) => return Err(pending.failed(error)),
+    };
+    match LockGuard::pick_up(pending.core.clone(), lease) {
         Ok(mut guard) => {
             guard.set_span(pending.granted(guard.lease()));
             Ok(Entered::locked(guard))
         }
-        Err(error) => Err(pending.failed(error)),
+        Err(error) => Err(pending.unclaimed(error)),
     }
 }
 
@@ -97,7 +100,7 @@ fn check_pass(
         return Err(holder.end_error());
     }
     if !policy.reentrant || !keys.iter().all(|key| holder.keys().contains(key)) {
-        return Err(reentrant(keys));
+        return Err(reentrant());
     }
     if shows_guard && policy.fencing && !holder.lease().spec.policy.fencing {
         return Err(unfenced());
@@ -132,12 +135,12 @@ fn too_many(count: usize) -> LockError {
     )
 }
 
+/// Without the keys, which [`LockError::keys`] has: events show the text.
 #[cold]
-fn reentrant(keys: &[Key]) -> LockError {
-    let names = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+fn reentrant() -> LockError {
     LockError::new(
         ErrorKind::WouldDeadlock,
-        format!("this task already holds a lock of {names}, and would wait for itself"),
+        "this task already holds a lock of the same key, and would wait for itself",
     )
     .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")
 }

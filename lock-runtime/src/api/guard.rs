@@ -15,10 +15,11 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
-use crate::lease::lease::{Ending, Lease, Listener, Loss};
+use crate::lease::lease::{Ending, Lease, Listener};
 use crate::lock::core::PoolCore;
 
 /// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;
@@ -185,7 +186,7 @@ impl LockGuard {
             // Not held, or handed off before the answer.
             Ok(LeaseStatus::Held | LeaseStatus::NotHeld) => {
                 if lease.lose(Loss::Taken) {
-                    events::lost(lease.origin(), lease.held_for(), Loss::Taken.as_str());
+                    events::lost(lease.origin(), lease.held_for(), Loss::Taken);
                 }
                 Err(self.loss_error(Loss::Taken))
             }
@@ -207,7 +208,12 @@ impl LockGuard {
         let loss = self.lease().loss();
         self.span.on_hold_ended();
         let released = match self.begin_release(ReleaseMode::Awaited) {
-            Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
+            Some(releasing) => {
+                self.span.awaits_release();
+                let released = releasing.await;
+                self.span.on_released(&released);
+                released.map_err(|error| self.locate(error))
+            }
             None => Ok(()),
         };
         let outcome = match (released, loss) {
@@ -226,7 +232,7 @@ impl LockGuard {
         }
         let lease = self.lease();
         if let Some(loss) = lease.expire(self.core.clock().now()) {
-            events::lost(lease.origin(), lease.held_for(), loss.as_str());
+            events::lost(lease.origin(), lease.held_for(), loss);
         }
         self.loss_error(lease.loss().unwrap_or(Loss::Expired))
     }
@@ -319,6 +325,7 @@ fn lost_error(loss: Loss) -> LockError {
             ("the lock was released: its max_hold is over", "raise `max_hold`, or split the work")
         }
         Loss::PoolClosed => return LockError::pool_closed(),
+        Loss::FoundAtRelease => return LockError::lost_before_release(),
     };
     LockError::new(ErrorKind::Lost, cause).remedy(remedy)
 }

@@ -98,6 +98,15 @@ pin_project! {
         // Open until the release is over.
         span: CallSpan,
     }
+
+    impl<F: Future> PinnedDrop for Locked<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            if this.body.is_some() {
+                this.span.inside(|| this.body.set(None));
+            }
+        }
+    }
 }
 
 enum BodyState {
@@ -137,26 +146,23 @@ impl<F: Future> Future for Locked<F> {
                         };
                     if let Some(error) = error {
                         let error = error.after(*progress);
-                        {
-                            let _entered = this.span.enter();
-                            this.body.set(None);
-                        }
+                        this.span.inside(|| this.body.set(None));
+                        this.span.on_cancelled(&error);
                         *this.stage = BodyState::Open;
                         *this.span = CallSpan::default();
                         return Poll::Ready(Err(error));
                     }
-                    let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
                     *progress = Progress::Unfinished;
-                    let polled = {
-                        let _entered = this.span.enter();
+                    let polled = this.span.poll(|| {
+                        let body = this.body.as_mut().as_pin_mut()?;
                         let polled = reentrancy::enter(guard, || body.poll(cx));
                         if polled.is_ready() {
                             // The body's locals and arguments drop before the release.
                             this.body.set(None);
                         }
-                        polled
-                    };
-                    match polled {
+                        Some(polled)
+                    });
+                    match polled.unwrap_or(Poll::Pending) {
                         Poll::Ready(output) => {
                             *this.output = Some(output);
                             this.span.on_hold_ended();
@@ -165,6 +171,7 @@ impl<F: Future> Future for Locked<F> {
                             let mode = guard.lease().spec.policy.release;
                             *this.stage = match (guard.begin_release(mode), mode) {
                                 (Some(releasing), ReleaseMode::Awaited) => {
+                                    this.span.awaits_release();
                                     BodyState::Releasing(releasing)
                                 }
                                 _ => BodyState::Open,
@@ -181,7 +188,7 @@ impl<F: Future> Future for Locked<F> {
                 }
                 BodyState::Releasing(releasing) => {
                     // An event reports a failed release. The result of the body stands.
-                    let _ = ready!(Pin::new(releasing).poll(cx));
+                    this.span.on_released(&ready!(Pin::new(releasing).poll(cx)));
                     *this.stage = BodyState::Open;
                 }
                 BodyState::Open => {

@@ -1,6 +1,5 @@
 //! Measures the calls to a store.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
@@ -11,7 +10,8 @@ use super::{
     ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::clock::{Clock, Instant};
-use crate::base::metrics::{PoolMetrics, StoreOperation, StoreResult};
+use crate::base::measurement::{StoreOperation, StoreResult};
+use crate::base::metrics::PoolMetrics;
 use crate::exec::foreground::ForegroundRequest;
 
 /// A store whose calls are counted and timed.
@@ -37,11 +37,15 @@ impl Drop for StoreCall<'_> {
 }
 
 impl MeasuredBackend {
+    /// A local store answers at once, and is not measured.
     pub(crate) fn wrap(
         store: Arc<dyn DynBackend>,
         metrics: Arc<PoolMetrics>,
         clock: Clock,
     ) -> Arc<dyn DynBackend> {
+        if store.capabilities().local {
+            return store;
+        }
         Arc::new(Self { store, metrics, clock })
     }
 
@@ -49,9 +53,12 @@ impl MeasuredBackend {
     fn measure<'a, T: Send + 'a>(
         &'a self,
         operation: StoreOperation,
-        answer: impl Future<Output = T> + Send + 'a,
+        answer: Boxed<'a, T>,
         is_failed: fn(&T) -> bool,
     ) -> Boxed<'a, T> {
+        if !self.metrics.measures_store() {
+            return answer;
+        }
         Box::pin(async move {
             let (began, result) = (self.clock.now(), StoreResult::Unanswered);
             let mut call = StoreCall { backend: self, operation, result, began };

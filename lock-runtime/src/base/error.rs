@@ -116,6 +116,14 @@ impl LockError {
             .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
     }
 
+    /// The store has answered a release with "not held".
+    #[cold]
+    pub(crate) fn lost_before_release() -> Self {
+        Self::new(ErrorKind::Lost, "the lock was no longer held when it was released").remedy(
+            "another holder may have run meanwhile: check the fence where you write, or choose a longer ttl",
+        )
+    }
+
     /// The error of every operation of a pool in a process that was forked from its own.
     #[cold]
     pub(crate) fn inherited() -> Self {

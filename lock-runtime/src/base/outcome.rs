@@ -10,8 +10,14 @@ pub(crate) enum Outcome {
     Passed,
     /// The lock was held, and released by its holder.
     Released,
+    /// As `Released`, and the store did not confirm it in time.
+    Unconfirmed,
+    /// The lock was granted, and the call did not take it in time.
+    Unclaimed,
     /// The future was dropped.
     Cancelled,
+    /// The body panicked, or the code that held a guard.
+    Panicked,
     Failed(ErrorKind),
 }
 
@@ -22,7 +28,10 @@ impl Outcome {
             Self::Acquired => "acquired",
             Self::Passed => "passed",
             Self::Released => "released",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Unclaimed => "unclaimed",
             Self::Cancelled => "cancelled",
+            Self::Panicked => "panicked",
             Self::Failed(kind) => match kind {
                 ErrorKind::Config => "config",
                 ErrorKind::Conflict => "conflict",

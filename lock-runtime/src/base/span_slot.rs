@@ -1,31 +1,47 @@
-//! The `tracing` span of a call.
+//! The `tracing` span of a call, as events name it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::Span;
+use tracing::dispatcher::Dispatch;
+use tracing::span::Id;
 
-/// The span of one call, for the events of that call. Empty if no subscriber wants it, and after the call has ended: a
-/// release or an undo in the background does not keep the span open.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SpanSlot(Option<Arc<Mutex<Option<Span>>>>);
+/// Names the span of one call, for the events of that call. It is no handle: an event that is delivered late keeps no span
+/// open. Empty if no subscriber wants the span.
+#[derive(Debug, Default)]
+pub(crate) struct SpanSlot(Option<NamedSpan>);
+
+#[derive(Debug)]
+struct NamedSpan {
+    id: Id,
+    subscriber: Dispatch,
+    is_open: AtomicBool,
+}
 
 impl SpanSlot {
-    pub(crate) fn new(span: Span) -> Self {
-        if span.is_disabled() {
-            return Self(None);
+    pub(crate) fn new(span: &Span) -> Self {
+        Self(span.with_subscriber(|(id, subscriber)| NamedSpan {
+            id: id.clone(),
+            subscriber: subscriber.clone(),
+            is_open: AtomicBool::new(true),
+        }))
+    }
+
+    /// The subscriber that the span belongs to.
+    pub(crate) fn subscriber(&self) -> Option<&Dispatch> {
+        self.0.as_ref().map(|span| &span.subscriber)
+    }
+
+    /// The span, while it is open. Afterwards a subscriber may use its number for another one.
+    pub(crate) fn id(&self) -> Option<Id> {
+        let open = self.0.as_ref().filter(|span| span.is_open.load(Ordering::Relaxed));
+        open.map(|span| span.id.clone())
+    }
+
+    /// The call ends, and closes its span.
+    pub(crate) fn close(&self) {
+        if let Some(span) = &self.0 {
+            span.is_open.store(false, Ordering::Relaxed);
         }
-        Self(Some(Arc::new(Mutex::new(Some(span)))))
-    }
-
-    /// Another handle of the span, if it is open. It calls the subscriber.
-    pub(crate) fn span(&self) -> Option<Span> {
-        let slot = self.0.as_ref()?;
-        slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Empties the slot. The span closes with its last handle.
-    pub(crate) fn take(&self) -> Option<Span> {
-        let slot = self.0.as_ref()?;
-        slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

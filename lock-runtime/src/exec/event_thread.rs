@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::dispatcher::{self, Dispatch};
-use tracing::{Span, warn};
+use tracing::warn;
 
 use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
@@ -18,14 +18,14 @@ use crate::exec::panic_boundary;
 /// The most events that wait for the subscriber. Further ones are dropped and counted.
 const MOST: usize = 4096;
 
-/// Whether a subscriber wants events of this level. A level that no subscriber wants costs one load.
+/// Whether the subscriber `$to`, or that of this thread, wants events of this level. A level that no subscriber wants costs
+/// one load.
 macro_rules! is_wanted {
-    ($level:ident) => {
+    ($level:ident, $to:expr) => {
         tracing::Level::$level <= tracing::level_filters::LevelFilter::current()
-            && $crate::exec::panic_boundary::call(
-                || tracing::enabled!(target: "lock_runtime", tracing::Level::$level),
-            )
-            .unwrap_or(false)
+            && $crate::exec::event_thread::ask($to, || {
+                tracing::enabled!(target: "lock_runtime", tracing::Level::$level)
+            })
     };
 }
 pub(crate) use is_wanted;
@@ -48,11 +48,19 @@ enum Job {
 
 static EVENTS: OfProcess<EventThread> = OfProcess::new();
 
-/// The subscriber of `span`; without a span, that of this thread.
-pub(crate) fn subscriber(span: Option<&Span>) -> Option<Dispatch> {
-    let of_span = span.and_then(|span| span.with_subscriber(|(_, to)| to.clone()));
+/// The answer of the subscriber `to`; without one, of that of this thread.
+pub(crate) fn ask(to: Option<&Dispatch>, is_wanted: fn() -> bool) -> bool {
+    let asked = panic_boundary::call(|| match to {
+        Some(to) => dispatcher::with_default(to, is_wanted),
+        None => is_wanted(),
+    });
+    asked.unwrap_or(false)
+}
+
+/// The subscriber `of_span`; without one, that of this thread.
+pub(crate) fn subscriber(of_span: Option<&Dispatch>) -> Option<Dispatch> {
     let of_thread = || panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)).ok();
-    of_span.or_else(of_thread)
+    of_span.cloned().or_else(of_thread)
 }
 
 /// As [`send_to`], to the subscriber of this thread.
@@ -68,7 +76,7 @@ pub(crate) fn send_to(to: Option<Dispatch>, emit: impl FnOnce() + Send + 'static
     let Some(to) = to else { return };
     if let Err(refused) = events.queue.try_send(Job::Event { to, emit: Box::new(emit) }) {
         events.dropped.fetch_add(1, Ordering::Relaxed);
-        // It may have the last handle of a span.
+        // It may have the last reference to a subscriber.
         let _ = panic_boundary::call(|| drop(refused));
     }
 }

@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
-use tracing::{Level, Span, debug, info_span, trace, warn};
+use tracing::{Level, Span, debug, debug_span, trace, warn};
 
 use crate::base::backend_error::{BackendError, Warning};
 use crate::base::call_site::LockLabel;
 use crate::base::error::LockError;
 use crate::base::fence::Fence;
-use crate::base::metrics::{LockMetrics, Measurement, ReleaseResult, RenewalResult};
+use crate::base::loss::Loss;
+use crate::base::measurement::{Measurement, ReleaseResult, RenewalResult};
+use crate::base::metrics::LockMetrics;
 use crate::base::span_slot::SpanSlot;
 use crate::exec::event_thread::{self, is_wanted};
 use crate::exec::panic_boundary;
@@ -28,16 +30,17 @@ pub(crate) struct Origin<'a> {
 }
 
 /// Emits an event about a lock on the event thread, in the span of its call.
+///
+/// The event names the span and has no handle of it, which would keep the span open, and the spans around it. So the event
+/// has no span if that is closed before the delivery.
 macro_rules! emit {
     ($event:ident, $origin:expr, $($rest:tt)*) => {{
         let Origin { label, pool, span, .. } = $origin;
-        let (label, pool) = (label.clone(), pool.clone());
-        // A handle, so that the span is still open when the event is delivered.
-        let span = panic_boundary::call(|| span.span()).ok().flatten();
-        event_thread::send_to(event_thread::subscriber(span.as_ref()), move || {
+        let (label, pool, parent) = (label.clone(), pool.clone(), span.id());
+        event_thread::send_to(event_thread::subscriber(span.subscriber()), move || {
             $event!(
                 target: "lock_runtime",
-                parent: span.as_ref().and_then(Span::id),
+                parent: parent,
                 lock = label.public_name(),
                 name = label.function(),
                 pool = &*pool,
@@ -50,13 +53,17 @@ macro_rules! emit {
 /// Whether a subscriber may want the span of a call, or an event about it. It costs one load.
 #[inline]
 pub(crate) fn wants_calls() -> bool {
-    Level::INFO <= LevelFilter::current()
+    Level::DEBUG <= LevelFilter::current()
 }
 
 /// The span of a call, if a subscriber wants it.
 pub(crate) fn call_span(label: &LockLabel, pool: &Arc<str>) -> Option<Span> {
+    // Without a subscriber the macro would write a line by the crate `log`.
+    if !wants_calls() {
+        return None;
+    }
     let span = panic_boundary::call(|| {
-        info_span!(
+        debug_span!(
             target: "lock_runtime",
             "lock",
             lock = label.public_name(),
@@ -69,6 +76,16 @@ pub(crate) fn call_span(label: &LockLabel, pool: &Arc<str>) -> Option<Span> {
         )
     });
     span.ok().filter(|span| !span.is_disabled())
+}
+
+/// Enters `span`, without a guard that would leave it outside of a panic boundary.
+pub(crate) fn enter(span: &Span) {
+    let _ = panic_boundary::call(|| span.with_subscriber(|(id, to)| to.enter(id)));
+}
+
+/// Leaves `span`.
+pub(crate) fn exit(span: &Span) {
+    let _ = panic_boundary::call(|| span.with_subscriber(|(id, to)| to.exit(id)));
 }
 
 /// Records the time of the wait in the span of its call.
@@ -95,14 +112,9 @@ pub(crate) fn record_end(span: &Span, held: Option<Duration>, outcome: &'static 
     });
 }
 
-/// Whether the time of a wait is to be known although no lease comes of it.
-pub(crate) fn wants_failures() -> bool {
-    is_wanted!(DEBUG)
-}
-
 pub(crate) fn acquired(origin: Origin<'_>, fence: Option<Fence>, waited: Duration) {
-    origin.metrics.record(Measurement::Granted(waited));
-    if is_wanted!(DEBUG) {
+    origin.metrics.record(Measurement::Granted);
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let (fence, waited_ms) = (fence.map(Fence::get), millis(waited));
         emit!(debug, origin, fence, waited_ms, "acquired");
     }
@@ -110,7 +122,7 @@ pub(crate) fn acquired(origin: Origin<'_>, fence: Option<Fence>, waited: Duratio
 
 /// Another owner held the lock until the end of the wait.
 pub(crate) fn conflict(origin: Origin<'_>, waited: Option<Duration>) {
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let waited_ms = waited.map(millis);
         emit!(debug, origin, waited_ms, "conflict");
     }
@@ -118,14 +130,14 @@ pub(crate) fn conflict(origin: Origin<'_>, waited: Option<Duration>) {
 
 /// A call is refused because of `max_waiters`, and so were others since the last event.
 pub(crate) fn queue_full(origin: Origin<'_>, rejected: u64) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, origin.span.subscriber()) {
         emit!(warn, origin, rejected, "queue full");
     }
 }
 
 /// The call has failed without a lock, for another reason than a conflict or a full queue.
 pub(crate) fn not_acquired(origin: Origin<'_>, waited: Option<Duration>, error: &LockError) {
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let (waited_ms, error) = (waited.map(millis), error.without_key());
         emit!(debug, origin, waited_ms, %error, "not acquired");
     }
@@ -133,7 +145,7 @@ pub(crate) fn not_acquired(origin: Origin<'_>, waited: Option<Duration>, error: 
 
 /// The caller has given its wait up.
 pub(crate) fn cancelled(origin: Origin<'_>, waited: Option<Duration>) {
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let waited_ms = waited.map(millis);
         emit!(debug, origin, waited_ms, "cancelled");
     }
@@ -142,14 +154,14 @@ pub(crate) fn cancelled(origin: Origin<'_>, waited: Option<Duration>) {
 pub(crate) fn handed_off(origin: Origin<'_>, held: Duration) {
     origin.metrics.record(Measurement::HandedOff);
     origin.metrics.record(Measurement::HoldEnded(held));
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let held_ms = millis(held);
         emit!(debug, origin, held_ms, "handed off");
     }
 }
 
 pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let expires_in_ms = expires_in.map(millis);
         emit!(debug, origin, expires_in_ms, "contended");
     }
@@ -157,7 +169,7 @@ pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
 
 pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
     origin.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
-    if is_wanted!(TRACE) {
+    if is_wanted!(TRACE, origin.span.subscriber()) {
         let held_ms = millis(held);
         emit!(trace, origin, held_ms, "renewed");
     }
@@ -165,15 +177,15 @@ pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
 
 pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &BackendError) {
     origin.metrics.record(Measurement::Renewal(RenewalResult::Failed));
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, origin.span.subscriber()) {
         let (valid_for_ms, error) = (millis(valid_for), error.clone());
         emit!(warn, origin, valid_for_ms, %error, "not renewed yet");
     }
 }
 
-pub(crate) fn lost(origin: Origin<'_>, held: Duration, reason: &'static str) {
-    if is_wanted!(WARN) {
-        let held_ms = millis(held);
+pub(crate) fn lost(origin: Origin<'_>, held: Duration, loss: Loss) {
+    if is_wanted!(WARN, origin.span.subscriber()) {
+        let (held_ms, reason) = (millis(held), loss.as_str());
         emit!(warn, origin, held_ms, reason, "lost");
     }
 }
@@ -181,7 +193,7 @@ pub(crate) fn lost(origin: Origin<'_>, held: Duration, reason: &'static str) {
 pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
     let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
     origin.metrics.record(Measurement::Release(result));
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let held_ms = millis(held);
         emit!(debug, origin, held_ms, was_held, "released");
     }
@@ -189,7 +201,7 @@ pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
 
 pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     origin.metrics.record(Measurement::Release(ReleaseResult::Failed));
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, origin.span.subscriber()) {
         let error = error.clone();
         emit!(warn, origin, %error, "not released yet");
     }
@@ -209,17 +221,17 @@ pub(crate) fn answered(error: &LockError, status: u16) {
     }
     // During an outage, and in a shutdown, each request is answered by 503. Events of their own tell that.
     if status >= 500 && (status != 503 || error.body_started()) {
-        if is_wanted!(WARN) {
+        if is_wanted!(WARN, None) {
             emit!(warn);
         }
-    } else if is_wanted!(DEBUG) {
+    } else if is_wanted!(DEBUG, None) {
         emit!(debug);
     }
 }
 
 /// Several functions of a pool have one template.
 pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions: String) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let pool = pool.clone();
         event_thread::send(move || {
             let pool = &*pool;
@@ -230,7 +242,7 @@ pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions
 
 /// All requests to the store have failed for a while.
 pub(crate) fn store_lost(pool: &str, error: &BackendError) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (pool, error) = (pool.to_owned(), error.clone());
         event_thread::send(
             move || warn!(target: "lock_runtime", pool, %error, "the store is down"),
@@ -240,7 +252,7 @@ pub(crate) fn store_lost(pool: &str, error: &BackendError) {
 
 /// The store answers again.
 pub(crate) fn store_back(pool: &str, down: Duration) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (pool, down_ms) = (pool.to_owned(), millis(down));
         event_thread::send(
             move || warn!(target: "lock_runtime", pool, down_ms, "the store is back"),
@@ -251,7 +263,7 @@ pub(crate) fn store_back(pool: &str, down: Duration) {
 /// A store was connected to that can lose locks.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) fn backend_warning(server: &str, warning: &Warning) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (server, warning) = (server.to_owned(), warning.clone());
         event_thread::send(
             move || warn!(target: "lock_runtime", server, %warning, "the store may lose locks"),
@@ -262,7 +274,7 @@ pub(crate) fn backend_warning(server: &str, warning: &Warning) {
 /// A store was connected to that keeps locks by plain commands.
 #[cfg(feature = "redis")]
 pub(crate) fn without_scripts(server: &str, reason: &str) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (server, reason) = (server.to_owned(), reason.to_owned());
         event_thread::send(
             move || warn!(target: "lock_runtime", server, reason, "locks are kept without scripts"),

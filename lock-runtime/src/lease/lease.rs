@@ -15,7 +15,8 @@ use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{Fence, Fences};
 use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
-use crate::base::metrics::{self, Measurement};
+use crate::base::loss::Loss;
+use crate::base::measurement::Measurement;
 use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
 use crate::base::process::Process;
@@ -38,6 +39,8 @@ pub(crate) struct Lease {
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) owner: Owner,
     pub(crate) fence: Option<Fence>,
+    /// When the wait began.
+    requested_at: Instant,
     pub(crate) granted_at: Instant,
     /// A copy of the policy's. A renewal of very many leases is bound by the memory that it reads.
     pub(crate) ttl: Ttl,
@@ -70,6 +73,8 @@ struct State {
     phase: Phase,
     /// Why validity ended before the release, if it did.
     loss: Option<Loss>,
+    /// When it did.
+    lost_at: Option<Instant>,
     next_renewal: Option<Instant>,
     /// The answer to the last renewal, if it was no confirmation.
     unconfirmed: Option<Box<BackendError>>,
@@ -106,35 +111,6 @@ enum Phase {
     /// Released by its holder, with a renewal in flight. The release request waits for it.
     ReleasePending,
     Releasing,
-}
-
-/// Why a lease was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// The store did not confirm a renewal in time.
-    Expired,
-    /// The store reports that the key is not held by this owner.
-    Taken,
-    /// `renew = false`, and the ttl is over.
-    TtlOver,
-    /// `max_hold` is over.
-    MaxHold,
-    /// The pool shuts down, and its grace is over.
-    PoolClosed,
-}
-
-impl Loss {
-    /// The word in events and metrics.
-    pub(crate) const fn as_str(self) -> &'static str {
-        let [expired, taken, ttl_over, max_hold, pool_closed] = metrics::LOSSES;
-        match self {
-            Self::Expired => expired,
-            Self::Taken => taken,
-            Self::TtlOver => ttl_over,
-            Self::MaxHold => max_hold,
-            Self::PoolClosed => pool_closed,
-        }
-    }
 }
 
 /// How a hold ended, for its listeners.
@@ -218,6 +194,7 @@ impl Lease {
             id,
             pool,
             fence,
+            requested_at,
             granted_at,
             ttl: spec.policy.ttl,
             renew_every: spec.policy.renew_every,
@@ -235,6 +212,7 @@ impl Lease {
             state: Mutex::new(State {
                 phase: Phase::Held,
                 loss: None,
+                lost_at: None,
                 next_renewal: grant.next_renewal.or_else(first_renewal),
                 unconfirmed: None,
                 listeners: Listeners::default(),
@@ -311,6 +289,17 @@ impl Lease {
 
     pub(crate) fn held_for(&self) -> Duration {
         self.clock.now().since(self.granted_at)
+    }
+
+    /// From the call to the grant.
+    pub(crate) fn waited(&self) -> Duration {
+        self.granted_at.since(self.requested_at)
+    }
+
+    /// From the grant to the loss, or to now.
+    pub(crate) fn held_until_loss(&self) -> Duration {
+        let lost_at = self.state().lost_at;
+        lost_at.map_or_else(|| self.held_for(), |lost_at| lost_at.since(self.granted_at))
     }
 
     pub(crate) fn stored_until(&self) -> Instant {
@@ -391,6 +380,7 @@ impl Lease {
                 let renewing = state.phase == Phase::Renewing;
                 state.phase = if renewing { Phase::LostRenewing } else { Phase::Lost };
                 state.loss = Some(loss);
+                state.lost_at = Some(self.clock.now());
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
                 // From here on the store alone excludes other owners. A holder that never notices must not block
@@ -399,7 +389,7 @@ impl Lease {
                 drop(state);
                 drop(permits);
                 self.on_hold_ended();
-                self.spec.metrics.record(Measurement::Lost(loss.as_str()));
+                self.spec.metrics.record(Measurement::Lost(loss));
                 listeners.wake();
                 true
             }
@@ -409,6 +399,20 @@ impl Lease {
             | Phase::ReleasePending
             | Phase::Releasing => false,
         }
+    }
+
+    /// The store has answered the release with "not held". Returns whether this is the first sign of a loss.
+    pub(crate) fn lost_before_release(&self) -> bool {
+        let mut state = self.state();
+        let is_new = state.loss.is_none();
+        if is_new {
+            state.loss = Some(Loss::FoundAtRelease);
+        }
+        drop(state);
+        if is_new {
+            self.spec.metrics.record(Measurement::Lost(Loss::FoundAtRelease));
+        }
+        is_new
     }
 
     /// Ends validity because its time is over. Returns the loss if this call ended it.
@@ -589,7 +593,7 @@ impl Lease {
     }
 
     fn on_hold_ended(&self) {
-        if metrics::IS_ON {
+        if self.spec.metrics.is_on() {
             self.spec.metrics.record(Measurement::HoldEnded(self.held_for()));
         }
     }

@@ -12,12 +12,13 @@ use tokio::time::timeout;
 use crate::backend::{DynBackend, LeaseStatus};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
-use crate::base::metrics::{Measurement, RenewalResult};
+use crate::base::loss::Loss;
+use crate::base::measurement::{Measurement, RenewalResult};
 use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::exec::timer_queue::TimerQueue;
-use crate::lease::lease::{Lease, Loss, RenewalAction};
+use crate::lease::lease::{Lease, RenewalAction};
 
 /// The leases of a pool, by the time of their next renewal.
 #[derive(Debug, Default)]
@@ -140,7 +141,7 @@ impl RenewalScheduler {
                 }
                 RenewalAction::Wait(due) => self.insert(lease, due),
                 RenewalAction::Lost(loss) => {
-                    events::lost(lease.origin(), lease.held_for(), loss.as_str());
+                    events::lost(lease.origin(), lease.held_for(), loss);
                 }
                 // The caller gets an error at its next poll.
                 RenewalAction::Unclaimed => (config.on_unclaimed)(lease),
@@ -190,7 +191,7 @@ impl RenewalScheduler {
                 Ok(LeaseStatus::NotHeld) => {
                     lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
                     if lease.lose(Loss::Taken) {
-                        events::lost(lease.origin(), lease.held_for(), Loss::Taken.as_str());
+                        events::lost(lease.origin(), lease.held_for(), Loss::Taken);
                     }
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);

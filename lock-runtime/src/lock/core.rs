@@ -164,6 +164,10 @@ impl PoolCore {
         let name = self.name.get_or_init(|| Arc::from(name));
         self.store_status.set_pool(name);
         self.metrics.set_pool(name);
+        #[cfg(feature = "metrics")]
+        if !self.capabilities.local {
+            self.metrics.announce_store();
+        }
     }
 
     pub(crate) fn backend(&self) -> &dyn DynBackend {
@@ -254,6 +258,7 @@ impl Drop for PoolCore {
         for task in &self.tasks {
             task.abort();
         }
+        self.store_status.close();
     }
 }
 

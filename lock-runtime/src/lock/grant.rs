@@ -30,7 +30,7 @@ pub(crate) fn lease(
     if let Some(key) = lease.spec.single_key() {
         core.queue.set_holder(key, lease.holder(), contended);
     }
-    events::acquired(lease.origin(), lease.fence, lease.granted_at.since(requested_at));
+    events::acquired(lease.origin(), lease.fence, lease.waited());
     HeldLease::new(lease, core.clone())
 }
 

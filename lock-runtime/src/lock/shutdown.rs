@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::base::clock::Instant;
+use crate::base::loss::Loss;
 use crate::exec::{event_thread, events};
-use crate::lease::lease::Loss;
 use crate::lease::tracker::PoolPhase;
 use crate::lock::core::PoolCore;
 use crate::lock::release::release_all;
@@ -35,7 +35,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     if !idle_by(&core, clock.now() + grace).await {
         for lease in core.tracker.leases() {
             if lease.lose(Loss::PoolClosed) {
-                events::lost(lease.origin(), lease.held_for(), Loss::PoolClosed.as_str());
+                events::lost(lease.origin(), lease.held_for(), Loss::PoolClosed);
             }
         }
         // Cancelled bodies end at their next await, and release. The leases of the others are released here.

@@ -166,13 +166,28 @@ impl StoreStatus {
         }
     }
 
-    /// The pool is shut down: no event follows.
+    /// The pool is shut down or dropped: no event follows, and the metrics say no longer that the store is down.
     pub(crate) fn close(&self) {
-        *self.reachability() = Reachability::Closed;
+        {
+            let mut reachability = self.reachability();
+            *reachability = Reachability::Closed;
+            self.is_up.store(true, Ordering::Relaxed);
+            self.metrics.set_store_up(true);
+        }
+        self.metrics.publish_status();
     }
 
-    /// Applies `change` to the state. Events are sent under the mutex, so in its order.
+    /// Applies `change` to the state. Events are sent under the mutex, so in its order. The recorder of metrics runs in
+    /// this thread, and so behind it.
     fn change(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
+        let change = self.change_locked(change);
+        if matches!(change, Change::Lost | Change::Back(_)) {
+            self.metrics.publish_status();
+        }
+        change
+    }
+
+    fn change_locked(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
         let mut reachability = self.reachability();
         let change = change(&mut reachability);
         let is_up = matches!(*reachability, Reachability::Up | Reachability::Closed);
@@ -182,11 +197,11 @@ impl StoreStatus {
             (Change::Suspected, _) => self.suspected.notify_one(),
             (Change::Lost, Reachability::Down { error, .. }) => {
                 events::store_lost(pool, error);
-                self.metrics.store_is_up(false);
+                self.metrics.set_store_up(false);
             }
             (Change::Back(after), _) => {
                 events::store_back(pool, *after);
-                self.metrics.store_is_up(true);
+                self.metrics.set_store_up(true);
             }
             (Change::None | Change::Lost, _) => {}
         }
