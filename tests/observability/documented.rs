@@ -25,6 +25,12 @@ async fn settle(pool: &LockPool, id: &str, takes: Duration) -> Result<(), LockEr
     Ok(())
 }
 
+/// Would wait for itself.
+#[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s")]
+async fn settle_twice(pool: &LockPool, id: &str) -> Result<(), LockError> {
+    settle(pool, id, Duration::ZERO).await
+}
+
 #[distributed_lock(key = "shared", pool = "redis")]
 async fn share() -> Result<(), LockError> {
     Ok(())
@@ -66,9 +72,15 @@ async fn all_of_it() {
     }
     Traced::of("redis").await_event("cancelled").await;
     assert_eq!(share_too().await.unwrap_err().kind(), ErrorKind::WouldDeadlock);
-    // A refused call, and its answer.
-    let refused = pool.lock("").acquire().await.unwrap_err();
-    drop(refused.into_response());
+    // Refused calls, and their answers, with keys in the errors.
+    drop(pool.lock("").acquire().await.unwrap_err().into_response());
+    let twice = settle_twice(&pool, &format!("{CANARY}-2")).await.unwrap_err();
+    assert!(twice.kind() == ErrorKind::WouldDeadlock && twice.key().is_some(), "{twice}");
+    assert!(twice.into_response().status().is_server_error());
+    let reserved = pool.lock(format!("lock_runtime:{CANARY}")).template("reserved").acquire().await;
+    let reserved = reserved.unwrap_err();
+    assert_eq!(reserved.kind(), ErrorKind::InvalidKey);
+    drop(reserved.into_response());
     let lost = {
         server.cli(&["DEL", &order("held")]);
         guard.lost().await

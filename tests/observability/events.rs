@@ -3,11 +3,17 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::routing::get;
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
+use lock_runtime::web::LockLayer;
 use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
 use lock_tests::RedisServer;
 use lock_tests::prelude::*;
+use tower::ServiceExt;
 use tracing::Level;
 
 use crate::seen::{Traced, watch};
@@ -184,6 +190,25 @@ async fn failures_are_traced() {
     guard.release().await.unwrap();
     let traced = Traced::of("trouble").await_event("released").await;
     traced.one("not released yet").has(&[("lock", "order:<id>"), ("error", "a planned failure")]);
+}
+
+/// Its key is computed, and so not in the template.
+#[tokio::test]
+async fn a_locked_route_can_have_a_template() {
+    watch();
+    let pool = memory().await;
+    lock_runtime::install("routes", pool.clone()).unwrap();
+    let tenant = |head: &axum::http::request::Parts| format!("tenant:{}", head.uri.path());
+    let lock = LockLayer::new(tenant).pool(&pool).template("tenant:<path>").wait(Duration::ZERO);
+    let routes = Router::new().route("/a", get(async || ())).layer(lock);
+    let _held = pool.lock("tenant:/a").acquire().await.unwrap();
+    let request = Request::get("/a").body(Body::empty()).unwrap();
+    let response = routes.oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    let traced = Traced::of("routes").await_event("answered with an error").await;
+    for message in ["conflict", "answered with an error"] {
+        traced.one(message).has(&[("lock", "tenant:<path>")]);
+    }
 }
 
 /// A pool with a name that selects its events.

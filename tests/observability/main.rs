@@ -9,3 +9,4 @@ mod metered;
 mod seen;
 mod sites;
 mod spans;
+mod subscribers;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, distributed_lock};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
 use lock_tests::{RedisServer, eventually_async, in_own_process};
@@ -37,8 +37,21 @@ impl Default for Recorded {
     }
 }
 
+impl Recorded {
+    /// The sum of all counters of this name.
+    pub(crate) fn total(&self, name: &str) -> u64 {
+        let mut total = 0;
+        self.registry.visit_counters(|key, counter| {
+            if key.name() == name {
+                total += counter.load(Ordering::SeqCst);
+            }
+        });
+        total
+    }
+}
+
 /// Keeps the values of all metrics.
-struct KeepAll(Arc<Recorded>);
+pub(crate) struct KeepAll(pub(crate) Arc<Recorded>);
 
 impl KeepAll {
     fn describe(&self, name: &KeyName, unit: Option<Unit>, text: &SharedString) {
@@ -228,6 +241,8 @@ async fn calls_to_a_store_are_measured_and_an_outage_shows() {
     LazyLock::force(&RECORDED);
     let server = RedisServer::start();
     let pool = installed("metered-store", LockPool::connect(&server.url()).await.unwrap()).await;
+    let up = || value("lock.store.up", &[("pool", "metered-store")]);
+    assert_eq!(up(), 1.0, "before the first call");
     let calls = |operation: &str, outcome: &str| {
         let of_pool = ("pool", "metered-store");
         value("lock.store.requests", &[of_pool, ("operation", operation), ("outcome", outcome)])
@@ -236,13 +251,24 @@ async fn calls_to_a_store_are_measured_and_an_outage_shows() {
     assert_eq!((calls("acquire", "answered"), calls("release", "answered")), (1.0, 1.0));
     pool.health().await.unwrap();
     assert_eq!(calls("health", "answered"), 1.0);
-    let up = || value("lock.store.up", &[("pool", "metered-store")]);
-    assert_eq!(up(), 1.0);
     server.kill();
     eventually_async(DEADLINE, "the store is down", async || up() == 0.0).await;
     server.restart();
     eventually_async(DEADLINE, "the store is up", async || up() == 1.0).await;
     assert!(calls("probe", "failed") + calls("probe", "unanswered") >= 1.0);
+    // A store that is down as its pool ends is not down for ever.
+    server.kill();
+    eventually_async(DEADLINE, "the store is down again", async || up() == 0.0).await;
+    pool.shutdown(Duration::ZERO).await;
+    assert_eq!(up(), 1.0);
+    // Pools without a name would share the gauge.
+    let of_no_name =
+        |it: &(String, Measured)| it.0 == "lock.store.up" && it.1.labels["pool"] == "unnamed";
+    server.restart();
+    let unnamed = LockPool::connect(&server.url()).await.unwrap();
+    unnamed.lock("order:7").acquire().await.unwrap().release().await.unwrap();
+    assert!(value("lock.store.requests", &[("pool", "unnamed")]) >= 2.0);
+    assert!(!measured().iter().any(of_no_name));
     let spans = measured();
     let spans = spans.iter().find(|(name, it)| {
         name == "lock.store.request.duration"
@@ -269,7 +295,7 @@ async fn a_hundred_thousand_keys() {
     let before = measured().len();
     for id in 0..50_000 {
         settle(&pool, &format!("canary-{id}"), Duration::ZERO).await.unwrap();
-        let guard = pool.lock(format!("canary-{id}")).acquire().await.unwrap();
+        let guard = pool.lock(format!("canary-{}", 50_000 + id)).acquire().await.unwrap();
         guard.release().await.unwrap();
     }
     assert_eq!(measured().len(), before);
@@ -282,11 +308,123 @@ async fn a_hundred_thousand_keys() {
     }
 }
 
-#[tokio::test]
-async fn the_guide_names_every_metric_with_its_unit_and_labels() {
+/// Makes each metric change, with each value of its labels.
+#[allow(clippy::too_many_lines)]
+async fn all_of_it() {
     LazyLock::force(&RECORDED);
-    let pool = installed("metered-guide", memory().await).await;
-    settle(&pool, "7", Duration::ZERO).await.unwrap();
+    let server = RedisServer::start();
+    let (backend, faults) = FaultyBackend::new(open_backend(&server.url()).await.unwrap());
+    let pool = LockPool::with_backend(backend).max_waiters(1).request_timeout(ms(1_000));
+    let pool = installed("all", pool.connect().await.unwrap()).await;
+    let forever = || pool.lock("a").ttl(ms(600_000));
+    // Acquired, passed, would deadlock.
+    let inside = async {
+        pool.lock("a").reentrant(true).run(async {}).await.unwrap();
+        assert!(pool.lock("a").acquire().await.is_err());
+    };
+    forever().run(inside).await.unwrap();
+    // Passing through a lock that is lost: its ttl is over.
+    let inside = async {
+        eventually_async(DEADLINE, "the lock is lost", async || {
+            let again = pool.lock("b").reentrant(true).run(async {}).await;
+            again.is_err_and(|error| error.is_lost())
+        })
+        .await;
+    };
+    let outer = pool.lock("b").ttl(ms(50)).renew(false).on_lost(OnLost::Notify);
+    outer.run(inside).await.unwrap();
+    // Other losses.
+    let capped = pool.lock("c").max_hold(ms(50)).acquire().await.unwrap();
+    assert!(capped.lost().await.is_lost());
+    drop(capped);
+    let taken = pool.lock("d").ttl(ms(1_000)).acquire().await.unwrap();
+    server.cli(&["DEL", "d"]);
+    assert!(taken.lost().await.is_lost());
+    drop(taken);
+    let found = forever().acquire().await.unwrap();
+    server.cli(&["DEL", "a"]);
+    assert!(found.release().await.unwrap_err().is_lost());
+    let expires = pool.lock("e").ttl(ms(600)).acquire().await.unwrap();
+    for _ in 0..1_000 {
+        faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
+    }
+    assert!(expires.lost().await.is_lost());
+    drop(expires);
+    // A conflict, a full queue, a wait that is given up.
+    let held = forever().acquire().await.unwrap();
+    assert!(pool.lock("a").wait(ms(20)).acquire().await.unwrap_err().is_conflict());
+    {
+        let mut waiter = pin!(pool.lock("a").wait(DEADLINE).acquire());
+        assert!(poll_once(waiter.as_mut()).await.is_none());
+        assert_eq!(pool.lock("a").acquire().await.unwrap_err().kind(), ErrorKind::QueueFull);
+    }
+    held.verify().await.unwrap();
+    // A hand-off, and a grant that is not picked up in time.
+    let mut next = pin!(forever().acquire());
+    assert!(poll_once(next.as_mut()).await.is_none());
+    held.release().await.unwrap();
+    let held = next.await.unwrap();
+    let all = |name: &str| value(name, &[("pool", "all")]);
+    let grants = all("lock.wait.duration");
+    let mut late = Box::pin(pool.lock("a").ttl(ms(300)).renew(false).wait(ms(100)).acquire());
+    assert!(poll_once(late.as_mut()).await.is_none());
+    held.release().await.unwrap();
+    server.cli(&["SET", "f", "another"]);
+    eventually_async(DEADLINE, "the lock is free again", async || {
+        server.cli(&["EXISTS", "a"]) == "0" && all("lock.held") == 0.0
+    })
+    .await;
+    assert_eq!(late.await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(all("lock.wait.duration"), grants, "of calls that had the lock");
+    // Refused calls.
+    assert!(pool.lock("").acquire().await.is_err());
+    let config = pool.lock("a").reentrant(true).max_hold(ms(1_000)).acquire().await.unwrap_err();
+    assert_eq!(config.kind(), ErrorKind::Config);
+    faults.plan(Operation::Acquire, Fault::Fail(FailureKind::Rejected));
+    assert!(pool.lock("a").acquire().await.unwrap_err().is_backend());
+    // Requests without an answer, and releases that fail.
+    faults.plan(Operation::Acquire, Fault::LoseReply);
+    let guard = pool.lock("g").wait(DEADLINE).acquire().await.unwrap();
+    faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
+    guard.release().await.unwrap();
+    pool.health().await.unwrap();
+    let held = forever().acquire().await.unwrap();
+    server.kill();
+    let probes = || value("lock.store.requests", &[("pool", "all"), ("operation", "probe")]);
+    eventually_async(DEADLINE, "a probe", async || probes() >= 1.0).await;
+    pool.shutdown(Duration::ZERO).await;
+    drop(held);
+    assert_eq!(pool.lock("a").acquire().await.unwrap_err().kind(), ErrorKind::PoolClosed);
+}
+
+#[test]
+fn the_guide_names_every_metric_with_its_unit_and_labels() {
+    let name = concat!(module_path!(), "::the_guide_names_every_metric_with_its_unit_and_labels");
+    in_own_process(name, || {
+        current_thread().block_on(all_of_it());
+        // Each has changed, and not only been made.
+        let unchanged: Vec<_> = measured()
+            .into_iter()
+            .filter(|(name, it)| it.kind == "counter" && name != "lock.store.requests" && it.value == 0.0)
+            .collect();
+        assert!(unchanged.is_empty(), "{unchanged:#?}");
+        for label in ["operation", "outcome"] {
+            let mut sums = BTreeMap::<_, f64>::new();
+            for (name, it) in measured() {
+                if name == "lock.store.requests" {
+                    *sums.entry(it.labels[label].clone()).or_default() += it.value;
+                }
+            }
+            assert!(sums.values().all(|sum| *sum > 0.0), "{sums:?}");
+        }
+        for gauge in ["lock.held", "lock.waiting"] {
+            assert_eq!(value(gauge, &[("pool", "all")]), 0.0, "{gauge}");
+        }
+        compare_metrics();
+    });
+}
+
+fn compare_metrics() {
     let mut seen = BTreeMap::new();
     let mut values: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (name, measured) in measured() {

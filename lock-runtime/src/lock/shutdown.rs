@@ -46,8 +46,8 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         }
     }
     let after = core.tracker.counts();
-    core.tracker.advance(PoolPhase::Closed);
     core.store_status.close();
+    core.tracker.advance(PoolPhase::Closed);
     let _ = timeout(request_timeout, core.backend().close()).await;
     // A program that ends now would lose them.
     event_thread::flushed(request_timeout / 2).await;

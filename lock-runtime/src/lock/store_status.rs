@@ -170,6 +170,10 @@ impl StoreStatus {
     pub(crate) fn close(&self) {
         {
             let mut reachability = self.reachability();
+            // The next pool may have the name by now.
+            if matches!(*reachability, Reachability::Closed) {
+                return;
+            }
             *reachability = Reachability::Closed;
             self.is_up.store(true, Ordering::Relaxed);
             self.metrics.set_store_up(true);
@@ -358,5 +362,81 @@ mod tests {
             status.report(clock.now(), Ok(()));
             assert!(status.refusal().is_none() && !status.is_refusing());
         }
+    }
+
+    /// The recorder of the program blocks in the gauge. Acquires are refused all the same.
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn a_recorder_that_blocks_stops_no_other_call() {
+        use std::sync::mpsc;
+
+        use metrics::{Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Unit};
+
+        struct Blocks {
+            gauge: Arc<BlockingGauge>,
+        }
+        struct BlockingGauge {
+            entered: mpsc::SyncSender<()>,
+            leave: std::sync::Mutex<mpsc::Receiver<()>>,
+        }
+        impl GaugeFn for BlockingGauge {
+            fn increment(&self, _: f64) {}
+
+            fn decrement(&self, _: f64) {}
+
+            fn set(&self, _: f64) {
+                self.entered.send(()).unwrap();
+                self.leave.lock().unwrap().recv().unwrap();
+            }
+        }
+        impl metrics::Recorder for Blocks {
+            fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: metrics::SharedString) {}
+
+            fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: metrics::SharedString) {}
+
+            fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: metrics::SharedString) {}
+
+            fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+                Counter::noop()
+            }
+
+            fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+                Gauge::from_arc(self.gauge.clone())
+            }
+
+            fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+                Histogram::noop()
+            }
+        }
+
+        let (entered, is_entered) = mpsc::sync_channel(8);
+        let (leave, leaves) = mpsc::channel();
+        let gauge = Arc::new(BlockingGauge { entered, leave: std::sync::Mutex::new(leaves) });
+        let metrics = Arc::<PoolMetrics>::default();
+        metrics.set_pool(&Arc::from("blocked"));
+        let clock = Clock::Boot;
+        let status = StoreStatus::new(clock, OnOutage::Fail, metrics, |_| ());
+        *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+        let reports = std::thread::spawn({
+            let status = status.clone();
+            move || {
+                metrics::with_local_recorder(&Blocks { gauge }, || {
+                    status.report(clock.now(), Err(&failure()));
+                });
+            }
+        });
+        is_entered.recv().unwrap();
+        let (answer, answered) = mpsc::channel();
+        let asks = std::thread::spawn({
+            let status = status.clone();
+            move || answer.send(status.refusal().is_some()).unwrap()
+        });
+        let refused = answered.recv_timeout(Duration::from_secs(60));
+        for _ in 0..8 {
+            leave.send(()).unwrap();
+        }
+        assert_eq!(refused, Ok(true));
+        asks.join().unwrap();
+        reports.join().unwrap();
     }
 }
