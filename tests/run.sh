@@ -129,15 +129,7 @@ all=(--all-features)
 
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
-each_feature() {
-    local feature
-    for feature in "" macros redis rediss etcd etcd-tls mysql mysql-tls postgres postgres-tls zookeeper zookeeper-tls serde metrics testing tower axum actix; do
-        cargo clippy --quiet --package lock-runtime --no-default-features --features "${feature}" -- -D warnings
-    done
-}
-current="linting each feature alone"
-echo "==> ${current} (after ${SECONDS} s)"
-each_feature
+step "building with each feature alone" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing the lock libraries of other languages" tests/foreign/install.sh
 # Most tests wait: more of them run at once than there are cores.

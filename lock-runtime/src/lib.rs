@@ -73,6 +73,8 @@ pub mod __private;
 pub mod guide {
     #[doc = include_str!("../docs/choosing-a-store.md")]
     pub mod choosing_a_store {}
+    #[doc = include_str!("../docs/settings.md")]
+    pub mod settings {}
     #[doc = include_str!("../docs/guarantees.md")]
     pub mod guarantees {}
     #[doc = include_str!("../docs/redis.md")]

@@ -1,9 +1,12 @@
 //! Routes behind a lock, and the responses for errors, of axum and actix-web.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use actix_web::body::{BodySize, MessageBody};
 use actix_web::http::header;
 use actix_web::{HttpResponse, ResponseError, web};
 use axum::body::{Body, Bytes, to_bytes};
@@ -16,6 +19,7 @@ use lock_runtime::testing::with_pool;
 use lock_runtime::web::{LockLayer, LockMiddleware};
 use lock_runtime::{Fence, FromLockError, LockError, LockPool, Problem, distributed_lock};
 use lock_tests::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 const SOON: Duration = ms(20_000);
@@ -177,21 +181,52 @@ fn an_invalid_template_ends_the_program_when_it_starts() {
 }
 
 /// A body of parts that a test sends.
-fn streamed() -> (tokio::sync::mpsc::Sender<&'static str>, Body) {
-    struct Parts(tokio::sync::mpsc::Receiver<&'static str>);
-    impl http_body::Body for Parts {
-        type Data = Bytes;
-        type Error = std::convert::Infallible;
-        fn poll_frame(
-            mut self: std::pin::Pin<&mut Self>,
-            cx: &mut std::task::Context<'_>,
-        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
-            let frame = |part: &'static str| Ok(http_body::Frame::data(part.into()));
-            self.0.poll_recv(cx).map(|part| part.map(frame))
-        }
-    }
+struct Parts(tokio::sync::mpsc::Receiver<&'static str>);
+
+fn streamed() -> (tokio::sync::mpsc::Sender<&'static str>, Parts) {
     let (sender, parts) = tokio::sync::mpsc::channel(8);
-    (sender, Body::new(Parts(parts)))
+    (sender, Parts(parts))
+}
+
+impl http_body::Body for Parts {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        let frame = |part: &'static str| Ok(http_body::Frame::data(part.into()));
+        self.0.poll_recv(cx).map(|part| part.map(frame))
+    }
+}
+
+/// A body that does not end.
+struct Endless(tokio::time::Interval);
+
+impl MessageBody for Endless {
+    type Error = std::convert::Infallible;
+    fn size(&self) -> BodySize {
+        BodySize::Stream
+    }
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        self.0.poll_tick(cx).map(|_| Some(Ok("part".into())))
+    }
+}
+
+impl MessageBody for Parts {
+    type Error = std::convert::Infallible;
+    fn size(&self) -> BodySize {
+        BodySize::Stream
+    }
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        self.0.poll_recv(cx).map(|part| part.map(|part| Ok(part.into())))
+    }
 }
 
 /// The service of a route whose response is a stream, and the sender of its parts.
@@ -200,7 +235,7 @@ fn streaming(
     lock: impl Fn(LockLayer) -> LockLayer,
 ) -> (tokio::sync::mpsc::Sender<&'static str>, Router) {
     let (sender, body) = streamed();
-    let body = Arc::new(Mutex::new(Some(body)));
+    let body = Arc::new(Mutex::new(Some(Body::new(body))));
     let handler = move || async move { body.lock().unwrap().take().unwrap() };
     let lock = lock(LockLayer::new(|_| "stream").pool(pool));
     (sender, Router::new().route("/", get(handler).layer(lock)))
@@ -286,12 +321,9 @@ async fn the_service_that_was_ready_serves_the_request() {
         type Response = Response;
         type Error = std::convert::Infallible;
         type Future = std::future::Ready<Result<Response, Self::Error>>;
-        fn poll_ready(
-            &mut self,
-            _: &mut std::task::Context<'_>,
-        ) -> std::task::Poll<Result<(), Self::Error>> {
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
             self.0 = true;
-            std::task::Poll::Ready(Ok(()))
+            Poll::Ready(Ok(()))
         }
         fn call(&mut self, _: Request<Body>) -> Self::Future {
             assert!(std::mem::take(&mut self.0), "it was not asked whether it is ready");
@@ -312,7 +344,7 @@ async fn an_actix_resource_runs_only_under_its_lock() {
     let lock = LockMiddleware::for_path("order:<id>").pool(&pool).wait(Duration::ZERO);
     let resource = web::resource("/orders/{id}").wrap(lock).route(web::get().to(handler));
     let app = actix_web::test::init_service(actix_web::App::new().service(resource)).await;
-    let request = || actix_web::test::TestRequest::get().uri("/orders/42").to_request();
+    let request = || to_actix("/orders/42").to_request();
 
     let response = actix_web::test::call_and_read_body(&app, request()).await;
     assert!(response.starts_with(b"fence "), "{response:?}");
@@ -328,6 +360,103 @@ async fn an_actix_resource_runs_only_under_its_lock() {
     assert!(is_free(&pool, "order:42").await);
 }
 
+/// A service with one actix resource, whose response is a stream, and the sender of its parts.
+macro_rules! actix_streaming {
+    ($pool:expr, $lock:expr) => {{
+        let (sender, body) = streamed();
+        let body = std::cell::Cell::new(Some(body));
+        let handler = std::rc::Rc::new(move || HttpResponse::Ok().body(body.take().unwrap()));
+        let lock: LockMiddleware = $lock(LockMiddleware::for_path("stream:<id>").pool($pool));
+        let resource = web::resource("/{id}").wrap(lock).to(move || {
+            let handler = handler.clone();
+            async move { handler() }
+        });
+        let app = actix_web::App::new().service(resource);
+        (sender, actix_web::test::init_service(app).await)
+    }};
+}
+
+fn to_actix(path: &str) -> actix_web::test::TestRequest {
+    actix_web::test::TestRequest::get().uri(path)
+}
+
+#[actix_web::test]
+async fn a_lock_lasts_until_an_actix_response_is_sent_if_the_middleware_says_so() {
+    let pool = memory().await;
+    let (parts, app) = actix_streaming!(&pool, LockMiddleware::until_body_end);
+    let response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
+    assert!(!is_free(&pool, "stream:1").await);
+    parts.send("one").await.unwrap();
+    parts.send("two").await.unwrap();
+    drop(parts);
+    assert_eq!(actix_web::test::read_body(response).await, "onetwo");
+    until_free(&pool, "stream:1").await;
+
+    // Boxed by a middleware around the lock, and dropped.
+    let (parts, app) = actix_streaming!(&pool, LockMiddleware::until_body_end);
+    let response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
+    let response = response.map_into_boxed_body();
+    assert!(!is_free(&pool, "stream:1").await);
+    drop(response);
+    until_free(&pool, "stream:1").await;
+    assert!(parts.is_closed());
+
+    let (_parts, app) = actix_streaming!(&pool, |lock| lock);
+    let _response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
+    assert!(is_free(&pool, "stream:1").await, "released when the handler has returned");
+}
+
+/// A middleware that takes a body in memory as bytes would end the lock before they are sent.
+#[actix_web::test]
+async fn a_boxed_actix_response_in_memory_keeps_its_lock_until_it_is_sent() {
+    let pool = memory().await;
+    let lock = LockMiddleware::for_path("stream:<id>").pool(&pool).until_body_end();
+    let resource = web::resource("/{id}").wrap(lock).to(async || "text");
+    let app = actix_web::test::init_service(actix_web::App::new().service(resource)).await;
+    let response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
+    let response = response.map_into_boxed_body();
+    assert!(!is_free(&pool, "stream:1").await);
+    assert_eq!(actix_web::test::read_body(response).await, "text");
+    until_free(&pool, "stream:1").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_actix_response_ends_when_its_lock_is_lost() {
+    let pool = LockPool::builder("memory://").on_current_runtime().connect().await.unwrap();
+    let limit = |lock: LockMiddleware| lock.until_body_end().max_hold(ms(5_000));
+    let (parts, app) = actix_streaming!(&pool, limit);
+    let response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
+    parts.send("one").await.unwrap();
+    let error = actix_web::body::to_bytes(response.into_body()).await.unwrap_err();
+    assert!(error.to_string().contains("max_hold"), "{error}");
+    until_free(&pool, "stream:1").await;
+}
+
+/// actix-web runs a handler to its end without a client; a body is dropped.
+#[actix_web::test]
+async fn a_client_that_closes_its_socket_within_an_actix_stream_frees_the_lock() {
+    let pool = memory().await;
+    let lock = LockMiddleware::for_path("stream:<id>").pool(&pool).until_body_end();
+    let server = actix_web::HttpServer::new(move || {
+        let stream = || async { HttpResponse::Ok().body(Endless(tokio::time::interval(ms(10)))) };
+        actix_web::App::new().service(web::resource("/{id}").wrap(lock.clone()).to(stream))
+    });
+    let server = server.workers(1).disable_signals().bind("127.0.0.1:0").unwrap();
+    let address = server.addrs()[0];
+    let server = server.run();
+    let handle = server.handle();
+    let serving = tokio::spawn(server);
+    let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+    client.write_all(b"GET /1 HTTP/1.1\r\nHost: here\r\n\r\n").await.unwrap();
+    let mut begin = [0; 512];
+    assert!(client.read(&mut begin).await.unwrap() > 0);
+    assert!(!is_free(&pool, "stream:1").await);
+    drop(client);
+    until_free(&pool, "stream:1").await;
+    handle.stop(false).await;
+    joined("the server", serving).await.unwrap();
+}
+
 /// An axum and an actix instance exclude each other, and a client does not choose its lock by the way it writes a value.
 #[actix_web::test]
 async fn one_value_has_one_key_in_all_frameworks() {
@@ -340,8 +469,7 @@ async fn one_value_has_one_key_in_all_frameworks() {
         .service(web::resource("/number/{value}").wrap(number).to(async || ""));
     let app = actix_web::test::init_service(app).await;
     let by_actix = async |path: &str| {
-        let request = actix_web::test::TestRequest::get().uri(path).to_request();
-        actix_web::test::call_service(&app, request).await.status().as_u16()
+        actix_web::test::call_service(&app, to_actix(path).to_request()).await.status().as_u16()
     };
     let text = LockLayer::for_path("text:<value>").pool(&pool).wait(Duration::ZERO);
     let number = LockLayer::for_path("n:<value>").parameter::<u64>("value").pool(&pool);

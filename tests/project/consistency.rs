@@ -27,18 +27,18 @@ fn stdout(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The dependencies of a program that uses all of the runtime on this platform, in the versions of `Cargo.lock`.
+/// The dependencies of a program that uses these features of the runtime on this platform, in the versions of `Cargo.lock`.
 ///
 /// The workspace itself depends on more: packages of the benchmarks and of other platforms, which a machine that
 /// runs the tests has not downloaded.
-fn metadata_of_a_user() -> serde_json::Value {
+fn metadata_of_a_user(features: &[&str]) -> serde_json::Value {
     let folder = tempfile::tempdir().unwrap();
     let runtime = root().join("lock-runtime");
     let manifest = format!(
         "workspace = {{}}\n\
          package = {{ name = \"user\", edition = \"2024\" }}\n\
          lib = {{ path = \"lib.rs\" }}\n\
-         dependencies.lock-runtime = {{ path = {runtime:?}, features = [\"rediss\", \"testing\"] }}\n"
+         dependencies.lock-runtime = {{ path = {runtime:?}, features = {features:?} }}\n"
     );
     fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
     fs::write(folder.path().join("lib.rs"), "").unwrap();
@@ -78,7 +78,7 @@ fn the_stated_rust_version_is_the_same_everywhere() {
 /// What users build must build with the Rust that is promised.
 #[test]
 fn no_dependency_needs_a_newer_rust() {
-    let metadata = metadata_of_a_user();
+    let metadata = metadata_of_a_user(&["rediss", "testing"]);
     let stated = setting(&read("Cargo.toml"), "rust-version");
     let parse = |version: &str| -> Vec<u32> {
         version.split('.').map(|part| part.parse().unwrap()).collect()
@@ -113,6 +113,26 @@ fn no_dependency_needs_a_newer_rust() {
         if let Some(needs) = package["rust_version"].as_str() {
             assert!(parse(needs) <= parse(&stated), "{} needs Rust {needs}", package["name"]);
         }
+    }
+}
+
+/// The default features bring the client of Redis alone.
+#[test]
+fn a_default_build_has_no_web_framework_and_no_other_store() {
+    let names = |features: &[&str]| -> Vec<String> {
+        let metadata = metadata_of_a_user(features);
+        let packages = metadata["packages"].as_array().unwrap();
+        packages.iter().map(|package| package["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let (default, web) = (names(&[]), names(&["actix", "axum", "etcd", "mysql", "postgres"]));
+    for package in
+        ["actix-web", "axum", "h2", "http", "mysql_async", "tokio-postgres", "tower-layer"]
+    {
+        assert!(!default.iter().any(|name| name == package), "{package} in a default build");
+        assert!(web.iter().any(|name| name == package), "{package} is spelled in another way");
+    }
+    for package in ["lock-macros", "redis", "tokio"] {
+        assert!(default.iter().any(|name| name == package), "{package}: {default:?}");
     }
 }
 
@@ -151,6 +171,42 @@ fn every_argument_is_in_the_readme_and_the_docs() {
         };
         assert!(row(&readme, "|"), "{argument} is not in the README");
         assert!(row(&docs, "/// |"), "{argument} is not in the attribute's documentation");
+    }
+}
+
+/// Each is in the chapter on settings, and with `no` as its URL parameter it is refused in a URL.
+#[test]
+fn every_setting_of_a_pool_is_documented() {
+    let chapter = read("docs/settings.md");
+    let variables = read("lock-runtime/src/api/settings.rs");
+    let connect = read("lock-runtime/src/backend/connect.rs");
+    let builder = read("lock-runtime/src/api/pool.rs");
+    let methods: Vec<&str> = builder
+        .lines()
+        .zip(builder.lines().skip(1))
+        .filter(|(line, next)| line.contains("(mut self") || next.trim() == "mut self,")
+        .filter_map(|(line, _)| line.trim().strip_prefix("pub fn "))
+        .map(|rest| rest.split(['(', '<']).next().unwrap())
+        .collect();
+    assert!(methods.len() >= 19, "{methods:?}");
+    for method in methods {
+        let cell = format!("`{method}`");
+        let row = chapter
+            .lines()
+            .find(|line| line.split('|').nth(1).is_some_and(|first| first.contains(&cell)));
+        let row = row.unwrap_or_else(|| panic!("{method} is not in docs/settings.md"));
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let variable = cells[2].trim_matches('`');
+        let row = format!("`{variable}` |");
+        let is_read = variables.lines().any(|line| {
+            line.contains(&row) && line.contains(&format!("[`{method}`](Self::{method})"))
+        });
+        assert!(variable.is_empty() || is_read, "{method}: {variable}");
+        assert_eq!(variable.is_empty(), !variables.contains(&format!("`{method}`](")), "{method}");
+        // What a program passes as a function has no text form.
+        let of_text = !["problem", "on_current_runtime"].contains(&method);
+        let is_refused = connect.contains(&format!("(\"{method}\", "));
+        assert_eq!(is_refused, cells[3] == "no" && of_text, "{method}");
     }
 }
 

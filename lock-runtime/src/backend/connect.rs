@@ -62,6 +62,9 @@ pub(crate) async fn connect(
             "write for example `redis://127.0.0.1:6379`, or `memory://` for locks of one process",
         ));
     };
+    if let Some(error) = setting_of_the_pool(rest) {
+        return Err(error);
+    }
     match scheme {
         "memory" if rest.contains('?') => {
             Err(LockError::new(ErrorKind::Config, "a `memory://` URL has no `?` parameters")
@@ -84,6 +87,40 @@ pub(crate) async fn connect(
         "zookeeper" | "zookeepers" => super::zookeeper::open(url, config).await,
         _ => Err(unknown(scheme)),
     }
+}
+
+/// Settings of a pool that a URL is likely to be given, and the environment variable of each.
+const POOL_SETTINGS: [(&str, &str, Option<&str>); 15] = [
+    ("prefix", "key_prefix", Some("LOCK_PREFIX")),
+    ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),
+    ("ttl", "ttl", Some("LOCK_TTL")),
+    ("wait", "wait", Some("LOCK_WAIT")),
+    ("request_timeout", "request_timeout", Some("LOCK_REQUEST_TIMEOUT")),
+    ("max_waiters", "max_waiters", Some("LOCK_MAX_WAITERS")),
+    ("on_outage", "on_outage", Some("LOCK_ON_OUTAGE")),
+    ("retry_delay", "retry_delay", None),
+    ("retry_count", "retry_count", None),
+    ("first_renewal", "first_renewal", None),
+    ("drift_factor", "drift_factor", None),
+    ("local_handoff_limit", "local_handoff_limit", None),
+    ("barging_window", "barging_window", None),
+    ("node_timeout", "node_timeout", None),
+    ("connection_per_runtime", "connection_per_runtime", None),
+];
+
+/// The error for a URL that has a setting of the pool among its parameters.
+fn setting_of_the_pool(rest: &str) -> Option<LockError> {
+    let (_, query) = rest.split_once('?')?;
+    let names = query.split('&').filter_map(|pair| pair.split('=').next());
+    let known = |name: &str| POOL_SETTINGS.iter().find(|(known, ..)| *known == name);
+    let (name, method, variable) = names.into_iter().find_map(known)?;
+    let cause = format!("`{name}` is a setting of the pool, and no parameter of its URL");
+    let by_code = format!("call `PoolBuilder::{method}`");
+    let error = LockError::new(ErrorKind::Config, cause);
+    Some(error.remedy(match variable {
+        Some(variable) => format!("set {variable}, or {by_code}"),
+        None => by_code,
+    }))
 }
 
 /// Whether the scheme is one of Redis or Valkey.
@@ -118,4 +155,25 @@ fn unknown(scheme: &str) -> LockError {
         }
     };
     LockError::new(ErrorKind::Config, cause).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_of_the_pool_in_a_url_is_named() {
+        for (rest, words) in [
+            ("host:6379/0?db=1&ttl=5s", "set LOCK_TTL, or call `PoolBuilder::ttl`"),
+            ("host?prefix=app:", "set LOCK_PREFIX, or call `PoolBuilder::key_prefix`"),
+            ("a,b,c/root?retry_count", "`retry_count` is a setting of the pool"),
+        ] {
+            let error = setting_of_the_pool(rest).unwrap();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        for rest in ["host", "host?connect_timeout=5s", "u:p%3Fttl@host?ca=/ttl", "host/ttl?"] {
+            assert!(setting_of_the_pool(rest).is_none(), "{rest}");
+        }
+    }
 }

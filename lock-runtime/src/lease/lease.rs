@@ -76,6 +76,8 @@ struct State {
     /// When it did.
     lost_at: Option<Instant>,
     next_renewal: Option<Instant>,
+    /// When the key may have changed behind the renewal in flight: its answer may be of the time before.
+    changed_since: Option<Instant>,
     /// The answer to the last renewal, if it was no confirmation.
     unconfirmed: Option<Box<BackendError>>,
     listeners: Listeners,
@@ -214,6 +216,7 @@ impl Lease {
                 loss: None,
                 lost_at: None,
                 next_renewal: grant.next_renewal.or_else(first_renewal),
+                changed_since: None,
                 unconfirmed: None,
                 listeners: Listeners::default(),
                 fences: grant.fences,
@@ -514,6 +517,9 @@ impl Lease {
         match state.phase {
             Phase::Renewing => {
                 go_on(&mut state);
+                if let Some(changed) = state.changed_since.take() {
+                    state.next_renewal = Some(changed);
+                }
                 state.phase = Phase::Held;
             }
             Phase::LostRenewing => state.phase = Phase::Lost,
@@ -571,14 +577,21 @@ impl Lease {
         std::mem::take(&mut self.state().permits)
     }
 
-    /// Makes the next renewal due at `now`: the key may have changed. `false` if the lease is not to be renewed.
+    /// Makes the next renewal due at `now`: the key may have changed. Behind a renewal that is in flight it follows at once.
+    /// `false` if it has no other due time now.
     pub(crate) fn expedite(&self, now: Instant) -> bool {
         let mut state = self.state();
-        let renews = state.phase == Phase::Held && state.next_renewal.is_some();
-        if renews {
-            state.next_renewal = Some(now);
+        match state.phase {
+            Phase::Held if state.next_renewal.is_some() => {
+                state.next_renewal = Some(now);
+                true
+            }
+            Phase::Renewing => {
+                state.changed_since = Some(now);
+                false
+            }
+            _ => false,
         }
-        renews
     }
 
     /// The lease as the holder of its key.

@@ -25,6 +25,8 @@ use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
+use crate::web::body_lock::BodyLock;
+use crate::web::locked_message_body::LockedMessageBody;
 use crate::web::path_template::PathTemplate;
 use crate::web::response::{mapped, problem};
 use crate::web::route_lock::RouteLock;
@@ -88,6 +90,7 @@ fn status(problem: &Problem) -> StatusCode {
 pub struct LockMiddleware {
     route: Arc<RouteLock>,
     template: Arc<PathTemplate>,
+    until_body_end: bool,
 }
 
 impl LockMiddleware {
@@ -98,7 +101,8 @@ impl LockMiddleware {
     /// If the template is invalid.
     #[track_caller]
     pub fn for_path(template: &'static str) -> Self {
-        Self { route: Arc::default(), template: Arc::new(PathTemplate::new(template)) }
+        let template = Arc::new(PathTemplate::new(template));
+        Self { route: Arc::default(), template, until_body_end: false }
     }
 
     /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers others by 400. Without it the
@@ -142,6 +146,12 @@ impl LockMiddleware {
         self.with(|route| route.set_fencing(fencing))
     }
 
+    /// Holds the lock until the response body has been sent, and not only until the handler has returned. For bodies that
+    /// are streams. A stream whose lock is lost ends with an error.
+    pub fn until_body_end(self) -> Self {
+        Self { until_body_end: true, ..self }
+    }
+
     fn with(mut self, set: impl FnOnce(&mut RouteLock)) -> Self {
         set(Arc::make_mut(&mut self.route));
         self
@@ -153,7 +163,7 @@ where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: 'static,
 {
-    type Response = ServiceResponse<EitherBody<B>>;
+    type Response = ServiceResponse<EitherBody<LockedMessageBody<B>>>;
     type Error = Error;
     type Transform = LockedService<S>;
     type InitError = ();
@@ -181,7 +191,7 @@ where
     S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: 'static,
 {
-    type Response = ServiceResponse<EitherBody<B>>;
+    type Response = ServiceResponse<EitherBody<LockedMessageBody<B>>>;
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Error>>>>;
 
@@ -205,8 +215,14 @@ where
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }
-            let response = entered.run(inner.call(request)).await?;
-            response.map(ServiceResponse::map_into_left_body)
+            let response = inner.call(request);
+            let (response, lock) = if lock.until_body_end {
+                BodyLock::run(entered, response).await?
+            } else {
+                (entered.run(response).await?, BodyLock::Unlocked)
+            };
+            let locked = |_: &mut _, body| EitherBody::left(LockedMessageBody::new(body, lock));
+            Ok(response?.map_body(locked))
         })
     }
 }

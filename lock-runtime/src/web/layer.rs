@@ -3,8 +3,8 @@
 use std::fmt;
 #[cfg(feature = "axum")]
 use std::fmt::Display;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 #[cfg(feature = "axum")]
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::api::pool::LockPool;
-use crate::api::reentrancy;
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
 #[cfg(feature = "axum")]
@@ -29,6 +28,7 @@ use crate::base::key::Key;
 use crate::base::lock_name::LockName;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
+use crate::web::body_lock::BodyLock;
 use crate::web::locked_body::LockedBody;
 #[cfg(feature = "axum")]
 use crate::web::path_template::PathTemplate;
@@ -245,28 +245,22 @@ where
                 Ok(entered) => entered,
                 Err(error) => return Ok(refused(&error)),
             };
-            let guard = entered.guard();
-            if let Some(fence) = guard.fence() {
+            if let Some(fence) = entered.guard().fence() {
                 parts.extensions.insert(fence);
             }
             let response = service.call(Request::from_parts(parts, body));
-            if !layer.until_body_end {
-                return match entered.run(response).await {
-                    Ok(response) => Ok(response?.map(LockedBody::unlocked)),
-                    Err(error) => Ok(refused(&error)),
-                };
-            }
-            let mut response = pin!(response);
-            let response = poll_fn(|cx| reentrancy::enter(&guard, || response.as_mut().poll(cx)));
-            let response = tokio::select! {
-                biased;
-                error = guard.lost() => return Ok(refused(&error)),
-                response = response => response?,
+            let (response, lock) = if layer.until_body_end {
+                match BodyLock::run(entered, response).await {
+                    Ok((response, lock)) => (response?, lock),
+                    Err(error) => return Ok(refused(&error)),
+                }
+            } else {
+                match entered.run(response).await {
+                    Ok(response) => (response?, BodyLock::Unlocked),
+                    Err(error) => return Ok(refused(&error)),
+                }
             };
-            Ok(match entered.into_guard() {
-                Some(guard) => response.map(|body| LockedBody::held(body, guard)),
-                None => response.map(LockedBody::unlocked),
-            })
+            Ok(response.map(|body| LockedBody::new(body, lock)))
         })
     }
 }

@@ -1,8 +1,7 @@
-//! A response body that keeps a lock until it has been sent.
+//! A response body of the crate `http` that keeps a lock until it has been sent.
 
 use std::error::Error;
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -10,8 +9,7 @@ use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::api::guard::{LockGuard, Lost};
-use crate::api::reentrancy;
+use crate::web::body_lock::BodyLock;
 
 pin_project! {
     /// The body of a response from a [`LockService`](super::LockService). With
@@ -22,36 +20,25 @@ pin_project! {
         #[pin]
         inner: Option<B>,
         problem: Option<B::Data>,
-        held: Option<Held>,
+        lock: BodyLock,
     }
-}
-
-struct Held {
-    lost: Lost,
-    /// Dropped last: released in the background.
-    guard: LockGuard,
 }
 
 impl<B: Body> LockedBody<B> {
-    pub(super) fn unlocked(inner: B) -> Self {
-        Self { inner: Some(inner), problem: None, held: None }
-    }
-
-    pub(super) fn held(inner: B, guard: LockGuard) -> Self {
-        let held = Held { lost: guard.lost(), guard };
-        Self { inner: Some(inner), problem: None, held: Some(held) }
+    pub(super) fn new(inner: B, lock: BodyLock) -> Self {
+        Self { inner: Some(inner), problem: None, lock }
     }
 
     /// The body of an error.
     pub(super) fn problem(text: B::Data) -> Self {
-        Self { inner: None, problem: Some(text), held: None }
+        Self { inner: None, problem: Some(text), lock: BodyLock::Unlocked }
     }
 }
 
 impl<B: Body> fmt::Debug for LockedBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockedBody")
-            .field("is_locked", &self.held.is_some())
+            .field("is_locked", &self.lock.is_held())
             .finish_non_exhaustive()
     }
 }
@@ -69,22 +56,10 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.project();
-        let Some(inner) = this.inner.as_pin_mut() else {
-            return Poll::Ready(this.problem.take().map(|text| Ok(Frame::data(text))));
-        };
-        let Some(held) = this.held else {
-            return inner.poll_frame(cx).map_err(Into::into);
-        };
-        if let Poll::Ready(error) = Pin::new(&mut held.lost).poll(cx) {
-            *this.held = None;
-            return Poll::Ready(Some(Err(error.into())));
+        match this.inner.as_pin_mut() {
+            Some(inner) => this.lock.poll_part(cx, |cx| inner.poll_frame(cx).map_err(Into::into)),
+            None => Poll::Ready(this.problem.take().map(|text| Ok(Frame::data(text)))),
         }
-        // A stream may call for the lock that it has.
-        let frame = reentrancy::enter(&held.guard, || inner.poll_frame(cx));
-        if let Poll::Ready(None | Some(Err(_))) = frame {
-            *this.held = None;
-        }
-        frame.map_err(Into::into)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -6,10 +6,13 @@
 mod actix;
 #[cfg(feature = "axum")]
 mod axum;
+mod body_lock;
 #[cfg(feature = "tower")]
 mod layer;
 #[cfg(feature = "tower")]
 mod locked_body;
+#[cfg(feature = "actix")]
+mod locked_message_body;
 #[cfg(any(feature = "actix", feature = "axum"))]
 mod path_template;
 mod response;
@@ -21,3 +24,5 @@ pub use actix::{LockMiddleware, LockedService, serve_actix};
 pub use layer::{LockLayer, LockService};
 #[cfg(feature = "tower")]
 pub use locked_body::LockedBody;
+#[cfg(feature = "actix")]
+pub use locked_message_body::LockedMessageBody;

@@ -351,6 +351,17 @@ async fn an_expedited_renewal_is_due_at_once_unless_there_is_none() {
     assert_eq!(lease.due(), Some(now));
     renew(&lease);
     assert!(!lease.expedite(now), "one is in flight");
+    // Its answer may be of the time before the change.
+    lease.on_renewed(clock.now(), secs(10));
+    assert_eq!(lease.due(), Some(now));
+    renew(&lease);
+    lease.on_renewed(now, secs(10));
+    assert!(lease.due().unwrap() > now, "once for each change");
+    lease.expedite(now);
+    renew(&lease);
+    lease.expedite(now + secs(1));
+    lease.on_renewal_failed(now, failure());
+    assert_eq!(lease.due(), Some(now + secs(1)), "without the pause behind a failure");
     let fixed = granted(plain().renew(Renew::Off), clock);
     let due = fixed.due();
     assert!(!fixed.expedite(now));

@@ -1,0 +1,62 @@
+//! A response body of actix-web that keeps a lock until it has been sent.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use actix_web::body::{BodySize, MessageBody};
+use actix_web::web::Bytes;
+use pin_project_lite::pin_project;
+
+use crate::web::body_lock::BodyLock;
+
+pin_project! {
+    /// The body of a response from a [`LockedService`](super::LockedService). With
+    /// [`until_body_end`](super::LockMiddleware::until_body_end) it holds the lock until its last chunk, or until it is
+    /// dropped. When the lock is lost before, it ends with the [`LockError`](crate::LockError).
+    pub struct LockedMessageBody<B> {
+        #[pin]
+        inner: B,
+        lock: BodyLock,
+    }
+}
+
+impl<B> LockedMessageBody<B> {
+    pub(super) const fn new(inner: B, lock: BodyLock) -> Self {
+        Self { inner, lock }
+    }
+}
+
+impl<B> fmt::Debug for LockedMessageBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockedMessageBody")
+            .field("is_locked", &self.lock.is_held())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
+    type Error = Box<dyn Error>;
+
+    fn size(&self) -> BodySize {
+        self.inner.size()
+    }
+
+    fn poll_next(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        let this = self.project();
+        this.lock.poll_part(cx, |cx| this.inner.poll_next(cx).map_err(Into::into))
+    }
+
+    // A body that is taken as bytes is not polled any more, and its lock has to last until it has been sent.
+    fn try_into_bytes(self) -> Result<Bytes, Self> {
+        let Self { inner, lock } = self;
+        if lock.is_held() {
+            return Err(Self { inner, lock });
+        }
+        inner.try_into_bytes().map_err(|inner| Self { inner, lock })
+    }
+}

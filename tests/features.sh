@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds the runtime with single features, without warnings: an item of one feature that another one needs shows here.
+#
+# tests/features.sh         each feature alone
+# tests/features.sh pairs   each pair of features, too; takes some minutes
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# All but those that begin with an underscore.
+mapfile -t features < <(sed -n '/^\[features\]/,/^\[/s/^\([a-z][a-z-]*\) = .*/\1/p' lock-runtime/Cargo.toml | grep -vx default)
+[[ ${#features[@]} -ge 16 ]]
+
+# Clippy sees all features at once, so the compiler is enough here.
+build() {
+    cargo rustc --quiet --package lock-runtime --lib --profile check --no-default-features --features "$1" -- -D warnings \
+        || { echo "tests/features.sh: FAILED with the features \"$1\"" >&2; exit 1; }
+}
+
+count=1
+build ""
+for ((i = 0; i < ${#features[@]}; i++)); do
+    build "${features[i]}"
+    count=$((count + 1))
+    [[ "${1:-}" == pairs ]] || continue
+    for ((j = i + 1; j < ${#features[@]}; j++)); do
+        build "${features[i]} ${features[j]}"
+        count=$((count + 1))
+    done
+done
+echo "tests/features.sh: ${count} sets of features build in ${SECONDS} s"

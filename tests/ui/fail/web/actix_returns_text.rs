@@ -1,0 +1,11 @@
+use actix_web::web::Path;
+use lock_runtime::distributed_lock;
+
+#[distributed_lock(key = "order:<id>")]
+async fn settle(id: Path<u64>) -> String {
+    id.to_string()
+}
+
+fn main() {
+    let _ = actix_web::web::resource("/{id}").to(settle);
+}

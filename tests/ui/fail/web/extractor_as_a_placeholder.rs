@@ -1,0 +1,14 @@
+use axum::Json;
+use lock_runtime::{LockError, distributed_lock};
+
+#[derive(serde::Deserialize)]
+struct Order {
+    id: u64,
+}
+
+#[distributed_lock(key = "order:<order>")]
+async fn settle(order: Json<Order>) -> Result<String, LockError> {
+    Ok(order.id.to_string())
+}
+
+fn main() {}
