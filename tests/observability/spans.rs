@@ -247,7 +247,7 @@ async fn a_grant_that_is_not_picked_up_is_no_conflict() {
     held.release().await.unwrap();
     // Granted, and given back.
     Traced::of("unclaimed").await_events("acquired", 2).await;
-    Traced::of("unclaimed").await_events("released", 1).await;
+    Traced::of("unclaimed").await_events("released", 2).await;
     assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::Conflict);
     let traced = Traced::of("unclaimed").await_event("not acquired").await;
     assert!(traced.all("conflict").is_empty(), "{traced:?}", traced = traced.events);

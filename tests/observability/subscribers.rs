@@ -253,28 +253,25 @@ fn a_recorder_that_panics_ends_no_call() {
 /// Those of two tests often have one address.
 #[test]
 fn recorders_of_a_thread_follow_each_other() {
-    in_own_process(
-        concat!(module_path!(), "::recorders_of_a_thread_follow_each_other"),
-        || {
-            let runtime = current_thread();
-            let pool = runtime.block_on(memory());
-            for _ in 0..3 {
-                let recorded = Arc::<Recorded>::default();
-                let recorder = KeepAll(recorded.clone());
-                metrics::with_local_recorder(&recorder, || {
-                    runtime.block_on(settle(&pool, 7)).unwrap();
-                });
-                assert_eq!(recorded.total("lock.attempts"), 1);
-            }
-            // One of the program gets all from its installation on.
+    in_own_process(concat!(module_path!(), "::recorders_of_a_thread_follow_each_other"), || {
+        let runtime = current_thread();
+        let pool = runtime.block_on(memory());
+        for _ in 0..3 {
             let recorded = Arc::<Recorded>::default();
-            metrics::set_global_recorder(KeepAll(recorded.clone())).unwrap();
-            for _ in 0..3 {
+            let recorder = KeepAll(recorded.clone());
+            metrics::with_local_recorder(&recorder, || {
                 runtime.block_on(settle(&pool, 7)).unwrap();
-            }
-            assert_eq!(recorded.total("lock.attempts"), 3);
-        },
-    );
+            });
+            assert_eq!(recorded.total("lock.attempts"), 1);
+        }
+        // One of the program gets all from its installation on.
+        let recorded = Arc::<Recorded>::default();
+        metrics::set_global_recorder(KeepAll(recorded.clone())).unwrap();
+        for _ in 0..3 {
+            runtime.block_on(settle(&pool, 7)).unwrap();
+        }
+        assert_eq!(recorded.total("lock.attempts"), 3);
+    });
 }
 
 /// What a subscriber for `warn` never sees.

@@ -236,9 +236,11 @@ impl PoolHandles {
 
 /// FNV-1a of the last bytes, where templates of one program differ.
 fn number(template: &str) -> usize {
-    let hash = template.bytes().rev().take(16).fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
+    let hash = template
+        .bytes()
+        .rev()
+        .take(16)
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     (hash ^ (hash >> 16)) as usize
 }
 
@@ -269,8 +271,7 @@ mod tests {
         let pool = PoolHandles::default();
         let templates: Vec<&'static str> =
             (0..200).map(|id| &*format!("order:<id{id}>").leak()).collect();
-        let handles =
-            |template| pool.of(template, || Arc::new(LockHandles::new(None, template)));
+        let handles = |template| pool.of(template, || Arc::new(LockHandles::new(None, template)));
         let first: Vec<_> = templates.iter().map(|template| handles(template)).collect();
         for (template, first) in templates.iter().zip(&first) {
             // The same text at another address.
