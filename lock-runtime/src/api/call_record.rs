@@ -66,7 +66,8 @@ impl PendingCall {
             events::record_wait(&open.span, Some(lease.waited()));
             events::record_fence(&open.span, lease.fence);
             let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
-            open.stage = SpanStage::Holding { lease, progress, outcome: Outcome::Released };
+            let outcome = Outcome::Released;
+            open.stage = SpanStage::Holding { lease, progress, outcome, is_holder: true };
         }
         span
     }
@@ -148,7 +149,8 @@ pub(crate) fn passed(core: &PoolCore, label: &LockLabel, lease: &Arc<Lease>) -> 
     metrics.record(Measurement::WaitEnded(Outcome::Passed));
     let Some(span) = events::call_span(label, core.name()) else { return CallSpan::default() };
     let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
-    CallSpan::open(span, SpanStage::Holding { lease, progress, outcome: Outcome::Passed })
+    let outcome = Outcome::Passed;
+    CallSpan::open(span, SpanStage::Holding { lease, progress, outcome, is_holder: false })
 }
 
 fn report_failure(
@@ -186,8 +188,10 @@ enum SpanStage {
     Holding {
         lease: Arc<Lease>,
         progress: HoldProgress,
-        /// Of a hold that is not cut short. `Passed` if another call holds the lock.
+        /// Of a hold that is not cut short.
         outcome: Outcome,
+        /// False if another call holds the lock, whose span the events name.
+        is_holder: bool,
     },
 }
 
@@ -287,8 +291,8 @@ impl Drop for CallSpan {
         let OpenSpan { span, stage, .. } = *open;
         let (held, outcome) = match &stage {
             SpanStage::Waiting(outcome) => (None, *outcome),
-            SpanStage::Holding { lease, progress, outcome } => {
-                if *outcome != Outcome::Passed {
+            SpanStage::Holding { lease, progress, outcome, is_holder } => {
+                if *is_holder {
                     lease.spec.span.close();
                 }
                 let ended = match progress {
