@@ -172,6 +172,9 @@ for store in etcd mysql postgres zookeeper; do
     fi
 done
 program engines wait_queue::hand_offs
+if ! rust-analyzer --version >/dev/null 2>&1; then
+    echo "==> skipped: rust-analyzer is not installed (rustup component add rust-analyzer): project language_server"
+fi
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

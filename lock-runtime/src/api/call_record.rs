@@ -112,6 +112,12 @@ impl PendingCall {
     }
 }
 
+impl fmt::Debug for PendingCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingCall").finish_non_exhaustive()
+    }
+}
+
 impl Drop for PendingCall {
     fn drop(&mut self) {
         if matches!(self.wait, WaitState::Over) || self.core.is_inherited() {
@@ -180,6 +186,8 @@ struct OpenSpan {
     span: Span,
     process: Process,
     stage: SpanStage,
+    /// Whether the thread is inside it, for the drop of a body.
+    is_entered: bool,
 }
 
 enum SpanStage {
@@ -209,7 +217,12 @@ enum HoldProgress {
 
 impl CallSpan {
     fn open(span: Span, stage: SpanStage) -> Self {
-        Self(Some(Box::new(OpenSpan { span, process: Process::current(), stage })))
+        Self(Some(Box::new(OpenSpan {
+            span,
+            process: Process::current(),
+            stage,
+            is_entered: false,
+        })))
     }
 
     /// The span is that of a body from now on.
@@ -235,6 +248,16 @@ impl CallSpan {
     pub(crate) fn inside<T>(&self, code: impl FnOnce() -> T) -> T {
         let _inside = self.0.as_deref().and_then(Inside::enter);
         code()
+    }
+
+    /// A body is dropped next, inside the span. It is left as the span closes.
+    pub(crate) fn enter_for_drop(&mut self) {
+        if let Some(open) = self.0.as_deref_mut()
+            && open.process.is_current()
+        {
+            events::enter(&open.span);
+            open.is_entered = true;
+        }
     }
 
     /// The guard is given back, or the body has returned. The release may take longer.
@@ -288,7 +311,10 @@ impl Drop for CallSpan {
             std::mem::forget(open);
             return;
         }
-        let OpenSpan { span, stage, .. } = *open;
+        let OpenSpan { span, stage, is_entered, .. } = *open;
+        if is_entered {
+            events::exit(&span);
+        }
         let (held, outcome) = match &stage {
             SpanStage::Waiting(outcome) => (None, *outcome),
             SpanStage::Holding { lease, progress, outcome, is_holder } => {

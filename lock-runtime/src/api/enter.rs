@@ -1,10 +1,13 @@
 //! From a call to a body that may run: checks the call, passes a reentrant one through, acquires the lock.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use crate::api::call_record::{self, PendingCall};
+use crate::api::entered::Entered;
 use crate::api::guard::LockGuard;
-use crate::api::locked_future::Entered;
 use crate::api::reentrancy;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
@@ -12,7 +15,7 @@ use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{LockOptions, Policy};
 use crate::lease::held_lease::HeldLease;
-use crate::lock::acquire::acquire;
+use crate::lock::acquire::{PendingAcquire, acquire};
 use crate::lock::core::PoolCore;
 
 /// One call for a lock. Owns everything, borrows no argument.
@@ -26,31 +29,12 @@ pub(crate) struct LockCall {
     pub(crate) shows_guard: bool,
 }
 
-/// Acquires the lock of `call`.
-///
-/// Dropping the future leaves nothing behind.
-///
-/// # Errors
-/// Every kind but `Released`; the body has not run.
-pub(crate) async fn enter(call: LockCall) -> Result<Entered, LockError> {
-    match prepare(call)? {
-        Prepared::Entered(entered) => Ok(entered),
-        Prepared::Acquire(pending) => {
-            let lease = acquire(&pending.core, pending.spec.clone()).await;
-            conclude(pending, lease)
-        }
-    }
+/// Starts the acquire of `call`.
+pub(crate) fn enter(call: LockCall) -> Entering {
+    start(call).unwrap_or_else(Entering::refused)
 }
 
-/// A call before its first await.
-enum Prepared {
-    /// Its task holds the lock already.
-    Entered(Entered),
-    Acquire(PendingCall),
-}
-
-/// Not a part of the future, which would reserve room for all its values and arguments.
-fn prepare(call: LockCall) -> Result<Prepared, LockError> {
+fn start(call: LockCall) -> Result<Entering, LockError> {
     let LockCall { core, label, keys, options, shows_guard } = call;
     let refuse = |error| call_record::refused(&core, &label, error);
     if core.is_inherited() {
@@ -64,10 +48,63 @@ fn prepare(call: LockCall) -> Result<Prepared, LockError> {
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
         check_pass(&holder, &keys, &policy, shows_guard).map_err(refuse)?;
         let span = call_record::passed(&core, &label, holder.lease());
-        return Ok(Prepared::Entered(Entered::nested(holder, policy.on_lost, span)));
+        return Ok(Entering::entered(Entered::nested(holder, policy.on_lost, span)));
     }
-    let spec = LockSpec::new(label, keys, policy, prefix);
-    Ok(Prepared::Acquire(PendingCall::begin(core, spec)))
+    let pending = PendingCall::begin(core, LockSpec::new(label, keys, policy, prefix));
+    match acquire(&pending.core, pending.spec.clone()) {
+        Ok(acquiring) => Ok(Entering(EnterState::Acquiring { acquiring, pending })),
+        Err(error) => Err(pending.failed(error)),
+    }
+}
+
+/// A call on the way to its body. Resolves to the permission to run it.
+///
+/// Dropping it leaves nothing behind.
+///
+/// # Errors
+/// Every kind but `Released`; the body has not run.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless awaited"]
+pub struct Entering(EnterState);
+
+#[derive(Debug)]
+enum EnterState {
+    /// `None` once it was received.
+    Decided(Option<Result<Entered, LockError>>),
+    Acquiring {
+        acquiring: PendingAcquire,
+        /// Told of the end behind the acquire.
+        pending: PendingCall,
+    },
+}
+
+impl Entering {
+    /// A call that may run its body.
+    pub fn entered(entered: Entered) -> Self {
+        Self(EnterState::Decided(Some(Ok(entered))))
+    }
+
+    /// A call that may not.
+    pub fn refused(error: LockError) -> Self {
+        Self(EnterState::Decided(Some(Err(error))))
+    }
+}
+
+impl Future for Entering {
+    type Output = Result<Entered, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            EnterState::Decided(entered) => entered.take().map_or(Poll::Pending, Poll::Ready),
+            EnterState::Acquiring { acquiring, .. } => {
+                let lease = ready!(Pin::new(acquiring).poll(cx));
+                match std::mem::replace(&mut self.0, EnterState::Decided(None)) {
+                    EnterState::Acquiring { pending, .. } => Poll::Ready(conclude(pending, lease)),
+                    EnterState::Decided(_) => Poll::Pending,
+                }
+            }
+        }
+    }
 }
 
 /// The result of an acquire, for its caller.

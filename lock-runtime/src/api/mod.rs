@@ -3,6 +3,7 @@
 pub(crate) mod call_record;
 pub(crate) mod call_sites;
 pub(crate) mod enter;
+pub(crate) mod entered;
 pub(crate) mod guard;
 pub(crate) mod locked_future;
 pub(crate) mod named_pools;

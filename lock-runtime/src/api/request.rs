@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::api::enter::{LockCall, enter};
 use crate::api::guard::LockGuard;
+use crate::api::locked_future::block;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -198,6 +199,6 @@ impl LockRequest {
     /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(LockCall { shows_guard: false, ..self.0 }).await?.run(body).await
+        enter(LockCall { shows_guard: false, ..self.0 }).run(block(body)).await
     }
 }

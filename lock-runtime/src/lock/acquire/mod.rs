@@ -6,7 +6,10 @@ mod multi_key;
 pub(crate) mod run;
 mod stepwise;
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
@@ -25,25 +28,51 @@ use crate::queue::permit::KeyPermit;
 use crate::queue::wait_queue::{Enqueued, WaitParams};
 use crate::queue::waiting::Waiting;
 
-/// Acquires all keys of `spec`.
+/// Starts the acquire of all keys of `spec`.
 ///
-/// Dropping the future at any await leaves nothing behind. It leaves the queue. The driver awaits the answer to a request
-/// in flight, and releases what that may have been granted.
-pub(crate) async fn acquire(
+/// # Errors
+/// [`PoolClosed`](crate::ErrorKind::PoolClosed), `QueueFull`, and `Backend` in an outage; nothing was sent.
+pub(crate) fn acquire(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
-) -> Result<HeldLease, LockError> {
+) -> Result<PendingAcquire, LockError> {
     let token = core.tracker.try_begin().ok_or_else(LockError::pool_closed)?;
     if let Some(refusal) = core.store_status.refusal() {
         return Err(refusal);
     }
     let params = WaitParams::new(core.clock().now(), spec.policy.wait);
     if spec.single_key().is_some() {
-        let (waiting, _token) = acquire_one(core, spec, params, token)?;
-        waiting.await
-    } else {
-        // Boxed: it is rare, and would make every future larger.
-        Box::pin(acquire_many(core, spec, params, token)).await
+        return acquire_one(core, spec, params, token);
+    }
+    let (reply, answer) = oneshot::channel();
+    multi_key::spawn_multi_key(core, spec, params, token, reply)?;
+    Ok(PendingAcquire::Several(answer))
+}
+
+/// An acquire that waits for its lease.
+///
+/// Dropping it leaves nothing behind. It leaves the queue. The driver awaits the answer to a request in flight, and
+/// releases what that may have been granted.
+#[derive(Debug)]
+pub(crate) enum PendingAcquire {
+    One {
+        waiting: Waiting<LockWaiter, HeldLease>,
+        /// Of a waiter behind others. A first request has the token itself.
+        _token: Option<InFlightToken>,
+    },
+    Several(oneshot::Receiver<Result<HeldLease, LockError>>),
+}
+
+impl Future for PendingAcquire {
+    type Output = Result<HeldLease, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::One { waiting, .. } => Pin::new(waiting).poll(cx),
+            Self::Several(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|answer| answer.unwrap_or_else(|_| Err(Driver::stopped_error()))),
+        }
     }
 }
 
@@ -53,7 +82,7 @@ fn acquire_one(
     spec: Arc<LockSpec>,
     params: WaitParams,
     token: InFlightToken,
-) -> Result<(Waiting<LockWaiter, HeldLease>, Option<InFlightToken>), LockError> {
+) -> Result<PendingAcquire, LockError> {
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let (reply, answer) = oneshot::channel();
@@ -64,7 +93,7 @@ fn acquire_one(
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
-            None => Ok((waiting, Some(token))),
+            None => Ok(PendingAcquire::One { waiting, _token: Some(token) }),
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
@@ -77,16 +106,5 @@ fn acquire_one(
     } else {
         core.send_from_caller(Outgoing::Acquire(first));
     }
-    Ok((waiting, None))
-}
-
-async fn acquire_many(
-    core: &Arc<PoolCore>,
-    spec: Arc<LockSpec>,
-    params: WaitParams,
-    token: InFlightToken,
-) -> Result<HeldLease, LockError> {
-    let (reply, answer) = oneshot::channel();
-    multi_key::spawn_multi_key(core, spec, params, token, reply)?;
-    answer.await.unwrap_or_else(|_| Err(Driver::stopped_error()))
+    Ok(PendingAcquire::One { waiting, _token: None })
 }
