@@ -50,7 +50,8 @@ fn start(call: LockCall) -> Result<Entering, LockError> {
         let span = call_record::passed(&core, &label, holder.lease());
         return Ok(Entering::entered(Entered::nested(holder, policy.on_lost, span)));
     }
-    let pending = PendingCall::begin(core, LockSpec::new(label, keys, policy, prefix));
+    let spec = LockSpec::new(label, keys, policy, prefix);
+    let pending = PendingCall::begin(core, spec);
     match acquire(&pending.core, pending.spec.clone()) {
         Ok(acquiring) => Ok(Entering(EnterState::Acquiring { acquiring, pending })),
         Err(error) => Err(pending.failed(error)),
