@@ -129,7 +129,7 @@ all=(--all-features)
 
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
-step "building with each feature alone" tests/features.sh
+step "building with single features" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing the lock libraries of other languages" tests/foreign/install.sh
 # Most tests wait: more of them run at once than there are cores.

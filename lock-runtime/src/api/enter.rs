@@ -45,6 +45,7 @@ fn start(call: LockCall) -> Result<Entering, LockError> {
     let prefix = &core.config.key_prefix;
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(refuse)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(refuse)?;
+    policy.check_key_count(&options, keys.len()).map_err(refuse)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
         check_pass(&holder, &keys, &policy, shows_guard).map_err(refuse)?;
         let span = call_record::passed(&core, &label, holder.lease());

@@ -137,6 +137,12 @@ impl Call {
         self.with(|options| options.lock_delay(lock_delay))
     }
 
+    /// Sets `linger`.
+    #[must_use]
+    pub fn linger(self, linger: Duration) -> Self {
+        self.with(|options| options.linger(linger))
+    }
+
     /// Sets `retry_delay`.
     #[must_use]
     pub fn retry_delay(self, delay: Duration) -> Self {

@@ -38,6 +38,8 @@ pub(crate) struct Lease {
     pub(crate) pool: Arc<str>,
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) owner: Owner,
+    /// Whether a task has it, or is to get it.
+    has_holder: bool,
     pub(crate) fence: Option<Fence>,
     /// When the wait began.
     requested_at: Instant,
@@ -180,6 +182,28 @@ impl Lease {
         requested_at: Instant,
         clock: Clock,
     ) -> Self {
+        let fences = grant.fences.as_mut().filter(|_| spec.policy.fencing);
+        let fence = fences.and_then(Fences::take);
+        Self::with_fence(id, pool, spec, grant, fence, requested_at, clock)
+    }
+
+    /// A lease of `grant` that no task has: the lock of `former` lingers. It keeps the fences for later holders.
+    pub(crate) fn without_holder(id: u64, former: &Self, grant: Grant) -> Self {
+        let (pool, spec, clock) = (former.pool.clone(), former.spec.clone(), former.clock);
+        let lease = Self::with_fence(id, pool, spec, grant, None, clock.now(), clock);
+        lease.pick_up();
+        Self { has_holder: false, ..lease }
+    }
+
+    fn with_fence(
+        id: u64,
+        pool: Arc<str>,
+        spec: Arc<LockSpec>,
+        grant: Grant,
+        fence: Option<Fence>,
+        requested_at: Instant,
+        clock: Clock,
+    ) -> Self {
         let granted_at = clock.now();
         let wait_ends = match spec.policy.wait {
             Wait::For(wait) => requested_at + wait,
@@ -188,13 +212,12 @@ impl Lease {
         let offered_until = wait_ends.max(granted_at + spec.policy.ttl.get());
         let limit = spec.policy.max_hold.map(|max_hold| granted_at + max_hold);
         let valid_until = limit.map_or(grant.valid_until, |limit| limit.min(grant.valid_until));
-        let fence =
-            if spec.policy.fencing { grant.fences.as_mut().and_then(Fences::take) } else { None };
         let first_renewal =
             || spec.policy.first_renewal.map(|pause| jitter::early(grant.since, pause, id));
         Self {
             id,
             pool,
+            has_holder: true,
             fence,
             requested_at,
             granted_at,
@@ -269,6 +292,11 @@ impl Lease {
             permits: std::mem::take(&mut state.permits),
         };
         Some((grant, listeners))
+    }
+
+    /// Whether a task has it, or is to get it: the lock does not linger.
+    pub(crate) fn has_holder(&self) -> bool {
+        self.has_holder
     }
 
     /// The caller has the lease. `false` if the grant was withdrawn before.
@@ -392,7 +420,9 @@ impl Lease {
                 drop(state);
                 drop(permits);
                 self.on_hold_ended();
-                self.spec.metrics.record(Measurement::Lost(loss));
+                if self.has_holder {
+                    self.spec.metrics.record(Measurement::Lost(loss));
+                }
                 listeners.wake();
                 true
             }
@@ -407,7 +437,7 @@ impl Lease {
     /// The store has answered the release with "not held". Returns whether this is the first sign of a loss.
     pub(crate) fn lost_before_release(&self) -> bool {
         let mut state = self.state();
-        let is_new = state.loss.is_none();
+        let is_new = self.has_holder && state.loss.is_none();
         if is_new {
             state.loss = Some(Loss::FoundAtRelease);
         }
@@ -605,8 +635,9 @@ impl Lease {
         Origin { label, pool: &self.pool, span, metrics }
     }
 
-    fn on_hold_ended(&self) {
-        if self.spec.metrics.is_on() {
+    /// Measures the end of the hold. A lock that lingers has no holder, and none that could miss it.
+    pub(crate) fn on_hold_ended(&self) {
+        if self.has_holder && self.spec.metrics.is_on() {
             self.spec.metrics.record(Measurement::HoldEnded(self.held_for()));
         }
     }

@@ -22,6 +22,7 @@ use crate::exec::driver::Driver;
 use crate::lease::held_lease::HeldLease;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::core::PoolCore;
+use crate::lock::linger;
 use crate::lock::outgoing::{FirstRequest, Outgoing};
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
@@ -40,9 +41,12 @@ pub(crate) fn acquire(
     if let Some(refusal) = core.store_status.refusal() {
         return Err(refusal);
     }
-    let params = WaitParams::new(core.clock().now(), spec.policy.wait);
+    let mut params = WaitParams::new(core.clock().now(), spec.policy.wait);
     if spec.single_key().is_some() {
         return acquire_one(core, spec, params, token);
+    }
+    if linger::make_way(core, &spec.store_keys) {
+        params.extend_single_try(core.config.request_timeout);
     }
     let (reply, answer) = oneshot::channel();
     multi_key::spawn_multi_key(core, spec, params, token, reply)?;
@@ -80,13 +84,30 @@ impl Future for PendingAcquire {
 fn acquire_one(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
-    params: WaitParams,
+    mut params: WaitParams,
     token: InFlightToken,
 ) -> Result<PendingAcquire, LockError> {
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let (reply, answer) = oneshot::channel();
-    let (id, enqueued) = core.queue.enqueue(key, &params, LockWaiter { spec, reply })?;
+    let mut waiter = LockWaiter { spec, reply };
+    let mut unfit = None;
+    let (id, enqueued) = loop {
+        let (id, enqueued) = core.queue.enqueue(key, &params, waiter)?;
+        // Released for this waiter, which is in the queue by now.
+        drop(unfit.take());
+        match enqueued {
+            Enqueued::Lingering(lingered) => {
+                match linger::take(core, key, lingered, params.now) {
+                    Ok(()) => break (id, Enqueued::Queued),
+                    Err((back, lease)) => (waiter, unfit) = (back, lease),
+                }
+                // The release is awaited.
+                params.extend_single_try(core.config.request_timeout);
+            }
+            enqueued => break (id, enqueued),
+        }
+    };
     let stopped = Driver::stopped_error;
     let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
     let Enqueued::Head(waiter) = enqueued else {
