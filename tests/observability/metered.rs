@@ -345,7 +345,9 @@ async fn all_of_it() {
     let found = forever().acquire().await.unwrap();
     server.cli(&["DEL", "a"]);
     assert!(found.release().await.unwrap_err().is_lost());
-    let expires = pool.lock("e").ttl(ms(600)).acquire().await.unwrap();
+    let expires = pool.lock("e").ttl(ms(2_000)).acquire().await.unwrap();
+    let renewed = || value("lock.renewals", &[("pool", "all"), ("outcome", "renewed")]);
+    eventually_async(DEADLINE, "a renewal", async || renewed() >= 1.0).await;
     for _ in 0..1_000 {
         faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     }
