@@ -11,7 +11,7 @@
 //! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
 //!     let __error = match P::enter({
-//!         let __site = { static __SITE: P::Site = P::Site::new(..); &__SITE };
+//!         let __site = { static __SITE: P::Site = P::Site::new(..); P::submit! { .. } &__SITE };
 //!         let __call = P::Call::template(__site, "order:", &[("order.id", &order.id, "")]);
 //!         __call
 //!     }).run(async move {

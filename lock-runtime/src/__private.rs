@@ -3,6 +3,8 @@
 pub use core::future::Future;
 pub use core::time::Duration;
 
+pub use inventory::submit;
+
 pub use crate::api::enter::Entering;
 pub use crate::api::entered::Entered as Entry;
 pub use crate::api::guard::LockGuard;
@@ -11,7 +13,7 @@ pub use crate::api::pool::LockPool;
 pub use crate::attribute::call::{Call, enter};
 pub use crate::attribute::key_template::{KeyPart, KeyWriter, template};
 pub use crate::attribute::return_type::{FromLockError, Skipped};
-pub use crate::base::call_site::{Location, Site};
+pub use crate::base::call_site::{Location, RegisteredSite, Site};
 pub use crate::base::error::LockError;
 pub use crate::base::key::Key;
 pub use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};

@@ -22,8 +22,8 @@
 //! * [`LockPool::lock`] is the same without the attribute; it returns a [`LockGuard`].
 //! * [`LockError`] names what went wrong, and [`Fence`] keeps late writes out.
 //! * [`backend::Backend`] is the trait of a custom store.
-//! * [`guide`] has a chapter each on stores, guarantees, Redis, waiting, testing, web frameworks, events, costs, and
-//!   migration from other libraries.
+//! * [`guide`] has a chapter each on stores, guarantees, Redis, waiting, testing, web frameworks, events and metrics,
+//!   costs, and migration from other libraries.
 //!
 //! # Guarantees
 //!
@@ -113,6 +113,7 @@ pub mod guide {
     mod readme {}
 }
 
+pub use api::call_sites::{CallSite, call_sites};
 pub use api::guard::{LockGuard, Lost};
 pub use api::named_pools::{init, init_from_env, init_with, install, pool, shutdown};
 pub use api::pool::{Health, LockPool, PoolBuilder};

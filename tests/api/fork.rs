@@ -22,7 +22,7 @@ fn a_child_has_nothing_of_its_parents_locks_and_can_have_its_own() {
     program.wait_for_line(DEADLINE, |line| line == "child, end");
     let lines = program.stdout();
     assert!(status.success(), "{status}: {lines:#?} {:#?}", program.stderr());
-    for what in ["acquire", "annotated", "health", "verify", "lost", "release"] {
+    for what in ["acquire", "annotated", "health", "verify", "lost", "release", "body"] {
         let value = value_of(&lines, &format!("child, {what}"));
         assert!(
             value.starts_with("Config: ") && value.contains("connect after the fork"),
@@ -31,6 +31,8 @@ fn a_child_has_nothing_of_its_parents_locks_and_can_have_its_own() {
     }
     assert_eq!(value_of(&lines, "child, is held"), "false");
     assert_eq!(value_of(&lines, "child, shutdown"), "done");
+    // The spans of the parent's calls are the parent's.
+    assert_eq!(value_of(&lines, "child, spans"), "0");
     assert_eq!(value_of(&lines, "child, the parent's lock is busy"), "true");
     assert_eq!(value_of(&lines, "child, annotated again"), "done");
     assert_eq!(value_of(&lines, "parent, both is busy"), "true");

@@ -24,6 +24,9 @@ fn a_method_with_an_erased_return_type() {
                     ::lock_runtime::__private::LockOptions::new()
                         .ttl(::lock_runtime::__private::Duration::from_millis(5000u64)),
                 );
+                ::lock_runtime::__private::submit! {
+                    ::lock_runtime::__private::RegisteredSite(& __SITE)
+                }
                 &__SITE
             };
             let __call = ::lock_runtime::__private::Call::template(
@@ -70,6 +73,9 @@ fn expressions_go_on_the_call() {
                             "a:<from>:, b",
                             my::lock::__private::LockOptions::new(),
                         );
+                        my::lock::__private::submit! {
+                            my::lock::__private::RegisteredSite(& __SITE)
+                        }
                         &__SITE
                     };
                     let __when: bool = from > 1;
@@ -147,6 +153,9 @@ fn a_boxed_future_is_locked_inside() {
                         "all",
                         ::lock_runtime::__private::LockOptions::new().fencing(true),
                     );
+                    ::lock_runtime::__private::submit! {
+                        ::lock_runtime::__private::RegisteredSite(& __SITE)
+                    }
                     &__SITE
                 };
                 let __call = ::lock_runtime::__private::Call::new(

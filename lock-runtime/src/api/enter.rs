@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use crate::api::call_record::{self, PendingCall};
 use crate::api::entered::Entered;
 use crate::api::guard::LockGuard;
 use crate::api::reentrancy;
@@ -13,6 +14,7 @@ use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{LockOptions, Policy};
+use crate::lease::held_lease::HeldLease;
 use crate::lock::acquire::{PendingAcquire, acquire};
 use crate::lock::core::PoolCore;
 
@@ -34,26 +36,27 @@ pub(crate) fn enter(call: LockCall) -> Entering {
 
 fn start(call: LockCall) -> Result<Entering, LockError> {
     let LockCall { core, label, keys, options, shows_guard } = call;
-    let locate = |error: LockError| error.at(label.template()).in_pool(core.name());
+    let refuse = |error| call_record::refused(&core, &label, error);
     if core.is_inherited() {
-        return Err(locate(LockError::inherited()));
+        return Err(refuse(LockError::inherited()));
     }
-    let keys = sorted(keys.map_err(locate)?).map_err(locate)?;
-    let locate = |error: LockError| locate(error).of_keys(&keys);
+    let keys = sorted(keys.map_err(refuse)?).map_err(refuse)?;
+    let refuse = |error: LockError| refuse(error.of_keys(&keys));
     let prefix = &core.config.key_prefix;
-    keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
-    let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;
-    policy.check_key_count(&options, keys.len()).map_err(locate)?;
+    keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(refuse)?;
+    let policy = Policy::new(&options, &core.config.defaults).map_err(refuse)?;
+    policy.check_key_count(&options, keys.len()).map_err(refuse)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
-        return pass(holder, &keys, &policy, shows_guard).map(Entering::entered).map_err(locate);
+        check_pass(&holder, &keys, &policy, shows_guard).map_err(refuse)?;
+        let span = call_record::passed(&core, &label, holder.lease());
+        return Ok(Entering::entered(Entered::nested(holder, policy.on_lost, span)));
     }
-    let spec = Arc::new(LockSpec::new(label, keys, policy, prefix));
-    let acquiring = acquire(&core, spec.clone()).map_err(|error| located(error, &core, &spec))?;
-    Ok(Entering(EnterState::Acquiring { core, spec, acquiring }))
-}
-
-fn located(error: LockError, core: &PoolCore, spec: &LockSpec) -> LockError {
-    error.at(spec.label.template()).of_keys(&spec.keys).in_pool(core.name())
+    let spec = LockSpec::new(label, keys, policy, prefix);
+    let pending = PendingCall::begin(core, spec);
+    match acquire(&pending.core, pending.spec.clone()) {
+        Ok(acquiring) => Ok(Entering(EnterState::Acquiring { acquiring, pending })),
+        Err(error) => Err(pending.failed(error)),
+    }
 }
 
 /// A call on the way to its body. Resolves to the permission to run it.
@@ -71,9 +74,9 @@ enum EnterState {
     /// `None` once it was received.
     Decided(Option<Result<Entered, LockError>>),
     Acquiring {
-        core: Arc<PoolCore>,
-        spec: Arc<LockSpec>,
         acquiring: PendingAcquire,
+        /// Told of the end behind the acquire.
+        pending: PendingCall,
     },
 }
 
@@ -95,35 +98,53 @@ impl Future for Entering {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             EnterState::Decided(entered) => entered.take().map_or(Poll::Pending, Poll::Ready),
-            EnterState::Acquiring { core, spec, acquiring } => {
+            EnterState::Acquiring { acquiring, .. } => {
                 let lease = ready!(Pin::new(acquiring).poll(cx));
-                let guard = lease.and_then(|lease| LockGuard::pick_up(core.clone(), lease));
-                let entered =
-                    guard.map(Entered::locked).map_err(|error| located(error, core, spec));
-                self.0 = EnterState::Decided(None);
-                Poll::Ready(entered)
+                match std::mem::replace(&mut self.0, EnterState::Decided(None)) {
+                    EnterState::Acquiring { pending, .. } => Poll::Ready(conclude(pending, lease)),
+                    EnterState::Decided(_) => Poll::Pending,
+                }
             }
         }
     }
 }
 
-/// Passes a call through a lock that its task holds.
-fn pass(
-    holder: LockGuard,
+/// The result of an acquire, for its caller.
+#[inline]
+fn conclude(
+    pending: PendingCall,
+    lease: Result<HeldLease, LockError>,
+) -> Result<Entered, LockError> {
+    let lease = match lease {
+        Ok(lease) => lease,
+        Err(error) => return Err(pending.failed(error)),
+    };
+    match LockGuard::pick_up(pending.core.clone(), lease) {
+        Ok(mut guard) => {
+            guard.set_span(pending.granted(guard.lease()));
+            Ok(Entered::locked(guard))
+        }
+        Err(error) => Err(pending.unclaimed(error)),
+    }
+}
+
+/// Whether a call passes through a lock that its task holds.
+fn check_pass(
+    holder: &LockGuard,
     keys: &[Key],
     policy: &Policy,
     shows_guard: bool,
-) -> Result<Entered, LockError> {
+) -> Result<(), LockError> {
     if !holder.is_held() {
         return Err(holder.end_error());
     }
     if !policy.reentrant || !keys.iter().all(|key| holder.keys().contains(key)) {
-        return Err(reentrant(keys));
+        return Err(reentrant());
     }
     if shows_guard && policy.fencing && !holder.lease().spec.policy.fencing {
         return Err(unfenced());
     }
-    Ok(Entered::nested(holder, policy.on_lost))
+    Ok(())
 }
 
 /// One order for all callers, so that two of them cannot wait for each other.
@@ -153,12 +174,12 @@ fn too_many(count: usize) -> LockError {
     )
 }
 
+/// Without the keys, which [`LockError::keys`] has: events show the text.
 #[cold]
-fn reentrant(keys: &[Key]) -> LockError {
-    let names = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+fn reentrant() -> LockError {
     LockError::new(
         ErrorKind::WouldDeadlock,
-        format!("this task already holds a lock of {names}, and would wait for itself"),
+        "this task already holds a lock of the same key, and would wait for itself",
     )
     .remedy("call the inner function outside of the locked one, or write `reentrant = true` on it to let it pass")
 }

@@ -1,5 +1,6 @@
 //! A call that may run its body.
 
+use crate::api::call_record::CallSpan;
 use crate::api::guard::LockGuard;
 use crate::base::options::OnLost;
 
@@ -23,12 +24,20 @@ impl Entered {
         Self(Access::Locked(guard))
     }
 
-    pub(crate) fn nested(guard: LockGuard, on_lost: OnLost) -> Self {
+    pub(crate) fn nested(mut guard: LockGuard, on_lost: OnLost, span: CallSpan) -> Self {
+        guard.set_span(span);
         Self(Access::Nested { guard, on_lost })
     }
 
     pub(crate) fn unlocked() -> Self {
         Self(Access::Unlocked)
+    }
+
+    pub(super) fn take_span(&mut self) -> CallSpan {
+        match &mut self.0 {
+            Access::Locked(guard) | Access::Nested { guard, .. } => guard.take_span(),
+            Access::Unlocked => CallSpan::default(),
+        }
     }
 
     pub(crate) fn into_guard(self) -> Option<LockGuard> {

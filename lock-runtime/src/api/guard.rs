@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::api::call_record::CallSpan;
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
 use crate::base::sequencer::Sequencer;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
-use crate::lease::lease::{Ending, Lease, Listener, Loss};
+use crate::lease::lease::{Ending, Lease, Listener};
 use crate::lock::core::PoolCore;
 
 /// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;
@@ -26,6 +28,8 @@ use crate::lock::core::PoolCore;
 pub struct LockGuard {
     core: Arc<PoolCore>,
     hold: Hold,
+    /// Of the call that acquired the lock, without a body. Dropped behind the hold.
+    span: CallSpan,
 }
 
 #[derive(Debug)]
@@ -45,14 +49,24 @@ impl LockGuard {
         if !lease.lease().pick_up() {
             return Err(unclaimed());
         }
-        let guard = Self { core, hold: Hold::Owned(lease) };
+        let guard = Self { core, hold: Hold::Owned(lease), span: CallSpan::default() };
         // Validity may have ended while this thread was blocked or the machine suspended.
         if guard.is_held() { Ok(guard) } else { Err(guard.end_error()) }
     }
 
     /// Another guard of the same lease, which does not end it.
     pub(crate) fn borrowed(&self) -> Self {
-        Self { core: self.core.clone(), hold: Hold::Borrowed(self.lease().clone()) }
+        let (hold, span) = (Hold::Borrowed(self.lease().clone()), CallSpan::default());
+        Self { core: self.core.clone(), hold, span }
+    }
+
+    /// The span closes with this guard.
+    pub(crate) fn set_span(&mut self, span: CallSpan) {
+        self.span = span;
+    }
+
+    pub(crate) fn take_span(&mut self) -> CallSpan {
+        std::mem::take(&mut self.span)
     }
 
     pub(crate) fn is_borrowed(&self) -> bool {
@@ -238,13 +252,19 @@ impl LockGuard {
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was no longer held, [`ErrorKind::Backend`] if the store did not confirm within
     /// twice the pool's `request_timeout`. The release is then retried in the background until the ttl is over.
-    pub async fn release(self) -> Result<(), LockError> {
+    pub async fn release(mut self) -> Result<(), LockError> {
         if self.core.is_inherited() {
             return Err(self.locate(LockError::inherited()));
         }
         let loss = self.lease().loss();
+        self.span.on_hold_ended();
         let released = match self.begin_release(ReleaseMode::Awaited) {
-            Some(releasing) => releasing.await.map_err(|error| self.locate(error)),
+            Some(releasing) => {
+                self.span.awaits_release();
+                let released = releasing.await;
+                self.span.on_released(&released);
+                released.map_err(|error| self.locate(error))
+            }
             None => Ok(()),
         };
         let outcome = match (released, loss) {
@@ -286,7 +306,7 @@ impl LockGuard {
 
     pub(crate) fn locate(&self, error: LockError) -> LockError {
         let spec = &self.lease().spec;
-        error.at(spec.label.template()).of_keys(&spec.keys).in_pool(self.core.name())
+        error.at(spec.label.lock_name()).of_keys(&spec.keys).in_pool(self.core.name())
     }
 }
 
@@ -368,6 +388,7 @@ fn lost_error(loss: Loss) -> LockError {
             ("the lock was released: its max_hold is over", "raise `max_hold`, or split the work")
         }
         Loss::PoolClosed => return LockError::pool_closed(),
+        Loss::FoundAtRelease => return LockError::lost_before_release(),
     };
     LockError::new(ErrorKind::Lost, cause).remedy(remedy)
 }

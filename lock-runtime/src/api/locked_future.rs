@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 
+use crate::api::call_record::CallSpan;
 use crate::api::enter::Entering;
 use crate::api::entered::{Access, Entered};
 use crate::api::guard::LockGuard;
@@ -24,14 +25,14 @@ pub(crate) async fn block<F: Future>(body: F) -> F::Output {
 impl Entering {
     /// Runs `body`, an `async` block, once the lock is acquired, then releases it.
     pub fn run<F: Future<Output = R>, R>(self, body: F) -> Locked<F, R> {
-        Locked::new(BodyState::Entering(self), body)
+        Locked::new(LockedCall::entering(self), body)
     }
 }
 
 impl Entered {
     /// Runs `body`, an `async` block, while the lock is held, then releases it.
     pub fn run<F: Future<Output = R>, R>(self, body: F) -> Locked<F, R> {
-        Locked::new(BodyState::entered(self), body)
+        Locked::new(LockedCall::entered(self), body)
     }
 }
 
@@ -41,7 +42,7 @@ pin_project! {
     /// Fields drop in order: a cancelled body ends before the lock is released. One that has completed is an `async` block,
     /// which has dropped its locals and captures by then.
     ///
-    /// Each annotated function has a type of its own here. What does not touch its body is compiled once, in `BodyState`;
+    /// Each annotated function has a type of its own here. What does not touch its body is compiled once, in `LockedCall`;
     /// its type is erased, because rustc would walk through its fields for each of these types.
     #[must_use = "futures do nothing unless awaited"]
     pub struct Locked<F, R> {
@@ -50,10 +51,16 @@ pin_project! {
         state: Box<dyn LockState>,
         output: Option<R>,
     }
+
+    impl<F, R> PinnedDrop for Locked<F, R> {
+        fn drop(this: Pin<&mut Self>) {
+            this.project().state.before_drop();
+        }
+    }
 }
 
 impl<F, R> Locked<F, R> {
-    fn new(state: BodyState, body: F) -> Self {
+    fn new(state: LockedCall, body: F) -> Self {
         Self { body, state: Box::new(state), output: None }
     }
 }
@@ -107,6 +114,26 @@ fn stored<R>(polled: Poll<R>, output: &mut Option<R>) -> Poll<()> {
 trait LockState: Send + Sync {
     /// Ready once `body` has stored its output and the lock is released, or with the reason to drop the body.
     fn poll(&mut self, cx: &mut Context<'_>, body: &mut dyn Body) -> Poll<Result<(), LockError>>;
+
+    /// The body is dropped next, and this behind it.
+    fn before_drop(&mut self);
+}
+
+/// The lock around a body, and the span of the call, which is open until the release is over.
+struct LockedCall {
+    state: BodyState,
+    span: CallSpan,
+}
+
+impl LockedCall {
+    fn entering(entering: Entering) -> Self {
+        Self { state: BodyState::Entering(entering), span: CallSpan::default() }
+    }
+
+    fn entered(mut entered: Entered) -> Self {
+        let span = entered.take_span().of_body();
+        Self { state: BodyState::entered(entered), span }
+    }
 }
 
 #[derive(Debug)]
@@ -147,14 +174,14 @@ impl BodyState {
     }
 }
 
-impl LockState for BodyState {
+impl LockState for LockedCall {
     fn poll(&mut self, cx: &mut Context<'_>, body: &mut dyn Body) -> Poll<Result<(), LockError>> {
         loop {
-            match self {
-                Self::Entering(entering) => {
+            match &mut self.state {
+                BodyState::Entering(entering) => {
                     *self = Self::entered(ready!(Pin::new(entering).poll(cx))?);
                 }
-                Self::Held { listener, guard, on_lost, progress } => {
+                BodyState::Held { listener, guard, on_lost, progress } => {
                     let watched = *on_lost == OnLost::Cancel;
                     // With `on_lost = "notify"` a body goes on after a loss, but does not begin after one.
                     let begins = *progress == Progress::NotStarted;
@@ -167,19 +194,22 @@ impl LockState for BodyState {
                             None
                         };
                     if let Some(error) = error {
+                        self.span.on_cancelled(&error);
                         return Poll::Ready(Err(error.after(*progress)));
                     }
                     *progress = Progress::Unfinished;
-                    match reentrancy::enter(guard, || body.poll_body(cx)) {
+                    match self.span.poll(|| reentrancy::enter(guard, || body.poll_body(cx))) {
                         Poll::Ready(()) => {
+                            self.span.on_hold_ended();
                             // Otherwise the release would wake this very task.
                             *listener = None;
                             let mode = guard.lease().spec.policy.release;
-                            *self = match (guard.begin_release(mode), mode) {
+                            self.state = match (guard.begin_release(mode), mode) {
                                 (Some(releasing), ReleaseMode::Awaited) => {
-                                    Self::Releasing(releasing)
+                                    self.span.awaits_release();
+                                    BodyState::Releasing(releasing)
                                 }
-                                _ => Self::Ended,
+                                _ => BodyState::Ended,
                             };
                         }
                         Poll::Pending if !watched => return Poll::Pending,
@@ -191,18 +221,25 @@ impl LockState for BodyState {
                         }
                     }
                 }
-                Self::Releasing(releasing) => {
+                BodyState::Releasing(releasing) => {
                     // An event reports a failed release. The result of the body stands.
-                    let _ = ready!(Pin::new(releasing).poll(cx));
-                    *self = Self::Ended;
+                    self.span.on_released(&ready!(Pin::new(releasing).poll(cx)));
+                    self.state = BodyState::Ended;
                 }
-                Self::Open => {
+                BodyState::Open => {
                     ready!(body.poll_body(cx));
-                    *self = Self::Ended;
+                    self.state = BodyState::Ended;
                 }
-                Self::Ended => return Poll::Ready(Ok(())),
+                BodyState::Ended => {
+                    self.span = CallSpan::default();
+                    return Poll::Ready(Ok(()));
+                }
             }
         }
+    }
+
+    fn before_drop(&mut self) {
+        self.span.enter_for_drop();
     }
 }
 

@@ -1,5 +1,7 @@
 //! What programs call.
 
+pub(crate) mod call_record;
+pub(crate) mod call_sites;
 pub(crate) mod enter;
 pub(crate) mod entered;
 pub(crate) mod guard;

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::api::call_sites;
 use crate::api::pool::{LockPool, PoolBuilder};
 #[cfg(feature = "testing")]
 use crate::api::pool_override;
+pub(crate) use crate::base::call_site::DEFAULT_POOL as DEFAULT;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::process::OfProcess;
 use crate::exec::panic_boundary;
 use crate::lock::shutdown::ShutdownReport;
-
-pub(crate) const DEFAULT: &str = "default";
 
 static POOLS: OfProcess<RwLock<HashMap<String, LockPool>>> = OfProcess::new();
 
@@ -64,12 +64,16 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// # Errors
 /// [`ErrorKind::Config`] if the name is taken by a pool that has not been shut down.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
-    let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
-    if pools.get(name).is_some_and(|present| !present.core().tracker.is_closed()) {
-        return Err(taken(name));
+    {
+        let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
+        if pools.get(name).is_some_and(|present| !present.core().tracker.is_closed()) {
+            return Err(taken(name));
+        }
+        pool.core().set_name(name);
+        pools.insert(name.to_owned(), pool.clone());
     }
-    pool.core().set_name(name);
-    pools.insert(name.to_owned(), pool);
+    // The recorder and the subscriber of the program run outside of the lock.
+    call_sites::announce(pool.core());
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use crate::api::locked_future::block;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
+use crate::base::lock_name::LockName;
 use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
 use crate::lock::core::PoolCore;
 
@@ -36,7 +37,7 @@ pub struct LockRequest(LockCall);
 impl LockRequest {
     /// A request for `keys`, with a fence.
     pub(crate) fn new(core: Arc<PoolCore>, keys: Vec<Key>) -> Self {
-        let label = LockLabel::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
+        let label = LockLabel::of_key(keys.first().cloned().unwrap_or(Key::from_static("")));
         let keys = keys.into_iter().map(Key::checked).collect();
         let options = LockOptions::new().fencing(true);
         Self(LockCall { core, label, keys, options, shows_guard: true })
@@ -44,6 +45,24 @@ impl LockRequest {
 
     fn with(mut self, set: impl FnOnce(LockOptions) -> LockOptions) -> Self {
         self.0.options = set(self.0.options);
+        self
+    }
+
+    /// The name of the lock in events, spans, metrics and errors: what the attribute takes from its `key`. It is the same for
+    /// all keys of a kind, such as `order:<id>`. Without one, errors have the key, and the others say `unnamed`.
+    ///
+    /// ```
+    /// # use lock_runtime::LockPool;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let (pool, id) = (LockPool::connect("memory://").await?, 42);
+    /// let guard = pool.lock(format!("order:{id}")).template("order:<id>").acquire().await?;
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn template(mut self, template: &'static str) -> Self {
+        self.0.label = LockLabel::Request(LockName::Template(template));
         self
     }
 

@@ -170,7 +170,7 @@ impl Call {
         let pool = match pool {
             PoolRef::Given(pool) => pool,
             PoolRef::Named(name) => {
-                named_pools::find(name).map_err(|error| error.at(label.template()))?
+                named_pools::find(name).map_err(|error| error.at(label.lock_name()))?
             }
         };
         let core = pool.core().clone();

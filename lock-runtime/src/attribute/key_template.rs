@@ -6,6 +6,7 @@ use crate::base::call_site::Site;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::key_rules::push_hex;
+use crate::base::lock_name::LockName;
 
 /// A value of a `<placeholder>` in a key template: everything that implements [`Display`](fmt::Display).
 #[diagnostic::on_unimplemented(
@@ -119,7 +120,7 @@ impl KeyWriter {
         let template = self.site.template();
         self.fault.get_or_insert_with(|| {
             LockError::new(ErrorKind::InvalidKey, format!("`<{placeholder}>` in the lock key {what}"))
-                .at(template)
+                .at(LockName::Template(template))
                 .remedy("calls without a value there would all wait for each other; check the argument before the call")
         });
     }

@@ -16,7 +16,7 @@ use crate::base::key::Key;
 use crate::exec::foreground::ForegroundRequest;
 use crate::exec::panic_boundary;
 
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The object-safe form of [`Backend`]. A panic in the store fails the request, like a reply that was lost.
 pub(crate) trait DynBackend: Send + Sync {

@@ -23,6 +23,8 @@ pub(crate) mod credentials;
 mod dyn_backend;
 #[cfg(feature = "etcd")]
 mod etcd;
+#[cfg(feature = "metrics")]
+pub(crate) mod measured;
 mod memory;
 #[cfg(feature = "mysql")]
 mod mysql;

@@ -1,9 +1,9 @@
 //! What is known of an annotated function at compile time.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use crate::base::key::Key;
+use crate::base::lock_name::LockName;
 use crate::base::options::LockOptions;
 
 /// Where an annotated function is written.
@@ -23,18 +23,44 @@ pub struct Site {
     template: &'static str,
     options: LockOptions,
     name: Option<&'static str>,
+    /// Whether the template is the text of an expression.
+    is_computed: bool,
+    /// `None` if the pool is given by an expression.
+    pool: Option<&'static str>,
 }
 
 impl Site {
     /// The facts of a function whose key is written as `template`.
     pub const fn new(location: Location, template: &'static str, options: LockOptions) -> Self {
-        Self { location, template, options, name: None }
+        let pool = Some(DEFAULT_POOL);
+        Self { location, template, options, name: None, is_computed: false, pool }
     }
 
     /// Replaces the label `module::function`.
     #[must_use]
     pub const fn name(mut self, name: &'static str) -> Self {
         self.name = Some(name);
+        self
+    }
+
+    /// A key is given by an expression.
+    #[must_use]
+    pub const fn computed_key(mut self) -> Self {
+        self.is_computed = true;
+        self
+    }
+
+    /// Replaces the pool `default`.
+    #[must_use]
+    pub const fn pool(mut self, pool: &'static str) -> Self {
+        self.pool = Some(pool);
+        self
+    }
+
+    /// The pool is given by an expression.
+    #[must_use]
+    pub const fn computed_pool(mut self) -> Self {
+        self.pool = None;
         self
     }
 
@@ -45,7 +71,26 @@ impl Site {
     pub(crate) const fn options(&self) -> LockOptions {
         self.options
     }
+
+    pub(crate) const fn location(&self) -> Location {
+        self.location
+    }
+
+    pub(crate) const fn given_name(&self) -> Option<&'static str> {
+        self.name
+    }
+
+    pub(crate) const fn is_computed(&self) -> bool {
+        self.is_computed
+    }
+
+    pub(crate) const fn pool_name(&self) -> Option<&'static str> {
+        self.pool
+    }
 }
+
+/// The name of the pool of annotated functions that name none.
+pub(crate) const DEFAULT_POOL: &str = "default";
 
 /// The label in events: the given name, or `module::function`.
 impl fmt::Display for Site {
@@ -57,37 +102,52 @@ impl fmt::Display for Site {
     }
 }
 
-/// The name of a lock in errors and events.
+/// An annotated function of this program. Expansions register one each before `main`.
+#[derive(Debug)]
+pub struct RegisteredSite(pub &'static Site);
+
+inventory::collect!(RegisteredSite);
+
+/// All annotated functions of this program.
+pub(crate) fn registered() -> impl Iterator<Item = &'static Site> {
+    inventory::iter::<RegisteredSite>.into_iter().map(|registered| registered.0)
+}
+
+/// The call for a lock that an error, an event or a metric is about.
 #[derive(Clone, Debug)]
 pub(crate) enum LockLabel {
-    /// An annotated function: the template.
+    /// Of an annotated function.
     Site(&'static Site),
-    /// The programmatic API: the key.
-    Key(Key),
+    /// Of the programmatic API.
+    Request(LockName),
 }
 
 impl LockLabel {
-    pub(crate) fn template(&self) -> Cow<'static, str> {
+    /// A request for `key` without a template.
+    pub(crate) fn of_key(key: Key) -> Self {
+        Self::Request(LockName::Key(key))
+    }
+
+    pub(crate) fn lock_name(&self) -> LockName {
         match self {
-            Self::Site(site) => Cow::Borrowed(site.template),
-            Self::Key(key) => Cow::Owned(key.to_string()),
+            Self::Site(site) => LockName::Template(site.template),
+            Self::Request(name) => name.clone(),
+        }
+    }
+
+    /// The name in events and metrics, without a key.
+    pub(crate) const fn public_name(&self) -> &'static str {
+        match self {
+            Self::Site(site) => site.template,
+            Self::Request(name) => name.public(),
         }
     }
 
     /// The label of an annotated function, for events.
-    pub(crate) fn name(&self) -> Option<tracing::field::DisplayValue<&'static Site>> {
+    pub(crate) fn function(&self) -> Option<tracing::field::DisplayValue<&'static Site>> {
         match self {
             Self::Site(site) => Some(tracing::field::display(*site)),
-            Self::Key(_) => None,
-        }
-    }
-}
-
-impl fmt::Display for LockLabel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Site(site) => f.write_str(site.template),
-            Self::Key(key) => key.fmt(f),
+            Self::Request(_) => None,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::key::Key;
+use crate::base::lock_name::LockName;
 
 /// The category of an error, for decisions of the caller.
 #[non_exhaustive]
@@ -80,7 +81,7 @@ struct LockErrorDetails {
     progress: Progress,
     cause: Cow<'static, str>,
     remedy: Cow<'static, str>,
-    template: Option<Cow<'static, str>>,
+    name: Option<LockName>,
     keys: Option<Arc<[Key]>>,
     pool: Option<Arc<str>>,
     source: Option<Arc<BackendError>>,
@@ -95,7 +96,7 @@ impl LockError {
             progress: Progress::NotStarted,
             cause: cause.into(),
             remedy: Cow::Borrowed(""),
-            template: None,
+            name: None,
             keys: None,
             pool: None,
             source: None,
@@ -113,6 +114,14 @@ impl LockError {
     pub(crate) fn pool_closed() -> Self {
         Self::new(ErrorKind::PoolClosed, "the pool is shutting down")
             .remedy("stop calling locked functions before `shutdown`, or treat this like a cancelled request")
+    }
+
+    /// The store has answered a release with "not held".
+    #[cold]
+    pub(crate) fn lost_before_release() -> Self {
+        Self::new(ErrorKind::Lost, "the lock was no longer held when it was released").remedy(
+            "another holder may have run meanwhile: check the fence where you write, or choose a longer ttl",
+        )
     }
 
     /// The error of every operation of a pool in a process that was forked from its own.
@@ -139,8 +148,15 @@ impl LockError {
         })
     }
 
-    pub(crate) fn at(self, template: impl Into<Cow<'static, str>>) -> Self {
-        self.with(|inner| inner.template = Some(template.into()))
+    pub(crate) fn at(self, name: LockName) -> Self {
+        self.with(|inner| inner.name = Some(name))
+    }
+
+    /// The same error without a key, for events.
+    pub(crate) fn without_key(&self) -> Self {
+        self.clone().with(|inner| {
+            inner.name = inner.name.take().map(|name| LockName::Template(name.public()));
+        })
     }
 
     pub(crate) fn of_keys(self, keys: &Arc<[Key]>) -> Self {
@@ -198,11 +214,12 @@ impl LockError {
         self.kind() == ErrorKind::Backend
     }
 
-    /// The key as written in the attribute (`order:<id>`), or the key given to
-    /// [`LockPool::lock`](crate::LockPool::lock). `None` if the error occurred before a key was known.
+    /// The key as written in the attribute (`order:<id>`), or the
+    /// [`template`](crate::LockRequest::template) of a request. A request without one has its key here. `None` if the error
+    /// occurred before a key was known.
     #[must_use]
     pub fn template(&self) -> Option<&str> {
-        self.0.template.as_deref()
+        self.0.name.as_ref().map(LockName::as_str)
     }
 
     /// The first of [`keys`](Self::keys).
@@ -214,7 +231,8 @@ impl LockError {
     /// The keys of the call, without the pool's prefix, sorted and distinct. Empty if the error occurred before they were
     /// known.
     ///
-    /// A key may contain the data of a person, so the text of an error and the events of a pool name the template alone.
+    /// A key may contain the data of a person. So the events of a pool name the template alone, and so does the text of an
+    /// error of a call that has one.
     ///
     /// ```
     /// # use lock_runtime::{LockError, distributed_lock};

@@ -34,7 +34,10 @@ impl Key {
         let text = self.as_str();
         let crosses = |at| prefix.ends_with(&RESERVED[..at]) && text.starts_with(&RESERVED[at..]);
         if text.contains(RESERVED) || (!prefix.is_empty() && (1..RESERVED.len()).any(crosses)) {
-            let cause = format!("the lock key `{prefix}{text}` contains `{RESERVED}`");
+            // Without the key, which `LockError::keys` has: events show the text.
+            let cause = format!(
+                "the lock key contains `{RESERVED}`, or does so behind the prefix of the pool"
+            );
             return Err(LockError::new(ErrorKind::InvalidKey, cause).remedy("names like that are those of what is kept beside the locks; name the lock otherwise"));
         }
         Ok(())

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
+use crate::base::metrics::LockMetrics;
 use crate::base::options::Policy;
+use crate::base::span_slot::SpanSlot;
 
 /// The keys and the policy of one acquire. Constant from the call to the release.
 #[derive(Debug)]
@@ -15,6 +17,9 @@ pub(crate) struct LockSpec {
     /// The same keys with the pool's prefix, as the store knows them.
     pub(crate) store_keys: Arc<[Key]>,
     pub(crate) policy: Policy,
+    /// Of the call, for its events. Empty at first, as `metrics` is.
+    pub(crate) span: SpanSlot,
+    pub(crate) metrics: LockMetrics,
 }
 
 impl LockSpec {
@@ -29,7 +34,8 @@ impl LockSpec {
         } else {
             keys.iter().map(|key| key.prefixed(key_prefix)).collect()
         };
-        Self { label, keys, store_keys, policy }
+        let (span, metrics) = (SpanSlot::default(), LockMetrics::default());
+        Self { label, keys, store_keys, policy, span, metrics }
     }
 
     /// The key, if there is only one.

@@ -105,6 +105,16 @@ macro_rules! setters {
     };
 }
 
+macro_rules! written {
+    ($($getter:ident: $name:ident: $type:ty,)*) => {
+        $(
+            pub(crate) const fn $getter(&self) -> Option<$type> {
+                self.$name
+            }
+        )*
+    };
+}
+
 impl LockOptions {
     /// Options without any value set.
     #[must_use]
@@ -125,6 +135,14 @@ impl LockOptions {
             reentrant: None,
             fencing: None,
         }
+    }
+
+    written! {
+        written_ttl: ttl: Duration,
+        written_wait: wait: Wait,
+        written_renew: renew: Renew,
+        written_max_hold: max_hold: Duration,
+        written_min_hold: min_hold: Duration,
     }
 
     setters! {

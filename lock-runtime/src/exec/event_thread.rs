@@ -18,14 +18,14 @@ use crate::exec::panic_boundary;
 /// The most events that wait for the subscriber. Further ones are dropped and counted.
 const MOST: usize = 4096;
 
-/// Whether a subscriber wants events of this level. A level that no subscriber wants costs one load.
+/// Whether the subscriber `$to`, or that of this thread, wants events of this level. A level that no subscriber wants costs
+/// one load.
 macro_rules! is_wanted {
-    ($level:ident) => {
+    ($level:ident, $to:expr) => {
         tracing::Level::$level <= tracing::level_filters::LevelFilter::current()
-            && $crate::exec::panic_boundary::call(
-                || tracing::enabled!(target: "lock_runtime", tracing::Level::$level),
-            )
-            .unwrap_or(false)
+            && $crate::exec::event_thread::ask($to, || {
+                tracing::enabled!(target: "lock_runtime", tracing::Level::$level)
+            })
     };
 }
 pub(crate) use is_wanted;
@@ -38,7 +38,7 @@ struct EventThread {
 
 enum Job {
     Event {
-        /// The subscriber where the event occurred. That of a thread may differ from the program's.
+        /// The subscriber of the call, or where the event occurred. That of a thread may differ from the program's.
         to: Dispatch,
         emit: Box<dyn FnOnce() + Send>,
     },
@@ -48,13 +48,36 @@ enum Job {
 
 static EVENTS: OfProcess<EventThread> = OfProcess::new();
 
-/// Runs `emit` on the event thread, in the order of the calls: the events of a lease keep their order.
+/// The answer of the subscriber `to`; without one, of that of this thread.
+pub(crate) fn ask(to: Option<&Dispatch>, is_wanted: fn() -> bool) -> bool {
+    let asked = panic_boundary::call(|| match to {
+        Some(to) => dispatcher::with_default(to, is_wanted),
+        None => is_wanted(),
+    });
+    asked.unwrap_or(false)
+}
+
+/// The subscriber `of_span`; without one, that of this thread.
+pub(crate) fn subscriber(of_span: Option<&Dispatch>) -> Option<Dispatch> {
+    let of_thread = || panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)).ok();
+    of_span.cloned().or_else(of_thread)
+}
+
+/// As [`send_to`], to the subscriber of this thread.
 pub(crate) fn send(emit: impl FnOnce() + Send + 'static) {
+    send_to(subscriber(None), emit);
+}
+
+/// Runs `emit` on the event thread with the subscriber `to`, in the order of the calls: the events of a lease keep their
+/// order.
+pub(crate) fn send_to(to: Option<Dispatch>, emit: impl FnOnce() + Send + 'static) {
     // Without a thread there are no events, and locks work all the same.
     let Ok(events) = EVENTS.get_or_try_init(EventThread::start) else { return };
-    let Ok(to) = panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)) else { return };
-    if events.queue.try_send(Job::Event { to, emit: Box::new(emit) }).is_err() {
+    let Some(to) = to else { return };
+    if let Err(refused) = events.queue.try_send(Job::Event { to, emit: Box::new(emit) }) {
         events.dropped.fetch_add(1, Ordering::Relaxed);
+        // It may have the last reference to a subscriber.
+        let _ = panic_boundary::call(|| drop(refused));
     }
 }
 

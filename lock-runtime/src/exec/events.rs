@@ -1,95 +1,207 @@
-//! `tracing` events of target `lock_runtime`.
+//! What the program learns of its locks: `tracing` events and spans of target `lock_runtime`, and metrics.
 //!
 //! `lock` is the key's template, `name` the annotated function (absent for the programmatic API).
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{debug, trace, warn};
+use tracing::field::Empty;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span, debug, debug_span, trace, warn};
 
 use crate::base::backend_error::{BackendError, Warning};
-#[cfg(any(feature = "actix", feature = "tower"))]
+use crate::base::call_site::LockLabel;
 use crate::base::error::LockError;
 use crate::base::fence::Fence;
-use crate::base::lock_spec::LockSpec;
+use crate::base::loss::Loss;
+use crate::base::measurement::{Measurement, ReleaseResult, RenewalResult};
+use crate::base::metrics::LockMetrics;
+use crate::base::span_slot::SpanSlot;
 use crate::exec::event_thread::{self, is_wanted};
+use crate::exec::panic_boundary;
 
-/// The lock and the pool that an event is about.
+/// The call and the pool that an event is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin<'a> {
-    pub(crate) spec: &'a Arc<LockSpec>,
+    pub(crate) label: &'a LockLabel,
     pub(crate) pool: &'a Arc<str>,
+    pub(crate) span: &'a SpanSlot,
+    pub(crate) metrics: &'a LockMetrics,
 }
 
-/// Emits an event about a lock on the event thread.
+/// Emits an event about a lock on the event thread, in the span of its call.
+///
+/// The event names the span and has no handle of it, which would keep the span open, and the spans around it. So the event
+/// has no span if that is closed before the delivery.
 macro_rules! emit {
     ($event:ident, $origin:expr, $($rest:tt)*) => {{
-        let Origin { spec, pool } = $origin;
-        let (spec, pool) = (spec.clone(), pool.clone());
-        event_thread::send(move || {
+        let Origin { label, pool, span, .. } = $origin;
+        let (label, pool, parent) = (label.clone(), pool.clone(), span.id());
+        event_thread::send_to(event_thread::subscriber(span.subscriber()), move || {
             $event!(
                 target: "lock_runtime",
-                lock = %spec.label,
-                name = spec.label.name(),
-                pool = %pool,
+                parent: parent,
+                lock = label.public_name(),
+                name = label.function(),
+                pool = &*pool,
                 $($rest)*
             );
         });
     }};
 }
 
+/// Whether a subscriber may want the span of a call, or an event about it. It costs one load.
+#[inline]
+pub(crate) fn wants_calls() -> bool {
+    Level::DEBUG <= LevelFilter::current()
+}
+
+/// The span of a call, if a subscriber wants it.
+pub(crate) fn call_span(label: &LockLabel, pool: &Arc<str>) -> Option<Span> {
+    // Without a subscriber the macro would write a line by the crate `log`.
+    if !wants_calls() {
+        return None;
+    }
+    let span = panic_boundary::call(|| {
+        debug_span!(
+            target: "lock_runtime",
+            "lock",
+            lock = label.public_name(),
+            name = label.function(),
+            pool = &**pool,
+            waited_ms = Empty,
+            fence = Empty,
+            held_ms = Empty,
+            outcome = Empty,
+        )
+    });
+    span.ok().filter(|span| !span.is_disabled())
+}
+
+/// Enters `span`, without a guard that would leave it outside of a panic boundary.
+pub(crate) fn enter(span: &Span) {
+    let _ = panic_boundary::call(|| span.with_subscriber(|(id, to)| to.enter(id)));
+}
+
+/// Leaves `span`.
+pub(crate) fn exit(span: &Span) {
+    let _ = panic_boundary::call(|| span.with_subscriber(|(id, to)| to.exit(id)));
+}
+
+/// Records the time of the wait in the span of its call.
+pub(crate) fn record_wait(span: &Span, waited: Option<Duration>) {
+    if let Some(waited) = waited {
+        let _ = panic_boundary::call(|| span.record("waited_ms", millis(waited)).is_disabled());
+    }
+}
+
+/// Records the fence of a grant.
+pub(crate) fn record_fence(span: &Span, fence: Option<Fence>) {
+    if let Some(fence) = fence {
+        let _ = panic_boundary::call(|| span.record("fence", fence.get()).is_disabled());
+    }
+}
+
+/// Records how a call ended, and the time that it held the lock, if it did.
+pub(crate) fn record_end(span: &Span, held: Option<Duration>, outcome: &'static str) {
+    let _ = panic_boundary::call(|| {
+        if let Some(held) = held {
+            span.record("held_ms", millis(held));
+        }
+        span.record("outcome", outcome);
+    });
+}
+
 pub(crate) fn acquired(origin: Origin<'_>, fence: Option<Fence>, waited: Duration) {
-    if is_wanted!(DEBUG) {
+    origin.metrics.record(Measurement::Granted);
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let (fence, waited_ms) = (fence.map(Fence::get), millis(waited));
         emit!(debug, origin, fence, waited_ms, "acquired");
     }
 }
 
+/// Another owner held the lock until the end of the wait.
+pub(crate) fn conflict(origin: Origin<'_>, waited: Option<Duration>) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
+        let waited_ms = waited.map(millis);
+        emit!(debug, origin, waited_ms, "conflict");
+    }
+}
+
+/// A call is refused because of `max_waiters`, and so were others since the last event.
+pub(crate) fn queue_full(origin: Origin<'_>, rejected: u64) {
+    if is_wanted!(WARN, origin.span.subscriber()) {
+        emit!(warn, origin, rejected, "queue full");
+    }
+}
+
+/// The call has failed without a lock, for another reason than a conflict or a full queue.
+pub(crate) fn not_acquired(origin: Origin<'_>, waited: Option<Duration>, error: &LockError) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
+        let (waited_ms, error) = (waited.map(millis), error.without_key());
+        emit!(debug, origin, waited_ms, %error, "not acquired");
+    }
+}
+
+/// The caller has given its wait up.
+pub(crate) fn cancelled(origin: Origin<'_>, waited: Option<Duration>) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
+        let waited_ms = waited.map(millis);
+        emit!(debug, origin, waited_ms, "cancelled");
+    }
+}
+
 pub(crate) fn handed_off(origin: Origin<'_>, held: Duration) {
-    if is_wanted!(DEBUG) {
+    origin.metrics.record(Measurement::HandedOff);
+    origin.metrics.record(Measurement::HoldEnded(held));
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let held_ms = millis(held);
         emit!(debug, origin, held_ms, "handed off");
     }
 }
 
 pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
-    if is_wanted!(DEBUG) {
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let expires_in_ms = expires_in.map(millis);
         emit!(debug, origin, expires_in_ms, "contended");
     }
 }
 
 pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
-    if is_wanted!(TRACE) {
+    origin.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
+    if is_wanted!(TRACE, origin.span.subscriber()) {
         let held_ms = millis(held);
         emit!(trace, origin, held_ms, "renewed");
     }
 }
 
 pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &BackendError) {
-    if is_wanted!(WARN) {
+    origin.metrics.record(Measurement::Renewal(RenewalResult::Failed));
+    if is_wanted!(WARN, origin.span.subscriber()) {
         let (valid_for_ms, error) = (millis(valid_for), error.clone());
         emit!(warn, origin, valid_for_ms, %error, "not renewed yet");
     }
 }
 
-pub(crate) fn lost(origin: Origin<'_>, held: Duration, reason: impl fmt::Debug + Send + 'static) {
-    if is_wanted!(WARN) {
-        let held_ms = millis(held);
-        emit!(warn, origin, held_ms, ?reason, "lost");
+pub(crate) fn lost(origin: Origin<'_>, held: Duration, loss: Loss) {
+    if is_wanted!(WARN, origin.span.subscriber()) {
+        let (held_ms, reason) = (millis(held), loss.as_str());
+        emit!(warn, origin, held_ms, reason, "lost");
     }
 }
 
 pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
-    if is_wanted!(DEBUG) {
+    let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
+    origin.metrics.record(Measurement::Release(result));
+    if is_wanted!(DEBUG, origin.span.subscriber()) {
         let held_ms = millis(held);
         emit!(debug, origin, held_ms, was_held, "released");
     }
 }
 
 pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
-    if is_wanted!(WARN) {
+    origin.metrics.record(Measurement::Release(ReleaseResult::Failed));
+    if is_wanted!(WARN, origin.span.subscriber()) {
         let error = error.clone();
         emit!(warn, origin, %error, "not released yet");
     }
@@ -100,7 +212,7 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
 pub(crate) fn answered(error: &LockError, status: u16) {
     macro_rules! emit {
         ($event:ident) => {{
-            let error = error.clone();
+            let error = error.without_key();
             event_thread::send(move || {
                 let (lock, pool) = (error.template(), error.pool());
                 $event!(target: "lock_runtime", lock, pool, status, %error, "answered with an error");
@@ -109,17 +221,28 @@ pub(crate) fn answered(error: &LockError, status: u16) {
     }
     // During an outage, and in a shutdown, each request is answered by 503. Events of their own tell that.
     if status >= 500 && (status != 503 || error.body_started()) {
-        if is_wanted!(WARN) {
+        if is_wanted!(WARN, None) {
             emit!(warn);
         }
-    } else if is_wanted!(DEBUG) {
+    } else if is_wanted!(DEBUG, None) {
         emit!(debug);
+    }
+}
+
+/// Several functions of a pool have one template.
+pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions: String) {
+    if is_wanted!(WARN, None) {
+        let pool = pool.clone();
+        event_thread::send(move || {
+            let pool = &*pool;
+            warn!(target: "lock_runtime", lock = template, pool, functions, "functions share a template");
+        });
     }
 }
 
 /// All requests to the store have failed for a while.
 pub(crate) fn store_lost(pool: &str, error: &BackendError) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (pool, error) = (pool.to_owned(), error.clone());
         event_thread::send(
             move || warn!(target: "lock_runtime", pool, %error, "the store is down"),
@@ -129,7 +252,7 @@ pub(crate) fn store_lost(pool: &str, error: &BackendError) {
 
 /// The store answers again.
 pub(crate) fn store_back(pool: &str, down: Duration) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (pool, down_ms) = (pool.to_owned(), millis(down));
         event_thread::send(
             move || warn!(target: "lock_runtime", pool, down_ms, "the store is back"),
@@ -140,7 +263,7 @@ pub(crate) fn store_back(pool: &str, down: Duration) {
 /// A store was connected to that can lose locks.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) fn backend_warning(server: &str, warning: &Warning) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (server, warning) = (server.to_owned(), warning.clone());
         event_thread::send(
             move || warn!(target: "lock_runtime", server, %warning, "the store may lose locks"),
@@ -151,7 +274,7 @@ pub(crate) fn backend_warning(server: &str, warning: &Warning) {
 /// A store was connected to that keeps locks by plain commands.
 #[cfg(feature = "redis")]
 pub(crate) fn without_scripts(server: &str, reason: &str) {
-    if is_wanted!(WARN) {
+    if is_wanted!(WARN, None) {
         let (server, reason) = (server.to_owned(), reason.to_owned());
         event_thread::send(
             move || warn!(target: "lock_runtime", server, reason, "locks are kept without scripts"),

@@ -11,4 +11,5 @@ pub(crate) mod foreground;
 pub(crate) mod inline_task;
 pub(crate) mod panic_boundary;
 pub(crate) mod round_trip;
+pub(crate) mod throttle;
 pub(crate) mod timer_queue;

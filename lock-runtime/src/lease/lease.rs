@@ -15,6 +15,8 @@ use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{Fence, Fences};
 use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
+use crate::base::loss::Loss;
+use crate::base::measurement::Measurement;
 use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
 use crate::base::process::Process;
@@ -39,6 +41,8 @@ pub(crate) struct Lease {
     /// Whether a task has it, or is to get it.
     has_holder: bool,
     pub(crate) fence: Option<Fence>,
+    /// When the wait began.
+    requested_at: Instant,
     pub(crate) granted_at: Instant,
     /// A copy of the policy's. A renewal of very many leases is bound by the memory that it reads.
     pub(crate) ttl: Ttl,
@@ -71,6 +75,8 @@ struct State {
     phase: Phase,
     /// Why validity ended before the release, if it did.
     loss: Option<Loss>,
+    /// When it did.
+    lost_at: Option<Instant>,
     next_renewal: Option<Instant>,
     /// When the key may have changed behind the renewal in flight: its answer may be of the time before.
     changed_since: Option<Instant>,
@@ -111,21 +117,6 @@ enum Phase {
     /// Released by its holder, with a renewal in flight. The release request waits for it.
     ReleasePending,
     Releasing,
-}
-
-/// Why a lease was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// The store did not confirm a renewal in time.
-    Expired,
-    /// The store reports that the key is not held by this owner.
-    Taken,
-    /// `renew = false`, and the ttl is over.
-    TtlOver,
-    /// `max_hold` is over.
-    MaxHold,
-    /// The pool shuts down, and its grace is over.
-    PoolClosed,
 }
 
 /// How a hold ended, for its listeners.
@@ -230,6 +221,7 @@ impl Lease {
             pool,
             has_holder: true,
             fence,
+            requested_at,
             granted_at,
             ttl: spec.policy.ttl,
             renew_every: spec.policy.renew_every,
@@ -247,6 +239,7 @@ impl Lease {
             state: Mutex::new(State {
                 phase: Phase::Held,
                 loss: None,
+                lost_at: None,
                 next_renewal: grant.next_renewal.or_else(first_renewal),
                 changed_since: None,
                 unconfirmed: None,
@@ -341,6 +334,17 @@ impl Lease {
         self.clock.now().since(self.granted_at)
     }
 
+    /// From the call to the grant.
+    pub(crate) fn waited(&self) -> Duration {
+        self.granted_at.since(self.requested_at)
+    }
+
+    /// From the grant to the loss, or to now.
+    pub(crate) fn held_until_loss(&self) -> Duration {
+        let lost_at = self.state().lost_at;
+        lost_at.map_or_else(|| self.held_for(), |lost_at| lost_at.since(self.granted_at))
+    }
+
     pub(crate) fn stored_until(&self) -> Instant {
         Instant::from_nanos(self.stored_until.load(Ordering::Acquire))
     }
@@ -424,6 +428,7 @@ impl Lease {
                 let renewing = state.phase == Phase::Renewing;
                 state.phase = if renewing { Phase::LostRenewing } else { Phase::Lost };
                 state.loss = Some(loss);
+                state.lost_at = Some(self.clock.now());
                 self.valid_until.store(0, Ordering::Release);
                 let listeners = std::mem::take(&mut state.listeners);
                 // From here on the store alone excludes other owners. A holder that never notices must not block
@@ -431,6 +436,10 @@ impl Lease {
                 let permits = std::mem::take(&mut state.permits);
                 drop(state);
                 drop(permits);
+                self.on_hold_ended();
+                if self.has_holder {
+                    self.spec.metrics.record(Measurement::Lost(loss));
+                }
                 listeners.wake();
                 true
             }
@@ -440,6 +449,20 @@ impl Lease {
             | Phase::ReleasePending
             | Phase::Releasing => false,
         }
+    }
+
+    /// The store has answered the release with "not held". Returns whether this is the first sign of a loss.
+    pub(crate) fn lost_before_release(&self) -> bool {
+        let mut state = self.state();
+        let is_new = self.has_holder && state.loss.is_none();
+        if is_new {
+            state.loss = Some(Loss::FoundAtRelease);
+        }
+        drop(state);
+        if is_new {
+            self.spec.metrics.record(Measurement::Lost(Loss::FoundAtRelease));
+        }
+        is_new
     }
 
     /// Ends validity because its time is over. Returns the loss if this call ended it.
@@ -559,6 +582,7 @@ impl Lease {
     /// Ends the hold and wakes the listeners. `true` for the one caller that has to send the release.
     pub(crate) fn begin_release(&self) -> bool {
         let mut state = self.state();
+        let was_lost = state.loss.is_some();
         state.phase = match state.phase {
             Phase::Held | Phase::Lost => Phase::Releasing,
             Phase::Renewing | Phase::LostRenewing => Phase::ReleasePending,
@@ -567,6 +591,9 @@ impl Lease {
         self.valid_until.store(0, Ordering::Release);
         let listeners = std::mem::take(&mut state.listeners);
         drop(state);
+        if !was_lost {
+            self.on_hold_ended();
+        }
         listeners.wake();
         true
     }
@@ -619,9 +646,17 @@ impl Lease {
         Holder { lease: self.id, owner: self.owner, since: self.granted_at }
     }
 
-    /// The lock and the pool, for events.
+    /// The call and the pool, for events.
     pub(crate) fn origin(&self) -> Origin<'_> {
-        Origin { spec: &self.spec, pool: &self.pool }
+        let LockSpec { label, span, metrics, .. } = &*self.spec;
+        Origin { label, pool: &self.pool, span, metrics }
+    }
+
+    /// Measures the end of the hold. A lock that lingers has no holder, and none that could miss it.
+    pub(crate) fn on_hold_ended(&self) {
+        if self.has_holder && self.spec.metrics.is_on() {
+            self.spec.metrics.record(Measurement::HoldEnded(self.held_for()));
+        }
     }
 
     fn valid_until(&self) -> Instant {

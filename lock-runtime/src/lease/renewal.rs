@@ -12,11 +12,13 @@ use tokio::time::timeout;
 use crate::backend::{DynBackend, LeaseStatus};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
+use crate::base::loss::Loss;
+use crate::base::measurement::{Measurement, RenewalResult};
 use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::exec::timer_queue::TimerQueue;
-use crate::lease::lease::{Lease, Loss, RenewalAction};
+use crate::lease::lease::{Lease, RenewalAction};
 
 /// The leases of a pool, by the time of their next renewal.
 #[derive(Debug, Default)]
@@ -185,6 +187,7 @@ impl RenewalScheduler {
                     events::renewed(lease.origin(), lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
+                    lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
                     if lease.lose(Loss::Taken) {
                         report_loss(&lease, Loss::Taken);
                     }

@@ -9,6 +9,8 @@ use once_cell::sync::{Lazy, OnceCell};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+#[cfg(feature = "metrics")]
+use crate::backend::measured::MeasuredBackend;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, DynBackend, LeaseRef, LeaseStatus,
 };
@@ -16,6 +18,7 @@ use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
+use crate::base::metrics::PoolMetrics;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
 use crate::base::problem::ProblemMap;
 use crate::exec::batcher::Batcher;
@@ -23,6 +26,7 @@ use crate::exec::driver::Driver;
 use crate::exec::events::Origin;
 use crate::exec::inline_task::poll_then_spawn;
 use crate::exec::round_trip::RoundTrip;
+use crate::exec::throttle::Throttle;
 use crate::lease::held_lease::LeaseOwner;
 use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
 use crate::lease::tracker::LeaseTracker;
@@ -53,6 +57,9 @@ pub(crate) struct PoolCore {
     pub(crate) store_status: Arc<StoreStatus>,
     pub(crate) undo: UndoQueue,
     pub(super) lingering: LingeringLeases,
+    pub(crate) metrics: Arc<PoolMetrics>,
+    /// Bounds the events about full queues.
+    pub(crate) queue_full: Throttle,
     /// Bounds the acquires in flight at a store that asks for it.
     admission: Option<Arc<Admission>>,
     tasks: [AbortHandle; 4],
@@ -88,6 +95,11 @@ pub(crate) struct BargingWindow {
 impl PoolCore {
     pub(crate) fn start(mut config: PoolConfig) -> Arc<Self> {
         let PoolConfig { clock, request_timeout, max_waiters, .. } = config;
+        let metrics = Arc::<PoolMetrics>::default();
+        #[cfg(feature = "metrics")]
+        {
+            config.backend = MeasuredBackend::wrap(config.backend, metrics.clone(), clock);
+        }
         let capabilities = config.backend.capabilities();
         if !capabilities.local_handoff {
             config.local_handoff_limit = Duration::ZERO;
@@ -96,11 +108,12 @@ impl PoolCore {
         let renewals = Arc::<RenewalScheduler>::default();
         let tracker = Arc::new(LeaseTracker::new());
         let waiting = Arc::downgrade(&queue);
-        let store_status = StoreStatus::new(clock, config.on_outage, move |refusal| {
-            if let Some(queue) = waiting.upgrade() {
-                queue.reject_waiting(refusal);
-            }
-        });
+        let store_status =
+            StoreStatus::new(clock, config.on_outage, metrics.clone(), move |refusal| {
+                if let Some(queue) = waiting.upgrade() {
+                    queue.reject_waiting(refusal);
+                }
+            });
         let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
         config.backend.subscribe(notifier);
         Arc::new_cyclic(|core: &Weak<Self>| {
@@ -137,6 +150,8 @@ impl PoolCore {
                 store_status,
                 undo: UndoQueue::default(),
                 lingering: LingeringLeases::default(),
+                metrics,
+                queue_full: Throttle::default(),
                 admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),
                 tasks,
                 config,
@@ -156,7 +171,13 @@ impl PoolCore {
 
     /// Names the pool, unless it has a name.
     pub(crate) fn set_name(&self, name: &str) {
-        self.store_status.set_pool(self.name.get_or_init(|| Arc::from(name)));
+        let name = self.name.get_or_init(|| Arc::from(name));
+        self.store_status.set_pool(name);
+        self.metrics.set_pool(name);
+        #[cfg(feature = "metrics")]
+        if !self.capabilities.local {
+            self.metrics.announce_store();
+        }
     }
 
     pub(crate) fn backend(&self) -> &dyn DynBackend {
@@ -171,9 +192,10 @@ impl PoolCore {
         &self.config.driver
     }
 
-    /// The lock and this pool, for events.
-    pub(crate) fn origin<'a>(&'a self, spec: &'a Arc<LockSpec>) -> Origin<'a> {
-        Origin { spec, pool: self.name() }
+    /// The call and this pool, for events.
+    pub(crate) fn origin<'a>(&'a self, spec: &'a LockSpec) -> Origin<'a> {
+        let LockSpec { label, span, metrics, .. } = spec;
+        Origin { label, pool: self.name(), span, metrics }
     }
 
     /// How long one acquire request may take now.
@@ -256,6 +278,7 @@ impl Drop for PoolCore {
         for task in &self.tasks {
             task.abort();
         }
+        self.store_status.close();
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn lease(
     let pool = core.name().clone();
     let lease = Arc::new(Lease::new(id, pool, spec, grant, requested_at, core.clock()));
     track(core, &lease, contention);
-    events::acquired(lease.origin(), lease.fence, lease.granted_at.since(requested_at));
+    events::acquired(lease.origin(), lease.fence, lease.waited());
     HeldLease::new(lease, core.clone())
 }
 

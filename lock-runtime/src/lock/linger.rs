@@ -75,6 +75,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
         return as_it_is();
     }
     let Some((granted, listeners)) = lease.transfer(&lease.spec) else { return as_it_is() };
+    lease.on_hold_ended();
     let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
     grant::track(core, &idle, Contention::None);
     core.renewals.cancel(lease);

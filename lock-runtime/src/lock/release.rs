@@ -8,7 +8,8 @@ use tokio::time::timeout;
 use crate::backend::{ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
-use crate::base::error::{ErrorKind, LockError};
+use crate::base::error::LockError;
+use crate::base::loss::Loss;
 use crate::base::owner::Owner;
 use crate::base::sync::spawn;
 use crate::exec::events;
@@ -143,7 +144,9 @@ fn on_released(
 ) {
     let lease = pending.lease.clone();
     let was_held = outcome != ReleaseOutcome::NotHeld;
-    events::released(lease.origin(), lease.held_for(), was_held);
+    // After an unanswered try, "not held" may be its effect.
+    let is_released = was_held || unanswered;
+    report_released(&lease, was_held, is_released);
     let now = core.clock().now();
     let successor = successor_attempts(&lease, request, outcome, unanswered, now);
     let mut permits = lease.take_permits();
@@ -170,9 +173,14 @@ fn on_released(
     }
     // After all that follows has a token of its own: a shutdown in between would find nothing in flight.
     core.tracker.remove_ended(&lease, true);
-    // After an unanswered try, "not held" may be its effect.
-    let is_released = was_held || unanswered;
-    pending.answer(if is_released { Ok(()) } else { Err(lost()) });
+    pending.answer(if is_released { Ok(()) } else { Err(LockError::lost_before_release()) });
+}
+
+fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
+    if !is_released && lease.lost_before_release() {
+        events::lost(lease.origin(), lease.held_for(), Loss::FoundAtRelease);
+    }
+    events::released(lease.origin(), lease.held_for(), was_held);
 }
 
 /// The requests of the next waiter of this process, and when the first one is due, if the release has begun them.
@@ -245,12 +253,6 @@ async fn wait_for_renewals(core: &PoolCore, leases: &[Arc<Lease>]) {
     let _ = timeout(core.config.request_timeout, all).await;
 }
 
-fn lost() -> LockError {
-    LockError::new(ErrorKind::Lost, "the lock was no longer held when it was released").remedy(
-        "another holder may have run meanwhile: check the fence where you write, or choose a longer ttl",
-    )
-}
-
 /// Releases `leases` by one request, also while their holders run: the end of a shutdown.
 pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>>) {
     leases.retain(|lease| lease.begin_release());
@@ -265,7 +267,7 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
         match outcomes.next().unwrap_or_else(|| Err(silence())) {
             Ok(outcome) => {
                 let was_held = outcome != ReleaseOutcome::NotHeld;
-                events::released(lease.origin(), lease.held_for(), was_held);
+                report_released(lease, was_held, was_held);
                 core.tracker.remove_ended(lease, true);
             }
             Err(error) => {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::base::clock::Instant;
-use crate::exec::event_thread;
-use crate::lease::lease::Loss;
+use crate::base::loss::Loss;
+use crate::exec::{event_thread, events};
 use crate::lease::tracker::PoolPhase;
 use crate::lock::core::PoolCore;
 use crate::lock::linger;
@@ -36,7 +36,9 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     linger::end_all(&core);
     if !idle_by(&core, clock.now() + grace).await {
         for lease in core.tracker.leases() {
-            lease.lose(Loss::PoolClosed);
+            if lease.lose(Loss::PoolClosed) {
+                events::lost(lease.origin(), lease.held_for(), Loss::PoolClosed);
+            }
         }
         // Cancelled bodies end at their next await, and release. The leases of the others are released here.
         let cancel_time = request_timeout.min(Duration::from_millis(500));
@@ -46,8 +48,8 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         }
     }
     let after = core.tracker.counts();
-    core.tracker.advance(PoolPhase::Closed);
     core.store_status.close();
+    core.tracker.advance(PoolPhase::Closed);
     let _ = timeout(request_timeout, core.backend().close()).await;
     // A program that ends now would lose them.
     event_thread::flushed(request_timeout / 2).await;

@@ -15,6 +15,7 @@ use crate::backend::DynBackend;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
+use crate::base::metrics::PoolMetrics;
 use crate::base::options::OnOutage;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::events;
@@ -92,6 +93,7 @@ impl Reachability {
 pub(crate) struct StoreStatus {
     clock: Clock,
     on_outage: OnOutage,
+    metrics: Arc<PoolMetrics>,
     /// Rejects all waiters.
     reject_waiters: Box<dyn Fn(&LockError) + Send + Sync>,
     /// The name of the pool, for events.
@@ -111,11 +113,13 @@ impl StoreStatus {
     pub(crate) fn new(
         clock: Clock,
         on_outage: OnOutage,
+        metrics: Arc<PoolMetrics>,
         reject_waiters: impl Fn(&LockError) + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             clock,
             on_outage,
+            metrics,
             reject_waiters: Box::new(reject_waiters),
             pool: OnceCell::new(),
             is_up: AtomicBool::new(true),
@@ -162,13 +166,32 @@ impl StoreStatus {
         }
     }
 
-    /// The pool is shut down: no event follows.
+    /// The pool is shut down or dropped: no event follows, and the metrics say no longer that the store is down.
     pub(crate) fn close(&self) {
-        *self.reachability() = Reachability::Closed;
+        {
+            let mut reachability = self.reachability();
+            // The next pool may have the name by now.
+            if matches!(*reachability, Reachability::Closed) {
+                return;
+            }
+            *reachability = Reachability::Closed;
+            self.is_up.store(true, Ordering::Relaxed);
+            self.metrics.set_store_up(true);
+        }
+        self.metrics.publish_status();
     }
 
-    /// Applies `change` to the state. Events are sent under the mutex, so in its order.
+    /// Applies `change` to the state. Events are sent under the mutex, so in its order. The recorder of metrics runs in
+    /// this thread, and so behind it.
     fn change(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
+        let change = self.change_locked(change);
+        if matches!(change, Change::Lost | Change::Back(_)) {
+            self.metrics.publish_status();
+        }
+        change
+    }
+
+    fn change_locked(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
         let mut reachability = self.reachability();
         let change = change(&mut reachability);
         let is_up = matches!(*reachability, Reachability::Up | Reachability::Closed);
@@ -176,8 +199,14 @@ impl StoreStatus {
         let pool = self.pool.get().map_or("unnamed", |name| name);
         match (&change, &*reachability) {
             (Change::Suspected, _) => self.suspected.notify_one(),
-            (Change::Lost, Reachability::Down { error, .. }) => events::store_lost(pool, error),
-            (Change::Back(after), _) => events::store_back(pool, *after),
+            (Change::Lost, Reachability::Down { error, .. }) => {
+                events::store_lost(pool, error);
+                self.metrics.set_store_up(false);
+            }
+            (Change::Back(after), _) => {
+                events::store_back(pool, *after);
+                self.metrics.set_store_up(true);
+            }
             (Change::None | Change::Lost, _) => {}
         }
         change
@@ -311,7 +340,7 @@ mod tests {
                 counted.fetch_add(1, Ordering::SeqCst);
             };
             let (clock, error) = (Clock::Boot, failure());
-            let status = StoreStatus::new(clock, on_outage, reject);
+            let status = StoreStatus::new(clock, on_outage, Arc::default(), reject);
             status.report(clock.now(), Err(&BackendError::new(FailureKind::Rejected, "READONLY")));
             assert!(status.is_up.load(Ordering::SeqCst), "a rejection is an answer");
             status.report_disconnect(&error);
@@ -333,5 +362,81 @@ mod tests {
             status.report(clock.now(), Ok(()));
             assert!(status.refusal().is_none() && !status.is_refusing());
         }
+    }
+
+    /// The recorder of the program blocks in the gauge. Acquires are refused all the same.
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn a_recorder_that_blocks_stops_no_other_call() {
+        use std::sync::mpsc;
+
+        use metrics::{Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Unit};
+
+        struct Blocks {
+            gauge: Arc<BlockingGauge>,
+        }
+        struct BlockingGauge {
+            entered: mpsc::SyncSender<()>,
+            leave: std::sync::Mutex<mpsc::Receiver<()>>,
+        }
+        impl GaugeFn for BlockingGauge {
+            fn increment(&self, _: f64) {}
+
+            fn decrement(&self, _: f64) {}
+
+            fn set(&self, _: f64) {
+                self.entered.send(()).unwrap();
+                self.leave.lock().unwrap().recv().unwrap();
+            }
+        }
+        impl metrics::Recorder for Blocks {
+            fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: metrics::SharedString) {}
+
+            fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: metrics::SharedString) {}
+
+            fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: metrics::SharedString) {}
+
+            fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+                Counter::noop()
+            }
+
+            fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+                Gauge::from_arc(self.gauge.clone())
+            }
+
+            fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+                Histogram::noop()
+            }
+        }
+
+        let (entered, is_entered) = mpsc::sync_channel(8);
+        let (leave, leaves) = mpsc::channel();
+        let gauge = Arc::new(BlockingGauge { entered, leave: std::sync::Mutex::new(leaves) });
+        let metrics = Arc::<PoolMetrics>::default();
+        metrics.set_pool(&Arc::from("blocked"));
+        let clock = Clock::Boot;
+        let status = StoreStatus::new(clock, OnOutage::Fail, metrics, |_| ());
+        *status.reachability() = Reachability::Failing { since: Instant::from_nanos(0) };
+        let reports = std::thread::spawn({
+            let status = status.clone();
+            move || {
+                metrics::with_local_recorder(&Blocks { gauge }, || {
+                    status.report(clock.now(), Err(&failure()));
+                });
+            }
+        });
+        is_entered.recv().unwrap();
+        let (answer, answered) = mpsc::channel();
+        let asks = std::thread::spawn({
+            let status = status.clone();
+            move || answer.send(status.refusal().is_some()).unwrap()
+        });
+        let refused = answered.recv_timeout(Duration::from_secs(60));
+        for _ in 0..8 {
+            leave.send(()).unwrap();
+        }
+        assert_eq!(refused, Ok(true));
+        asks.join().unwrap();
+        reports.join().unwrap();
     }
 }

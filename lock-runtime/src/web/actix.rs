@@ -206,7 +206,7 @@ where
             let label = LockLabel::Site(lock.template.site());
             let entered = match key_of(&lock.template, &request) {
                 Ok(key) => lock.route.enter(Ok(key), label).await,
-                Err(error) => Err(error.at(label.template())),
+                Err(error) => Err(error.at(label.lock_name())),
             };
             let entered = match entered {
                 Ok(entered) => entered,

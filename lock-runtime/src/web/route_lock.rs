@@ -65,7 +65,7 @@ impl RouteLock {
         let pool = match &self.pool {
             RoutePool::Given(pool) => pool.clone(),
             RoutePool::Named(name) => {
-                named_pools::find(name).map_err(|error| error.at(label.template()))?
+                named_pools::find(name).map_err(|error| error.at(label.lock_name()))?
             }
         };
         let keys = key.and_then(Key::checked).map(|key| vec![key]);

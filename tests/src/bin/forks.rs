@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
@@ -13,6 +14,30 @@ use fork::Fork;
 use lock_runtime::{LockError, LockPool, distributed_lock};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
+use tracing::Subscriber;
+use tracing::span::{Attributes, Id, Record};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How many spans of the pool's calls the subscriber was told of, or about, in this process.
+static SPANS: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts what becomes of the spans.
+struct CountSpans;
+
+impl<S: Subscriber> Layer<S> for CountSpans {
+    fn on_new_span(&self, _: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        SPANS.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn on_record(&self, _: &Id, _: &Record<'_>, _: Context<'_, S>) {
+        SPANS.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn on_close(&self, _: Id, _: Context<'_, S>) {
+        SPANS.fetch_add(1, Ordering::SeqCst);
+    }
+}
 
 const SOON: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -79,6 +104,10 @@ fn warm_up(runtime: &Runtime, pool: &LockPool, url: &str) {
 }
 
 fn main() -> ExitCode {
+    let spans = CountSpans.with_filter(tracing_subscriber::filter::filter_fn(|metadata| {
+        metadata.is_span() && metadata.target() == "lock_runtime"
+    }));
+    tracing_subscriber::registry().with(spans).init();
     let url = std::env::args().nth(1).unwrap_or_default();
     let parent = runtime();
     // A request that gets no answer is not repeated before the program has printed that.
@@ -88,10 +117,23 @@ fn main() -> ExitCode {
     warm_up(&parent, &pool, &url);
     let acquire = |key: &'static str| pool.lock(key).fencing(false).acquire();
     let guard = parent.block_on(acquire("parent")).expect("a lock");
+    // A body that both processes have.
+    let (entered, is_entered) = tokio::sync::oneshot::channel();
+    let mut body = Box::pin(pool.lock("body").fencing(false).run(async {
+        let _ = entered.send(());
+        std::future::pending::<()>().await;
+    }));
+    parent.block_on(async {
+        tokio::select! {
+            _ = body.as_mut() => unreachable!("it is pending"),
+            entered = is_entered => entered.expect("the body runs"),
+        }
+    });
     // A used token does not show whether parent and child would draw the same next one.
     match fork::fork().expect("a fork") {
         Fork::Child => {
             let child = runtime();
+            SPANS.store(0, Ordering::SeqCst);
             println!("child, acquire: {}", child.block_on(told(acquire("any"))));
             println!("child, annotated: {}", child.block_on(told(annotated())));
             println!("child, health: {}", child.block_on(told(pool.health())));
@@ -100,9 +142,11 @@ fn main() -> ExitCode {
             let lost = async { Err::<(), _>(guard.lost().await) };
             println!("child, lost: {}", child.block_on(told(lost)));
             println!("child, release: {}", child.block_on(told(guard.release())));
+            println!("child, body: {}", child.block_on(told(body.as_mut())));
             let shutdown = async { Ok(pool.shutdown(SOON).await) };
             println!("child, shutdown: {}", child.block_on(told(shutdown)));
-            drop(pool);
+            drop((pool, body));
+            println!("child, spans: {}", SPANS.load(Ordering::SeqCst));
             let own = child.block_on(lock_runtime::init(&url)).expect("a pool of its own");
             println!(
                 "child, the parent's lock is busy: {}",
@@ -129,7 +173,7 @@ fn main() -> ExitCode {
             while parent.block_on(is_busy(&pool, "ready")) {
                 sleep(PAUSE);
             }
-            drop((guard, end));
+            drop((guard, end, body));
             // The child has dropped its copy of the runtime, and of the connection on it.
             assert_eq!(fork::waitpid(child).expect("the child has ended"), 0);
             println!("parent, another: {}", parent.block_on(told(acquire("another"))));

@@ -33,7 +33,7 @@ async fn pass(time: Duration) {
 /// Renewed every three seconds, unless `options` say otherwise.
 fn spec_of(options: LockOptions) -> LockSpec {
     let keys: Arc<[Key]> = [Key::from_static("k")].into();
-    let label = LockLabel::Key(keys[0].clone());
+    let label = LockLabel::of_key(keys[0].clone());
     LockSpec::new(label, keys, Policy::new(&options, &Defaults::default()).unwrap(), "app:")
 }
 
@@ -441,4 +441,27 @@ async fn a_lease_knows_its_place_in_the_queue_of_renewals() {
     assert_eq!(lease.scheduled_at(), two);
     let holder = lease.holder();
     assert_eq!((holder.lease, holder.owner, holder.since), (1, lease.owner, one));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_measured_until_its_loss() {
+    let clock = clock().await;
+    let lease = granted(plain(), clock);
+    pass(secs(2)).await;
+    assert_eq!(lease.held_until_loss(), secs(2));
+    assert!(lease.lose(Loss::Taken));
+    pass(secs(60)).await;
+    assert_eq!((lease.held_until_loss(), lease.held_for()), (secs(2), secs(62)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_finds_a_loss_that_was_not_known() {
+    let clock = clock().await;
+    let lease = granted(plain(), clock);
+    assert!(lease.begin_release());
+    assert!(lease.lost_before_release() && !lease.lost_before_release(), "once");
+    assert_eq!(lease.loss(), Some(Loss::FoundAtRelease));
+    let lost = granted(plain(), clock);
+    assert!(lost.lose(Loss::Expired) && lost.begin_release() && !lost.lost_before_release());
+    assert_eq!(lost.loss(), Some(Loss::Expired));
 }

@@ -1,20 +1,22 @@
-//! The content of tracing events, and what they never contain.
+//! The content of tracing events.
 
-#![allow(clippy::disallowed_methods)]
-
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::pin::pin;
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::routing::get;
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
-use lock_runtime::{LockError, LockPool, distributed_lock};
-use lock_tests::logs::OnEvent;
+use lock_runtime::web::LockLayer;
+use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_tests::RedisServer;
 use lock_tests::prelude::*;
-use lock_tests::{RedisServer, eventually_async};
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level};
+use tower::ServiceExt;
+use tracing::Level;
+
+use crate::seen::{Traced, watch};
 
 #[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s")]
 async fn settle(pool: &LockPool, id: u64, takes: Duration) -> Result<(), LockError> {
@@ -53,16 +55,23 @@ async fn a_wait_is_traced() {
     let server = RedisServer::start();
     let pool = installed("waits", &server).await;
     server.cli(&["SET", "order:7", "another", "PX", "1500"]);
-    let guard = pool.lock("order:7").ttl(ms(5_000)).wait(ms(20_000)).acquire().await.unwrap();
+    let guard = pool
+        .lock("order:7")
+        .template("order:<id>")
+        .ttl(ms(5_000))
+        .wait(ms(20_000))
+        .acquire()
+        .await
+        .unwrap();
     let fence = guard.fence().unwrap().to_string();
     guard.release().await.unwrap();
     let traced = Traced::of("waits").await_event("released").await;
     let contended = traced.one("contended");
-    contended.has(&[("lock", "order:7"), ("pool", "waits")]);
+    contended.has(&[("lock", "order:<id>"), ("pool", "waits")]);
     assert_eq!(contended.fields.get("name"), None, "no function");
     assert!((1..=1_500).contains(&contended.number("expires_in_ms")), "{contended:?}");
     let acquired = traced.one("acquired");
-    acquired.has(&[("lock", "order:7"), ("fence", &fence)]);
+    acquired.has(&[("lock", "order:<id>"), ("fence", &fence)]);
     assert!((300..20_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
 }
 
@@ -101,12 +110,12 @@ async fn a_wait_in_the_process_queue_is_traced() {
 async fn a_loss_is_traced() {
     let server = RedisServer::start();
     let pool = installed("losses", &server).await;
-    let guard = pool.lock("order:7").ttl(ms(3_000)).acquire().await.unwrap();
+    let guard = pool.lock("order:7").template("order:<id>").ttl(ms(3_000)).acquire().await.unwrap();
     server.cli(&["DEL", "order:7"]);
     assert!(guard.lost().await.is_lost());
     let traced = Traced::of("losses").await_event("lost").await;
     let lost = traced.one("lost");
-    lost.has(&[("lock", "order:7"), ("pool", "losses"), ("reason", "Taken")]);
+    lost.has(&[("lock", "order:<id>"), ("pool", "losses"), ("reason", "taken")]);
     assert_eq!(lost.level, Level::WARN);
     assert!(lost.number("held_ms") < 10_000);
     drop(guard);
@@ -117,110 +126,95 @@ async fn a_loss_is_traced() {
         .has(&[("was_held", "false")]);
 }
 
+/// Also a call without a template keeps its key out.
+#[tokio::test]
+async fn ends_without_a_grant_are_traced() {
+    watch();
+    let pool = LockPool::builder("memory://").max_waiters(1).connect().await.unwrap();
+    lock_runtime::install("ends", pool.clone()).unwrap();
+    let holder = pool.lock("order:7").acquire().await.unwrap();
+    let waits = pool.lock("order:7").template("order:<id>").wait(ms(200)).acquire().await;
+    assert_eq!(waits.unwrap_err().kind(), ErrorKind::Conflict);
+    // Gives up while it waits.
+    let given_up = pool.lock("order:7").wait(DEADLINE).acquire();
+    assert!(tokio::time::timeout(ms(20), given_up).await.is_err());
+    let mut queued = pin!(pool.lock("order:7").wait(DEADLINE).acquire());
+    assert!(poll_once(queued.as_mut()).await.is_none());
+    for _ in 0..100 {
+        let error = pool.lock("order:7").acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::QueueFull);
+    }
+    drop(holder);
+    assert_eq!(pool.lock("").acquire().await.unwrap_err().kind(), ErrorKind::InvalidKey);
+    let traced = Traced::of("ends").await_event("not acquired").await;
+    let conflict = traced.all("conflict")[0];
+    conflict.has(&[("lock", "order:<id>"), ("pool", "ends")]);
+    assert!((200..20_000).contains(&conflict.number("waited_ms")), "{conflict:?}");
+    traced.all("cancelled")[0].has(&[("lock", "unnamed")]);
+    let full = traced.all("queue full");
+    assert!((1..20).contains(&full.len()), "one a second: {full:#?}");
+    assert_eq!((full[0].level, full[0].number("rejected")), (Level::WARN, 1));
+    let refused = traced.one("not acquired");
+    refused.has(&[("lock", "unnamed")]);
+    assert!(refused.fields["error"].contains("empty"), "{refused:?}");
+    assert!(!format!("{:?}", traced.events).contains("order:7"));
+}
+
+/// The holder that a shutdown cancels learns of it, and so does the log.
+#[tokio::test]
+async fn a_shutdown_that_cancels_is_traced() {
+    watch();
+    let pool = memory().await;
+    lock_runtime::install("closes", pool.clone()).unwrap();
+    let guard = pool.lock("order:7").acquire().await.unwrap();
+    pool.shutdown(Duration::ZERO).await;
+    assert_eq!(guard.lost().await.kind(), ErrorKind::PoolClosed);
+    let traced = Traced::of("closes").await_event("lost").await;
+    traced.one("lost").has(&[("reason", "pool_closed"), ("lock", "unnamed")]);
+}
+
 #[tokio::test]
 async fn failures_are_traced() {
-    LazyLock::force(&EVENTS);
+    watch();
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let pool = LockPool::with_backend(backend).connect().await.unwrap();
     lock_runtime::install("trouble", pool.clone()).unwrap();
     // Before the acquire, which meets neither: a renewal may come before the next line.
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
-    let guard = pool.lock("order:7").ttl(ms(3_000)).acquire().await.unwrap();
+    let guard = pool.lock("order:7").template("order:<id>").ttl(ms(3_000)).acquire().await.unwrap();
     let traced = Traced::of("trouble").await_event("renewed").await;
     let missed = traced.one("not renewed yet");
-    missed.has(&[("lock", "order:7"), ("pool", "trouble"), ("error", "a planned failure")]);
+    missed.has(&[("lock", "order:<id>"), ("pool", "trouble"), ("error", "a planned failure")]);
     assert_eq!(missed.level, Level::WARN);
     guard.release().await.unwrap();
     let traced = Traced::of("trouble").await_event("released").await;
-    traced.one("not released yet").has(&[("lock", "order:7"), ("error", "a planned failure")]);
+    traced.one("not released yet").has(&[("lock", "order:<id>"), ("error", "a planned failure")]);
+}
+
+/// Its key is computed, and so not in the template.
+#[tokio::test]
+async fn a_locked_route_can_have_a_template() {
+    watch();
+    let pool = memory().await;
+    lock_runtime::install("routes", pool.clone()).unwrap();
+    let tenant = |head: &axum::http::request::Parts| format!("tenant:{}", head.uri.path());
+    let lock = LockLayer::new(tenant).pool(&pool).template("tenant:<path>").wait(Duration::ZERO);
+    let routes = Router::new().route("/a", get(async || ())).layer(lock);
+    let _held = pool.lock("tenant:/a").acquire().await.unwrap();
+    let request = Request::get("/a").body(Body::empty()).unwrap();
+    let response = routes.oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    let traced = Traced::of("routes").await_event("answered with an error").await;
+    for message in ["conflict", "answered with an error"] {
+        traced.one(message).has(&[("lock", "tenant:<path>")]);
+    }
 }
 
 /// A pool with a name that selects its events.
 async fn installed(name: &str, server: &RedisServer) -> LockPool {
-    LazyLock::force(&EVENTS);
+    watch();
     let pool = LockPool::connect(&server.url()).await.unwrap();
     lock_runtime::install(name, pool.clone()).unwrap();
     pool
-}
-
-/// All events of the target, of all threads and tests.
-static EVENTS: LazyLock<Arc<Mutex<Vec<Seen>>>> = LazyLock::new(|| {
-    let events = Arc::<Mutex<Vec<Seen>>>::default();
-    let collected = events.clone();
-    let collect = move |event: &Event<'_>| {
-        let mut seen = Seen { level: *event.metadata().level(), fields: BTreeMap::new() };
-        event.record(&mut seen);
-        collected.lock().unwrap().push(seen);
-    };
-    tracing::subscriber::set_global_default(OnEvent(collect)).unwrap();
-    events
-});
-
-#[derive(Clone, Debug)]
-struct Seen {
-    level: Level,
-    fields: BTreeMap<&'static str, String>,
-}
-
-impl Seen {
-    #[track_caller]
-    fn has(&self, fields: &[(&str, &str)]) {
-        for (name, value) in fields {
-            assert_eq!(self.fields.get(name).map(String::as_str), Some(*value), "{name}: {self:?}");
-        }
-    }
-
-    #[track_caller]
-    fn number(&self, field: &str) -> u64 {
-        self.fields[field].parse().unwrap()
-    }
-}
-
-impl Visit for Seen {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.fields.insert(field.name(), format!("{value:?}"));
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.fields.insert(field.name(), value.into());
-    }
-}
-
-/// The events of one pool.
-struct Traced {
-    pool: &'static str,
-    events: Vec<Seen>,
-}
-
-impl Traced {
-    fn of(pool: &'static str) -> Self {
-        let events = EVENTS.lock().unwrap();
-        let of_pool = |seen: &&Seen| seen.fields.get("pool").is_some_and(|it| it == pool);
-        Self { pool, events: events.iter().filter(of_pool).cloned().collect() }
-    }
-
-    async fn await_event(self, message: &str) -> Self {
-        self.await_events(message, 1).await
-    }
-
-    async fn await_events(mut self, message: &str, count: usize) -> Self {
-        eventually_async(Duration::from_secs(20), message, async || {
-            self = Self::of(self.pool);
-            self.all(message).len() >= count
-        })
-        .await;
-        self
-    }
-
-    fn all(&self, message: &str) -> Vec<&Seen> {
-        self.events.iter().filter(|seen| seen.fields["message"] == message).collect()
-    }
-
-    #[track_caller]
-    fn one(&self, message: &str) -> &Seen {
-        let all = self.all(message);
-        assert_eq!(all.len(), 1, "{message}: {:#?}", self.events);
-        all[0]
-    }
 }

@@ -1,0 +1,191 @@
+//! Every event and span of the guide occurs with the fields that the guide names, and nothing else does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::response::IntoResponse;
+use lock_runtime::backend::FailureKind;
+use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
+use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_tests::prelude::*;
+use lock_tests::runtimes::current_thread;
+use lock_tests::{RedisServer, eventually_async, in_own_process};
+
+use crate::guide::{names, rows};
+use crate::seen::{Traced, all_events, all_spans, block, watch};
+
+/// In the keys of all calls.
+const CANARY: &str = "canary-of-a-key";
+const PASSWORD: &str = "canary-of-a-password";
+
+#[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s")]
+async fn settle(pool: &LockPool, id: &str, takes: Duration) -> Result<(), LockError> {
+    tokio::time::sleep(takes).await;
+    Ok(())
+}
+
+/// Would wait for itself.
+#[distributed_lock(key = "order:<id>", pool = pool, ttl = "3s")]
+async fn settle_twice(pool: &LockPool, id: &str) -> Result<(), LockError> {
+    settle(pool, id, Duration::ZERO).await
+}
+
+#[distributed_lock(key = "shared", pool = "redis")]
+async fn share() -> Result<(), LockError> {
+    Ok(())
+}
+
+#[distributed_lock(key = "shared", pool = "redis")]
+async fn share_too() -> Result<(), LockError> {
+    share().await
+}
+
+async fn installed(name: &str, pool: LockPool) -> LockPool {
+    lock_runtime::install(name, pool.clone()).unwrap();
+    pool
+}
+
+/// Makes every event occur.
+async fn all_of_it() {
+    watch();
+    let server = RedisServer::builder().password(PASSWORD).start();
+    let builder = LockPool::builder(server.url()).max_waiters(1);
+    let pool = installed("redis", builder.connect().await.unwrap()).await;
+    // Handed off, and renewed.
+    let (one, two) =
+        tokio::join!(settle(&pool, CANARY, ms(1_500)), settle(&pool, CANARY, Duration::ZERO));
+    one.and(two).unwrap();
+    Traced::of("redis").await_event("handed off").await;
+    // Contended by another process, and a conflict.
+    let order = |text: &str| format!("{text}:{CANARY}");
+    server.cli(&["SET", &order("order"), "another", "PX", "60000"]);
+    let waits = pool.lock(order("order")).wait(ms(300)).acquire().await;
+    assert_eq!(waits.unwrap_err().kind(), ErrorKind::Conflict);
+    // A full queue, and a wait that is given up.
+    let guard = pool.lock(order("held")).ttl(ms(3_000)).acquire().await.unwrap();
+    {
+        let mut waiter = pin!(pool.lock(order("held")).wait(DEADLINE).acquire());
+        assert!(poll_once(waiter.as_mut()).await.is_none());
+        let error = pool.lock(order("held")).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::QueueFull);
+    }
+    Traced::of("redis").await_event("cancelled").await;
+    assert_eq!(share_too().await.unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    // Refused calls, and their answers, with keys in the errors.
+    drop(pool.lock("").acquire().await.unwrap_err().into_response());
+    let twice = settle_twice(&pool, &format!("{CANARY}-2")).await.unwrap_err();
+    assert!(twice.kind() == ErrorKind::WouldDeadlock && twice.key().is_some(), "{twice}");
+    assert!(twice.into_response().status().is_server_error());
+    let reserved = pool.lock(format!("lock_runtime:{CANARY}")).template("reserved").acquire().await;
+    let reserved = reserved.unwrap_err();
+    assert_eq!(reserved.kind(), ErrorKind::InvalidKey);
+    drop(reserved.into_response());
+    let lost = {
+        server.cli(&["DEL", &order("held")]);
+        guard.lost().await
+    };
+    drop(lost.into_response());
+    drop(guard);
+    Traced::of("redis").await_event("lost").await;
+    // A failed renewal and release.
+    let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
+    let faulty = LockPool::with_backend(backend).connect().await.unwrap();
+    let faulty = installed("faulty", faulty).await;
+    faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
+    faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
+    let guard = faulty.lock(CANARY).ttl(ms(1_000)).acquire().await.unwrap();
+    Traced::of("faulty").await_event("renewed").await;
+    guard.release().await.unwrap();
+    faults.plan(Operation::Acquire, Fault::Fail(FailureKind::Rejected));
+    assert!(faulty.lock(CANARY).acquire().await.unwrap_err().is_backend());
+    // Without scripts.
+    let plain = format!("{}?scripts=off", server.url());
+    drop(LockPool::connect(&plain).await.unwrap());
+    // Down and back.
+    server.kill();
+    Traced::of("redis").await_event("the store is down").await;
+    server.restart();
+    Traced::of("redis").await_event("the store is back").await;
+    // More events than the subscriber takes.
+    block(true);
+    for _ in 0..3_000 {
+        faulty.lock(CANARY).acquire().await.unwrap().release().await.unwrap();
+    }
+    block(false);
+    eventually_async(DEADLINE, "dropped events are reported", async || {
+        drop(faulty.lock(CANARY).acquire().await.unwrap());
+        all_events().iter().any(|event| event.message().starts_with("events were dropped"))
+    })
+    .await;
+    faulty.shutdown(Duration::ZERO).await;
+    pool.shutdown(Duration::ZERO).await;
+}
+
+#[test]
+fn the_guide_names_every_event_and_span_with_its_fields() {
+    in_own_process(
+        concat!(module_path!(), "::the_guide_names_every_event_and_span_with_its_fields"),
+        || {
+            current_thread().block_on(all_of_it());
+            compare_events();
+            compare_spans();
+            let all = format!("{:?}{:?}", all_events(), all_spans());
+            for canary in [CANARY, PASSWORD] {
+                assert!(!all.contains(canary), "{}", around(&all, canary));
+            }
+        },
+    );
+}
+
+fn compare_events() {
+    let mut documented = BTreeMap::new();
+    for row in rows(&["event", "event about a store", "other event"]) {
+        let levels: BTreeSet<_> = row.cells[1].split(", ").map(str::to_uppercase).collect();
+        documented.insert(row.code(), (levels, names(&row.cells[2])));
+    }
+    let common = names("`lock` `name` `pool`");
+    let of_locks: BTreeSet<_> = rows(&["event"]).iter().map(|row| row.code()).collect();
+    let mut seen = BTreeMap::new();
+    for event in all_events() {
+        let (levels, fields): &mut (BTreeSet<String>, BTreeSet<String>) =
+            seen.entry(event.message().to_owned()).or_default();
+        levels.insert(event.level.to_string());
+        let names = event.fields.keys().filter(|name| **name != "message");
+        let names: BTreeSet<_> = names.map(|&name| name.to_owned()).collect();
+        if of_locks.contains(event.message()) {
+            assert!(names.contains("lock") && names.contains("pool"), "{event:?}");
+            fields.extend(names.difference(&common).cloned());
+        } else {
+            fields.extend(names);
+        }
+    }
+    assert_eq!(seen, documented);
+    let explained: BTreeSet<_> = rows(&["field"]).iter().flat_map(|row| names(&row.name)).collect();
+    let used = documented.into_values().flat_map(|(_, fields)| fields).chain(common);
+    let of_spans = rows(&["span"]).iter().flat_map(|row| names(&row.cells[2])).collect::<Vec<_>>();
+    assert_eq!(used.chain(of_spans).collect::<BTreeSet<_>>(), explained);
+}
+
+fn compare_spans() {
+    let mut seen = BTreeMap::new();
+    for span in all_spans().into_iter().filter(|span| span.target == "lock_runtime") {
+        assert!(span.is_closed, "{span:?}");
+        let declared: BTreeSet<_> = span.declared.iter().map(|&name| name.to_owned()).collect();
+        let (level, recorded): &mut (String, BTreeSet<String>) =
+            seen.entry(span.name.to_owned()).or_default();
+        *level = span.level.to_string();
+        recorded.extend(span.fields.keys().map(|&name| name.to_owned()));
+        assert!(recorded.is_subset(&declared));
+    }
+    let documented: BTreeMap<_, _> = rows(&["span"])
+        .into_iter()
+        .map(|row| (row.code(), (row.cells[1].to_uppercase(), names(&row.cells[2]))))
+        .collect();
+    assert_eq!(seen, documented);
+}
+
+fn around<'a>(text: &'a str, canary: &str) -> &'a str {
+    let at = text.find(canary).unwrap();
+    &text[at.saturating_sub(300)..(at + 100).min(text.len())]
+}

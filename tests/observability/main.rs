@@ -1,0 +1,12 @@
+//! Events, spans and metrics: their content, that the guide names each, and what they never contain.
+
+#![allow(clippy::disallowed_methods)]
+
+mod documented;
+mod events;
+mod guide;
+mod metered;
+mod seen;
+mod sites;
+mod spans;
+mod subscribers;
