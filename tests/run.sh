@@ -129,7 +129,7 @@ all=(--all-features)
 
 step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
-step "building with each feature alone" tests/features.sh
+step "building with single features" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing the lock libraries of other languages" tests/foreign/install.sh
 # Most tests wait: more of them run at once than there are cores.
@@ -172,6 +172,9 @@ for store in etcd mysql postgres zookeeper; do
     fi
 done
 program engines wait_queue::hand_offs
+if ! rust-analyzer --version >/dev/null 2>&1; then
+    echo "==> skipped: rust-analyzer is not installed (rustup component add rust-analyzer): project language_server"
+fi
 tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
 tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps

@@ -19,6 +19,7 @@ pub(crate) struct Args {
     pub(crate) max_hold: Option<Time>,
     pub(crate) min_hold: Option<Time>,
     pub(crate) lock_delay: Option<Time>,
+    pub(crate) linger: Option<Time>,
     pub(crate) on_conflict: Option<OnConflict>,
     pub(crate) on_lost: Option<Choice>,
     pub(crate) release: Option<Choice>,
@@ -93,6 +94,7 @@ impl Args {
             "max_hold" => self.max_hold = value::time(name, value, errors),
             "min_hold" => self.min_hold = value::time(name, value, errors),
             "lock_delay" => self.lock_delay = value::time(name, value, errors),
+            "linger" => self.linger = value::time(name, value, errors),
             "on_conflict" => self.on_conflict = Some(on_conflict::on_conflict(value)?),
             "on_lost" => self.on_lost = Some(on_conflict::on_lost(&value)?),
             "release" => self.release = Some(on_conflict::release(&value)?),
@@ -173,7 +175,7 @@ mod tests {
     #[test]
     fn every_argument_is_parsed() {
         let text = r#"key = "a:<id>", ttl = "5s", wait = "forever", renew = "1s", max_hold = "1m", min_hold = "1s", lock_delay = "1s",
-            on_conflict = "skip", on_lost = "notify", release = "background", on_error = |e| Err(e), pool = self.locks, guard = lock,
+            linger = "1s", on_conflict = "skip", on_lost = "notify", release = "background", on_error = |e| Err(e), pool = self.locks, guard = lock,
             when = a > b, reentrant = true, retry_delay = "1ms", retry_count = 3, name = "n", crate = a::b,"#;
         assert_eq!(messages(text), [""; 0]);
     }

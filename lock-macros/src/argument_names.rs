@@ -3,7 +3,7 @@
 use crate::diagnostics::{closest, listed};
 
 /// Every argument with an example.
-const ARGUMENTS: [(&str, &str); 19] = [
+const ARGUMENTS: [(&str, &str); 20] = [
     ("key", "key = \"order:<id>\""),
     ("keys", "keys = [\"account:<from>\", \"account:<to>\"]"),
     ("ttl", "ttl = \"30s\""),
@@ -12,6 +12,7 @@ const ARGUMENTS: [(&str, &str); 19] = [
     ("max_hold", "max_hold = \"10m\""),
     ("min_hold", "min_hold = \"50s\""),
     ("lock_delay", "lock_delay = \"2s\""),
+    ("linger", "linger = \"50ms\""),
     ("on_conflict", "on_conflict = \"skip\""),
     ("on_lost", "on_lost = \"notify\""),
     ("release", "release = \"background\""),
@@ -42,7 +43,7 @@ const PLANNED: [(&str, &str); 3] = [
 const AMBIGUOUS: [&str; 4] = ["timeout", "lock_timeout", "timeout_ms", "lock_time"];
 
 /// Names in other libraries, by the argument with the same meaning.
-const FOREIGN: [(&str, &[&str]); 16] = [
+const FOREIGN: [(&str, &[&str]); 17] = [
     (
         "key",
         &["resource", "id", "lock_key", "lock_name", "lock_id", "value", "mutex", "path", "topic"],
@@ -113,6 +114,7 @@ const FOREIGN: [(&str, &[&str]); 16] = [
     ("max_hold", &["max_lease", "max_lifetime", "max_duration"]),
     ("min_hold", &["lock_at_least_for", "lock_at_least", "at_least"]),
     ("lock_delay", &["lockdelay", "delay_after_loss"]),
+    ("linger", &["sticky", "affinity", "keep_for", "idle_timeout"]),
     (
         "on_conflict",
         &["on_busy", "on_locked", "on_failure", "fail_strategy", "fallback", "otherwise", "skip"],

@@ -28,6 +28,7 @@ pub(crate) fn check(args: &Args, function: &Function, params: &Params, errors: &
     fallback(args, function, params, errors);
     times(args, errors);
     tries(args, errors);
+    linger(args, errors);
     reentrant(args, errors);
     twins(args, function, errors);
 }
@@ -357,6 +358,31 @@ fn tries(args: &Args, errors: &mut Errors) {
         if let Some(span) = args.written(name) {
             let message = format!(
                 "`wait = \"0s\"` is one attempt, and `{name}` is about retries\nhelp: leave `{name}` out, or set a longer `wait`"
+            );
+            errors.push(span, message);
+        }
+    }
+}
+
+/// A lock that lingers has one lease for several holds.
+fn linger(args: &Args, errors: &mut Errors) {
+    let Some(Time::Constant(linger)) = &args.linger else { return };
+    if linger.value > LONGEST_DELAY {
+        errors.push(
+            linger.span,
+            "`linger` is at most `\"1m\"`: it is how long a process keeps a lock that it does not use",
+        );
+    }
+    let min_hold = args.min_hold.as_ref().and_then(Time::constant);
+    for (name, is_excluded) in [
+        ("keys", true),
+        ("max_hold", true),
+        ("min_hold", min_hold.is_some_and(|min| !min.value.is_zero())),
+        ("renew", matches!(args.renew, Some(Renew::Flag(false, _)))),
+    ] {
+        if let Some(span) = args.written(name).filter(|_| is_excluded && !linger.value.is_zero()) {
+            let message = format!(
+                "`{name}` and `linger` exclude each other: a lock that lingers has one key, and one lease for several holds\nhelp: leave one of them out"
             );
             errors.push(span, message);
         }

@@ -10,26 +10,23 @@
 //!
 //! ```text
 //! pub async fn pay(&self, order: Order) -> Result<Receipt, Error> {
-//!     let __site = { static __SITE: P::Site = P::Site::new(..); &__SITE };
-//!     let __call = P::Call::new(__site).key({
-//!         let mut __key = P::KeyWriter::new(__site, 22);
-//!         P::KeyWriter::text(&mut __key, "order:");
-//!         P::KeyWriter::part(&mut __key, "order.id", &order.id, None);
-//!         P::KeyWriter::finish(__key)
-//!     });
-//!     let __error = match P::enter(__call).await {
-//!         Ok(__entry) => match __entry.run(async move {
-//!             if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
-//!             { BODY }
-//!         }).await {
-//!             Ok(__output) => return __output,
-//!             Err(__error) => __error,
-//!         },
+//!     let __error = match P::enter({
+//!         let __site = { static __SITE: P::Site = P::Site::new(..); &__SITE };
+//!         let __call = P::Call::template(__site, "order:", &[("order.id", &order.id, "")]);
+//!         __call
+//!     }).run(async move {
+//!         if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
+//!         { BODY }
+//!     }).await {
+//!         Ok(__output) => return __output,
 //!         Err(__error) => __error,
 //!     };
 //!     P::FromLockError::from_lock_error(__error)
 //! }
 //! ```
+//!
+//! Each token here is compiled once per annotated function: what has no type of the user is a call into the runtime.
+//! No generated name is in scope in the body, where a language server would offer it.
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -67,50 +64,111 @@ impl Expansion<'_> {
     fn body(&self) -> TokenStream {
         let (inner_attributes, statements) = self.function.body();
         let span = self.span;
-        let runtime = self.runtime.at(span);
-        let site = self.site();
-        let call = self.call();
-        let guard = self
-            .args
-            .guard
-            .as_ref()
-            .map(|_| quote_spanned!(span=> let __guard = #runtime::Entry::guard(&__entry);));
         let body = self.locked(self.function.with_used(statements, &self.key_roots()));
-        let conflict = self.conflict();
+        let failed = match (&self.args.guard, &self.args.on_conflict) {
+            (Some(guard), _) => self.run_with_guard(guard, &body),
+            (None, Some(OnConflict::Fallback(_))) => self.run_or_fall_back(&body),
+            (None, _) => self.run(&body),
+        };
         let error = self.error();
-        let result = quote_spanned!(span=> ::core::result::Result);
         quote_spanned! {span=>
             #inner_attributes
-            let __site = #site;
-            #call
-            let __error = match #runtime::enter(__call).await {
-                #result::Ok(__entry) => {
-                    #guard
-                    match __entry.run(#body).await {
+            let __error = #failed;
+            #error
+        }
+    }
+
+    /// Acquire and body in one future: one await less to compile per function.
+    fn run(&self, body: &TokenStream) -> TokenStream {
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let call = self.call();
+        let conflict = self.conflict();
+        let result = quote_spanned!(span=> ::core::result::Result);
+        quote_spanned! {span=>
+            match #runtime::enter(#call).run(#body).await {
+                #result::Ok(__output) => return __output,
+                #result::Err(__error) => #conflict,
+            }
+        }
+    }
+
+    /// The fallback takes the arguments before the body has moved them.
+    fn run_or_fall_back(&self, body: &TokenStream) -> TokenStream {
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let call = self.call();
+        let conflict = self.conflict();
+        let result = quote_spanned!(span=> ::core::result::Result);
+        quote_spanned! {span=>
+            match #runtime::Entering::run(
+                match #runtime::enter(#call).await {
+                    #result::Ok(__entry) => #runtime::Entering::entered(__entry),
+                    #result::Err(__error) => #runtime::Entering::refused(#conflict),
+                },
+                #body
+            ).await {
+                #result::Ok(__output) => return __output,
+                #result::Err(__error) => __error,
+            }
+        }
+    }
+
+    /// What is in scope in the body has the name `guard`: the entry, beside it the guard, and the reference to the guard.
+    fn run_with_guard(&self, guard: &Ident, body: &TokenStream) -> TokenStream {
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let call = self.call();
+        let conflict = self.conflict();
+        let result = quote_spanned!(span=> ::core::result::Result);
+        quote_spanned! {span=>
+            match #runtime::enter(#call).await {
+                #result::Ok(#guard) => {
+                    let #guard = #runtime::Entry::with_guard(#guard);
+                    match #runtime::Entry::run(#guard.0, #body).await {
                         #result::Ok(__output) => return __output,
                         #result::Err(__error) => __error,
                     }
                 }
                 #result::Err(__error) => #conflict,
-            };
-            #error
+            }
         }
     }
 
-    /// Builds the call. It borrows the arguments only until the first await.
+    /// A block that builds the call. It borrows the arguments only until the first await.
+    ///
+    /// Temporary values of the keys end before the settings are evaluated, and those of the settings before the await: they
+    /// may be guards of mutexes.
     fn call(&self) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);
-        let keys = self.keys();
+        let site = self.site();
+        let keyed = self.keyed();
         let settings = self.settings();
-        let locked = quote_spanned!(span=> #runtime::Call::new(__site) #keys #settings);
-        let Some(when) = &self.args.when else {
-            return quote_spanned!(span=> let __call = #locked;);
+        let settings =
+            (!settings.is_empty()).then(|| quote_spanned!(span=> let __call = __call #settings;));
+        let call = quote_spanned!(span=> let __call = #keyed; #settings);
+        let call = match &self.args.when {
+            None => call,
+            Some(when) => {
+                let when = quote_spanned!(located(when.span())=> let __when: bool = #when;);
+                quote_spanned! {span=>
+                    #when
+                    let __call = if __when {
+                        #call
+                        __call
+                    } else {
+                        #runtime::Call::unlocked(__site)
+                    };
+                }
+            }
         };
-        let when = quote_spanned!(located(when.span())=> let __when: bool = #when;);
         quote_spanned! {span=>
-            #when
-            let __call = if __when { #locked } else { #runtime::Call::unlocked(__site) };
+            {
+                let __site = #site;
+                #call
+                __call
+            }
         }
     }
 
@@ -172,7 +230,7 @@ impl Expansion<'_> {
         });
         let guard = self.args.guard.as_ref().map(|name| {
             let runtime = self.runtime.at(name.span());
-            quote_spanned!(located(name.span())=> let #name: &#runtime::LockGuard = &__guard;)
+            quote_spanned!(located(name.span())=> let #name: &#runtime::LockGuard = &#name.1;)
         });
         let mut body = Group::new(Delimiter::Brace, statements);
         body.set_span(span);

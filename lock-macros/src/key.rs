@@ -10,9 +10,6 @@ use crate::paths::located;
 use crate::template::{Access, Part, Slot, Template};
 use crate::value::{Keys, Source};
 
-/// Estimated length of a rendered placeholder.
-const PART: usize = 16;
-
 impl Expansion<'_> {
     /// The parameters in the key.
     pub(crate) fn key_roots(&self) -> Vec<&str> {
@@ -28,87 +25,86 @@ impl Expansion<'_> {
         templates.flat_map(Template::slots).map(|slot| slot.root.text.as_str()).collect()
     }
 
-    pub(crate) fn keys(&self) -> TokenStream {
+    /// The call, with its keys.
+    pub(crate) fn keyed(&self) -> TokenStream {
         let span = self.span;
+        let runtime = self.runtime.at(span);
         match &self.args.keys {
+            Some(Keys::One(Source::Template(literal, template))) if is_erasable(template) => {
+                let (start, values) = self.values(literal, template);
+                quote_spanned!(span=> #runtime::Call::template(__site, #start, &[#(#values),*]))
+            }
             Some(Keys::One(source)) => {
                 let key = self.source(source);
-                quote_spanned!(span=> .key(#key))
+                quote_spanned!(span=> #runtime::Call::new(__site, #key))
             }
             Some(Keys::All(sources)) => {
                 let keys = sources.iter().map(|source| self.source(source));
-                quote_spanned!(span=> .keys([#(#keys),*]))
+                quote_spanned!(span=> #runtime::Call::all(__site, [#(#keys),*]))
             }
             Some(Keys::Computed(keys)) => {
-                let runtime = self.runtime.at(keys.span());
-                let keys = quote_spanned!(located(keys.span())=> #runtime::keys(#keys));
-                quote_spanned!(span=> .keys(#keys))
+                let at_keys = self.runtime.at(keys.span());
+                let keys = quote_spanned!(located(keys.span())=> #at_keys::keys(#keys));
+                quote_spanned!(span=> #runtime::Call::all(__site, #keys))
             }
             None => TokenStream::new(),
         }
     }
 
+    /// One key. It is a block where temporary values would live on beside those of the next key.
     fn source(&self, source: &Source) -> TokenStream {
-        match source {
-            Source::Template(literal, template) => self.template(literal, template),
+        let span = self.span;
+        let runtime = self.runtime.at(span);
+        let (literal, template) = match source {
+            Source::Template(literal, template) => (literal, template),
             Source::Expression(expression) => {
                 let runtime = self.runtime.at(expression.span());
-                quote_spanned!(located(expression.span())=> #runtime::key(#expression))
+                return quote_spanned!(located(expression.span())=> #runtime::key(#expression));
             }
-        }
-    }
-
-    fn template(&self, literal: &LitStr, template: &Template) -> TokenStream {
-        let span = located(literal.span());
-        let runtime = self.runtime.at(span);
+        };
         if let Some(text) = template.literal() {
-            let text = spanned(Literal::string(text), span);
+            let text = spanned(Literal::string(text), located(literal.span()));
             return quote_spanned!(span=> #runtime::literal(#text));
         }
-        let capacity: usize = template
-            .parts
-            .iter()
-            .map(|part| match part {
-                Part::Text(text) => text.len(),
-                Part::Slot(_) => PART,
-            })
-            .sum();
-        let capacity = spanned(Literal::usize_unsuffixed(capacity), span);
-        let mut writes = TokenStream::new();
-        for (at, part) in template.parts.iter().enumerate() {
-            writes.extend(match part {
-                Part::Text(text) => {
-                    let text = spanned(Literal::string(text), span);
-                    quote_spanned!(span=> #runtime::KeyWriter::text(&mut __key, #text);)
+        let (start, values) = self.values(literal, template);
+        if is_erasable(template) {
+            return quote_spanned! {span=>
+                {
+                    let __key = #runtime::template(__site, #start, &[#(#values),*]);
+                    __key
                 }
-                Part::Slot(slot) => self.part(slot, template.parts.get(at + 1), span),
-            });
+            };
         }
+        let count = spanned(Literal::usize_unsuffixed(values.len()), span);
         quote_spanned! {span=>
             {
-                let mut __key = #runtime::KeyWriter::new(__site, #capacity);
-                #writes
+                let mut __key = #runtime::KeyWriter::new(__site, #start, #count);
+                #(#runtime::KeyWriter::value #values;)*
                 #runtime::KeyWriter::finish(__key)
             }
         }
     }
 
-    fn part(&self, slot: &Slot, next: Option<&Part>, span: Span) -> TokenStream {
-        let runtime = self.runtime.at(span);
-        let source = spanned(Literal::string(&slot.source), span);
-        let value = self.value(slot, span);
-        let next = match next {
-            Some(Part::Text(text)) => text.chars().next(),
-            _ => None,
+    /// The text at the start, and each placeholder with its value and the text behind it.
+    ///
+    /// Only values have the span of the literal: a language server shows for the literal what they resolve to.
+    fn values(&self, literal: &LitStr, template: &Template) -> (TokenStream, Vec<TokenStream>) {
+        let text = |part: Option<&Part>| match part {
+            Some(Part::Text(text)) => spanned(Literal::string(text), self.span),
+            _ => spanned(Literal::string(""), self.span),
         };
-        let next = match next {
-            Some(next) => {
-                let next = spanned(Literal::character(next), span);
-                quote_spanned!(span=> ::core::option::Option::Some(#next))
-            }
-            None => quote_spanned!(span=> ::core::option::Option::None),
-        };
-        quote_spanned!(span=> #runtime::KeyWriter::part(&mut __key, #source, &#value, #next);)
+        let start = text(template.parts.first());
+        let writer = (!is_erasable(template)).then(|| quote_spanned!(self.span=> &mut __key,));
+        let values = template.parts.iter().enumerate().filter_map(|(at, part)| {
+            let Part::Slot(slot) = part else { return None };
+            let source = spanned(Literal::string(&slot.source), self.span);
+            let span = located(literal.span());
+            let value = self.value(slot, span);
+            let value = quote_spanned!(span=> &#value);
+            let behind = text(template.parts.get(at + 1));
+            Some(quote_spanned!(self.span=> (#writer #source, #value, #behind)))
+        });
+        (start, values.collect())
     }
 
     /// `order.id`, with the span of the literal.
@@ -151,6 +147,18 @@ impl Expansion<'_> {
             None => Ident::new(name, span),
         }
     }
+}
+
+/// Whether all values of `template` can be borrowed at once, and by a pointer without their size.
+///
+/// Methods may return guards of one mutex, and `[name]` may find a `str`. The values are written one after the other then.
+fn is_erasable(template: &Template) -> bool {
+    let is_method = |access: &Access| matches!(access, Access::Method(_));
+    let is_lookup = |access: &Access| matches!(access, Access::IndexBy(_));
+    let methods = template.slots().filter(|slot| slot.tail.iter().any(is_method));
+    template.literal().is_none()
+        && methods.count() < 2
+        && !template.slots().any(|slot| slot.tail.last().is_some_and(is_lookup))
 }
 
 /// An identifier for a field or method, raw if its name is a keyword.

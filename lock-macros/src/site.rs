@@ -116,6 +116,7 @@ impl Expansion<'_> {
             ("max_hold", &args.max_hold),
             ("min_hold", &args.min_hold),
             ("lock_delay", &args.lock_delay),
+            ("linger", &args.linger),
             ("retry_delay", &args.retry_delay),
         ]
         .into_iter()

@@ -3,11 +3,13 @@
 pub use core::future::Future;
 pub use core::time::Duration;
 
+pub use crate::api::enter::Entering;
+pub use crate::api::entered::Entered as Entry;
 pub use crate::api::guard::LockGuard;
-pub use crate::api::locked_future::{Entered as Entry, Locked};
+pub use crate::api::locked_future::Locked;
 pub use crate::api::pool::LockPool;
 pub use crate::attribute::call::{Call, enter};
-pub use crate::attribute::key_template::{KeyPart, KeyWriter};
+pub use crate::attribute::key_template::{KeyPart, KeyWriter, template};
 pub use crate::attribute::return_type::{FromLockError, Skipped};
 pub use crate::base::call_site::{Location, Site};
 pub use crate::base::error::LockError;

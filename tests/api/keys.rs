@@ -2,8 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
-use lock_runtime::__private::{KeyWriter, Location, LockOptions, Site, literal};
+use lock_runtime::__private::{KeyPart, Location, LockOptions, Site, literal, template};
 use lock_runtime::{ErrorKind, Key, LockError, LockPool, distributed_lock};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -29,13 +31,11 @@ impl Template {
 
     fn render<S: AsRef<str>>(&'static self, values: &[S]) -> Result<Key, LockError> {
         assert_eq!(values.len(), self.texts.len());
-        let mut key = KeyWriter::new(&self.site, 32);
-        key.text(self.head);
-        for ((value, &text), name) in values.iter().zip(self.texts).zip(NAMES) {
-            key.part(name, value.as_ref(), text.chars().next());
-            key.text(text);
-        }
-        key.finish()
+        let values: Vec<&str> = values.iter().map(AsRef::as_ref).collect();
+        let parts = values.iter().zip(self.texts).zip(NAMES);
+        let parts: Vec<_> =
+            parts.map(|((value, &text), name)| (name, value as &dyn KeyPart, text)).collect();
+        template(&self.site, self.head, &parts)
     }
 
     /// The result of a plain format string.
@@ -290,6 +290,69 @@ async fn the_attribute_renders_like_the_table_above() {
         let key = key_of_four(&pool, "a", value, value, "d").await.unwrap();
         assert_eq!(key, TEMPLATES[3].render(&["a", value, value, "d"]).unwrap());
     }
+}
+
+/// A value that is behind a mutex, and one that is found by an index and has no size.
+struct Job {
+    label: Mutex<Label>,
+    tags: Tags,
+}
+
+struct Label(String, Duration);
+
+impl Label {
+    const fn ms(&self) -> Duration {
+        self.1
+    }
+}
+
+struct Tags(&'static str);
+
+impl std::ops::Index<usize> for Tags {
+    type Output = str;
+
+    fn index(&self, at: usize) -> &str {
+        &self.0[at..]
+    }
+}
+
+impl Job {
+    fn new(label: &str) -> Self {
+        let label = Label(label.to_owned(), Duration::from_millis(10));
+        Self { label: Mutex::new(label), tags: Tags("tag") }
+    }
+
+    fn label(&self) -> MutexGuard<'_, Label> {
+        self.label.try_lock().expect("no other guard lives")
+    }
+}
+
+#[distributed_lock(key = "<job.label().0>:<job.label().0>:<job.tags[from]>", wait = job.label().ms(), pool = pool, guard = held)]
+async fn key_of_guards(pool: &LockPool, job: &Job, from: usize) -> Result<Key, LockError> {
+    drop(job.label());
+    Ok(held.key().clone())
+}
+
+#[distributed_lock(key = "<job.label().0>", wait = job.label().ms(), pool = pool, guard = held)]
+async fn key_of_a_guard(pool: &LockPool, job: &Job) -> Result<Key, LockError> {
+    drop(job.label());
+    Ok(held.key().clone())
+}
+
+#[distributed_lock(keys = ["1:<job.label().0>", "2:<job.label().0>"], wait = job.label().ms(), pool = pool, guard = held)]
+async fn keys_of_guards(pool: &LockPool, job: &Job) -> Result<Vec<Key>, LockError> {
+    drop(job.label());
+    Ok(held.keys().to_vec())
+}
+
+#[tokio::test]
+async fn a_guard_in_a_key_ends_before_the_next_value_and_the_body() {
+    let pool = LockPool::connect("memory://").await.unwrap();
+    let job = Job::new("a");
+    assert_eq!(key_of_guards(&pool, &job, 1).await.unwrap().as_str(), "a:a:ag");
+    assert_eq!(key_of_a_guard(&pool, &job).await.unwrap().as_str(), "a");
+    let keys = keys_of_guards(&pool, &job).await.unwrap();
+    assert_eq!(keys, [Key::from("1:a"), Key::from("2:a")]);
 }
 
 static RUNS: AtomicUsize = AtomicUsize::new(0);

@@ -149,6 +149,7 @@ fn every_argument_is_in_the_readme_and_the_docs() {
         "max_hold",
         "min_hold",
         "lock_delay",
+        "linger",
         "on_conflict",
         "on_lost",
         "release",

@@ -1,8 +1,10 @@
-//! The diagnostics of the attribute, the examples, the test bench, the structure of the runtime, and what must agree
+//! The diagnostics of the attribute, what a language server shows of it, the examples, the test bench, the structure of the runtime, and what must agree
 //! between files.
 
+mod compiled_units;
 mod consistency;
 mod examples;
+mod language_server;
 mod layers;
 mod readme;
 mod test_bench;

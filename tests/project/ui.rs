@@ -11,8 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use lock_tests::cargo;
-use serde_json::Value;
+use crate::compiled_units::CompiledUnits;
 
 /// What a case may import.
 const LIBRARIES: [&str; 7] =
@@ -96,17 +95,10 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// cargo prints the file of each unit, and compiles nothing that is up to date.
     fn of_this_program() -> Self {
-        let mut cargo = cargo("test");
-        let cargo = cargo.args(["--no-run", "--message-format", "json"]).output();
-        let cargo = cargo.expect("cargo starts");
-        assert!(cargo.status.success(), "{}", String::from_utf8_lossy(&cargo.stderr));
-        let units = String::from_utf8(cargo.stdout).expect("cargo prints UTF-8");
-        let units: Vec<Value> =
-            units.lines().map(|unit| serde_json::from_str(unit).expect("a unit as JSON")).collect();
+        let units = CompiledUnits::of_this_program();
         Self {
-            files: LIBRARIES.map(|name| (name, library(&units, name))).into(),
+            files: LIBRARIES.map(|name| (name, units.library(name))).into(),
             output: tempfile::tempdir().expect("a folder for metadata"),
         }
     }
@@ -132,21 +124,6 @@ impl Libraries {
         let name = case.with_extension("").to_string_lossy().replace(['/', '\\'], "_");
         rustc.args(["--crate-name", &name]).arg(case).output().expect("rustc starts")
     }
-}
-
-/// The file of the library `name`. A build for the host, of a build script or a macro, has fewer features.
-fn library(units: &[Value], name: &str) -> PathBuf {
-    units
-        .iter()
-        .filter(|unit| unit["reason"] == "compiler-artifact" && unit["target"]["name"] == name)
-        .filter(|unit| unit["profile"]["test"] == false)
-        .max_by_key(|unit| unit["features"].as_array().map_or(0, Vec::len))
-        .and_then(|unit| unit["filenames"].as_array())
-        .and_then(|files| {
-            files.iter().filter_map(Value::as_str).find(|file| !file.ends_with(".rmeta"))
-        })
-        .map(PathBuf::from)
-        .unwrap_or_else(|| panic!("cargo prints no library {name}"))
 }
 
 /// `output` without summaries, and with line numbers as wide as the longest of the case: rustc takes the longest of all

@@ -62,7 +62,7 @@ impl Config {
         server
     }
 
-    /// Starts it as a member of a cluster whose others are not there. Does not wait.
+    /// Starts it as a member of a cluster without the others. Does not wait.
     ///
     /// # Panics
     ///
@@ -223,6 +223,13 @@ impl EtcdServer {
         self.post("kv/put", &put);
     }
 
+    /// Changes the value of a key, and not its lease.
+    #[track_caller]
+    pub fn change(&self, name: &str, value: &str) {
+        let (key, value) = (base64(name.as_bytes()), base64(value.as_bytes()));
+        self.post("kv/put", &json!({ "key": key, "value": value, "ignore_lease": true }));
+    }
+
     /// Deletes a key.
     #[track_caller]
     pub fn delete(&self, name: &str) {
@@ -240,6 +247,13 @@ impl EtcdServer {
     pub fn leases(&self) -> usize {
         let answer = self.post("kv/lease/leases", &json!({}));
         answer["leases"].as_array().map_or(0, Vec::len)
+    }
+
+    /// How many seconds are left of a lease, rounded down.
+    #[track_caller]
+    pub fn seconds_left(&self, lease: i64) -> i64 {
+        let answer = self.post("kv/lease/timetolive", &json!({ "ID": lease.to_string() }));
+        answer["TTL"].as_str().and_then(|it| it.parse().ok()).expect("a time to live")
     }
 
     /// The last revision.
@@ -403,8 +417,18 @@ impl EtcdTrio {
     /// With the log of a member that does not serve within a minute.
     #[track_caller]
     pub fn start() -> Self {
+        Self::start_with(&Config::default())
+    }
+
+    /// As [`start`](Self::start), with these arguments.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start).
+    #[track_caller]
+    pub fn start_with(config: &Config) -> Self {
         let ports: Vec<_> = (0..3).map(|number| (number, free_port(), free_port())).collect();
-        let configs = members(&Config::default(), &ports);
+        let configs = members(config, &ports);
         let members: Vec<_> = configs.into_iter().map(Config::launch).collect();
         members.iter().for_each(EtcdServer::wait_until_ready);
         Self { members }

@@ -11,49 +11,39 @@ fn a_method_with_an_erased_return_type() {
     let args = r#"key = "order:<order.id>", ttl = "5s""#;
     let item = "pub async fn pay(&self, order: Order) -> Result<impl Iterator<Item = Receipt>, Error> { self.charge(order).await }";
     let expected = r#"pub async fn pay(&self, order: Order) -> Result<impl Iterator<Item = Receipt>, Error> {
-    let __site = {
-        static __SITE: ::lock_runtime::__private::Site = ::lock_runtime::__private::Site::new(
-            ::lock_runtime::__private::Location {
-                module: ::core::module_path!(),
-                function: "pay",
-                file: ::core::file!(),
-                line: ::core::line!(),
-            },
-            "order:<order.id>",
-            ::lock_runtime::__private::LockOptions::new()
-                .ttl(::lock_runtime::__private::Duration::from_millis(5000u64)),
-        );
-        &__SITE
-    };
-    let __call = ::lock_runtime::__private::Call::new(__site)
-        .key({
-            let mut __key = ::lock_runtime::__private::KeyWriter::new(__site, 22);
-            ::lock_runtime::__private::KeyWriter::text(&mut __key, "order:");
-            ::lock_runtime::__private::KeyWriter::part(
-                &mut __key,
-                "order.id",
-                &order.id,
-                ::core::option::Option::None,
+    let __error = match ::lock_runtime::__private::enter({
+            let __site = {
+                static __SITE: ::lock_runtime::__private::Site = ::lock_runtime::__private::Site::new(
+                    ::lock_runtime::__private::Location {
+                        module: ::core::module_path!(),
+                        function: "pay",
+                        file: ::core::file!(),
+                        line: ::core::line!(),
+                    },
+                    "order:<order.id>",
+                    ::lock_runtime::__private::LockOptions::new()
+                        .ttl(::lock_runtime::__private::Duration::from_millis(5000u64)),
+                );
+                &__SITE
+            };
+            let __call = ::lock_runtime::__private::Call::template(
+                __site,
+                "order:",
+                &[("order.id", &order.id, "")],
             );
-            ::lock_runtime::__private::KeyWriter::finish(__key)
-        });
-    let __error = match ::lock_runtime::__private::enter(__call).await {
-        ::core::result::Result::Ok(__entry) => {
-            match __entry
-                .run(async move {
-                    if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
-                        Result<_, Error>,
-                    > {
-                        return __anchor;
-                    }
-                    { self.charge(order).await }
-                })
-                .await
-            {
-                ::core::result::Result::Ok(__output) => return __output,
-                ::core::result::Result::Err(__error) => __error,
+            __call
+        })
+        .run(async move {
+            if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                Result<_, Error>,
+            > {
+                return __anchor;
             }
-        }
+            { self.charge(order).await }
+        })
+        .await
+    {
+        ::core::result::Result::Ok(__output) => return __output,
         ::core::result::Result::Err(__error) => __error,
     };
     ::lock_runtime::__private::FromLockError::from_lock_error(__error)
@@ -67,64 +57,71 @@ fn expressions_go_on_the_call() {
     let args = r#"keys = ["a:<from>:", "b"], when = from > 1, wait = wait, on_conflict = instead, on_error = |_| 0, crate = my::lock"#;
     let item = "async fn transfer(from: u64, wait: Duration) -> u64 { from }";
     let expected = r#"async fn transfer(from: u64, wait: Duration) -> u64 {
-    let __site = {
-        static __SITE: my::lock::__private::Site = my::lock::__private::Site::new(
-            my::lock::__private::Location {
-                module: ::core::module_path!(),
-                function: "transfer",
-                file: ::core::file!(),
-                line: ::core::line!(),
-            },
-            "a:<from>:, b",
-            my::lock::__private::LockOptions::new(),
-        );
-        &__SITE
-    };
-    let __when: bool = from > 1;
-    let __call = if __when {
-        my::lock::__private::Call::new(__site)
-            .keys([
-                {
-                    let mut __key = my::lock::__private::KeyWriter::new(__site, 19);
-                    my::lock::__private::KeyWriter::text(&mut __key, "a:");
-                    my::lock::__private::KeyWriter::part(
-                        &mut __key,
-                        "from",
-                        &from,
-                        ::core::option::Option::Some(':'),
-                    );
-                    my::lock::__private::KeyWriter::text(&mut __key, ":");
-                    my::lock::__private::KeyWriter::finish(__key)
-                },
-                my::lock::__private::literal("b"),
-            ])
-            .wait(wait)
-    } else {
-        my::lock::__private::Call::unlocked(__site)
-    };
-    let __error = match my::lock::__private::enter(__call).await {
-        ::core::result::Result::Ok(__entry) => {
-            match __entry
-                .run(async move {
-                    if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
-                        u64,
-                    > {
-                        return __anchor;
-                    }
-                    { from }
+    let __error = match my::lock::__private::Entering::run(
+            match my::lock::__private::enter({
+                    let __site = {
+                        static __SITE: my::lock::__private::Site = my::lock::__private::Site::new(
+                            my::lock::__private::Location {
+                                module: ::core::module_path!(),
+                                function: "transfer",
+                                file: ::core::file!(),
+                                line: ::core::line!(),
+                            },
+                            "a:<from>:, b",
+                            my::lock::__private::LockOptions::new(),
+                        );
+                        &__SITE
+                    };
+                    let __when: bool = from > 1;
+                    let __call = if __when {
+                        let __call = my::lock::__private::Call::all(
+                            __site,
+                            [
+                                {
+                                    let __key = my::lock::__private::template(
+                                        __site,
+                                        "a:",
+                                        &[("from", &from, ":")],
+                                    );
+                                    __key
+                                },
+                                my::lock::__private::literal("b"),
+                            ],
+                        );
+                        let __call = __call.wait(wait);
+                        __call
+                    } else {
+                        my::lock::__private::Call::unlocked(__site)
+                    };
+                    __call
                 })
                 .await
             {
-                ::core::result::Result::Ok(__output) => return __output,
-                ::core::result::Result::Err(__error) => __error,
-            }
-        }
-        ::core::result::Result::Err(__error) => {
-            if my::lock::__private::LockError::is_conflict(&__error) {
-                return instead(from, wait).await;
-            }
-            __error
-        }
+                ::core::result::Result::Ok(__entry) => {
+                    my::lock::__private::Entering::entered(__entry)
+                }
+                ::core::result::Result::Err(__error) => {
+                    my::lock::__private::Entering::refused({
+                        if my::lock::__private::LockError::is_conflict(&__error) {
+                            return instead(from, wait).await;
+                        }
+                        __error
+                    })
+                }
+            },
+            async move {
+                if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                    u64,
+                > {
+                    return __anchor;
+                }
+                { from }
+            },
+        )
+        .await
+    {
+        ::core::result::Result::Ok(__output) => return __output,
+        ::core::result::Result::Err(__error) => __error,
     };
     my::lock::__private::on_error(|_| 0, __error)
 }
@@ -138,37 +135,45 @@ fn a_boxed_future_is_locked_inside() {
     let item = "fn load<'a>(&'a self) -> Pin<Box<dyn Future<Output = Result<(), E>> + Send + 'a>> { Box::pin(async move { let __self = self; Ok(()) }) }";
     let expected = r#"fn load<'a>(&'a self) -> Pin<Box<dyn Future<Output = Result<(), E>> + Send + 'a>> {
     Box::pin(async move {
-        let __site = {
-            static __SITE: ::lock_runtime::__private::Site = ::lock_runtime::__private::Site::new(
-                ::lock_runtime::__private::Location {
-                    module: ::core::module_path!(),
-                    function: "load",
-                    file: ::core::file!(),
-                    line: ::core::line!(),
-                },
-                "all",
-                ::lock_runtime::__private::LockOptions::new().fencing(true),
-            );
-            &__SITE
-        };
-        let __call = ::lock_runtime::__private::Call::new(__site)
-            .key(::lock_runtime::__private::literal("all"));
-        let __error = match ::lock_runtime::__private::enter(__call).await {
-            ::core::result::Result::Ok(__entry) => {
-                let __guard = ::lock_runtime::__private::Entry::guard(&__entry);
-                match __entry
-                    .run(async move {
-                        if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
-                            Result<(), E>,
-                        > {
-                            return __anchor;
-                        }
-                        let lock: &::lock_runtime::__private::LockGuard = &__guard;
-                        {
-                            let __self = self;
-                            Ok(())
-                        }
-                    })
+        let __error = match ::lock_runtime::__private::enter({
+                let __site = {
+                    static __SITE: ::lock_runtime::__private::Site = ::lock_runtime::__private::Site::new(
+                        ::lock_runtime::__private::Location {
+                            module: ::core::module_path!(),
+                            function: "load",
+                            file: ::core::file!(),
+                            line: ::core::line!(),
+                        },
+                        "all",
+                        ::lock_runtime::__private::LockOptions::new().fencing(true),
+                    );
+                    &__SITE
+                };
+                let __call = ::lock_runtime::__private::Call::new(
+                    __site,
+                    ::lock_runtime::__private::literal("all"),
+                );
+                __call
+            })
+            .await
+        {
+            ::core::result::Result::Ok(lock) => {
+                let lock = ::lock_runtime::__private::Entry::with_guard(lock);
+                match ::lock_runtime::__private::Entry::run(
+                        lock.0,
+                        async move {
+                            if let ::core::option::Option::Some(__anchor) = ::core::option::Option::None::<
+                                Result<(), E>,
+                            > {
+                                return __anchor;
+                            }
+                            let lock: &::lock_runtime::__private::LockGuard = &lock.1;
+                            {
+                                let __self = self;
+                                Ok(())
+                            }
+                        },
+                    )
                     .await
                 {
                     ::core::result::Result::Ok(__output) => return __output,
@@ -187,6 +192,42 @@ fn a_boxed_future_is_locked_inside() {
 }
 "#;
     assert_eq!(expanded(args, item), expected);
+}
+
+/// Methods may return guards of one mutex.
+#[test]
+fn values_of_methods_do_not_live_at_the_same_time() {
+    let item = "async fn load(a: Job, b: Job) {}";
+    let one = expanded(r#"key = "<a.id()>:<b.id>""#, item);
+    assert!(one.contains(r#"Call::template("#), "{one}");
+    let two = expanded(r#"key = "<a.id()>:<b.id()>", wait = a.wait()"#, item);
+    let expected = r#"            let __call = ::lock_runtime::__private::Call::new(
+                __site,
+                {
+                    let mut __key = ::lock_runtime::__private::KeyWriter::new(
+                        __site,
+                        "",
+                        2,
+                    );
+                    ::lock_runtime::__private::KeyWriter::value(
+                        &mut __key,
+                        "a.id()",
+                        &a.id(),
+                        ":",
+                    );
+                    ::lock_runtime::__private::KeyWriter::value(
+                        &mut __key,
+                        "b.id()",
+                        &b.id(),
+                        "",
+                    );
+                    ::lock_runtime::__private::KeyWriter::finish(__key)
+                },
+            );
+            let __call = __call.wait(a.wait());
+            __call
+"#;
+    assert!(two.contains(expected), "{two}");
 }
 
 #[test]

@@ -1,16 +1,19 @@
 //! From a call to a body that may run: checks the call, passes a reentrant one through, acquires the lock.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
+use crate::api::entered::Entered;
 use crate::api::guard::LockGuard;
-use crate::api::locked_future::Entered;
 use crate::api::reentrancy;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{LockOptions, Policy};
-use crate::lock::acquire::acquire;
+use crate::lock::acquire::{PendingAcquire, acquire};
 use crate::lock::core::PoolCore;
 
 /// One call for a lock. Owns everything, borrows no argument.
@@ -24,35 +27,12 @@ pub(crate) struct LockCall {
     pub(crate) shows_guard: bool,
 }
 
-/// Acquires the lock of `call`.
-///
-/// Dropping the future leaves nothing behind.
-///
-/// # Errors
-/// Every kind but `Released`; the body has not run.
-pub(crate) async fn enter(call: LockCall) -> Result<Entered, LockError> {
-    match prepare(call)? {
-        Prepared::Entered(entered) => Ok(entered),
-        Prepared::Acquire(core, spec) => {
-            let lease = acquire(&core, spec.clone()).await;
-            let guard = lease.and_then(|lease| LockGuard::pick_up(core.clone(), lease));
-            let locate = |error: LockError| {
-                error.at(spec.label.template()).of_keys(&spec.keys).in_pool(core.name())
-            };
-            guard.map(Entered::locked).map_err(locate)
-        }
-    }
+/// Starts the acquire of `call`.
+pub(crate) fn enter(call: LockCall) -> Entering {
+    start(call).unwrap_or_else(Entering::refused)
 }
 
-/// A call before its first await.
-enum Prepared {
-    /// Its task holds the lock already.
-    Entered(Entered),
-    Acquire(Arc<PoolCore>, Arc<LockSpec>),
-}
-
-/// Not a part of the future, which would reserve room for all its values and arguments.
-fn prepare(call: LockCall) -> Result<Prepared, LockError> {
+fn start(call: LockCall) -> Result<Entering, LockError> {
     let LockCall { core, label, keys, options, shows_guard } = call;
     let locate = |error: LockError| error.at(label.template()).in_pool(core.name());
     if core.is_inherited() {
@@ -63,11 +43,68 @@ fn prepare(call: LockCall) -> Result<Prepared, LockError> {
     let prefix = &core.config.key_prefix;
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(locate)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(locate)?;
+    policy.check_key_count(&options, keys.len()).map_err(locate)?;
     if let Some(holder) = reentrancy::find_held(&core, &keys) {
-        return pass(holder, &keys, &policy, shows_guard).map(Prepared::Entered).map_err(locate);
+        return pass(holder, &keys, &policy, shows_guard).map(Entering::entered).map_err(locate);
     }
-    let spec = LockSpec::new(label, keys, policy, prefix);
-    Ok(Prepared::Acquire(core, Arc::new(spec)))
+    let spec = Arc::new(LockSpec::new(label, keys, policy, prefix));
+    let acquiring = acquire(&core, spec.clone()).map_err(|error| located(error, &core, &spec))?;
+    Ok(Entering(EnterState::Acquiring { core, spec, acquiring }))
+}
+
+fn located(error: LockError, core: &PoolCore, spec: &LockSpec) -> LockError {
+    error.at(spec.label.template()).of_keys(&spec.keys).in_pool(core.name())
+}
+
+/// A call on the way to its body. Resolves to the permission to run it.
+///
+/// Dropping it leaves nothing behind.
+///
+/// # Errors
+/// Every kind but `Released`; the body has not run.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless awaited"]
+pub struct Entering(EnterState);
+
+#[derive(Debug)]
+enum EnterState {
+    /// `None` once it was received.
+    Decided(Option<Result<Entered, LockError>>),
+    Acquiring {
+        core: Arc<PoolCore>,
+        spec: Arc<LockSpec>,
+        acquiring: PendingAcquire,
+    },
+}
+
+impl Entering {
+    /// A call that may run its body.
+    pub fn entered(entered: Entered) -> Self {
+        Self(EnterState::Decided(Some(Ok(entered))))
+    }
+
+    /// A call that may not.
+    pub fn refused(error: LockError) -> Self {
+        Self(EnterState::Decided(Some(Err(error))))
+    }
+}
+
+impl Future for Entering {
+    type Output = Result<Entered, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            EnterState::Decided(entered) => entered.take().map_or(Poll::Pending, Poll::Ready),
+            EnterState::Acquiring { core, spec, acquiring } => {
+                let lease = ready!(Pin::new(acquiring).poll(cx));
+                let guard = lease.and_then(|lease| LockGuard::pick_up(core.clone(), lease));
+                let entered =
+                    guard.map(Entered::locked).map_err(|error| located(error, core, spec));
+                self.0 = EnterState::Decided(None);
+                Poll::Ready(entered)
+            }
+        }
+    }
 }
 
 /// Passes a call through a lock that its task holds.

@@ -7,6 +7,8 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 
+use crate::api::enter::Entering;
+use crate::api::entered::{Access, Entered};
 use crate::api::guard::LockGuard;
 use crate::api::reentrancy;
 use crate::base::error::{ErrorKind, LockError, Progress};
@@ -14,86 +16,102 @@ use crate::base::options::{OnLost, ReleaseMode};
 use crate::lease::held_lease::Releasing;
 use crate::lease::lease::{Ending, Listener};
 
-/// Permission to run a body.
-#[derive(Debug)]
-pub struct Entered(Access);
+/// `body` as an `async` block, which drops it as soon as it has completed: before the release.
+pub(crate) async fn block<F: Future>(body: F) -> F::Output {
+    body.await
+}
 
-#[derive(Debug)]
-enum Access {
-    Locked(LockGuard),
-    /// An outer call holds the lock, and releases it.
-    Nested {
-        guard: LockGuard,
-        on_lost: OnLost,
-    },
-    Unlocked,
+impl Entering {
+    /// Runs `body`, an `async` block, once the lock is acquired, then releases it.
+    pub fn run<F: Future<Output = R>, R>(self, body: F) -> Locked<F, R> {
+        Locked::new(BodyState::Entering(self), body)
+    }
 }
 
 impl Entered {
-    pub(crate) fn locked(guard: LockGuard) -> Self {
-        Self(Access::Locked(guard))
-    }
-
-    pub(crate) fn nested(guard: LockGuard, on_lost: OnLost) -> Self {
-        Self(Access::Nested { guard, on_lost })
-    }
-
-    pub(crate) fn unlocked() -> Self {
-        Self(Access::Unlocked)
-    }
-
-    pub(crate) fn into_guard(self) -> Option<LockGuard> {
-        match self.0 {
-            Access::Locked(guard) | Access::Nested { guard, .. } => Some(guard),
-            Access::Unlocked => None,
-        }
-    }
-
-    /// A borrowed guard for the body.
-    ///
-    /// # Panics
-    /// Without a lock. The attribute refuses `guard` together with `when`.
-    pub fn guard(&self) -> LockGuard {
-        match &self.0 {
-            Access::Locked(guard) | Access::Nested { guard, .. } => guard.borrowed(),
-            Access::Unlocked => unreachable!("`guard` and `when` exclude each other"),
-        }
-    }
-
-    /// Runs `body` while the lock is held, then releases it.
-    pub fn run<F: Future>(self, body: F) -> Locked<F> {
-        let held = |guard, on_lost| BodyState::Held {
-            listener: None,
-            guard,
-            on_lost,
-            progress: Progress::NotStarted,
-        };
-        let stage = match self.0 {
-            Access::Locked(guard) => {
-                let on_lost = guard.lease().spec.policy.on_lost;
-                held(guard, on_lost)
-            }
-            Access::Nested { guard, on_lost } => held(guard, on_lost),
-            Access::Unlocked => BodyState::Open,
-        };
-        Locked { body: Some(body), stage, output: None }
+    /// Runs `body`, an `async` block, while the lock is held, then releases it.
+    pub fn run<F: Future<Output = R>, R>(self, body: F) -> Locked<F, R> {
+        Locked::new(BodyState::entered(self), body)
     }
 }
 
 pin_project! {
-    /// A body that runs under a lock. Resolves to its output, or to why it was cancelled.
+    /// A body that runs under a lock. Resolves to its output, or to why it did not run or was cancelled.
     ///
-    /// Fields drop in order: the body ends before the lock is released.
+    /// Fields drop in order: a cancelled body ends before the lock is released. One that has completed is an `async` block,
+    /// which has dropped its locals and captures by then.
+    ///
+    /// Each annotated function has a type of its own here. What does not touch its body is compiled once, in `BodyState`;
+    /// its type is erased, because rustc would walk through its fields for each of these types.
     #[must_use = "futures do nothing unless awaited"]
-    pub struct Locked<F: Future> {
+    pub struct Locked<F, R> {
         #[pin]
-        body: Option<F>,
-        stage: BodyState,
-        output: Option<F::Output>,
+        body: F,
+        state: Box<dyn LockState>,
+        output: Option<R>,
     }
 }
 
+impl<F, R> Locked<F, R> {
+    fn new(state: BodyState, body: F) -> Self {
+        Self { body, state: Box::new(state), output: None }
+    }
+}
+
+impl<F: Future<Output = R>, R> Future for Locked<F, R> {
+    type Output = Result<R, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let mut running = Running { body: this.body, output: this.output };
+        let ended = this.state.poll(cx, &mut running);
+        taken(ended, running.output)
+    }
+}
+
+fn taken<R>(
+    ended: Poll<Result<(), LockError>>,
+    output: &mut Option<R>,
+) -> Poll<Result<R, LockError>> {
+    match (ready!(ended), output.take()) {
+        (Err(error), _) => Poll::Ready(Err(error)),
+        (Ok(()), Some(output)) => Poll::Ready(Ok(output)),
+        (Ok(()), None) => Poll::Pending,
+    }
+}
+
+/// The body of a [`Locked`], and where its output goes.
+struct Running<'a, F, R> {
+    body: Pin<&'a mut F>,
+    output: &'a mut Option<R>,
+}
+
+/// A body without its type.
+trait Body {
+    /// Ready once the output is stored.
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+}
+
+impl<F: Future<Output = R>, R> Body for Running<'_, F, R> {
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        stored(self.body.as_mut().poll(cx), self.output)
+    }
+}
+
+fn stored<R>(polled: Poll<R>, output: &mut Option<R>) -> Poll<()> {
+    *output = Some(ready!(polled));
+    Poll::Ready(())
+}
+
+/// The lock around a body.
+trait LockState: Send + Sync {
+    /// Ready once `body` has stored its output and the lock is released, or with the reason to drop the body.
+    fn poll(&mut self, cx: &mut Context<'_>, body: &mut dyn Body) -> Poll<Result<(), LockError>>;
+}
+
+#[derive(Debug)]
 enum BodyState {
+    Entering(Entering),
     /// The body runs. A drop releases the lock without a wake-up of its own listener.
     Held {
         /// From the first poll that leaves the body pending.
@@ -107,16 +125,36 @@ enum BodyState {
     Open,
     /// The body has ended.
     Releasing(Releasing),
+    Ended,
 }
 
-impl<F: Future> Future for Locked<F> {
-    type Output = Result<F::Output, LockError>;
+impl BodyState {
+    fn entered(entered: Entered) -> Self {
+        let held = |guard, on_lost| Self::Held {
+            listener: None,
+            guard,
+            on_lost,
+            progress: Progress::NotStarted,
+        };
+        match entered.0 {
+            Access::Locked(guard) => {
+                let on_lost = guard.lease().spec.policy.on_lost;
+                held(guard, on_lost)
+            }
+            Access::Nested { guard, on_lost } => held(guard, on_lost),
+            Access::Unlocked => Self::Open,
+        }
+    }
+}
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
+impl LockState for BodyState {
+    fn poll(&mut self, cx: &mut Context<'_>, body: &mut dyn Body) -> Poll<Result<(), LockError>> {
         loop {
-            match this.stage {
-                BodyState::Held { listener, guard, on_lost, progress } => {
+            match self {
+                Self::Entering(entering) => {
+                    *self = Self::entered(ready!(Pin::new(entering).poll(cx))?);
+                }
+                Self::Held { listener, guard, on_lost, progress } => {
                     let watched = *on_lost == OnLost::Cancel;
                     // With `on_lost = "notify"` a body goes on after a loss, but does not begin after one.
                     let begins = *progress == Progress::NotStarted;
@@ -129,26 +167,19 @@ impl<F: Future> Future for Locked<F> {
                             None
                         };
                     if let Some(error) = error {
-                        let error = error.after(*progress);
-                        this.body.set(None);
-                        *this.stage = BodyState::Open;
-                        return Poll::Ready(Err(error));
+                        return Poll::Ready(Err(error.after(*progress)));
                     }
-                    let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
                     *progress = Progress::Unfinished;
-                    match reentrancy::enter(guard, || body.poll(cx)) {
-                        Poll::Ready(output) => {
-                            // The body's locals and arguments drop before the release.
-                            this.body.set(None);
-                            *this.output = Some(output);
+                    match reentrancy::enter(guard, || body.poll_body(cx)) {
+                        Poll::Ready(()) => {
                             // Otherwise the release would wake this very task.
                             *listener = None;
                             let mode = guard.lease().spec.policy.release;
-                            *this.stage = match (guard.begin_release(mode), mode) {
+                            *self = match (guard.begin_release(mode), mode) {
                                 (Some(releasing), ReleaseMode::Awaited) => {
-                                    BodyState::Releasing(releasing)
+                                    Self::Releasing(releasing)
                                 }
-                                _ => BodyState::Open,
+                                _ => Self::Ended,
                             };
                         }
                         Poll::Pending if !watched => return Poll::Pending,
@@ -160,20 +191,16 @@ impl<F: Future> Future for Locked<F> {
                         }
                     }
                 }
-                BodyState::Releasing(releasing) => {
+                Self::Releasing(releasing) => {
                     // An event reports a failed release. The result of the body stands.
                     let _ = ready!(Pin::new(releasing).poll(cx));
-                    *this.stage = BodyState::Open;
+                    *self = Self::Ended;
                 }
-                BodyState::Open => {
-                    if let Some(output) = this.output.take() {
-                        return Poll::Ready(Ok(output));
-                    }
-                    let Some(body) = this.body.as_mut().as_pin_mut() else { return Poll::Pending };
-                    let output = ready!(body.poll(cx));
-                    this.body.set(None);
-                    return Poll::Ready(Ok(output));
+                Self::Open => {
+                    ready!(body.poll_body(cx));
+                    *self = Self::Ended;
                 }
+                Self::Ended => return Poll::Ready(Ok(())),
             }
         }
     }
@@ -191,7 +218,7 @@ fn outside(guard: &LockGuard) -> LockError {
     ))
 }
 
-impl<F: Future> fmt::Debug for Locked<F> {
+impl<F, R> fmt::Debug for Locked<F, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locked").finish_non_exhaustive()
     }

@@ -1,6 +1,7 @@
 //! What programs call.
 
 pub(crate) mod enter;
+pub(crate) mod entered;
 pub(crate) mod guard;
 pub(crate) mod inspect;
 pub(crate) mod locked_future;

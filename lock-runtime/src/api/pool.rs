@@ -315,6 +315,21 @@ impl PoolBuilder {
         self
     }
 
+    /// How long a lock stays with this process behind a hold, for its next call, as [`LockRequest::linger`]. For locks of one
+    /// key without `max_hold`, `min_hold` and `renew = false`; others are released at once. At most a minute. Defaults to
+    /// zero.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lock_runtime::LockPool;
+    /// let pool = LockPool::builder("memory://").linger(Duration::from_millis(50));
+    /// # drop(pool);
+    /// ```
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.defaults.linger = linger;
+        self
+    }
+
     /// The time limit for a new connection: name, socket, TLS, log-in and start-up checks, at most five round trips. It
     /// bounds [`connect`](Self::connect) and each reconnect. The first reconnect has four times the duration of the last
     /// connection, and at least the request timeout; later ones have more. `?connect_timeout=10s` in a URL takes precedence for

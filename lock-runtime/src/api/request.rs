@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::api::enter::{LockCall, enter};
 use crate::api::guard::LockGuard;
+use crate::api::locked_future::block;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -82,6 +83,32 @@ impl LockRequest {
     /// A holder that is stopped for longer than ttl and delay can still write late: a [fence](crate::Fence) refuses that.
     pub fn lock_delay(self, lock_delay: Duration) -> Self {
         self.with(|options| options.lock_delay(lock_delay))
+    }
+
+    /// Keeps the lock for this long behind the hold, for the next call of this process: it takes the lock without a request
+    /// to the store, with a fence of its own. The lock is released at the end of that time, and at once when another
+    /// process waits for it, or a call of this process cannot take it over (another ttl or interval of renewals). For one
+    /// key, at most a minute. Not together with [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold) and
+    /// `renew(false)`. Defaults to the pool's, zero.
+    ///
+    /// For calls that come to the same process again and again: handlers that are routed by key, consumers with
+    /// partitions. Clients that do not queue (one attempt, other libraries, stores without a wait queue) find the lock held
+    /// until the linger ends.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let pool = lock_runtime::LockPool::connect("memory://").await?;
+    /// for _ in 0..3 {
+    ///     // One grant of the store for all three.
+    ///     pool.lock("partition:7").linger(Duration::from_millis(50)).run(async {}).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn linger(self, linger: Duration) -> Self {
+        self.with(|options| options.linger(linger))
     }
 
     /// Whether the grant comes with a fencing token. Defaults to `true`.
@@ -179,6 +206,6 @@ impl LockRequest {
     /// As [`acquire`](Self::acquire), and [`ErrorKind::Lost`] or [`ErrorKind::PoolClosed`] if the body was cancelled;
     /// [`LockError::progress`] tells whether it had begun.
     pub async fn run<F: Future>(self, body: F) -> Result<F::Output, LockError> {
-        enter(LockCall { shows_guard: false, ..self.0 }).await?.run(body).await
+        enter(LockCall { shows_guard: false, ..self.0 }).run(block(body)).await
     }
 }

@@ -3,10 +3,11 @@
 use std::borrow::Borrow;
 use std::time::Duration;
 
-use crate::api::enter::{self, LockCall};
-use crate::api::locked_future::Entered;
+use crate::api::enter::{self, Entering, LockCall};
+use crate::api::entered::Entered;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
+use crate::attribute::key_template::{self, KeyPart};
 use crate::base::call_site::{LockLabel, Site};
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -49,13 +50,32 @@ impl<T: Borrow<LockPool>> AsPool for T {
 }
 
 impl Call {
-    /// A call with the site's options and the default pool.
+    /// A call for `key`, with the site's options and the default pool.
     #[must_use]
-    pub fn new(site: &'static Site) -> Self {
+    pub fn new(site: &'static Site, key: Result<Key, LockError>) -> Self {
+        Self::all(site, [key])
+    }
+
+    /// A call for the key that `template` renders. One function for both, because each annotated function calls it.
+    #[must_use]
+    pub fn template(
+        site: &'static Site,
+        start: &str,
+        values: &[(&'static str, &dyn KeyPart, &str)],
+    ) -> Self {
+        Self::new(site, key_template::template(site, start, values))
+    }
+
+    /// A call for several keys, all or nothing.
+    #[must_use]
+    pub fn all(
+        site: &'static Site,
+        keys: impl IntoIterator<Item = Result<Key, LockError>>,
+    ) -> Self {
         Self {
             site,
             pool: PoolRef::Named(named_pools::DEFAULT),
-            keys: Ok(Vec::new()),
+            keys: keys.into_iter().collect(),
             options: site.options(),
             locks: true,
         }
@@ -64,20 +84,7 @@ impl Call {
     /// A call whose `when` is false: it needs no lock.
     #[must_use]
     pub fn unlocked(site: &'static Site) -> Self {
-        Self { locks: false, ..Self::new(site) }
-    }
-
-    /// Sets the key.
-    #[must_use]
-    pub fn key(self, key: Result<Key, LockError>) -> Self {
-        self.keys([key])
-    }
-
-    /// Sets several keys, all or nothing.
-    #[must_use]
-    pub fn keys(mut self, keys: impl IntoIterator<Item = Result<Key, LockError>>) -> Self {
-        self.keys = keys.into_iter().collect();
-        self
+        Self { locks: false, ..Self::all(site, []) }
     }
 
     /// Sets the pool that is installed under `name`.
@@ -130,6 +137,12 @@ impl Call {
         self.with(|options| options.lock_delay(lock_delay))
     }
 
+    /// Sets `linger`.
+    #[must_use]
+    pub fn linger(self, linger: Duration) -> Self {
+        self.with(|options| options.linger(linger))
+    }
+
     /// Sets `retry_delay`.
     #[must_use]
     pub fn retry_delay(self, delay: Duration) -> Self {
@@ -166,15 +179,14 @@ impl Call {
     }
 }
 
-/// Acquires the lock of `call`.
-///
-/// Dropping the future leaves nothing behind.
+/// Starts the acquire of the lock of `call`. Dropping the future leaves nothing behind.
 ///
 /// # Errors
 /// Every kind but [`Released`](crate::ErrorKind::Released); the body has not run.
-pub async fn enter(call: Call) -> Result<Entered, LockError> {
-    match call.resolve()? {
-        Some(call) => enter::enter(call).await,
-        None => Ok(Entered::unlocked()),
+pub fn enter(call: Call) -> Entering {
+    match call.resolve() {
+        Ok(Some(call)) => enter::enter(call),
+        Ok(None) => Entering::entered(Entered::unlocked()),
+        Err(error) => Entering::refused(error),
     }
 }

@@ -28,7 +28,30 @@ impl<T: fmt::Display + ?Sized> KeyPart for T {
     }
 }
 
-/// Renders the template of a [`Site`] with one call's arguments.
+/// Renders a key template with one call's arguments: `start`, then each placeholder with its value and the text behind it.
+///
+/// The types of the values are erased: an expansion has one call for a whole template. All values exist at once; where
+/// that matters, an expansion uses a [`KeyWriter`].
+///
+/// # Errors
+/// [`ErrorKind::InvalidKey`] if a value is empty or its `Display` fails.
+pub fn template(
+    site: &'static Site,
+    start: &str,
+    values: &[(&'static str, &dyn KeyPart, &str)],
+) -> Result<Key, LockError> {
+    let mut key = KeyWriter::new(site, start, values.len());
+    for (placeholder, value, behind) in values {
+        key.part(placeholder, *value, behind.chars().next());
+        key.text(behind);
+    }
+    key.finish()
+}
+
+/// Estimated length of a rendered value.
+const VALUE: usize = 16;
+
+/// Renders the template of a [`Site`].
 ///
 /// Rendering is injective: a value contains neither the character that follows it in the template, nor an escape sequence.
 /// So `("a:b", "c")` and `("a", "b:c")` give two keys.
@@ -40,19 +63,32 @@ pub struct KeyWriter {
 }
 
 impl KeyWriter {
-    /// An empty key with room for `capacity` bytes.
+    /// A key that starts with the text `start`, with room for `values` values.
     #[must_use]
-    pub fn new(site: &'static Site, capacity: usize) -> Self {
-        Self { site, text: String::with_capacity(capacity), fault: None }
+    pub fn new(site: &'static Site, start: &str, values: usize) -> Self {
+        let mut text = String::with_capacity(site.template().len() + VALUE * values);
+        text.push_str(start);
+        Self { site, text, fault: None }
+    }
+
+    /// Appends an argument's value, escaped, and the text of the template behind it.
+    pub fn value<T: KeyPart + ?Sized>(
+        &mut self,
+        placeholder: &'static str,
+        value: &T,
+        behind: &str,
+    ) {
+        self.part(placeholder, value, behind.chars().next());
+        self.text(behind);
     }
 
     /// Appends text of the template as it is.
-    pub fn text(&mut self, text: &'static str) {
+    pub(crate) fn text(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
     /// Appends an argument's value, escaped; `next` is the character that follows the placeholder in the template.
-    pub fn part<T: KeyPart + ?Sized>(
+    pub(crate) fn part<T: KeyPart + ?Sized>(
         &mut self,
         placeholder: &'static str,
         value: &T,
@@ -133,12 +169,7 @@ mod tests {
     );
 
     fn render(a: &str, b: &str) -> Result<Key, LockError> {
-        let mut key = KeyWriter::new(&SITE, 32);
-        key.text("order:");
-        key.part("a", a, Some(':'));
-        key.text(":");
-        key.part("b", b, None);
-        key.finish()
+        template(&SITE, "order:", &[("a", &a, ":"), ("b", &b, "")])
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub(crate) async fn connect(
 }
 
 /// Settings of a pool that a URL is likely to be given, and the environment variable of each.
-const POOL_SETTINGS: [(&str, &str, Option<&str>); 15] = [
+const POOL_SETTINGS: [(&str, &str, Option<&str>); 16] = [
     ("prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("ttl", "ttl", Some("LOCK_TTL")),
@@ -101,6 +101,7 @@ const POOL_SETTINGS: [(&str, &str, Option<&str>); 15] = [
     ("retry_delay", "retry_delay", None),
     ("retry_count", "retry_count", None),
     ("first_renewal", "first_renewal", None),
+    ("linger", "linger", None),
     ("drift_factor", "drift_factor", None),
     ("local_handoff_limit", "local_handoff_limit", None),
     ("barging_window", "barging_window", None),

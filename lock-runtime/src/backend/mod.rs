@@ -52,6 +52,9 @@ pub(crate) use dyn_backend::DynBackend;
 pub(crate) use dyn_backend::Opened;
 pub use notifier::Notifier;
 
+/// Fencing tokens for the later holders of a lock that lingers.
+const LINGER_FENCES: u32 = 127;
+
 /// A request for all of some keys, or none of them.
 ///
 /// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt). An acquire of several keys
@@ -105,7 +108,11 @@ impl AcquireRequest {
             ttl: policy.ttl.stored(),
             min_hold: policy.min_hold,
             fencing: policy.fencing,
-            extra_fences: 0,
+            extra_fences: if policy.fencing && !policy.linger.is_zero() {
+                LINGER_FENCES
+            } else {
+                0
+            },
             attempt: 0,
             enqueue: spec.single_key().is_some() && policy.waits(),
         }

@@ -83,6 +83,7 @@ pub struct LockOptions {
     max_hold: Option<Duration>,
     min_hold: Option<Duration>,
     lock_delay: Option<Duration>,
+    linger: Option<Duration>,
     on_lost: Option<OnLost>,
     release: Option<ReleaseMode>,
     retry_delay: Option<Duration>,
@@ -116,6 +117,7 @@ impl LockOptions {
             max_hold: None,
             min_hold: None,
             lock_delay: None,
+            linger: None,
             on_lost: None,
             release: None,
             retry_delay: None,
@@ -132,6 +134,7 @@ impl LockOptions {
         max_hold: Duration,
         min_hold: Duration,
         lock_delay: Duration,
+        linger: Duration,
         on_lost: OnLost,
         release: ReleaseMode,
         retry_delay: Duration,
@@ -151,6 +154,8 @@ pub(crate) struct Defaults {
     pub(crate) drift_factor: f64,
     /// How long after a grant its first renewal is due; `None` for the interval between renewals.
     pub(crate) first_renewal: Option<Duration>,
+    /// For locks that can linger.
+    pub(crate) linger: Duration,
 }
 
 impl Default for Defaults {
@@ -162,12 +167,16 @@ impl Default for Defaults {
             retry_count: None,
             drift_factor: 0.01,
             first_renewal: None,
+            linger: Duration::ZERO,
         }
     }
 }
 
 /// A longer time is considered a typo.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// A lock that lingers for longer would be one that its process keeps.
+const LONGEST_LINGER: Duration = Duration::from_secs(60);
 
 /// The resolution of timers.
 pub(crate) const TIMER: Duration = Duration::from_millis(1);
@@ -279,6 +288,8 @@ pub(crate) struct Policy {
     pub(crate) first_renewal: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
+    /// How long the process keeps the lock behind a body, for its own next call. Zero if it does not.
+    pub(crate) linger: Duration,
     pub(crate) on_lost: OnLost,
     pub(crate) release: ReleaseMode,
     pub(crate) reentrant: bool,
@@ -301,13 +312,14 @@ impl Policy {
             Renew::Every(interval) => Some(interval),
         };
         let first_renewal = |every| defaults.first_renewal.map_or(every, |first| first.min(every));
-        let policy = Self {
+        let mut policy = Self {
             ttl,
             wait: options.wait.unwrap_or(defaults.wait),
             renew_every,
             first_renewal: renew_every.map(first_renewal),
             max_hold: options.max_hold,
             min_hold,
+            linger: options.linger.unwrap_or_default(),
             on_lost: options.on_lost.unwrap_or(OnLost::Cancel),
             release: options.release.unwrap_or(ReleaseMode::Awaited),
             reentrant: options.reentrant.unwrap_or(false),
@@ -317,6 +329,11 @@ impl Policy {
         };
         policy.renewal_is_in_time(renew, defaults)?;
         policy.hold_limits_are_valid()?;
+        match options.linger {
+            Some(_) => policy.linger_is_valid()?,
+            None if policy.may_not_linger().is_none() => policy.linger = defaults.linger,
+            None => {}
+        }
         if policy.reentrant {
             policy.can_pass_through(renew)?;
         }
@@ -389,6 +406,54 @@ impl Policy {
             ));
         }
         Ok(())
+    }
+
+    /// The option that excludes `linger`, if there is one. A lock that lingers is passed on from one hold to the next, so
+    /// nothing may be bound to a single hold.
+    fn may_not_linger(&self) -> Option<&'static str> {
+        if self.max_hold.is_some() {
+            Some("max_hold")
+        } else if !self.min_hold.is_zero() {
+            Some("min_hold")
+        } else if self.renew_every.is_none() {
+            Some("renew = false")
+        } else {
+            None
+        }
+    }
+
+    /// Refuses options of this call that are for one key.
+    pub(crate) fn check_key_count(
+        &self,
+        options: &LockOptions,
+        keys: usize,
+    ) -> Result<(), LockError> {
+        match options.linger {
+            Some(linger) if keys > 1 && !linger.is_zero() => Err(refused(
+                format!("`linger` is for one key, and the call has {keys}"),
+                "leave `linger` out",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn linger_is_valid(&self) -> Result<(), LockError> {
+        let linger = self.linger;
+        if linger > LONGEST_LINGER {
+            return Err(refused(
+                format!("a linger of {linger:?} is longer than a minute"),
+                "it is how long the process keeps a lock that it does not use; write for example `linger = \"50ms\"`",
+            ));
+        }
+        match self.may_not_linger() {
+            Some(other) if !linger.is_zero() => Err(refused(
+                format!("`linger` and `{other}` exclude each other"),
+                format!(
+                    "leave `linger` or `{other}` out: a lock that lingers has one lease for several holds"
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// A reentrant call that uses the lock of an outer call has no lease of its own to limit, keep or renew.

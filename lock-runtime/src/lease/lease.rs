@@ -36,6 +36,8 @@ pub(crate) struct Lease {
     pub(crate) pool: Arc<str>,
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) owner: Owner,
+    /// Whether a task has it, or is to get it.
+    has_holder: bool,
     pub(crate) fence: Option<Fence>,
     pub(crate) granted_at: Instant,
     /// A copy of the policy's. A renewal of very many leases is bound by the memory that it reads.
@@ -189,6 +191,28 @@ impl Lease {
         requested_at: Instant,
         clock: Clock,
     ) -> Self {
+        let fences = grant.fences.as_mut().filter(|_| spec.policy.fencing);
+        let fence = fences.and_then(Fences::take);
+        Self::with_fence(id, pool, spec, grant, fence, requested_at, clock)
+    }
+
+    /// A lease of `grant` that no task has: the lock of `former` lingers. It keeps the fences for later holders.
+    pub(crate) fn without_holder(id: u64, former: &Self, grant: Grant) -> Self {
+        let (pool, spec, clock) = (former.pool.clone(), former.spec.clone(), former.clock);
+        let lease = Self::with_fence(id, pool, spec, grant, None, clock.now(), clock);
+        lease.pick_up();
+        Self { has_holder: false, ..lease }
+    }
+
+    fn with_fence(
+        id: u64,
+        pool: Arc<str>,
+        spec: Arc<LockSpec>,
+        grant: Grant,
+        fence: Option<Fence>,
+        requested_at: Instant,
+        clock: Clock,
+    ) -> Self {
         let granted_at = clock.now();
         let wait_ends = match spec.policy.wait {
             Wait::For(wait) => requested_at + wait,
@@ -197,13 +221,12 @@ impl Lease {
         let offered_until = wait_ends.max(granted_at + spec.policy.ttl.get());
         let limit = spec.policy.max_hold.map(|max_hold| granted_at + max_hold);
         let valid_until = limit.map_or(grant.valid_until, |limit| limit.min(grant.valid_until));
-        let fence =
-            if spec.policy.fencing { grant.fences.as_mut().and_then(Fences::take) } else { None };
         let first_renewal =
             || spec.policy.first_renewal.map(|pause| jitter::early(grant.since, pause, id));
         Self {
             id,
             pool,
+            has_holder: true,
             fence,
             granted_at,
             ttl: spec.policy.ttl,
@@ -276,6 +299,11 @@ impl Lease {
             permits: std::mem::take(&mut state.permits),
         };
         Some((grant, listeners))
+    }
+
+    /// Whether a task has it, or is to get it: the lock does not linger.
+    pub(crate) fn has_holder(&self) -> bool {
+        self.has_holder
     }
 
     /// The caller has the lease. `false` if the grant was withdrawn before.

@@ -138,7 +138,7 @@ impl RenewalScheduler {
                         .add(lease.clone(), time_limit);
                 }
                 RenewalAction::Wait(due) => self.insert(lease, due),
-                RenewalAction::Lost(loss) => events::lost(lease.origin(), lease.held_for(), loss),
+                RenewalAction::Lost(loss) => report_loss(lease, loss),
                 // The caller gets an error at its next poll.
                 RenewalAction::Unclaimed => (config.on_unclaimed)(lease),
                 RenewalAction::Over => {}
@@ -186,7 +186,7 @@ impl RenewalScheduler {
                 }
                 Ok(LeaseStatus::NotHeld) => {
                     if lease.lose(Loss::Taken) {
-                        events::lost(lease.origin(), lease.held_for(), Loss::Taken);
+                        report_loss(&lease, Loss::Taken);
                     }
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
@@ -198,6 +198,13 @@ impl RenewalScheduler {
             }
             self.schedule(&lease);
         }
+    }
+}
+
+/// A lock that lingers has no holder to miss it.
+fn report_loss(lease: &Lease, loss: Loss) {
+    if lease.has_holder() {
+        events::lost(lease.origin(), lease.held_for(), loss);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
 use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
 use crate::lock::admission::{Admission, AdmissionPermit};
+use crate::lock::linger::{self, LingeringLeases};
 use crate::lock::outgoing::Outgoing;
 use crate::lock::store_status::StoreStatus;
 use crate::lock::undo_queue::UndoQueue;
@@ -48,9 +49,10 @@ pub(crate) struct PoolCore {
     pub(crate) round_trip: RoundTrip,
     pub(crate) store_status: Arc<StoreStatus>,
     pub(crate) undo: UndoQueue,
+    pub(super) lingering: LingeringLeases,
     /// Bounds the acquires in flight at a store that asks for it.
     admission: Option<Arc<Admission>>,
-    tasks: [AbortHandle; 3],
+    tasks: [AbortHandle; 4],
 }
 
 /// The settings and resources of a pool.
@@ -96,6 +98,7 @@ impl PoolCore {
         let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
         config.backend.subscribe(notifier);
         Arc::new_cyclic(|core: &Weak<Self>| {
+            let lingers = linger::expire(core.clone(), queue.clone());
             let (core, status) = (core.clone(), store_status.clone());
             let renewal_config = RenewalConfig {
                 backend: config.backend.clone(),
@@ -115,6 +118,7 @@ impl PoolCore {
                 driver.spawn_abortable(probing),
                 driver.spawn_abortable(renewals.clone().run(renewal_config)),
                 driver.spawn_abortable(queue.clone().expire(clock)),
+                driver.spawn_abortable(lingers),
             ];
             Self {
                 name: OnceCell::new(),
@@ -126,6 +130,7 @@ impl PoolCore {
                 round_trip: RoundTrip::default(),
                 store_status,
                 undo: UndoQueue::default(),
+                lingering: LingeringLeases::default(),
                 admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),
                 tasks,
                 config,

@@ -12,26 +12,32 @@ use crate::lease::held_lease::HeldLease;
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::waiter::LeaseReply;
+use crate::queue::key_queue::Contention;
 
 /// Makes a lease of `grant`: tracked, scheduled for renewal, known to the queue of its key. The wait for it began at
-/// `requested_at`. `contended` is what the store says about other waiters, if it was asked.
+/// `requested_at`. `contention` is what the store says about other waiters.
 pub(crate) fn lease(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
     grant: Grant,
     requested_at: Instant,
-    contended: Option<bool>,
+    contention: Contention,
 ) -> HeldLease {
     let id = core.tracker.next_id();
     let pool = core.name().clone();
     let lease = Arc::new(Lease::new(id, pool, spec, grant, requested_at, core.clock()));
-    core.tracker.insert(&lease);
-    core.renewals.schedule(&lease);
-    if let Some(key) = lease.spec.single_key() {
-        core.queue.set_holder(key, lease.holder(), contended);
-    }
+    track(core, &lease, contention);
     events::acquired(lease.origin(), lease.fence, lease.granted_at.since(requested_at));
     HeldLease::new(lease, core.clone())
+}
+
+/// Tracks `lease`, schedules it for renewal, and makes it known to the queue of its key.
+pub(super) fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
+    core.tracker.insert(lease);
+    core.renewals.schedule(lease);
+    if let Some(key) = lease.spec.single_key() {
+        core.queue.set_holder(key, lease.holder(), contention);
+    }
 }
 
 /// Gives `lease` to the task that waits for it. If the task is gone, or the pool has begun to shut down, the lease is

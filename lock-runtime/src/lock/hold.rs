@@ -2,7 +2,8 @@
 //!
 //! A hand-off sends no request. The grant of the process stays as it is at the store; only its holder changes, with a
 //! fencing token of its own. Hand-offs go on as long as no other process waits, and for
-//! [`local_handoff_limit`](crate::PoolBuilder::local_handoff_limit) if one may.
+//! [`local_handoff_limit`](crate::PoolBuilder::local_handoff_limit) if one may. A lock without a waiter may
+//! [linger](crate::lock::linger).
 
 use std::sync::Arc;
 
@@ -14,8 +15,9 @@ use crate::lease::held_lease::{LeaseOwner, Releasing};
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
+use crate::lock::linger::{self, Behind};
 use crate::lock::outgoing::{Outgoing, PendingRelease};
-use crate::queue::key_queue::WaitFor;
+use crate::queue::key_queue::{Contention, WaitFor};
 
 impl LeaseOwner for PoolCore {
     fn end_hold(self: Arc<Self>, lease: &Arc<Lease>, mode: ReleaseMode) -> Option<Releasing> {
@@ -26,6 +28,10 @@ impl LeaseOwner for PoolCore {
         if hand_off(&self, lease) {
             return Some(Releasing::Done);
         }
+        let lease = &match linger::keep(&self, lease) {
+            Behind::Lingers => return Some(Releasing::Done),
+            Behind::Release(lease) => lease,
+        };
         if !lease.begin_release() {
             return None;
         }
@@ -60,7 +66,7 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
     events::handed_off(lease.origin(), lease.held_for());
     if let WaitFor::Lock(waiter) = entry.wait_for {
         // Dropped in this instant, the new lease is released or handed off in turn.
-        let next = grant::lease(core, waiter.spec, transferred, entry.since, None);
+        let next = grant::lease(core, waiter.spec, transferred, entry.since, Contention::None);
         // After the new one is tracked: a shutdown in between would find nothing held.
         core.tracker.remove_transferred(lease);
         grant::deliver(core, next, waiter.reply);

@@ -6,6 +6,7 @@ pub(crate) mod core;
 mod dispatch;
 mod grant;
 mod hold;
+mod linger;
 mod outgoing;
 mod release;
 pub(crate) mod shutdown;

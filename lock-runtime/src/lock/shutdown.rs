@@ -10,6 +10,7 @@ use crate::exec::event_thread;
 use crate::lease::lease::Loss;
 use crate::lease::tracker::PoolPhase;
 use crate::lock::core::PoolCore;
+use crate::lock::linger;
 use crate::lock::release::release_all;
 
 /// How the locks ended that were held when a shutdown began.
@@ -32,6 +33,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
         return ShutdownReport::default();
     }
     core.queue.close();
+    linger::end_all(&core);
     if !idle_by(&core, clock.now() + grace).await {
         for lease in core.tracker.leases() {
             lease.lose(Loss::PoolClosed);

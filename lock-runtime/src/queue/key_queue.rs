@@ -13,6 +13,7 @@ use crate::base::lock_spec::LockSpec;
 use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::exec::panic_boundary;
+use crate::exec::timer_queue::TimerQueue;
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::KeyPermit;
 
@@ -50,7 +51,9 @@ pub(super) struct KeyQueue<W> {
     /// The owner token of the queue's requests.
     pub(super) owner: Option<Owner>,
     /// Whether other processes wait for the lock.
-    pub(super) contended: bool,
+    pub(super) contention: Contention,
+    /// The linger of the lock: a lease without a holder has the permit.
+    pub(super) linger: Option<Linger>,
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
 }
@@ -62,6 +65,49 @@ pub(super) enum PermitState {
     Free,
     /// In use since then.
     Out(Instant),
+}
+
+/// Whether other processes wait for a lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Contention {
+    #[default]
+    None,
+    /// The store was not asked, and notifies of any that come.
+    Unknown,
+    Known,
+}
+
+impl Contention {
+    /// By the answer of the store, if it gave one.
+    pub(crate) fn of_answer(contended: Option<bool>) -> Self {
+        match contended {
+            Some(true) => Self::Known,
+            Some(false) => Self::None,
+            None => Self::Unknown,
+        }
+    }
+}
+
+/// A lock that stays with its process without a use.
+#[derive(Debug)]
+pub(super) struct Linger {
+    pub(super) key: Key,
+    pub(super) until: Instant,
+    /// Distinguishes its timer from others of the same moment.
+    pub(super) id: u64,
+    pub(super) timers: Arc<TimerQueue<Key>>,
+}
+
+impl Linger {
+    pub(super) fn set_timer(&self) {
+        self.timers.insert(self.until, self.id, self.key.clone());
+    }
+
+    fn end(&mut self) {
+        self.timers.remove(self.until, self.id);
+        self.until = Instant::from_nanos(0);
+        self.set_timer();
+    }
 }
 
 /// A lease of this process, by its number.
@@ -165,7 +211,8 @@ impl<W> Default for KeyQueue<W> {
             wake: None,
             wake_at: None,
             owner: None,
-            contended: false,
+            contention: Contention::None,
+            linger: None,
             held_since: None,
         }
     }
@@ -214,6 +261,7 @@ impl<W> KeyQueue<W> {
 
     pub(super) fn add(&mut self, entry: QueueEntry<W>) {
         self.entries.insert(entry.id, entry);
+        self.end_linger();
         // A request for several keys that holds this one releases it sooner.
         for registered in &self.registered {
             registered.wake.notify_one();
@@ -227,7 +275,20 @@ impl<W> KeyQueue<W> {
         self.wake = None;
         self.owner = None;
         self.wake_at = None;
-        self.contended = false;
+        self.contention = Contention::None;
+        self.linger = None;
+    }
+
+    /// Whether the lock may linger: nothing waits for it, as far as the store has said.
+    pub(super) fn may_linger(&self) -> bool {
+        self.has_no_waiters() && self.contention != Contention::Known
+    }
+
+    /// Makes the end of the linger due at once, if the lock lingers.
+    pub(super) fn end_linger(&mut self) {
+        if let Some(linger) = &mut self.linger {
+            linger.end();
+        }
     }
 
     /// The signal for the task that waits for the store on the queue's behalf.
@@ -256,7 +317,8 @@ impl<W> KeyQueue<W> {
     }
 
     pub(super) fn mark_contended(&mut self) {
-        self.contended = true;
+        self.contention = Contention::Known;
+        self.end_linger();
         for registered in &mut self.registered {
             registered.contended = true;
             registered.wake.notify_one();

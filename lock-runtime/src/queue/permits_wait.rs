@@ -27,9 +27,7 @@ use crate::queue::key_queue::{
 };
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::Attached;
-use crate::queue::wait_queue::{
-    AfterPass, Candidate, Enqueued, Queues, WaitParams, WaitQueues, full,
-};
+use crate::queue::wait_queue::{AfterPass, Candidate, Queues, WaitParams, WaitQueues, full};
 
 /// How long a request waits before it reserves a key against later ranks.
 const RESERVE_AFTER: Duration = Duration::from_millis(10);
@@ -65,7 +63,7 @@ impl<W: Waiter> WaitQueues<W> {
         wake: &Arc<Notify>,
         reply: PermitsReply,
         again: bool,
-    ) -> Result<Enqueued<PermitsReply>, LockError> {
+    ) -> Result<Option<PermitsReply>, LockError> {
         let mut queues = self.lock();
         if queues.closed {
             return Err(LockError::pool_closed());
@@ -73,7 +71,7 @@ impl<W: Waiter> WaitQueues<W> {
         let now = self.clock.now();
         let Some(at) = queues.missing(id, keys, None) else {
             queues.take(id, keys, now);
-            return Ok(Enqueued::Head(reply));
+            return Ok(Some(reply));
         };
         let WaitParams { now: since, deadline, wait } = *params;
         let key = &keys[at];
@@ -97,7 +95,7 @@ impl<W: Waiter> WaitQueues<W> {
         }));
         queue.add(QueueEntry { id, since, deadline, attempts: 0, wait_for });
         queues.positions.insert(id, key.clone());
-        Ok(Enqueued::Queued)
+        Ok(None)
     }
 
     /// When the permits that are reserved for the request are free again, if some are.
@@ -172,6 +170,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         for key in keys {
             let queue = queues.by_key.entry(key.clone()).or_default();
+            queue.end_linger();
             match queue.registered.iter_mut().find(|entry| entry.id == id) {
                 Some(entry) => entry.owner = owner,
                 None => {

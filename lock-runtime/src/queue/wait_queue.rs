@@ -25,7 +25,7 @@ use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::timer_queue::TimerQueue;
 use crate::queue::key_queue::{
-    Holder, KeyQueue, PermitState, PermitsReply, QueueEntry, WaitFor, Waiter,
+    Contention, Holder, KeyQueue, Linger, PermitState, PermitsReply, QueueEntry, WaitFor, Waiter,
 };
 use crate::queue::last_answer::LastAnswer;
 
@@ -36,6 +36,8 @@ pub(crate) struct WaitQueues<W> {
     pub(super) clock: Clock,
     /// Waiters by their deadlines.
     deadlines: TimerQueue<(Key, u64)>,
+    /// Keys whose lock lingers, by its end.
+    lingers: Arc<TimerQueue<Key>>,
     pub(super) max_waiters: usize,
     /// The process of the pool.
     pub(super) process: Process,
@@ -75,6 +77,13 @@ impl WaitParams {
         };
         Self { now, deadline, wait }
     }
+
+    /// Gives an acquire that may not wait the time of one request more: for a release of this process.
+    pub(crate) fn extend_single_try(&mut self, request_timeout: Duration) {
+        if self.wait == Wait::For(Duration::ZERO) {
+            self.deadline = Some(self.now + request_timeout);
+        }
+    }
 }
 
 /// The position of a new waiter.
@@ -82,6 +91,8 @@ impl WaitParams {
 pub(crate) enum Enqueued<W> {
     /// The queue was empty: the permit is the caller's, and the waiter comes back.
     Head(W),
+    /// The lock lingers in this process, and is the caller's: it takes the lease, and has the waiter back.
+    Lingering(W),
     Queued,
 }
 
@@ -122,8 +133,14 @@ pub(crate) struct HeadInfo {
 
 impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn new(max_waiters: usize, clock: Clock) -> Self {
-        let (queues, deadlines) = (Mutex::default(), TimerQueue::default());
-        Self { queues, clock, deadlines, max_waiters, process: Process::current() }
+        Self {
+            queues: Mutex::default(),
+            clock,
+            deadlines: TimerQueue::default(),
+            lingers: Arc::default(),
+            max_waiters,
+            process: Process::current(),
+        }
     }
 
     /// Appends `waiter` to the queue of `key`.
@@ -153,6 +170,9 @@ impl<W: Waiter> WaitQueues<W> {
             queue.last_answer = LastAnswer::Pending(now);
             queue.held_since = Some(now);
             return Ok((id, Enqueued::Head(waiter)));
+        }
+        if queue.linger.take().is_some() {
+            return Ok((id, Enqueued::Lingering(waiter)));
         }
         if deadline.is_some_and(|deadline| deadline <= now) {
             return Err(queues.wait_error(key, wait, now));
@@ -310,21 +330,21 @@ impl<W: Waiter> WaitQueues<W> {
             return None;
         }
         let WaitFor::Lock(waiter) = &queue.entries.get(&id)?.wait_for else { return None };
-        let next = transfer(waiter.spec(), queue.contended)?;
+        let next = transfer(waiter.spec(), queue.contention != Contention::None)?;
         let entry = queue.entries.remove(&id)?;
         drop(queues);
         self.remove_deadline(&entry);
         Some((entry, next))
     }
 
-    /// A task of this process holds the lock. `contended` tells whether other processes wait for it.
-    pub(crate) fn set_holder(&self, key: &Key, holder: Holder, contended: Option<bool>) {
+    /// A lease of this process holds the lock. A hand-off knows nothing new about other processes.
+    pub(crate) fn set_holder(&self, key: &Key, holder: Holder, contention: Contention) {
         let mut queues = self.lock();
         queues.last_failure = None;
         let Some(queue) = queues.by_key.get_mut(key) else { return };
         queue.holder = Some(holder);
         // A notification that arrived meanwhile is newer than the answer.
-        queue.contended |= contended.unwrap_or(false);
+        queue.contention = queue.contention.max(contention);
         queue.owner = None;
         queue.last_answer = LastAnswer::Held { expires_in: None };
         // A lease that is lost at once has passed its permit on.
@@ -338,8 +358,61 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let queue = queues.queue_of_permit(key, self.clock);
         queue.owner = Some(owner);
-        queue.contended = false;
+        queue.contention = Contention::None;
         queue.wake_signal()
+    }
+
+    /// Whether the lock of `key` may stay with the process without a use: nothing waits for it, and no barging window is due.
+    pub(crate) fn may_linger(
+        &self,
+        key: &Key,
+        barging_interval: Option<Duration>,
+        now: Instant,
+    ) -> bool {
+        let queues = self.lock();
+        let may_linger = |queue: &KeyQueue<W>| {
+            queue.may_linger() && !queue.is_barging_due(barging_interval, now)
+        };
+        !queues.closed && queues.by_key.get(key).is_some_and(may_linger)
+    }
+
+    /// The lock of `key` lingers from now on, until `until`. `false` if something waits for it by now.
+    pub(crate) fn begin_linger(&self, key: &Key, until: Instant) -> bool {
+        let mut queues = self.lock();
+        let queues = &mut *queues;
+        let Some(queue) = queues.by_key.get_mut(key).filter(|queue| queue.may_linger()) else {
+            return false;
+        };
+        if queues.closed {
+            return false;
+        }
+        queues.last_id += 1;
+        let linger =
+            Linger { key: key.clone(), until, id: queues.last_id, timers: self.lingers.clone() };
+        linger.set_timer();
+        queue.linger = Some(linger);
+        true
+    }
+
+    /// Ends the linger of `key`, also before its time. `false` if the lock does not linger.
+    pub(crate) fn end_linger(&self, key: &Key) -> bool {
+        let mut queues = self.lock();
+        queues.by_key.get_mut(key).is_some_and(|queue| queue.linger.take().is_some())
+    }
+
+    /// Waits for the timers of lingers. Returns each key, and whether its linger is over, and was ended by this call: the
+    /// caller releases the lock. Cancel safe.
+    pub(crate) async fn lingered(&self) -> Vec<(Key, bool)> {
+        self.lingers.due(self.clock).await;
+        let now = self.clock.now();
+        let due = self.lingers.take_until(now);
+        let mut queues = self.lock();
+        // The time of an earlier linger may be over, and that of a later one not.
+        let mut is_over = |key: &Key| {
+            let queue = queues.by_key.get_mut(key);
+            queue.is_some_and(|queue| queue.linger.take_if(|it| it.until <= now).is_some())
+        };
+        due.into_iter().map(|key| (key.clone(), is_over(&key))).collect()
     }
 
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging

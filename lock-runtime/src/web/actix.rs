@@ -17,6 +17,7 @@ use actix_web::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use actix_web::{Error, HttpMessage, HttpResponse, ResponseError};
 use percent_encoding::percent_decode_str;
 
+use crate::api::locked_future::block;
 use crate::api::pool::LockPool;
 use crate::api::serve::{Served, serve};
 use crate::attribute::return_type::FromLockError;
@@ -219,7 +220,7 @@ where
             let (response, lock) = if lock.until_body_end {
                 BodyLock::run(entered, response).await?
             } else {
-                (entered.run(response).await?, BodyLock::Unlocked)
+                (entered.run(block(response)).await?, BodyLock::Unlocked)
             };
             let locked = |_: &mut _, body| EitherBody::left(LockedMessageBody::new(body, lock));
             Ok(response?.map_body(locked))

@@ -4,8 +4,8 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use crate::api::entered::Entered;
 use crate::api::guard::{LockGuard, Lost};
-use crate::api::locked_future::Entered;
 use crate::api::reentrancy;
 use crate::base::error::LockError;
 

@@ -18,6 +18,7 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::api::locked_future::block;
 use crate::api::pool::LockPool;
 use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
@@ -244,7 +245,7 @@ where
                     Err(error) => return Ok(refused(&error)),
                 }
             } else {
-                match entered.run(response).await {
+                match entered.run(block(response)).await {
                     Ok(response) => (response?, BodyLock::Unlocked),
                     Err(error) => return Ok(refused(&error)),
                 }

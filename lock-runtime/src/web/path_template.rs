@@ -63,7 +63,7 @@ impl PathTemplate {
         &self,
         value: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Key, LockError> {
-        let mut key = KeyWriter::new(self.site, self.site.template().len() + 16);
+        let mut key = KeyWriter::new(self.site, "", self.parts.len());
         for (at, part) in self.parts.iter().enumerate() {
             match *part {
                 TemplatePart::Text(text) => key.text(text),

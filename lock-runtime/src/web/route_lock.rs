@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::api::enter::{LockCall, enter};
-use crate::api::locked_future::Entered;
+use crate::api::entered::Entered;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::base::call_site::LockLabel;

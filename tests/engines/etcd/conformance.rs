@@ -25,7 +25,7 @@ async fn a_lock_is_a_key_with_a_lease_below_the_name_of_the_lock() {
     let owner = key.name.strip_prefix(&format!("{root}/order%2F1/")).unwrap();
     assert_eq!(owner.len(), 32, "{owner}");
     assert_ne!(key.lease, 0);
-    // A lock whose name begins like this one's is another one.
+    // A lock is another one if its name only begins like this one's.
     let other = pool.lock("order").acquire().await.unwrap();
     other.release().await.unwrap();
     guard.release().await.unwrap();

@@ -19,10 +19,8 @@ fn says(case: &str, error: &lock_runtime::LockError, kind: ErrorKind, texts: &[&
     assert!(!format!("{text}{error:?}").contains(CANARY), "{case}: a secret is shown");
 }
 
-/// Users with a password, a role for `/locks/` alone, and a token that ends by time.
-#[tokio::test]
-async fn users_and_roles_are_respected() {
-    let server = EtcdServer::builder().setting("auth-token-ttl", 2).start();
+/// A user `root`, and `worker` with a role for `/locks/` alone.
+fn enable_logins(server: &EtcdServer) {
     for (path, body) in [
         ("auth/user/add", json!({ "name": "root", "password": "root" })),
         ("auth/user/add", json!({ "name": "worker", "password": CANARY })),
@@ -38,6 +36,13 @@ async fn users_and_roles_are_respected() {
     ] {
         server.post(path, &body);
     }
+}
+
+/// Users with a password, a role for `/locks/` alone, and changes of roles.
+#[tokio::test]
+async fn users_and_roles_are_respected() {
+    let server = EtcdServer::start();
+    enable_logins(&server);
     let url = |login: &str, rest: &str| format!("etcd://{login}127.0.0.1:{}{rest}", server.port());
     let own = url(&format!("worker:{CANARY}@"), "/locks");
     let pools = [patient(&own, ms(20_000)).await, patient(&own, ms(20_000)).await];
@@ -57,20 +62,42 @@ async fn users_and_roles_are_respected() {
     let given = || async { Ok::<_, std::io::Error>(Credentials::new("worker", CANARY)) };
     let pool = LockPool::builder(url("worker:wrong@", "/locks")).credentials(given);
     cycle(&pool.connect().await.unwrap(), "order:1").await;
-    // A change of any role makes tokens void; a lock that is held is kept.
+    // Roles change while a lock is held.
     let guard = pools[0].lock("order:2").acquire().await.unwrap();
-    let root = server.post("auth/authenticate", &json!({ "name": "root", "password": "root" }));
-    assert!(root["token"].is_string());
-    server.etcdctl(&["--user=root:root", "role", "add", "another"]);
-    for _ in 0..3 {
-        eventually_async(DEADLINE, "it has logged in again", async || guard.verify().await.is_ok())
-            .await;
+    for change in [
+        &["role", "add", "another"][..],
+        &["user", "grant-role", "worker", "another"],
+        &["role", "delete", "another"],
+    ] {
+        server.etcdctl(&[&["--user=root:root"], change].concat());
+        eventually_async(DEADLINE, "the lock is kept", async || guard.verify().await.is_ok()).await;
         cycle(&pools[0], "order:1").await;
-        // Longer than an unused token is valid.
-        tokio::time::sleep(ms(2_500)).await;
     }
     guard.release().await.unwrap();
     cycle(&pools[1], "order:1").await;
+}
+
+/// Logins become necessary while the pool is connected, which has one.
+#[tokio::test]
+async fn a_login_that_is_wanted_later_is_given() {
+    let server = EtcdServer::start();
+    let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", server.port());
+    let pool = patient(url, ms(20_000)).await;
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    enable_logins(&server);
+    eventually_async(DEADLINE, "it has logged in", async || guard.verify().await.is_ok()).await;
+    eventually_async(DEADLINE, "it grants", async || {
+        match pool.lock("order:2").wait(ms(1_000)).acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(error) => {
+                says("a login is wanted", &error, ErrorKind::Backend, &["etcd"]);
+                false
+            }
+        }
+    })
+    .await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]
@@ -114,7 +141,7 @@ async fn a_full_database_is_an_error_with_a_remedy() {
     let warnings = format!("{:?}", pool.health().await.unwrap().warnings);
     assert!(warnings.contains("no space") && warnings.contains("single member"), "{warnings}");
     guard.verify().await.unwrap();
-    // Also behind a reconnect, whose number cannot be written.
+    // Also behind a reconnect: its number cannot be written.
     server.restart();
     eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
     let error = pool.lock("order:2").wait(ms(300)).acquire().await.unwrap_err();

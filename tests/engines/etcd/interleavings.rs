@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use lock_runtime::Key;
 use lock_runtime::backend::{
-    AcquireOutcome, AcquireRequest, Backend, FailureKind, Owner, ReleaseOutcome, ReleaseRequest,
-    Successor, WaitMode,
+    AcquireOutcome, AcquireRequest, Backend, FailureKind, LeaseRef, Owner, ReleaseOutcome,
+    ReleaseRequest, Successor, WaitMode,
 };
 use lock_runtime::testing::open_backend;
-use lock_tests::etcd::url_at;
+use lock_tests::etcd::{StoredKey, url_at};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{EtcdServer, FaultProxy, eventually_async};
@@ -42,43 +42,128 @@ fn is_queued(outcome: &AcquireOutcome) -> bool {
     matches!(outcome, AcquireOutcome::Contended { wait_mode: WaitMode::Queued { .. }, .. })
 }
 
+/// The one key below `root` that says which connection may put keys under the lease of the pool.
+fn lease_key(server: &EtcdServer, root: &str) -> StoredKey {
+    let mut keys = server.keys(&format!("{root}/%lease/"));
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    keys.remove(0)
+}
+
+/// The number of the connection that may.
+fn number(server: &EtcdServer, lease: &StoredKey) -> String {
+    server.etcdctl(&["get", "--print-value-only", &lease.name]).trim().to_owned()
+}
+
+/// Sends a put of `key` as an acquire on connection `number` has it. Whether it was executed.
+fn put_as(server: &EtcdServer, lease: &StoredKey, number: &str, key: &str) -> bool {
+    let base64 = |text: &str| lock_tests::etcd::base64(text.as_bytes());
+    let transaction = json!({
+        "compare": [{
+            "target": "VALUE", "result": "EQUAL",
+            "key": base64(&lease.name), "value": base64(number),
+        }],
+        "success": [{ "requestPut": {
+            "key": base64(key), "lease": lease.lease.to_string(),
+        }}],
+    });
+    server.post("kv/txn", &transaction)["succeeded"] == Value::Bool(true)
+}
+
 /// What a connection has left on its way puts no key once another connection serves.
+///
+/// The conditions of the pool's own transactions are the subject of `each_put_wants_the_number_of_its_connection`.
 #[tokio::test]
 async fn a_late_transaction_of_a_former_connection_puts_nothing() {
     let (server, root) = EtcdServer::shared();
     let proxy = FaultProxy::to_port(server.port());
     let pool = patient(url_at(proxy.port(), &root), ms(20_000)).await;
     cycle(&pool, "order:1").await;
-    let prefix = format!("{root}/%lease/");
-    let leases = server.keys(&prefix);
-    let [lease] = &leases[..] else { panic!("one lease: {leases:?}") };
-    let number = || {
-        let printed = server.etcdctl(&["get", "--print-value-only", &lease.name]);
-        printed.trim().to_owned()
-    };
-    // The transaction of an acquire, as that connection would send it.
-    let put = |number: &str| {
-        let [condition, key] = [&lease.name, &format!("{root}/order:1/late")];
-        let base64 = |text: &str| lock_tests::etcd::base64(text.as_bytes());
-        let transaction = json!({
-            "compare": [{
-                "target": "VALUE", "result": "EQUAL",
-                "key": base64(condition), "value": base64(number),
-            }],
-            "success": [{ "requestPut": {
-                "key": base64(key), "lease": lease.lease.to_string(),
-            }}],
-        });
-        server.post("kv/txn", &transaction)["succeeded"] == Value::Bool(true)
-    };
-    let former = number();
-    assert!(put(&former), "the connection serves");
-    server.delete(&format!("{root}/order:1/late"));
+    let (lease, late) = (lease_key(server, &root), format!("{root}/order:1/late"));
+    let former = number(server, &lease);
+    assert!(put_as(server, &lease, &former, &late), "the connection serves");
+    server.delete(&late);
     proxy.cut();
     cycle(&pool, "order:1").await;
-    assert_ne!(number(), former);
-    assert!(!put(&former), "another connection serves");
+    assert_ne!(number(server, &lease), former);
+    assert!(!put_as(server, &lease, &former, &late), "another connection serves");
     until_nothing_is_left(server, &root).await;
+}
+
+/// The number of another connection stands there: an acquire in and outside of the queue, a renewal that moves the key, and a release
+/// with a successor find it, and write the present one first.
+#[tokio::test]
+async fn each_put_wants_the_number_of_its_connection() {
+    const FOREIGN: &str = "1000000007";
+    let (server, root) = EtcdServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let release = async |request: &AcquireRequest| {
+        store.release(&[ReleaseRequest::new(request.lease())]).await.remove(0).unwrap()
+    };
+    let first = request("order:1");
+    assert!(is_granted(&acquire(&store, &first).await));
+    let lease = lease_key(server, &root);
+    let own = number(server, &lease);
+    release(&first).await;
+    for acquired in [request("order:1"), queued_request("order:1")] {
+        server.change(&lease.name, FOREIGN);
+        assert!(is_granted(&acquire(&store, &acquired).await));
+        assert_eq!(number(server, &lease), own, "an acquire");
+        assert!(!put_as(server, &lease, FOREIGN, &format!("{root}/order:1/late")));
+        let next = queued_request("order:1");
+        let mut passing = ReleaseRequest::new(acquired.lease());
+        passing.successor = Some(Successor::new(next.owner, next.ttl));
+        server.change(&lease.name, FOREIGN);
+        let passed = store.release(&[passing]).await.remove(0).unwrap();
+        assert_eq!(passed, ReleaseOutcome::Freed, "it is released without the successor");
+        assert_eq!(number(server, &lease), own, "a release with a successor");
+    }
+    // A key under the lease of a shorter ttl goes under that of a longer one.
+    let mut short = request("order:1");
+    short.ttl = ms(3_000);
+    assert!(is_granted(&acquire(&store, &short).await));
+    let longer = LeaseRef::new(short.keys.clone(), short.owner, ms(20_000));
+    server.change(&lease.name, FOREIGN);
+    eventually_async(DEADLINE, "it is renewed", async || {
+        store.renew(std::slice::from_ref(&longer)).await.remove(0).is_ok()
+    })
+    .await;
+    assert_eq!(number(server, &lease), own, "a renewal");
+    assert_eq!(server.queue(&root, "order:1")[0].lease, lease.lease);
+    release(&short).await;
+    until_nothing_is_left(server, &root).await;
+}
+
+/// A connection begins with a full database, so that its number cannot be written. Then there is space again.
+#[tokio::test]
+async fn a_late_transaction_puts_nothing_when_a_full_database_has_space_again() {
+    let server = EtcdServer::builder().setting("quota-backend-bytes", 1 << 20).start();
+    let proxy = FaultProxy::to_port(server.port());
+    let pool = patient(url_at(proxy.port(), "/locks"), ms(20_000)).await;
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let (lease, late) = (lease_key(&server, "/locks"), "/locks/order:1/late");
+    let former = number(&server, &lease);
+    let full = json!({ "key": "Zg==", "value": "A".repeat(400_000) });
+    eventually_async(DEADLINE, "the alarm is raised", async || {
+        server.try_post("kv/put", &full, DEADLINE).is_err()
+    })
+    .await;
+    proxy.cut();
+    eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
+    guard.release().await.unwrap();
+    server.delete("f");
+    server.compact();
+    server.etcdctl(&["defrag"]);
+    server.etcdctl(&["alarm", "disarm"]);
+    assert!(!put_as(&server, &lease, &former, late), "another connection serves");
+    eventually_async(DEADLINE, "it grants", async || {
+        match pool.lock("order:1").wait(ms(1_000)).acquire().await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+    assert!(!put_as(&server, &lease, &former, late), "another connection serves");
+    assert!(put_as(&server, &lease, &number(&server, &lease), late), "there is space");
 }
 
 /// The deletion may still be executed, so the owner's next grant is by a key of its own.
@@ -245,4 +330,23 @@ async fn a_request_outside_of_the_queue_leaves_it() {
     assert!(!is_granted(&outcome) && !is_queued(&outcome), "{outcome:?}");
     assert_eq!(server.queue(&root, "order:1").len(), 1);
     store.release(&[ReleaseRequest::new(first.lease())]).await.remove(0).unwrap();
+}
+
+/// Several keys are in no queue, whatever the request says.
+#[tokio::test]
+async fn a_request_for_several_keys_does_not_queue() {
+    let (server, root) = EtcdServer::shared();
+    let store = open_backend(&server.url_of(&root)).await.unwrap();
+    let mut both = request("order:1");
+    both.keys = Arc::new([Key::from("order:1"), Key::from("order:2")]);
+    both.enqueue = true;
+    let first = request("order:2");
+    assert!(is_granted(&acquire(&store, &first).await));
+    let outcome = acquire(&store, &both).await;
+    assert!(!is_granted(&outcome) && !is_queued(&outcome), "{outcome:?}");
+    assert!(server.queue(&root, "order:1").is_empty());
+    store.release(&[ReleaseRequest::new(first.lease())]).await.remove(0).unwrap();
+    assert!(is_granted(&acquire(&store, &both).await));
+    store.release(&[ReleaseRequest::new(both.lease())]).await.remove(0).unwrap();
+    until_nothing_is_left(server, &root).await;
 }

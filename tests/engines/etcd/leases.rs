@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseRequest};
 use lock_runtime::testing::open_backend;
@@ -139,6 +139,65 @@ async fn a_min_hold_outlives_its_pool() {
     let (acquired, guard) = joined("the next owner", acquire_in_task(&other, "order:1")).await;
     assert!(acquired.saturating_duration_since(released) >= ms(4_000));
     guard.release().await.unwrap();
+}
+
+/// Signs of life of a lease that is in little use are rare. One is sent before a `min_hold` is promised.
+#[tokio::test]
+async fn a_min_hold_under_an_idle_lease_outlives_its_pool() {
+    const MIN_HOLD: Duration = ms(9_000);
+    let (server, root) = EtcdServer::shared();
+    let url = server.url_of(&root);
+    let store = open_backend(&url).await.unwrap();
+    let acquire = async |ttl| {
+        let keys: Arc<[Key]> = Arc::new([Key::from("order:1")]);
+        let request = AcquireRequest::new(keys, Owner::random().unwrap(), ttl);
+        let granted = store.acquire(std::slice::from_ref(&request)).await.remove(0).unwrap();
+        assert!(matches!(granted, AcquireOutcome::Acquired { .. }));
+        ReleaseRequest::new(request.lease())
+    };
+    let release = acquire(MIN_HOLD).await;
+    let lease = server.queue(&root, "order:1")[0].lease;
+    store.release(&[release]).await.remove(0).unwrap();
+    // It has ten seconds, and is in use for twenty.
+    eventually_async(2 * DEADLINE, "its last sign is old", async || server.seconds_left(lease) < 8)
+        .await;
+    let mut release = acquire(ms(1_000)).await;
+    release.free_after = MIN_HOLD;
+    let released = Instant::now();
+    store.release(&[release]).await.remove(0).unwrap();
+    assert_eq!(server.queue(&root, "order:1")[0].lease, lease);
+    store.close().await;
+    let other = patient(&url, ms(20_000)).await;
+    let (acquired, guard) = joined("the next owner", acquire_in_task(&other, "order:1")).await;
+    let took = acquired.saturating_duration_since(released);
+    assert!(took >= MIN_HOLD, "{took:?}");
+    guard.release().await.unwrap();
+}
+
+/// The owner has had a key in the queue, and a deadline for it. The lease of that key has ended since.
+#[tokio::test]
+async fn a_grant_by_a_new_key_ends_at_its_ttl() {
+    let (server, root) = EtcdServer::shared();
+    let url = server.url_of(&root);
+    let holder = patient(&url, ms(20_000)).await;
+    let guard = holder.lock("order:1").acquire().await.unwrap();
+    let store = open_backend(&url).await.unwrap();
+    let keys: Arc<[Key]> = Arc::new([Key::from("order:1")]);
+    let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ms(1_000));
+    request.enqueue = true;
+    let acquire = async |request: &AcquireRequest| {
+        let outcome = store.acquire(std::slice::from_ref(request)).await.remove(0).unwrap();
+        matches!(outcome, AcquireOutcome::Acquired { .. })
+    };
+    assert!(!acquire(&request).await, "it is queued");
+    server.revoke(server.queue(&root, "order:1")[1].lease);
+    guard.release().await.unwrap();
+    request.attempt = 1;
+    let granted = Instant::now();
+    eventually_async(DEADLINE, "it is granted", async || acquire(&request).await).await;
+    until_nothing_is_left(server, &root).await;
+    let took = granted.elapsed();
+    assert!(took < ms(8_000), "{took:?}");
 }
 
 /// Dropped without a shutdown.

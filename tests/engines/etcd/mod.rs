@@ -3,6 +3,7 @@
 mod cluster;
 mod conformance;
 mod errors;
+mod examples;
 mod faults;
 mod inspect;
 mod interleavings;

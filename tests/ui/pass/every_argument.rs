@@ -44,6 +44,7 @@ async fn constants(id: u64, live: bool) -> Result<u64, LockError> {
     max_hold = Duration::from_secs(id * 2),
     min_hold = Duration::ZERO,
     lock_delay = Duration::ZERO,
+    linger = Duration::ZERO,
     pool = pool(),
     when = live && id > 3,
     retry_delay = Duration::from_millis(id),
@@ -78,6 +79,11 @@ async fn others() -> Result<(), LockError> {
 )]
 async fn passes_through(id: u64) -> Result<u64, LockError> {
     Ok(id + u64::from(lock.is_held()))
+}
+
+#[distributed_lock(key = "partition:<id>", ttl = "5s", linger = "50ms")]
+async fn lingers(id: u64) -> Result<u64, LockError> {
+    Ok(id)
 }
 
 fn main() {}

@@ -28,7 +28,7 @@ use crate::base::key::Key;
 /// How often a request looks again that finds other keys than the answer before said.
 const MOST_ROUNDS: usize = 20;
 
-/// How long a queued owner waits for a notification before it requests the key again.
+/// The shortest time that a queued owner waits for a notification before it requests the key again.
 const RECHECK: Duration = Duration::from_secs(5);
 
 /// How long the key of a queued owner stays without a further request.
@@ -75,7 +75,7 @@ impl EtcdLocks {
         Err(unsteady())
     }
 
-    /// Deletes the keys of this owner whose deletion has no answer. It may still be executed, so they are not granted.
+    /// Deletes the keys of this owner with a deletion that has no answer. It may still be executed, so they are not granted.
     async fn delete_leaving(
         &self,
         request: &AcquireRequest,
@@ -108,7 +108,7 @@ impl EtcdLocks {
         }
         abandoned.check()?;
         let sign = self.early_sign(&it.lease, it.until);
-        self.keys.expect_puts(owner, &missing);
+        let expected = self.keys.expect_puts(owner, &missing);
         let putting = self.putting(it, &missing);
         let (answer, confirmed) = match self.transact(&it.member, &putting).await {
             Ok(answered) => answered,
@@ -119,7 +119,7 @@ impl EtcdLocks {
             Err(TransactionFailure::Other(error)) => return Err(error),
         };
         if !answer.is_met {
-            return self.on_refusal(it, &answer).await;
+            return self.on_refusal(it, &answer, &expected).await;
         }
         effects.has_put = true;
         let revision = answer.origin.revision;
@@ -136,7 +136,7 @@ impl EtcdLocks {
                 return Ok(RoundEnd::Again);
             }
         }
-        if it.request.enqueue {
+        if it.is_queuing() {
             // The newest one is the own one.
             if let Some(predecessor) = answer.found(1)?.get(1) {
                 return Ok(self.wait_behind(owner, &missing[0], &new, predecessor));
@@ -156,7 +156,7 @@ impl EtcdLocks {
         let get_lease = KeyOperation::Get { key: names.of_lease(it.lease.id) };
         let belongs = self.leases.belongs_to(&it.member, &it.lease);
         let mut puts: Vec<_> = missing.iter().map(|key| self.put(owner, key, &it.lease)).collect();
-        if it.request.enqueue
+        if it.is_queuing()
             && let [key] = missing
         {
             let own = names.of_owner(key, owner);
@@ -184,10 +184,12 @@ impl EtcdLocks {
     }
 
     /// Nothing was put: a lock is not free, or the owner has a key already, or the lease belongs to another connection.
+    /// No other request has put the keys that were `expected`.
     async fn on_refusal(
         &self,
         it: &Acquiring<'_>,
         answer: &TransactionAnswer,
+        expected: &[Key],
     ) -> Result<RoundEnd, BackendError> {
         let (owner, keys) = (it.owner(), &it.request.keys);
         let seen = answer.found(0)?.first();
@@ -200,7 +202,12 @@ impl EtcdLocks {
             let own = self.keys.names.of_owner(key, owner);
             match found {
                 Some(found) if found.key == own => self.adopt(it, key, found, answer).await?,
-                Some(_) if !it.request.enqueue => is_held = true,
+                Some(_) if !it.is_queuing() => {
+                    is_held = true;
+                    if keys.len() > 1 && expected.contains(key) {
+                        self.keys.remove(owner, key);
+                    }
+                }
                 Some(_) | None => self.keys.remove(owner, key),
             }
         }
@@ -273,7 +280,7 @@ impl EtcdLocks {
         let [(key, own)] = &found[..] else {
             return Ok(RoundEnd::Over(AcquireOutcome::contended(None)));
         };
-        if it.request.enqueue {
+        if it.is_queuing() {
             return Ok(self.wait_behind(owner, key, own, &predecessor));
         }
         self.delete(it, key).await?;
@@ -291,7 +298,7 @@ impl EtcdLocks {
             return RoundEnd::Again;
         }
         self.keys.keep_until(owner, self.now() + QUEUED_FOR);
-        let retry_after = jitter::below(RECHECK);
+        let retry_after = RECHECK + jitter::below(RECHECK);
         let wait_mode = WaitMode::Queued { retry_after };
         RoundEnd::Over(AcquireOutcome::contended_until(None, wait_mode))
     }

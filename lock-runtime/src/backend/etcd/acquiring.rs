@@ -26,6 +26,11 @@ impl Acquiring<'_> {
     pub(crate) fn owner(&self) -> &Owner {
         self.turn.owner()
     }
+
+    /// Several keys are in no queue.
+    pub(crate) fn is_queuing(&self) -> bool {
+        self.request.enqueue && self.request.keys.len() == 1
+    }
 }
 
 /// What a round has found.

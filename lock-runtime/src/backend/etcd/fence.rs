@@ -25,7 +25,7 @@ pub(crate) fn of_revision(revision: i64) -> Option<Fence> {
 }
 
 impl EtcdLocks {
-    /// A revision behind those of all fences that were given out for the keys, and before all later ones. `None` if a key is gone.
+    /// A revision behind all fences that were given out for the keys, and before all later ones. `None` if a key is gone.
     /// `fenced` is the last write beside the queues.
     pub(crate) async fn fence(
         &self,

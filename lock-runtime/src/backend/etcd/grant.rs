@@ -1,12 +1,9 @@
 //! Grants: the lease of each key lasts long enough, and its owner has a fence.
 
-use std::sync::Arc;
-
 use crate::backend::etcd::acquiring::{Acquiring, FreeKeys, RoundEnd};
 use crate::backend::etcd::fence::{MOST_FURTHER, of_revision};
-use crate::backend::etcd::leases::PoolLease;
 use crate::backend::etcd::locks::EtcdLocks;
-use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey, leases_of};
 use crate::backend::{AcquireOutcome, BackendError};
 use crate::base::key::Key;
 
@@ -22,7 +19,7 @@ impl EtcdLocks {
         if !self.lengthen(it, &mut keys).await? {
             return Ok(RoundEnd::Again);
         }
-        for lease in leases_of(&keys) {
+        for lease in leases_of(keys.iter().map(|(_, own)| own)) {
             let sign = if lease.id == it.lease.id { sign.take() } else { None };
             let known = self.outlasts(&lease, it.until, answer, sign).await;
             if !lease.is_current() {
@@ -37,7 +34,7 @@ impl EtcdLocks {
                 return Ok(RoundEnd::Again);
             }
         }
-        let was_queued = keys.iter().any(|(_, own)| own.place == KeyPlace::Queued);
+        let was_granted = keys.iter().any(|(_, own)| own.is_granted());
         for (key, own) in keys {
             // A watch of the predecessor has done its work, one of the queue goes on.
             let watch = own.watch.filter(|_| own.is_granted());
@@ -48,10 +45,11 @@ impl EtcdLocks {
             }
         }
         let until = self.now() + it.request.kept_for();
-        if was_queued {
-            self.keys.end_at(owner, until, false);
-        } else {
+        // The deadline of a waiter is a later one.
+        if was_granted {
             self.keys.keep_until(owner, until);
+        } else {
+            self.keys.end_at(owner, until, false);
         }
         let further = it.request.extra_fences.min(MOST_FURTHER);
         let fence = fence.and_then(of_revision);
@@ -81,14 +79,4 @@ impl EtcdLocks {
         }
         Ok(true)
     }
-}
-
-fn leases_of(keys: &[(Key, OwnerKey)]) -> Vec<Arc<PoolLease>> {
-    let mut leases: Vec<Arc<PoolLease>> = Vec::new();
-    for (_, own) in keys {
-        if leases.iter().all(|lease| lease.id != own.lease.id) {
-            leases.push(own.lease.clone());
-        }
-    }
-    leases
 }

@@ -1,6 +1,7 @@
 //! Signs of life for all leases of a pool, on one stream.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +9,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use crate::backend::BackendError;
-use crate::backend::etcd::grpc::{CallFailure, MessageSender};
+use crate::backend::etcd::grpc::{CallFailure, MessageReader, MessageSender};
 use crate::backend::etcd::leases::{Leases, LifeSign, PoolLease};
 use crate::backend::etcd::member::{Member, OpenCall};
 use crate::backend::etcd::member_task::MemberLink;
+use crate::backend::etcd::open_signs::{OpenSigns, SignOutcome, SignReply, StreamVerdict};
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
-use crate::backend::etcd::server_error::{closed, connection_lost, lease_ended};
+use crate::backend::etcd::server_error::{closed, connection_lost};
 use crate::base::clock::{Clock, Instant};
 
 /// The most requests for signs that are taken over at once.
@@ -22,7 +24,8 @@ const BATCH: usize = 256;
 /// How often leases are looked at that have had no sign for a while.
 const LOOK: Duration = Duration::from_millis(100);
 
-type SignReply = oneshot::Sender<Result<LifeSign, BackendError>>;
+/// A look that comes later than this says that this process was stopped.
+const LATEST_LOOK: Duration = Duration::from_millis(500);
 
 struct SignRequest {
     lease: Arc<PoolLease>,
@@ -53,9 +56,15 @@ impl AwaitedSign {
 }
 
 impl KeepAlives {
-    pub(crate) fn start(link: Arc<MemberLink>, leases: Arc<Leases>, clock: Clock) -> Self {
+    /// `limit` is the time limit of a request.
+    pub(crate) fn start(
+        link: Arc<MemberLink>,
+        leases: Arc<Leases>,
+        clock: Clock,
+        limit: Duration,
+    ) -> Self {
         let (requests, asked) = mpsc::unbounded_channel();
-        let task = KeepAliveTask { link, leases, clock, requests: asked };
+        let task = KeepAliveTask { link, leases, clock, limit, requests: asked };
         Self { requests, task: tokio::spawn(task.run()).abort_handle() }
     }
 
@@ -71,15 +80,42 @@ struct KeepAliveTask {
     link: Arc<MemberLink>,
     leases: Arc<Leases>,
     clock: Clock,
+    limit: Duration,
     requests: mpsc::UnboundedReceiver<SignRequest>,
 }
 
-/// A sign of life without an answer.
-struct OpenSign {
-    lease: Arc<PoolLease>,
-    sent: Instant,
-    call: OpenCall,
-    replies: Vec<SignReply>,
+/// A stream of a connection. Dropping it ends it.
+struct SignStream {
+    member: Arc<Member>,
+    sender: MessageSender,
+    reader: MessageReader,
+}
+
+impl SignStream {
+    async fn open(member: &Arc<Member>) -> Result<Self, CallFailure> {
+        let (sender, reader) = member.grpc.stream("/etcdserverpb.Lease/LeaseKeepAlive").await?;
+        Ok(Self { member: member.clone(), sender, reader })
+    }
+
+    async fn next(&mut self) -> Result<LeaseAnswer, CallFailure> {
+        let ended = || CallFailure::Broken("a stream has ended".to_owned());
+        let message = self.reader.next().await?.ok_or_else(ended)?;
+        LeaseAnswer::read(&message).map_err(|_| CallFailure::Malformed)
+    }
+
+    fn send(
+        &mut self,
+        lease: Arc<PoolLease>,
+        replies: Vec<SignReply>,
+        now: Instant,
+        open: &mut OpenSigns<OpenCall>,
+    ) -> Result<(), CallFailure> {
+        let id = lease.id;
+        if open.add(lease, replies, now, || self.member.open_call()) {
+            self.sender.send(&lease::of_lease(id))?;
+        }
+        Ok(())
+    }
 }
 
 impl KeepAliveTask {
@@ -88,15 +124,11 @@ impl KeepAliveTask {
         loop {
             let Some(member) = self.next_member(number).await else { return };
             number = member.number;
-            let mut open = VecDeque::new();
+            let mut open = OpenSigns::new(self.limit);
             let failure = self.serve(&member, &mut open).await;
             let error = member.failed(failure);
             member.end(error.clone());
-            for sign in open {
-                for reply in sign.replies {
-                    let _ = reply.send(Err(error.clone()));
-                }
-            }
+            open.fail(&error);
         }
     }
 
@@ -120,83 +152,82 @@ impl KeepAliveTask {
         }
     }
 
-    async fn serve(&mut self, member: &Arc<Member>, open: &mut VecDeque<OpenSign>) -> CallFailure {
-        let opened = member.grpc.stream("/etcdserverpb.Lease/LeaseKeepAlive").await;
-        let (mut sender, mut reader) = match opened {
-            Ok(opened) => opened,
-            Err(failure) => return failure,
-        };
+    async fn serve(&mut self, member: &Arc<Member>, open: &mut OpenSigns<OpenCall>) -> CallFailure {
+        match self.exchange(member, open).await {
+            Ok(never) => match never {},
+            Err(failure) => failure,
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        member: &Arc<Member>,
+        open: &mut OpenSigns<OpenCall>,
+    ) -> Result<Infallible, CallFailure> {
+        let mut stream = SignStream::open(member).await?;
         let (mut due, mut requests) = (self.clock.now(), Vec::new());
         loop {
             tokio::select! {
                 biased;
-                message = reader.next() => {
-                    let message = match message {
-                        Ok(Some(message)) => message,
-                        Ok(None) => return CallFailure::Broken("a stream has ended".to_owned()),
-                        Err(failure) => return failure,
-                    };
-                    let Ok(answer) = LeaseAnswer::read(&message) else { return CallFailure::Malformed };
-                    self.on_answer(&answer, open);
+                answer = stream.next() => {
+                    let answered = open.on_answer(&answer?, OpenCall::answered);
+                    match answered.map_err(|_| CallFailure::Malformed)? {
+                        SignOutcome::Taken => {}
+                        SignOutcome::Wanted(lease, replies) => {
+                            stream.send(lease, replies, self.clock.now(), open)?;
+                        }
+                        SignOutcome::Ended(lease) => self.leases.end(&lease),
+                    }
                 }
                 count = self.requests.recv_many(&mut requests, BATCH) => {
                     if count == 0 {
-                        return CallFailure::Unsent("the pool is closed".to_owned());
+                        return Err(CallFailure::Unsent("the pool is closed".to_owned()));
                     }
-                    if let Err(failure) = self.send(member, &mut sender, requests.drain(..), open) {
-                        return failure;
+                    let now = self.clock.now();
+                    for (lease, replies) in by_lease(requests.drain(..)) {
+                        stream.send(lease, replies, now, open)?;
                     }
                 }
                 () = self.clock.sleep_until(due) => {
                     let now = self.clock.now();
+                    // Answers may be there that this process has not read.
+                    let was_stopped = now.since(due) >= LATEST_LOOK;
                     due = now + LOOK;
-                    let leases = self.leases.all().into_iter().filter(|lease| is_due(lease, now));
-                    let signs = leases.map(|lease| SignRequest { lease, reply: oneshot::channel().0 });
-                    if let Err(failure) = self.send(member, &mut sender, signs, open) {
-                        return failure;
+                    match open.verdict(now) {
+                        _ if was_stopped => {}
+                        StreamVerdict::InTime => {}
+                        StreamVerdict::Reopen => {
+                            stream = SignStream::open(member).await?;
+                            for id in open.begin_anew(self.clock.now()) {
+                                stream.sender.send(&lease::of_lease(id))?;
+                            }
+                        }
+                        StreamVerdict::Leave => {
+                            let why = "it does not forward signs of life to a leader";
+                            return Err(CallFailure::Broken(why.to_owned()));
+                        }
+                    }
+                    for lease in self.leases.all() {
+                        if !open.is_open(&lease) && is_due(&lease, now) {
+                            stream.send(lease, Vec::new(), now, open)?;
+                        }
                     }
                 }
-                error = member.ended() => return CallFailure::Broken(error.to_string()),
+                error = member.ended() => return Err(CallFailure::Broken(error.to_string())),
             }
         }
     }
+}
 
-    /// One sign for each lease, however many requests there are for it.
-    fn send(
-        &self,
-        member: &Arc<Member>,
-        sender: &mut MessageSender,
-        requests: impl Iterator<Item = SignRequest>,
-        open: &mut VecDeque<OpenSign>,
-    ) -> Result<(), CallFailure> {
-        let mut signs: HashMap<i64, (Arc<PoolLease>, Vec<SignReply>)> = HashMap::new();
-        for SignRequest { lease, reply } in requests {
-            signs.entry(lease.id).or_insert_with(|| (lease, Vec::new())).1.push(reply);
-        }
-        for (id, (lease, replies)) in signs {
-            let (sent, call) = (self.clock.now(), member.open_call());
-            open.push_back(OpenSign { lease, sent, call, replies });
-            sender.send(&lease::of_lease(id))?;
-        }
-        Ok(())
+/// One sign for each lease, however many requests there are for it.
+fn by_lease(
+    requests: impl Iterator<Item = SignRequest>,
+) -> impl Iterator<Item = (Arc<PoolLease>, Vec<SignReply>)> {
+    let mut signs: HashMap<i64, (Arc<PoolLease>, Vec<SignReply>)> = HashMap::new();
+    for SignRequest { lease, reply } in requests {
+        signs.entry(lease.id).or_insert_with(|| (lease, Vec::new())).1.push(reply);
     }
-
-    fn on_answer(&self, answer: &LeaseAnswer, open: &mut VecDeque<OpenSign>) {
-        // Answers come in the order of the signs.
-        let Some(OpenSign { lease, sent, call, replies }) = open.pop_front() else { return };
-        call.answered();
-        let outcome = if answer.seconds > 0 && answer.id == lease.id {
-            let sign = LifeSign { sent, term: answer.origin.term };
-            lease.on_sign(sign);
-            Ok(sign)
-        } else {
-            self.leases.end(&lease);
-            Err(lease_ended())
-        };
-        for reply in replies {
-            let _ = reply.send(outcome.clone());
-        }
-    }
+    signs.into_values()
 }
 
 fn is_due(lease: &PoolLease, now: Instant) -> bool {

@@ -32,7 +32,7 @@ impl KeyNames {
         format!("{}%lease/{lease:016x}", self.root).into_bytes()
     }
 
-    /// The key whose last change is the fence that queued owners have to exceed.
+    /// Its last change is the fence that queued owners have to exceed.
     pub(crate) fn of_fence(&self, lock: &Key) -> Vec<u8> {
         format!("{}%fence/{}", self.root, escaped(lock)).into_bytes()
     }
@@ -61,7 +61,7 @@ impl KeyNames {
     }
 }
 
-/// A slash in the name of a lock would put its owners among those of another lock.
+/// A slash in the name of a lock would put its owners into the queue of another lock.
 fn escaped(lock: &Key) -> String {
     let mut name = String::with_capacity(lock.as_str().len());
     for character in lock.as_str().chars() {

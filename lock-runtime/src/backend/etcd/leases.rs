@@ -6,7 +6,8 @@
 //! together with an answer that a majority has confirmed. If that answer's request was sent at `s` and its term is not later than that
 //! of the sign's answer, then the sign was taken by the leader that was confirmed, or by a later one. Either that leader counts
 //! from the sign, or it was replaced behind `s`, and its successor gives each lease its full length anew. So the lease lasts for its
-//! length from the earlier one of `s` and the sign's own sending.
+//! length from the earlier one of `s` and the sign's own sending. With `--experimental-enable-lease-checkpoint`, a successor gives a lease
+//! of more than five minutes the time of its last checkpoint instead.
 //!
 //! **Which connection may use a lease.** Each lease has a key of its own with the number of the connection that may put keys, and each
 //! transaction that puts some has it as a condition. A new connection writes its number before it serves. From then on whatever
@@ -44,6 +45,14 @@ pub(crate) struct LifeSign {
     pub(crate) term: u64,
 }
 
+impl LifeSign {
+    /// Whether a lease with this sign lasts for its length from `needed` on, by an answer that a majority has confirmed in
+    /// `term`, to a request that was sent at `asked`.
+    pub(crate) fn counts(self, asked: Instant, term: u64, needed: Instant) -> bool {
+        self.term >= term && self.sent.min(asked) >= needed
+    }
+}
+
 /// A lease of the pool.
 pub(crate) struct PoolLease {
     pub(crate) id: i64,
@@ -56,6 +65,13 @@ pub(crate) struct PoolLease {
 }
 
 impl PoolLease {
+    /// A lease that a majority has granted to a request that was sent at `sent`.
+    pub(crate) fn granted(id: i64, length: Duration, sent: Instant) -> Self {
+        let last_sign = Mutex::new(LifeSign { sent, term: u64::MAX });
+        let (used, is_over) = (AtomicU64::new(sent.as_nanos()), AtomicBool::new(false));
+        Self { id, length, last_sign, used, is_over }
+    }
+
     pub(crate) fn last_sign(&self) -> LifeSign {
         *self.last_sign.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +147,7 @@ impl Leases {
         class_of(kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
     }
 
-    /// A lease whose keys stay for `kept_for` behind a sign of life.
+    /// A lease with keys that stay for `kept_for` behind a sign of life.
     pub(crate) async fn holding(
         &self,
         member: &Arc<Member>,
@@ -164,14 +180,7 @@ impl Leases {
             return Err(BackendError::new(FailureKind::Rejected, message)
                 .remedy("ask for a shorter ttl, min_hold and lock_delay"));
         }
-        let lease = PoolLease {
-            id,
-            length: Duration::from_secs(granted),
-            // A majority has granted it.
-            last_sign: Mutex::new(LifeSign { sent: now, term: u64::MAX }),
-            used: AtomicU64::new(now.as_nanos()),
-            is_over: AtomicBool::new(false),
-        };
+        let lease = PoolLease::granted(id, Duration::from_secs(granted), now);
         self.give_to(member, &lease).await?;
         Ok(lease)
     }
@@ -235,12 +244,27 @@ impl Leases {
             match self.give_to(member, &lease).await {
                 Ok(()) => {}
                 Err(_) if !lease.is_current() => {}
-                // Nothing can be put, also by former connections. Signs of life are taken, so held locks are kept.
-                Err(error) if is_without_space(&error) => break,
+                // Signs of life are taken, so held locks are kept.
+                Err(error) if is_without_space(&error) => return self.take_away(member).await,
                 Err(error) => return Err(error),
             }
         }
         self.read_own(member).await
+    }
+
+    /// Lets no connection put keys under the leases that there are, until one of them is [repaired](Self::repair). A full
+    /// database takes this, and former connections put nothing when it has space again.
+    async fn take_away(&self, member: &Arc<Member>) -> Result<(), BackendError> {
+        /// The servers' default limit is 128.
+        const AT_ONCE: usize = 100;
+        let leases = self.all();
+        for leases in leases.chunks(AT_ONCE) {
+            let delete = |lease: &Arc<PoolLease>| KeyOperation::Delete {
+                key: self.names.of_lease(lease.id),
+            };
+            member.transact(&Transaction::of(leases.iter().map(delete).collect())).await?;
+        }
+        Ok(())
     }
 
     /// A read that a majority confirms, of nothing.
@@ -318,6 +342,16 @@ fn class_of(needed: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sign_that_an_earlier_leader_has_taken_does_not_count() {
+        let at = |seconds: u64| Instant::from_nanos(1_000_000_000 * seconds);
+        let sign = LifeSign { sent: at(10), term: 1 };
+        assert!(sign.counts(at(11), 1, at(10)));
+        assert!(!sign.counts(at(11), 2, at(10)), "another leader has been elected since");
+        assert!(!sign.counts(at(9), 1, at(10)), "a majority was asked before");
+        assert!(!sign.counts(at(11), 1, at(11)), "it was sent before");
+    }
 
     #[test]
     fn a_lease_exceeds_the_ttl_by_little() {

@@ -114,8 +114,7 @@ impl EtcdLocks {
     ) -> Result<(), BackendError> {
         const TRIES: usize = 3;
         let needed = lease.needed_sign(until);
-        let counts =
-            |sign: LifeSign| sign.term >= answer.term && sign.sent.min(answer.sent) >= needed;
+        let counts = |sign: LifeSign| sign.counts(answer.sent, answer.term, needed);
         for _ in 0..TRIES {
             if counts(lease.last_sign()) {
                 return Ok(());
@@ -175,7 +174,7 @@ impl EtcdLocks {
         Ok(Looked { keys, revision, answer })
     }
 
-    /// The queue around a key whose position was not known before.
+    /// The queue around a key in a position that was not known before.
     async fn look_around(
         &self,
         member: &Arc<Member>,

@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use crate::backend::BackendError;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
 use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
-use crate::backend::etcd::server_error::{CallStatus, connection_lost, malformed};
-use crate::backend::{BackendError, FailureKind};
+use crate::backend::etcd::server_error::{CallStatus, connection_lost, login_wanted, malformed};
 use crate::base::clock::{Clock, Instant};
 
 /// A connection to a member. It ends once something says so, see [`end`](Self::end).
@@ -20,9 +20,20 @@ pub(crate) struct Member {
     /// Host and port.
     pub(crate) name: String,
     pub(crate) grpc: GrpcClient,
+    login: MemberLogin,
     clock: Clock,
     calls: Mutex<CallLog>,
     ended: watch::Sender<Option<BackendError>>,
+}
+
+/// Whether the calls of a connection carry a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemberLogin {
+    /// There is no login.
+    Missing,
+    /// There is a login, and the cluster wanted none.
+    Unwanted,
+    Token,
 }
 
 /// The calls without an answer.
@@ -33,6 +44,13 @@ struct CallLog {
     open: BTreeMap<u64, Instant>,
     /// When the last answer came to any of them.
     answered: Option<Instant>,
+}
+
+impl CallLog {
+    /// When the first call without an answer was sent. Numbers grow with the time.
+    fn oldest(&self) -> Option<Instant> {
+        self.open.first_key_value().map(|(_, sent)| *sent)
+    }
 }
 
 /// A failed call of a transaction.
@@ -52,9 +70,15 @@ impl From<TransactionFailure> for BackendError {
 }
 
 impl Member {
-    pub(crate) fn new(number: u64, name: String, grpc: GrpcClient, clock: Clock) -> Arc<Self> {
+    pub(crate) fn new(
+        number: u64,
+        name: String,
+        grpc: GrpcClient,
+        login: MemberLogin,
+        clock: Clock,
+    ) -> Arc<Self> {
         let (ended, _) = watch::channel(None);
-        Arc::new(Self { number, name, grpc, clock, calls: Mutex::default(), ended })
+        Arc::new(Self { number, name, grpc, login, clock, calls: Mutex::default(), ended })
     }
 
     /// Ends the connection. The first reason counts.
@@ -78,13 +102,13 @@ impl Member {
     /// For how long there are calls, and no answer to any of them.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
         let log = self.log();
-        let Some(oldest) = log.open.values().min() else { return Duration::ZERO };
-        now.since(log.answered.map_or(*oldest, |answered| answered.max(*oldest)))
+        let Some(oldest) = log.oldest() else { return Duration::ZERO };
+        now.since(log.answered.map_or(oldest, |answered| answered.max(oldest)))
     }
 
     /// How long the oldest call has been without an answer.
     pub(crate) fn oldest_call(&self, now: Instant) -> Duration {
-        self.log().open.values().min().map_or(Duration::ZERO, |oldest| now.since(*oldest))
+        self.log().oldest().map_or(Duration::ZERO, |oldest| now.since(oldest))
     }
 
     /// Records a call until the returned value is dropped.
@@ -128,17 +152,16 @@ impl Member {
         answer
     }
 
-    /// The error of a failed call. It ends the connection if another one may be served. Also if the request may be executed later:
-    /// what is sent on the next connection then comes behind it, or it puts no key.
+    /// The error of a failed call. It ends the connection if another one may be served.
     #[cold]
     pub(crate) fn failed(&self, failure: CallFailure) -> BackendError {
         let (error, ends) = match failure {
-            CallFailure::Refused(status) => {
-                let leaves = status.ends_connection();
-                let error = status.into_error();
-                let ends = leaves || error.kind() == FailureKind::MaybeApplied;
-                (error, ends)
+            CallFailure::Refused(status)
+                if self.login == MemberLogin::Unwanted && status.is_without_login() =>
+            {
+                (login_wanted(), true)
             }
+            CallFailure::Refused(status) => status.into_end(),
             CallFailure::Unsent(why) => (connection_lost(&self.name, &why).before_sending(), true),
             CallFailure::Broken(why) => (connection_lost(&self.name, &why), true),
             CallFailure::Malformed => (malformed(), true),
@@ -155,7 +178,7 @@ impl Member {
     ) -> Result<TransactionAnswer, TransactionFailure> {
         match self.try_call("/etcdserverpb.KV/Txn", &transaction.encoded()).await {
             Ok(answer) => TransactionAnswer::read(&answer)
-                .map_err(|malformed| TransactionFailure::Other(malformed.into())),
+                .map_err(|_| TransactionFailure::Other(self.failed(CallFailure::Malformed))),
             Err(CallFailure::Refused(status)) if CallStatus::is_without_lease(&status) => {
                 Err(TransactionFailure::WithoutLease)
             }

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::backend::backoff::Backoff;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient, GrpcDriver};
 use crate::backend::etcd::leases::Leases;
-use crate::backend::etcd::member::Member;
+use crate::backend::etcd::member::{Member, MemberLogin};
 use crate::backend::etcd::protocol::cluster;
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
 use crate::backend::etcd::server_error::{
@@ -32,7 +32,7 @@ const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
 pub(crate) struct LastWishes {
     /// Ended with all their keys.
     pub(crate) leases: Vec<i64>,
-    /// Keys whose leases stay.
+    /// Keys of leases that stay.
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
@@ -154,6 +154,7 @@ impl MemberOpener {
         let (mut grpc, driver) = opened.map_err(|error| unreachable(name, &why(&error)))?;
         let mut driver: Pin<Box<dyn Future<Output = String> + Send>> = Box::pin(drive(driver));
         let prepared = async {
+            let mut state = MemberLogin::Missing;
             if let Some(login) = login {
                 let message = cluster::log_in(&login.user, &login.password);
                 match grpc.call("/etcdserverpb.Auth/Authenticate", &message).await {
@@ -161,14 +162,17 @@ impl MemberOpener {
                         if !grpc.set_token(&cluster::token(&answer)?) {
                             return Err(malformed().before_sending());
                         }
+                        state = MemberLogin::Token;
                     }
                     // A cluster that asks for no login takes any.
-                    Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {}
+                    Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {
+                        state = MemberLogin::Unwanted;
+                    }
                     Err(failure) => return Err(before_service(name, failure)),
                 }
             }
-            let member = Member::new(number, name.to_owned(), grpc, self.clock);
-            // A member whose leader has just died takes requests that nothing answers. Another one may know the next leader.
+            let member = Member::new(number, name.to_owned(), grpc, state, self.clock);
+            // Without its leader, a member takes requests that nothing answers. Another one may know the next leader.
             let limit = self.dialer.limits.request.max(SHORTEST_TAKE_OVER);
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
@@ -246,9 +250,16 @@ impl MemberTask {
         let limit = self.opener.dialer.limits.request;
         // Once a quarter of the time limit, so that silence is found in time.
         let watching = async {
+            let mut checked = self.opener.clock.now();
             loop {
                 sleep(limit / 4).await;
                 let now = self.opener.clock.now();
+                let was_stopped = now.since(checked) >= limit / 2;
+                checked = now;
+                // Answers may be there that this process has not read.
+                if was_stopped {
+                    continue;
+                }
                 // A change that was lost with its leader has no answer for seven seconds, while others are answered.
                 if member.silence(now) >= limit || member.oldest_call(now) >= 2 * limit {
                     return connection_lost(&member.name, "it does not answer");
@@ -256,6 +267,7 @@ impl MemberTask {
             }
         };
         let wishes = tokio::select! {
+            biased;
             why = &mut driver => return Some(connection_lost(&member.name, &why)),
             error = watching => return Some(error),
             error = member.ended() => return Some(error),

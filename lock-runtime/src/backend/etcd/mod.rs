@@ -13,14 +13,14 @@
 //!
 //! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends earlier is
 //!    deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see `leases`.
-//! 2. **The owner token is in the name**, so a key whose answer was lost is found again.
+//! 2. **The owner token is in the name**, so a key is found again if its answer was lost.
 //! 3. **Requests of one owner run one after the other**, each to its answer or to the end of its connection, also if the caller is gone. What a
 //!    former connection has left on its way puts no key any more. So nothing is granted behind a release.
 //! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its deadline.
 //! 5. **A fence is a revision of the cluster**: of the key's creation, or of a write beside the queue.
 //!
 //! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `member` (a connection), `leases`,
-//! `member_task` (keeps one up), `keep_alives`, `watches`, `owned_key` and `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`,
+//! `member_task` (keeps one up), `open_signs`, `keep_alives`, `watches`, `owned_key` and `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`,
 //! `grant`, `acquire`, `release`, `renew`, `inspect`, `upkeep` and `diagnostics`.
 
 mod acquire;
@@ -36,6 +36,7 @@ mod leases;
 mod locks;
 mod member;
 mod member_task;
+mod open_signs;
 mod owned_key;
 mod owned_keys;
 mod protocol;
@@ -112,7 +113,7 @@ impl Etcd {
         let (keys, misses) = OwnedKeys::new(events.clone(), clock, names, watches);
         let link = MemberLink::start(dialer, clock, events, leases.clone());
         link.member().await?;
-        let signs = KeepAlives::start(link.clone(), leases.clone(), clock);
+        let signs = KeepAlives::start(link.clone(), leases.clone(), clock, config.request_timeout);
         let watching = watched.serve(link.clone(), keys.clone());
         // The call ends at the request timeout, with all answers that are there.
         let renewal_limit = config.request_timeout * 4 / 5;

@@ -47,3 +47,14 @@ impl OwnerKey {
         self.place == KeyPlace::Leaving
     }
 }
+
+/// The leases of these keys, each once.
+pub(crate) fn leases_of<'a>(keys: impl Iterator<Item = &'a OwnerKey>) -> Vec<Arc<PoolLease>> {
+    let mut leases: Vec<Arc<PoolLease>> = Vec::new();
+    for own in keys {
+        if leases.iter().all(|lease| lease.id != own.lease.id) {
+            leases.push(own.lease.clone());
+        }
+    }
+    leases
+}

@@ -1,7 +1,7 @@
 //! What each owner of this process has in the cluster, as far as is known.
 //!
-//! An owner is in this table before its first request is sent, and until its keys are known to be gone: so a key whose answer
-//! was lost, or whose caller was dropped, is found and deleted at the owner's deadline at the latest.
+//! An owner is in this table before its first request is sent, and until its keys are known to be gone. So a key is found and
+//! deleted at the owner's deadline at the latest, also if its answer was lost or its caller dropped.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,7 @@ pub(crate) struct OwnedKeys {
     missed: mpsc::UnboundedSender<MissedChanges>,
 }
 
-/// A held key whose watch has ended without all changes.
+/// A held key, with a watch that has ended without all changes.
 pub(crate) struct MissedChanges {
     pub(crate) owner: Owner,
     pub(crate) key: Key,
@@ -43,12 +43,21 @@ pub(crate) struct MissedChanges {
 #[derive(Default)]
 struct KeyTable {
     by_owner: HashMap<Owner, OwnerKeys>,
-    by_watch: HashMap<i64, (Owner, Key)>,
+    by_watch: HashMap<i64, WatchedClaim>,
     /// Deadlines of owners, each with a number that makes it unique.
     deadlines: BTreeMap<(Instant, u64), Owner>,
     last_number: u64,
     /// Held keys that are not watched yet, and when they will be.
     unwatched: VecDeque<(Instant, Owner, Key)>,
+}
+
+/// What a watch is for.
+#[derive(Clone)]
+struct WatchedClaim {
+    owner: Owner,
+    key: Key,
+    /// The name of the key that is watched for its deletion. `None` if all of the queue is.
+    predecessor: Option<Arc<[u8]>>,
 }
 
 struct OwnerKeys {
@@ -179,20 +188,33 @@ impl OwnedKeys {
         of_owner.map_or_else(Vec::new, |it| it.keys.iter().map(|(key, _)| key.clone()).collect())
     }
 
-    /// A request that puts these keys is about to be sent.
-    pub(crate) fn expect_puts(&self, owner: &Owner, keys: &[Key]) {
-        let mut table = self.table();
-        let Some(of_owner) = table.by_owner.get_mut(owner) else { return };
+    /// A request that puts these keys is about to be sent. Returns the keys for which no other one was.
+    pub(crate) fn expect_puts(&self, owner: &Owner, keys: &[Key]) -> Vec<Key> {
+        let (mut table, mut expected) = (self.table(), Vec::new());
+        let Some(of_owner) = table.by_owner.get_mut(owner) else { return expected };
         for key in keys {
             if of_owner.keys.iter().all(|(of, _)| of != key) {
                 of_owner.keys.push((key.clone(), KeyState::Unanswered));
+                expected.push(key.clone());
             }
         }
+        expected
     }
 
     /// Records a key. `false` if its lease has ended meanwhile. Watches of the former state end.
-    pub(crate) fn set(&self, owner: &Owner, key: &Key, known: OwnerKey) -> bool {
+    pub(crate) fn set(&self, owner: &Owner, key: &Key, mut known: OwnerKey) -> bool {
         let mut table = self.table();
+        // It may have ended since it was read.
+        known.watch = known.watch.filter(|watch| table.by_watch.contains_key(watch));
+        let is_set = self.set_in(&mut table, owner, key, known);
+        drop(table);
+        if is_set {
+            self.earlier.notify_one();
+        }
+        is_set
+    }
+
+    fn set_in(&self, table: &mut KeyTable, owner: &Owner, key: &Key, known: OwnerKey) -> bool {
         if !known.lease.is_current() || !table.by_owner.contains_key(owner) {
             return false;
         }
@@ -202,9 +224,6 @@ impl OwnedKeys {
             }
             Some(KeyState::Unanswered) | None => None,
         };
-        if let Some(watch) = known.watch {
-            table.by_watch.insert(watch, (*owner, key.clone()));
-        }
         if known.is_granted() && known.watch.is_none() {
             let due = self.clock.now() + UNWATCHED;
             table.unwatched.push_back((due, *owner, key.clone()));
@@ -221,12 +240,11 @@ impl OwnedKeys {
             table.by_watch.remove(&former);
             self.watches.cancel(former);
         }
-        drop(table);
-        self.earlier.notify_one();
         true
     }
 
-    /// Records that the key waits behind `predecessor`, which is watched from the revision on at which it was seen.
+    /// Records that the key waits behind `predecessor`, which is watched from the revision on at which it was seen. If it is watched
+    /// already, that goes on.
     pub(crate) fn queue_behind(
         &self,
         owner: &Owner,
@@ -234,13 +252,29 @@ impl OwnedKeys {
         own: &OwnerKey,
         predecessor: Vec<u8>,
     ) -> bool {
-        let watch = self.watches.next_id();
+        let mut table = self.table();
+        let present = match table.key(owner, key) {
+            Some(KeyState::Known(known)) if known.place == KeyPlace::Queued => known.watch,
+            _ => None,
+        };
+        let is_same = |watch: &i64| {
+            let watched = table.by_watch.get(watch).and_then(|it| it.predecessor.as_deref());
+            watched == Some(predecessor.as_slice())
+        };
+        let present = present.filter(is_same);
+        let watch = present.unwrap_or_else(|| self.watches.next_id());
         let queued = OwnerKey { place: KeyPlace::Queued, watch: Some(watch), ..own.clone() };
-        let (seen, is_set) = (queued.seen, self.set(owner, key, queued));
-        if is_set {
+        let seen = queued.seen;
+        if !self.set_in(&mut table, owner, key, queued) {
+            return false;
+        }
+        if present.is_none() {
+            let (owner, key) = (*owner, key.clone());
+            let of = WatchedClaim { owner, key, predecessor: Some(predecessor.as_slice().into()) };
+            table.by_watch.insert(watch, of);
             self.watches.create(watch, WatchedKeys::Deletion { key: predecessor }, seen + 1);
         }
-        is_set
+        true
     }
 
     pub(crate) fn remove(&self, owner: &Owner, key: &Key) {
@@ -286,7 +320,7 @@ impl OwnedKeys {
         [deadline, unwatched].into_iter().flatten().min()
     }
 
-    /// The owners whose keys are to be deleted. Each is returned once, until it has another deadline.
+    /// The owners with keys that are to be deleted. Each is returned once, until it has another deadline.
     pub(crate) fn take_due(&self, now: Instant) -> Vec<Owner> {
         let mut table = self.table();
         let mut due = Vec::new();
@@ -329,7 +363,7 @@ impl OwnedKeys {
             let (watch, seen) = (self.watches.next_id(), known.seen);
             known.watch = Some(watch);
             let (from, to) = self.names.range(&key);
-            table.by_watch.insert(watch, (owner, key));
+            table.by_watch.insert(watch, WatchedClaim { owner, key, predecessor: None });
             self.watches.create(watch, WatchedKeys::Range { from, to }, seen + 1);
         }
     }
@@ -394,7 +428,8 @@ impl OwnedKeys {
 impl WatchSink for OwnedKeys {
     fn keys_changed(&self, watch: i64, events: &[KeyEvent]) {
         let mut table = self.table();
-        let Some((owner, key)) = table.by_watch.get(&watch).cloned() else { return };
+        let Some(of) = table.by_watch.get(&watch) else { return };
+        let (owner, key) = (of.owner, of.key.clone());
         let Some(KeyState::Known(known)) = table.key(&owner, &key) else { return };
         match known.place {
             KeyPlace::Queued => {
@@ -423,7 +458,8 @@ impl WatchSink for OwnedKeys {
 
     fn watch_ended(&self, watch: i64) {
         let mut table = self.table();
-        let Some((owner, key)) = table.by_watch.remove(&watch) else { return };
+        let Some(of) = table.by_watch.remove(&watch) else { return };
+        let WatchedClaim { owner, key, .. } = of;
         let Some(KeyState::Known(known)) = table.key(&owner, &key) else { return };
         known.watch = None;
         let place = known.place;
@@ -467,11 +503,49 @@ impl Drop for OwnerUser {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::etcd::leases::PoolLease;
 
     fn owned_keys() -> Arc<OwnedKeys> {
         let (watches, _inbox) = KeyWatches::new();
         let events = QueueEvents::new(mpsc::unbounded_channel().0);
         OwnedKeys::new(events, Clock::runtime(), KeyNames::new("/locks"), watches).0
+    }
+
+    fn queued_key(seen: i64, lease: &Arc<PoolLease>) -> OwnerKey {
+        let place = KeyPlace::New;
+        OwnerKey { created: 7, seen, lease: lease.clone(), place, fence: None, watch: None }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_predecessor_that_is_watched_is_not_watched_anew() {
+        let (keys, owner, key) = (owned_keys(), Owner::random().unwrap(), Key::from("order:1"));
+        let lease = PoolLease::granted(1, Duration::from_secs(33), keys.clock.now());
+        let lease = Arc::new(lease);
+        let _turn = keys.begin(owner, Duration::from_secs(30)).await;
+        let watch = |seen, predecessor: &str| {
+            let queued = queued_key(seen, &lease);
+            assert!(keys.queue_behind(&owner, &key, &queued, predecessor.as_bytes().to_vec()));
+            keys.known(&owner, &key).unwrap().watch.unwrap()
+        };
+        let first = watch(7, "one");
+        assert_eq!(watch(9, "one"), first);
+        let second = watch(10, "other");
+        assert_ne!(second, first);
+        // The watch has told of the deletion, so there is none.
+        keys.keys_changed(second, &[]);
+        assert_ne!(watch(11, "other"), second);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_keys_of_which_nothing_is_known_are_expected() {
+        let (keys, owner) = (owned_keys(), Owner::random().unwrap());
+        let names = [Key::from("order:1"), Key::from("order:2")];
+        let turn = keys.begin(owner, Duration::from_secs(30)).await;
+        assert_eq!(keys.expect_puts(&owner, &names[..1]), names[..1]);
+        assert_eq!(keys.expect_puts(&owner, &names), names[1..]);
+        names.iter().for_each(|name| keys.remove(&owner, name));
+        drop(turn);
+        assert_eq!(keys.first_due(), None, "nothing is left to be deleted");
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,12 +7,12 @@ use crate::backend::etcd::acquiring::RoundEnd;
 use crate::backend::etcd::leases::{Leases, PoolLease};
 use crate::backend::etcd::locks::{EtcdLocks, KEYS_AT_ONCE};
 use crate::backend::etcd::member::{Member, TransactionFailure};
-use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
+use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey, leases_of};
 use crate::backend::etcd::owned_keys::OwnerTurn;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, SearchOrder, Transaction,
 };
-use crate::backend::etcd::server_error::unsteady;
+use crate::backend::etcd::server_error::{lease_ended, unsteady};
 use crate::backend::{
     AcquireOutcome, BackendError, FailureKind, Owner, ReleaseOutcome, ReleaseRequest, Successor,
     WaitMode,
@@ -23,7 +23,7 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
-/// How often a deletion is repeated that finds other keys than those that were seen.
+/// How often a deletion is repeated that finds other keys than were seen.
 const MOST_DELETIONS: usize = 5;
 
 /// What an owner had before its keys were marked as about to be deleted.
@@ -176,8 +176,10 @@ impl EtcdLocks {
         request: &ReleaseRequest,
     ) -> Result<ReleaseOutcome, BackendError> {
         let (owner, locks) = (turn.owner(), &request.lease.keys);
-        let looked = self.look(member, owner, locks).await?;
+        let until = self.now() + request.free_after;
         let lease = self.leases.holding(member, request.free_after).await?;
+        let mut sign = self.early_sign(&lease, until);
+        let looked = self.look(member, owner, locks).await?;
         let (mut kept, mut short, mut not_held) = (Vec::new(), Vec::new(), Vec::new());
         for (lock, look) in locks.iter().zip(&looked.keys) {
             let Some(found) = look.own.as_ref().filter(|_| look.is_first()) else {
@@ -197,8 +199,17 @@ impl EtcdLocks {
                 }
             }
         }
+        let sign_of = lease.id;
         if !short.is_empty() && !self.move_keys(member, owner, &short, &lease).await? {
             return Err(unsteady());
+        }
+        // An idle lease has few signs of life, and there are none any more if the process ends now.
+        for lease in leases_of(kept.iter().map(|(_, own)| own)) {
+            let sign = if lease.id == sign_of { sign.take() } else { None };
+            self.outlasts(&lease, until, looked.answer, sign).await?;
+            if !lease.is_current() {
+                return Err(lease_ended());
+            }
         }
         for (lock, own) in kept {
             let own = OwnerKey { place: KeyPlace::Granted, ..own };
@@ -252,7 +263,8 @@ impl EtcdLocks {
             self.restore(owner, before);
             let seen = answer.found(0)?.first();
             if !Leases::is_of(member, seen) {
-                self.leases.repair(member, &lease, seen).await?;
+                // The release itself needs no put.
+                let _ = self.leases.repair(member, &lease, seen).await;
             }
             return Ok(None);
         }

@@ -1,5 +1,7 @@
 //! Renewals: a sign of life for each lease, and a read of keys that a majority confirms. Both are sent when the call begins.
+//! What has no answer fails alone: signs of life by the lease, reads by the transaction.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -12,7 +14,7 @@ use crate::backend::etcd::member::Member;
 use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::protocol::transaction::{KeyOperation, Transaction};
 use crate::backend::etcd::server_error::{unanswered, unsteady};
-use crate::backend::{BackendError, LeaseRef, LeaseStatus};
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
@@ -29,7 +31,9 @@ struct SignedLease {
 /// A held key that is read.
 #[derive(Clone)]
 struct ReadKey {
-    lease: LeaseRef,
+    /// The position of its lease in the call.
+    at: usize,
+    owner: Owner,
     key: Key,
     created: i64,
 }
@@ -40,6 +44,24 @@ struct LeaseKeys {
     at: usize,
     lease: LeaseRef,
     keys: Vec<(Key, OwnerKey)>,
+}
+
+/// What a renewal has no answer for. All other leases of the call are renewed.
+#[derive(Default)]
+struct RenewalFailures {
+    of_all: Option<BackendError>,
+    /// By the position of a lease in the call: its keys were not read.
+    of_reads: HashMap<usize, BackendError>,
+    /// By the number of a lease of the pool: it has no sign of life.
+    of_leases: HashMap<i64, BackendError>,
+}
+
+impl RenewalFailures {
+    fn of(&self, renewed: &LeaseKeys) -> Option<&BackendError> {
+        let of_lease = |(_, own): &(Key, OwnerKey)| self.of_leases.get(&own.lease.id);
+        let of_signs = || renewed.keys.iter().find_map(of_lease);
+        self.of_all.as_ref().or_else(|| self.of_reads.get(&renewed.at)).or_else(of_signs)
+    }
 }
 
 type RenewalOutcomes = Vec<(usize, Result<LeaseStatus, BackendError>)>;
@@ -99,56 +121,75 @@ impl EtcdLocks {
     }
 
     async fn renew_held(self: Arc<Self>, held: Vec<LeaseKeys>, began: Instant) -> RenewalOutcomes {
-        let mut renewed: Vec<SignedLease> = Vec::new();
+        let mut signs: Vec<SignedLease> = Vec::new();
         for LeaseKeys { lease, keys, .. } in &held {
             let until = began + lease.kept_for();
             for (_, own) in keys {
-                match renewed.iter_mut().find(|it| it.lease.id == own.lease.id) {
+                match signs.iter_mut().find(|it| it.lease.id == own.lease.id) {
                     Some(known) => known.until = known.until.max(until),
                     None => {
                         let lease = own.lease.clone();
                         lease.on_use(began);
                         let sign = Some(self.signs.sign(&lease));
-                        renewed.push(SignedLease { lease, until, sign });
+                        signs.push(SignedLease { lease, until, sign });
                     }
                 }
             }
         }
-        let asked = timeout(self.renewal_limit, self.ask(&held, renewed));
-        let answered = asked.await.unwrap_or_else(|_| Err(unanswered()));
-        let outcome = |lease: &LeaseRef| match &answered {
-            Ok(()) => Ok(self.extend(lease)),
-            Err(error) => Err(error.clone()),
+        let mut failures = RenewalFailures::default();
+        match self.read_held(&held, &mut failures).await {
+            Ok(answer) => self.await_signs(signs, answer, began, &mut failures).await,
+            Err(error) => failures.of_all = Some(error),
+        }
+        let outcome = |of: &LeaseKeys| match failures.of(of) {
+            None => Ok(self.extend(&of.lease)),
+            Some(error) => Err(error.clone()),
         };
-        held.iter().map(|of| (of.at, outcome(&of.lease))).collect()
+        held.iter().map(|of| (of.at, outcome(of))).collect()
     }
 
-    async fn ask(
+    /// Waits for all signs at once.
+    async fn await_signs(
         self: &Arc<Self>,
-        held: &[LeaseKeys],
-        renewed: Vec<SignedLease>,
-    ) -> Result<(), BackendError> {
-        let answer = self.read_held(held).await?;
-        for SignedLease { lease, until, sign } in renewed {
-            match self.outlasts(&lease, until, answer, sign).await {
-                Ok(()) => {}
+        signs: Vec<SignedLease>,
+        answer: ConfirmedAnswer,
+        began: Instant,
+        failures: &mut RenewalFailures,
+    ) {
+        let left = self.renewal_limit.saturating_sub(self.now().since(began));
+        let mut awaiting = JoinSet::new();
+        for SignedLease { lease, until, sign } in signs {
+            let locks = self.clone();
+            awaiting.spawn(async move {
+                let outlasts = timeout(left, locks.outlasts(&lease, until, answer, sign)).await;
+                (lease, outlasts.unwrap_or_else(|_| Err(unanswered())))
+            });
+        }
+        while let Some(awaited) = awaiting.join_next().await {
+            match awaited {
+                Ok((_, Ok(()))) => {}
                 // Its keys are forgotten, which `extend` finds.
-                Err(_) if !lease.is_current() => {}
-                Err(error) => return Err(error),
+                Ok((lease, Err(_))) if !lease.is_current() => {}
+                Ok((lease, Err(error))) => drop(failures.of_leases.insert(lease.id, error)),
+                Err(_) => failures.of_all = Some(unanswered()),
             }
         }
-        Ok(())
     }
 
     /// Reads keys that are not watched, and some that are, all at once. Keys that are gone are forgotten.
+    ///
+    /// # Errors
+    /// If nothing was read.
     async fn read_held(
         self: &Arc<Self>,
         held: &[LeaseKeys],
+        failures: &mut RenewalFailures,
     ) -> Result<ConfirmedAnswer, BackendError> {
         let (mut read, mut watched) = (Vec::new(), Vec::new());
-        for LeaseKeys { lease, keys, .. } in held {
+        for LeaseKeys { at, lease, keys } in held {
             for (key, own) in keys {
-                let of = ReadKey { lease: lease.clone(), key: key.clone(), created: own.created };
+                let (key, created) = (key.clone(), own.created);
+                let of = ReadKey { at: *at, owner: lease.owner, key, created };
                 if own.watch.is_some() { watched.push(of) } else { read.push(of) }
             }
         }
@@ -159,18 +200,29 @@ impl EtcdLocks {
         let mut reads = JoinSet::new();
         for keys in read.chunks(READ_AT_ONCE) {
             let (locks, member, keys) = (self.clone(), member.clone(), keys.to_vec());
-            reads.spawn(async move { locks.read_keys(&member, &keys).await });
+            reads.spawn(async move {
+                let read = timeout(locks.renewal_limit, locks.read_keys(&member, &keys)).await;
+                (keys, read.unwrap_or_else(|_| Err(unanswered())))
+            });
         }
-        let mut oldest: Option<ConfirmedAnswer> = None;
-        while let Some(answer) = reads.join_next().await {
-            let answer = answer.unwrap_or_else(|_| Err(unanswered()))?;
-            // The earliest of them counts for all, and the latest term.
-            oldest = Some(oldest.map_or(answer, |it| ConfirmedAnswer {
-                sent: it.sent.min(answer.sent),
-                term: it.term.max(answer.term),
-            }));
+        let (mut oldest, mut failed): (Option<ConfirmedAnswer>, _) = (None, unanswered());
+        while let Some(read) = reads.join_next().await {
+            let (keys, read) = read.map_err(|_| unanswered())?;
+            match read {
+                // The earliest of them counts for all, and the latest term.
+                Ok(answer) => {
+                    oldest = Some(oldest.map_or(answer, |it| ConfirmedAnswer {
+                        sent: it.sent.min(answer.sent),
+                        term: it.term.max(answer.term),
+                    }));
+                }
+                Err(error) => {
+                    failures.of_reads.extend(keys.iter().map(|of| (of.at, error.clone())));
+                    failed = error;
+                }
+            }
         }
-        oldest.ok_or_else(unanswered)
+        oldest.ok_or(failed)
     }
 
     async fn read_keys(
@@ -178,24 +230,24 @@ impl EtcdLocks {
         member: &Arc<Member>,
         keys: &[ReadKey],
     ) -> Result<ConfirmedAnswer, BackendError> {
-        let gets = keys.iter().map(|of| KeyOperation::Get {
-            key: self.keys.names.of_owner(&of.key, &of.lease.owner),
-        });
+        let gets = keys
+            .iter()
+            .map(|of| KeyOperation::Get { key: self.keys.names.of_owner(&of.key, &of.owner) });
         let (answer, confirmed) = self.transact(member, &Transaction::of(gets.collect())).await?;
         for (at, of) in keys.iter().enumerate() {
             let is_there =
                 answer.found(at)?.first().is_some_and(|found| found.created == of.created);
-            let known = self.keys.known(&of.lease.owner, &of.key);
+            let known = self.keys.known(&of.owner, &of.key);
             if !is_there && known.is_some_and(|known| known.created == of.created) {
-                self.keys.lose(&of.lease.owner, &of.key);
+                self.keys.lose(&of.owner, &of.key);
             }
         }
         Ok(confirmed)
     }
 
-    /// Extends the time of a lease whose keys were there a moment ago.
+    /// Extends the time of a lease. Its keys were there a moment ago.
     fn extend(&self, lease: &LeaseRef) -> LeaseStatus {
-        // Keys of an owner whose time is over are being deleted.
+        // If its time is over, the keys are being deleted.
         if self.held_keys(lease).is_none() || self.keys.is_over(&lease.owner) {
             return LeaseStatus::NotHeld;
         }
@@ -203,7 +255,7 @@ impl EtcdLocks {
         LeaseStatus::Held
     }
 
-    /// Renews a lease whose keys are unknown here, or under a lease that is too short. They are put anew.
+    /// Renews a lease with keys that are unknown here, or under a lease that is too short. They are put anew.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
         let turn = self.keys.begin(lease.owner, lease.kept_for()).await;
         let (owner, until) = (turn.owner(), self.now() + lease.kept_for());
@@ -214,7 +266,7 @@ impl EtcdLocks {
         let mut moved = Vec::new();
         for (key, look) in lease.keys.iter().zip(&looked.keys) {
             match &look.own {
-                // A key whose deletion has no answer may still be deleted.
+                // Without an answer, a deletion may still be executed.
                 Some(_) if self.keys.known(owner, key).is_some_and(|it| it.is_leaving()) => {
                     return Ok(LeaseStatus::NotHeld);
                 }
@@ -249,5 +301,45 @@ impl EtcdLocks {
         let looked = self.look(&member, &lease.owner, &lease.keys).await?;
         let is_held = looked.keys.iter().all(|look| look.is_first());
         Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_without_a_sign_of_life_fails_alone() {
+        let now = Instant::from_nanos(1);
+        let renewed = |at: usize, leases: &[i64]| {
+            let known = |id: &i64| OwnerKey {
+                created: 7,
+                seen: 7,
+                lease: Arc::new(PoolLease::granted(*id, Duration::from_secs(5), now)),
+                place: KeyPlace::Granted,
+                fence: None,
+                watch: None,
+            };
+            let key = |id: &i64| (Key::from(format!("order:{id}")), known(id));
+            let keys: Vec<_> = leases.iter().map(key).collect();
+            let names: Vec<_> = keys.iter().map(|(key, _)| key.clone()).collect();
+            let lease = LeaseRef::new(names, Owner::random().unwrap(), Duration::from_secs(4));
+            LeaseKeys { at, lease, keys }
+        };
+        let (one, other, both) = (renewed(0, &[1]), renewed(1, &[2]), renewed(2, &[1, 2]));
+        let mut failures = RenewalFailures::default();
+        failures.of_leases.insert(2, unanswered());
+        let failed = |failures: &RenewalFailures| {
+            [&one, &other, &both].map(|renewed| failures.of(renewed).is_some())
+        };
+        assert_eq!(failed(&failures), [false, true, true]);
+        failures.of_reads.insert(0, unanswered());
+        assert_eq!(failed(&failures), [true, true, true]);
+        let reads = RenewalFailures { of_leases: HashMap::new(), ..failures };
+        assert_eq!(failed(&reads), [true, false, false]);
+        let all = RenewalFailures { of_all: Some(unanswered()), ..RenewalFailures::default() };
+        assert_eq!(failed(&all), [true, true, true]);
     }
 }

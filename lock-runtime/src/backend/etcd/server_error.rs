@@ -22,6 +22,11 @@ impl CallStatus {
         self.message.contains("authentication is not enabled")
     }
 
+    /// The call had no token.
+    pub(crate) fn is_without_login(&self) -> bool {
+        self.message.contains("user name is empty")
+    }
+
     /// Another connection may be served: of another member, or with a new token.
     pub(crate) fn ends_connection(&self) -> bool {
         const OF_THE_MEMBER: [&str; 8] = [
@@ -35,6 +40,16 @@ impl CallStatus {
             "revision of auth store is old",
         ];
         OF_THE_MEMBER.iter().any(|text| self.message.contains(text))
+    }
+
+    /// The error, and whether it ends the connection. What a member has given up may be executed later: what is sent on the next
+    /// connection comes behind it, or it puts no key.
+    #[cold]
+    pub(crate) fn into_end(self) -> (BackendError, bool) {
+        let leaves = self.ends_connection();
+        let error = self.into_error();
+        let ends = leaves || error.kind() == FailureKind::MaybeApplied;
+        (error, ends)
     }
 
     #[cold]
@@ -255,6 +270,13 @@ pub(crate) fn unanswered() -> BackendError {
         .remedy("check the members' load and disks, and whether the cluster has a leader")
 }
 
+/// The cluster asks for a login that it did not want when the connection began.
+#[cold]
+pub(crate) fn login_wanted() -> BackendError {
+    BackendError::new(FailureKind::NotApplied, "etcd asks for a login from now on")
+        .remedy("it logs in by itself")
+}
+
 /// An attempt to connect has taken too long.
 #[cold]
 pub(crate) fn too_slow(member: &str, limit: Duration) -> BackendError {
@@ -286,6 +308,10 @@ mod tests {
             assert_eq!(error.kind(), kind, "{text}");
             assert!(!error.remedy_text().is_empty() && error.to_string().contains(text), "{text}");
         }
+        let end = |message: &str| CallStatus { code: 14, message: message.to_owned() }.into_end().1;
+        assert!(end("etcdserver: request timed out"), "it may be executed later");
+        assert!(end("etcdserver: no leader"), "another member may know one");
+        assert!(!end("etcdserver: permission denied"), "another member says the same");
         let other = |code| CallStatus { code, message: "etcdserver: oops".to_owned() }.into_error();
         assert_eq!(other(3).kind(), FailureKind::Rejected);
         assert_eq!(other(8).kind(), FailureKind::NotApplied);

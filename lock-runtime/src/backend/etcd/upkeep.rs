@@ -89,7 +89,7 @@ impl EtcdLocks {
         Ok(())
     }
 
-    /// Deletes what an owner has left whose time is over.
+    /// Deletes what an owner has left when its time is over.
     async fn end(&self, owner: Owner) {
         let turn = self.keys.turn(owner, DELETE_AGAIN).await;
         if !self.keys.is_over(&owner) {

@@ -19,7 +19,7 @@ use crate::lock::admission::AdmissionPermit;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::outgoing::FirstRequest;
-use crate::queue::key_queue::{QueueEntry, WaitFor, Waiter};
+use crate::queue::key_queue::{Contention, QueueEntry, WaitFor, Waiter};
 use crate::queue::last_answer::LastAnswer;
 
 /// Sends `batch` by one request, within `time_limit`. `in_flight` is dropped when it is answered.
@@ -125,8 +125,8 @@ fn on_answer(
             Answer::Granted { fences, contended } => {
                 let owner = attempts.owner;
                 let granted = Grant::new(owner, None, &spec.policy, sent, fences, vec![permit]);
-                let contended = Some(contended.unwrap_or(true));
-                let lease = grant::lease(core, spec, granted, since, contended);
+                let contention = Contention::of_answer(contended);
+                let lease = grant::lease(core, spec, granted, since, contention);
                 return grant::deliver(core, lease, waiter.reply);
             }
             Answer::Contended { expires_in, retry_after, .. } => {

@@ -6,7 +6,10 @@ mod multi_key;
 pub(crate) mod run;
 mod stepwise;
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
@@ -19,31 +22,61 @@ use crate::exec::driver::Driver;
 use crate::lease::held_lease::HeldLease;
 use crate::lease::tracker::InFlightToken;
 use crate::lock::core::PoolCore;
+use crate::lock::linger;
 use crate::lock::outgoing::{FirstRequest, Outgoing};
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
 use crate::queue::wait_queue::{Enqueued, WaitParams};
 use crate::queue::waiting::Waiting;
 
-/// Acquires all keys of `spec`.
+/// Starts the acquire of all keys of `spec`.
 ///
-/// Dropping the future at any await leaves nothing behind. It leaves the queue. The driver awaits the answer to a request
-/// in flight, and releases what that may have been granted.
-pub(crate) async fn acquire(
+/// # Errors
+/// [`PoolClosed`](crate::ErrorKind::PoolClosed), `QueueFull`, and `Backend` in an outage; nothing was sent.
+pub(crate) fn acquire(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
-) -> Result<HeldLease, LockError> {
+) -> Result<PendingAcquire, LockError> {
     let token = core.tracker.try_begin().ok_or_else(LockError::pool_closed)?;
     if let Some(refusal) = core.store_status.refusal() {
         return Err(refusal);
     }
-    let params = WaitParams::new(core.clock().now(), spec.policy.wait);
+    let mut params = WaitParams::new(core.clock().now(), spec.policy.wait);
     if spec.single_key().is_some() {
-        let (waiting, _token) = acquire_one(core, spec, params, token)?;
-        waiting.await
-    } else {
-        // Boxed: it is rare, and would make every future larger.
-        Box::pin(acquire_many(core, spec, params, token)).await
+        return acquire_one(core, spec, params, token);
+    }
+    if linger::make_way(core, &spec.store_keys) {
+        params.extend_single_try(core.config.request_timeout);
+    }
+    let (reply, answer) = oneshot::channel();
+    multi_key::spawn_multi_key(core, spec, params, token, reply)?;
+    Ok(PendingAcquire::Several(answer))
+}
+
+/// An acquire that waits for its lease.
+///
+/// Dropping it leaves nothing behind. It leaves the queue. The driver awaits the answer to a request in flight, and
+/// releases what that may have been granted.
+#[derive(Debug)]
+pub(crate) enum PendingAcquire {
+    One {
+        waiting: Waiting<LockWaiter, HeldLease>,
+        /// Of a waiter behind others. A first request has the token itself.
+        _token: Option<InFlightToken>,
+    },
+    Several(oneshot::Receiver<Result<HeldLease, LockError>>),
+}
+
+impl Future for PendingAcquire {
+    type Output = Result<HeldLease, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Self::One { waiting, .. } => Pin::new(waiting).poll(cx),
+            Self::Several(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|answer| answer.unwrap_or_else(|_| Err(Driver::stopped_error()))),
+        }
     }
 }
 
@@ -51,20 +84,37 @@ pub(crate) async fn acquire(
 fn acquire_one(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
-    params: WaitParams,
+    mut params: WaitParams,
     token: InFlightToken,
-) -> Result<(Waiting<LockWaiter, HeldLease>, Option<InFlightToken>), LockError> {
+) -> Result<PendingAcquire, LockError> {
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let (reply, answer) = oneshot::channel();
-    let (id, enqueued) = core.queue.enqueue(key, &params, LockWaiter { spec, reply })?;
+    let mut waiter = LockWaiter { spec, reply };
+    let mut unfit = None;
+    let (id, enqueued) = loop {
+        let (id, enqueued) = core.queue.enqueue(key, &params, waiter)?;
+        // Released for this waiter, which is in the queue by now.
+        drop(unfit.take());
+        match enqueued {
+            Enqueued::Lingering(lingered) => {
+                match linger::take(core, key, lingered, params.now) {
+                    Ok(()) => break (id, Enqueued::Queued),
+                    Err((back, lease)) => (waiter, unfit) = (back, lease),
+                }
+                // The release is awaited.
+                params.extend_single_try(core.config.request_timeout);
+            }
+            enqueued => break (id, enqueued),
+        }
+    };
     let stopped = Driver::stopped_error;
     let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
     let Enqueued::Head(waiter) = enqueued else {
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
-            None => Ok((waiting, Some(token))),
+            None => Ok(PendingAcquire::One { waiting, _token: Some(token) }),
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
@@ -77,16 +127,5 @@ fn acquire_one(
     } else {
         core.send_from_caller(Outgoing::Acquire(first));
     }
-    Ok((waiting, None))
-}
-
-async fn acquire_many(
-    core: &Arc<PoolCore>,
-    spec: Arc<LockSpec>,
-    params: WaitParams,
-    token: InFlightToken,
-) -> Result<HeldLease, LockError> {
-    let (reply, answer) = oneshot::channel();
-    multi_key::spawn_multi_key(core, spec, params, token, reply)?;
-    answer.await.unwrap_or_else(|_| Err(Driver::stopped_error()))
+    Ok(PendingAcquire::One { waiting, _token: None })
 }

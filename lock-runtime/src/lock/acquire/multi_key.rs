@@ -37,10 +37,11 @@ use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::undo_attempts;
 use crate::lock::waiter::{LeaseReply, LockWaiter};
+use crate::queue::key_queue::Contention;
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::KeyPermit;
 use crate::queue::permits_wait::Registration;
-use crate::queue::wait_queue::{Enqueued, WaitParams};
+use crate::queue::wait_queue::WaitParams;
 
 /// How long an undo may delay the result of the task.
 const AT_ONCE: Duration = Duration::from_millis(250);
@@ -195,8 +196,8 @@ impl MultiKeyTask {
         let (id, params, wake) = (self.id, &self.params, &self.wake);
         let enqueued = core.queue.enqueue_for_permits(id, keys, params, wake, reply, again)?;
         Ok(match enqueued {
-            Enqueued::Head(_) => Permits::Here(KeyPermit::new(core.clone(), keys.clone())),
-            Enqueued::Queued => Permits::Awaited(answer),
+            Some(_) => Permits::Here(KeyPermit::new(core.clone(), keys.clone())),
+            None => Permits::Awaited(answer),
         })
     }
 
@@ -500,8 +501,8 @@ impl MultiKeyTask {
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
         let permits = vec![permit.with(registration)];
         let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permits);
-        let contended = Some(contended.unwrap_or(true));
-        let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contended);
+        let contention = Contention::of_answer(contended);
+        let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);
         // Without a task to take it, the lease is released as it drops.
         if let Some(reply) = self.caller.0.take() {
             grant::deliver(&core, lease, reply);

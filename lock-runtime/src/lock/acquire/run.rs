@@ -22,7 +22,7 @@ use crate::lock::acquire::attempt::{Answer, Attempts, is_cut_off, is_out_of_atte
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::undo::undo_attempts;
-use crate::queue::key_queue::{WaitFor, Waiter};
+use crate::queue::key_queue::{Contention, WaitFor, Waiter};
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::{KeyPermit, PermitHandler};
 use crate::queue::wait_queue::{AfterPass, HeadInfo};
@@ -173,7 +173,8 @@ impl AcquireTask {
             && policy.renew_every.is_some()
             && policy.max_hold.is_none();
         if request.fencing && hands_off {
-            request.extra_fences = u32::try_from(head.behind.min(MOST_EXTRA_FENCES)).unwrap_or(0);
+            let behind = u32::try_from(head.behind.min(MOST_EXTRA_FENCES)).unwrap_or(0);
+            request.extra_fences = request.extra_fences.max(behind);
         }
         let limit = time_limit(core.time_limits(), policy, head.deadline, sent);
         core.queue.record_answer(&spec.store_keys, &LastAnswer::Pending(sent));
@@ -239,8 +240,8 @@ impl AcquireTask {
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
         let granted = Grant::new(owner, ambiguity, policy, sent, fences, vec![self.permit]);
         if let WaitFor::Lock(waiter) = entry.wait_for {
-            let contended = Some(contended.unwrap_or(true));
-            let lease = grant::lease(&self.core, waiter.spec, granted, entry.since, contended);
+            let contention = Contention::of_answer(contended);
+            let lease = grant::lease(&self.core, waiter.spec, granted, entry.since, contention);
             grant::deliver(&self.core, lease, waiter.reply);
         }
         Delivery::Done

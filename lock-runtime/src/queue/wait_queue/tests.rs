@@ -1,4 +1,9 @@
+use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::base::call_site::LockLabel;
@@ -195,7 +200,7 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     assert_eq!(queues.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
     drop(wake);
     let holder = Holder { lease: 7, owner: holding, since: now };
-    queues.set_holder(&KEY, holder, Some(false));
+    queues.set_holder(&KEY, holder, Contention::None);
     assert_eq!((queues.wake(KEY.as_str()), queues.wake_all()), (Some(7), vec![7]));
     assert!(queues.promote(KEY.as_str(), &holding, now), "the holder keeps the lock");
     assert!(!queues.promote(KEY.as_str(), &asking, now), "its requests are over");
@@ -313,16 +318,16 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
         queues.hand_off(&KEY, None, now, |_, contended| Some(contended)).unwrap().1
     };
     let holder = Holder { lease: 7, owner, since: now };
-    for (contended, expected) in [
-        (None, false),
-        (Some(false), false),
-        (Some(true), true),
+    for (answer, expected) in [
+        (Contention::None, false),
+        (Contention::of_answer(Some(false)), false),
+        (Contention::of_answer(None), true),
+        (Contention::of_answer(Some(true)), true),
         // A notification is newer than the answer.
-        (Some(false), true),
-        (None, true),
+        (Contention::None, true),
     ] {
-        queues.set_holder(&KEY, holder, contended);
-        assert_eq!(is_contended(), expected, "{contended:?}");
+        queues.set_holder(&KEY, holder, answer);
+        assert_eq!(is_contended(), expected, "{answer:?}");
     }
     queues.set_owner(&KEY, owner);
     assert!(!is_contended());
@@ -358,7 +363,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
     assert_eq!((kind(&KEY), kind(&other)), (ErrorKind::Conflict, ErrorKind::Conflict));
     queues.record_answer(&[other], &LastAnswer::Failed(down()));
     let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
-    queues.set_holder(&KEY, holder, None);
+    queues.set_holder(&KEY, holder, Contention::None);
     assert!(queues.last_failure().is_none(), "a grant is an answer");
 }
 
@@ -366,7 +371,7 @@ fn the_last_failure_is_forgotten_when_the_store_answers() {
 fn a_holder_stays_known_when_the_queues_close() {
     let queues = with_permit_out(10);
     let holder = Holder { lease: 7, owner: Owner::random().unwrap(), since: Clock::Boot.now() };
-    queues.set_holder(&KEY, holder, None);
+    queues.set_holder(&KEY, holder, Contention::None);
     let waiter = TestWaiter::new("k", false);
     enqueued(&queues, &waiter);
     queues.close();
@@ -423,4 +428,92 @@ async fn a_waiter_is_rejected_at_its_deadline() {
     assert_eq!(kinds(), [None, conflict, conflict, None]);
     assert_eq!(queues.head(&KEY).unwrap().id, ids[3]);
     expiry.abort();
+}
+
+/// The keys whose linger is over now, and was ended by the look.
+fn lingered(queues: &WaitQueues<TestWaiter>) -> Vec<(Key, bool)> {
+    let mut due = pin!(queues.lingered());
+    match due.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(keys) => keys,
+        Poll::Pending => Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn a_lock_lingers_until_the_next_request_of_the_process() {
+    let queues = with_permit_out(10);
+    let now = Clock::Boot.now();
+    let later = now + Duration::from_secs(60);
+    assert!(queues.may_linger(&KEY, None, now) && queues.begin_linger(&KEY, later));
+    assert!(lingered(&queues).is_empty());
+    // A single try too.
+    let single = WaitParams::new(now, Wait::For(Duration::ZERO));
+    let enqueued = queues.enqueue(&KEY, &single, TestWaiter::new("k", false)).unwrap().1;
+    assert!(matches!(enqueued, Enqueued::Lingering(_)), "{enqueued:?}");
+    assert!(!queues.end_linger(&KEY), "it belongs to that request");
+    let enqueued = queues.enqueue(&KEY, &single, TestWaiter::new("k", false));
+    assert_eq!(enqueued.unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+#[tokio::test]
+async fn a_lock_does_not_linger_while_something_waits_for_it() {
+    let now = Clock::Boot.now();
+    let later = now + Duration::from_secs(60);
+    let other = Key::from_static("other");
+    let wake = Arc::default();
+    let behind = |queues: &WaitQueues<TestWaiter>, kind: usize| match kind {
+        0 => {
+            enqueued(queues, &TestWaiter::new("k", false));
+        }
+        1 => queues.mark_contended(KEY.as_str()),
+        2 => drop(queues.wake_all()),
+        3 => queues.register(&[KEY], 70, Owner::random().unwrap(), &wake),
+        _ => {
+            let keys: Arc<[Key]> = Arc::from([KEY, other.clone()]);
+            let params = WaitParams::new(now, Wait::Forever);
+            let (reply, _) = oneshot::channel();
+            let head = queues.enqueue_for_permits(80, &keys, &params, &wake, reply, false).unwrap();
+            assert!(head.is_none());
+        }
+    };
+    for kind in 0..5 {
+        // Before the linger begins.
+        let queues = with_permit_out(10);
+        behind(&queues, kind);
+        assert!(!queues.may_linger(&KEY, None, now), "{kind}");
+        assert!(!queues.begin_linger(&KEY, later), "{kind}");
+        // While it lasts. A request for this key alone takes the lock itself.
+        if kind > 0 {
+            let queues = with_permit_out(10);
+            assert!(queues.begin_linger(&KEY, later));
+            behind(&queues, kind);
+            assert_eq!(lingered(&queues), [(KEY, true)], "{kind}");
+            assert!(!queues.end_linger(&KEY), "{kind}");
+        }
+    }
+    let queues = with_permit_out(10);
+    assert!(!queues.may_linger(&KEY, Some(Duration::ZERO), now), "a barging window is due");
+    queues.set_holder(
+        &KEY,
+        Holder { lease: 7, owner: Owner::random().unwrap(), since: now },
+        Contention::Unknown,
+    );
+    assert!(queues.may_linger(&KEY, None, now), "a store that was not asked notifies");
+    queues.close();
+    assert!(!queues.may_linger(&KEY, None, now) && !queues.begin_linger(&KEY, later));
+}
+
+#[tokio::test]
+async fn the_timer_of_an_earlier_linger_ends_no_later_one() {
+    let queues = with_permit_out(10);
+    let now = Clock::Boot.now();
+    assert!(queues.begin_linger(&KEY, now));
+    assert!(queues.end_linger(&KEY));
+    assert!(queues.begin_linger(&KEY, now + Duration::from_secs(60)));
+    assert_eq!(lingered(&queues), [(KEY, false)]);
+    assert!(queues.end_linger(&KEY));
+    // Its lease was lost.
+    assert!(queues.begin_linger(&KEY, now));
+    assert!(queues.pass(&[KEY]).is_empty());
+    assert_eq!(lingered(&queues), [(KEY, false)]);
 }

@@ -1,0 +1,150 @@
+//! Locks that stay with their process behind a hold, for its next call (`linger`).
+//!
+//! A hand-off to nobody yet: the grant goes from the lease of the holder to one without a holder, which is renewed as
+//! any other. The next call for the key takes it from there, or the end of the linger releases it: its time is over,
+//! or something else waits for the lock.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, Weak};
+
+use crate::base::clock::Instant;
+use crate::base::key::Key;
+use crate::base::options::ReleaseMode;
+use crate::base::sync::{Mutex, MutexGuard};
+use crate::lease::held_lease::{HeldLease, LeaseOwner};
+use crate::lease::lease::Lease;
+use crate::lock::core::PoolCore;
+use crate::lock::grant;
+use crate::lock::waiter::LockWaiter;
+use crate::queue::key_queue::Contention;
+use crate::queue::wait_queue::WaitQueues;
+
+/// The leases of a pool that have no holder, by their key.
+///
+/// Whether a lock lingers is decided in its [queue](crate::queue::wait_queue). What ends the linger there takes the
+/// lease from here.
+#[derive(Debug, Default)]
+pub(crate) struct LingeringLeases(Mutex<HashMap<Key, Arc<Lease>>>);
+
+impl LingeringLeases {
+    fn insert(&self, key: &Key, lease: Arc<Lease>) -> Option<Arc<Lease>> {
+        self.by_key().insert(key.clone(), lease)
+    }
+
+    fn take(&self, key: &Key) -> Option<Arc<Lease>> {
+        self.by_key().remove(key)
+    }
+
+    /// The lease of `key`, if it was lost while the lock lingered.
+    fn take_lost(&self, key: &Key) -> Option<Arc<Lease>> {
+        let mut by_key = self.by_key();
+        if by_key.get(key)?.loss().is_some() { by_key.remove(key) } else { None }
+    }
+
+    fn take_all(&self) -> Vec<Arc<Lease>> {
+        self.by_key().drain().map(|(_, lease)| lease).collect()
+    }
+
+    fn by_key(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of the lock of a hold that has ended.
+pub(super) enum Behind {
+    /// It lingers.
+    Lingers,
+    /// It does not. This lease is to be released.
+    Release(Arc<Lease>),
+}
+
+/// Keeps the lock of `lease` for the next call, if it may linger.
+pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
+    let as_it_is = || Behind::Release(lease.clone());
+    let linger = lease.spec.policy.linger;
+    let Some(key) = lease.spec.single_key().filter(|_| !linger.is_zero() && lease.has_holder())
+    else {
+        return as_it_is();
+    };
+    let now = core.clock().now();
+    let barging_interval = core.config.barging_window.map(|window| window.interval);
+    if !core.tracker.is_open() || !core.queue.may_linger(key, barging_interval, now) {
+        return as_it_is();
+    }
+    let Some((granted, listeners)) = lease.transfer(&lease.spec) else { return as_it_is() };
+    let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
+    grant::track(core, &idle, Contention::None);
+    core.renewals.cancel(lease);
+    core.tracker.remove_transferred(lease);
+    listeners.wake();
+    // One that was lost while it lingered.
+    if let Some(lost) = core.lingering.insert(key, idle.clone()) {
+        drop(core.clone().end_hold(&lost, ReleaseMode::Background));
+    }
+    // A shutdown that begins now ends all that it finds.
+    if core.tracker.is_open() && core.queue.begin_linger(key, now + linger) {
+        return Behind::Lingers;
+    }
+    // Unless that shutdown has it.
+    drop(core.lingering.take(key));
+    Behind::Release(idle)
+}
+
+/// Gives the lock of `key` to `waiter`, which has ended its linger. If the lease is not as good as a new grant, both come
+/// back: the waiter queues, and the lease is dropped behind that. Without a lease, a shutdown has it.
+pub(super) fn take(
+    core: &Arc<PoolCore>,
+    key: &Key,
+    waiter: LockWaiter,
+    since: Instant,
+) -> Result<(), (LockWaiter, Option<HeldLease>)> {
+    let Some(idle) = core.lingering.take(key) else { return Err((waiter, None)) };
+    let Some((granted, _)) = idle.transfer(&waiter.spec) else {
+        return Err((waiter, Some(HeldLease::new(idle, core.clone()))));
+    };
+    core.renewals.cancel(&idle);
+    let next = grant::lease(core, waiter.spec, granted, since, Contention::None);
+    // After the new one is tracked: a shutdown in between would find nothing held.
+    core.tracker.remove_transferred(&idle);
+    grant::deliver(core, next, waiter.reply);
+    Ok(())
+}
+
+/// Releases those of `keys` that linger, for a request of another kind. Whether there are any.
+pub(super) fn make_way(core: &Arc<PoolCore>, keys: &[Key]) -> bool {
+    let mut any = false;
+    for key in keys {
+        if core.queue.end_linger(key)
+            && let Some(idle) = core.lingering.take(key)
+        {
+            any = true;
+            drop(core.clone().end_hold(&idle, ReleaseMode::Background));
+        }
+    }
+    any
+}
+
+/// Ends all lingers: the pool shuts down.
+pub(super) fn end_all(core: &Arc<PoolCore>) {
+    for idle in core.lingering.take_all() {
+        if let Some(key) = idle.spec.single_key() {
+            core.queue.end_linger(key);
+        }
+        drop(core.clone().end_hold(&idle, ReleaseMode::Background));
+    }
+}
+
+/// Releases locks at the end of their linger. Runs on the driver for the life of the pool.
+pub(super) async fn expire(core: Weak<PoolCore>, queue: Arc<WaitQueues<LockWaiter>>) {
+    loop {
+        let due = queue.lingered().await;
+        let Some(core) = core.upgrade() else { return };
+        for (key, is_over) in due {
+            let idle =
+                if is_over { core.lingering.take(&key) } else { core.lingering.take_lost(&key) };
+            if let Some(idle) = idle {
+                drop(core.clone().end_hold(&idle, ReleaseMode::Background));
+            }
+        }
+    }
+}
