@@ -9,6 +9,7 @@ use crate::backend::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::inspection::Inspection;
 use crate::base::key::Key;
+use crate::base::lock_name::LockName;
 use crate::lock::snapshot::{Snapshot, snapshot};
 
 impl LockPool {
@@ -43,7 +44,7 @@ impl LockPool {
         let core = self.core().clone();
         let locate = |error: LockError, key: &Key| {
             let keys: Arc<[Key]> = [key.clone()].into();
-            error.at(key.to_string()).of_keys(&keys).in_pool(core.name())
+            error.at(LockName::Key(key.clone())).of_keys(&keys).in_pool(core.name())
         };
         if core.is_inherited() {
             return Err(locate(LockError::inherited(), &key));
