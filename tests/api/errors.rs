@@ -42,7 +42,7 @@ async fn urls_that_cannot_be_right() {
         ("redis://:PW@127.0.0.1:99999", "port"),
         ("redis://:PW@127.0.0.1/orders", "`/orders`"),
         ("redis://:PW@127.0.0.1/70000", "`/70000`"),
-        ("redis://:PW@127.0.0.1?ttl=5s", "`?ttl=`"),
+        ("redis://:PW@127.0.0.1?ttl=5s", "set LOCK_TTL, or call `PoolBuilder::ttl`"),
         ("redis://:PW@127.0.0.1?ca=/x.pem", "rediss://"),
         ("redis://:PW@127.0.0.1#insecure", "#fragment"),
         ("rediss://:PW@127.0.0.1#insecure", "?ca="),
@@ -725,7 +725,7 @@ fn settings_that_cannot_work() -> Vec<(&'static str, PoolBuilder, [&'static str;
         ),
         ("a window never shut", pool().barging_window(ten, ten), ["barging_window", "shorter"]),
         ("a renewal at once", pool().first_renewal(nothing), ["first_renewal", "from_millis(25)"]),
-        ("memory with parameters", LockPool::builder("memory://a?ttl=5s"), ["memory://", "?"]),
+        ("memory with parameters", LockPool::builder("memory://a?size=5"), ["memory://", "?"]),
     ]
 }
 

@@ -114,6 +114,7 @@ async fn both_are_serialized_with_times_in_milliseconds() {
     assert_eq!(snapshot["pool"], "unnamed");
     assert_eq!(held["keys"], serde_json::json!(["a"]));
     assert_eq!(held["fence"], guard.fence().unwrap().get());
+    assert_eq!(held["lingers"], false);
     assert_eq!(held["waiting"], 1);
     assert!(held["valid_ms"].as_u64().is_some_and(|millis| millis > 1_000), "{snapshot}");
     assert_eq!(snapshot["waiting"][0]["key"], "a");

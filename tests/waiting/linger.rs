@@ -57,6 +57,7 @@ async fn one_grant_serves_calls_that_follow_each_other() {
     }
     assert_eq!(requests(&faults), [1, 0]);
     assert!(!is_free(&other).await);
+    assert!(matches!(&pool.snapshot().held[..], [lock] if lock.lingers));
     tokio::time::sleep(LINGER / 2 + ms(2)).await;
     assert!(is_free(&other).await, "the linger is over");
     assert_eq!(requests(&faults), [1, 1]);

@@ -16,7 +16,8 @@ use crate::base::options::ReleaseMode;
 use crate::base::sequencer::Sequencer;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
-use crate::lease::lease::{Ending, Lease, Listener};
+use crate::lease::lease::{Ending, Lease};
+use crate::lease::listener::Listener;
 use crate::lock::core::PoolCore;
 
 /// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;

@@ -15,7 +15,8 @@ use crate::api::reentrancy;
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::options::{OnLost, ReleaseMode};
 use crate::lease::held_lease::Releasing;
-use crate::lease::lease::{Ending, Listener};
+use crate::lease::lease::Ending;
+use crate::lease::listener::Listener;
 
 /// `body` as an `async` block, which drops it as soon as it has completed: before the release.
 pub(crate) async fn block<F: Future>(body: F) -> F::Output {

@@ -127,34 +127,6 @@ pub(crate) enum Ending {
     Released,
 }
 
-/// One listener of a lease. Dropping it removes its waker, except in a process that was forked from its own.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    lease: Arc<Lease>,
-    /// `None` before the first poll.
-    id: Option<u64>,
-    process: Process,
-}
-
-impl Listener {
-    pub(crate) fn new(lease: &Arc<Lease>) -> Self {
-        Self { lease: lease.clone(), id: None, process: Process::current() }
-    }
-
-    /// Resolves when the lease has ended, and then every time.
-    pub(crate) fn poll(&mut self, cx: &Context<'_>) -> Poll<Ending> {
-        self.lease.poll_lost(&mut self.id, cx)
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if self.process.is_current() {
-            self.lease.forget_listener(self.id);
-        }
-    }
-}
-
 /// What a lease needs now.
 #[derive(Debug)]
 pub(crate) enum RenewalAction {
@@ -401,7 +373,7 @@ impl Lease {
 
     /// Resolves when the lease is lost or released. `listener` is the caller's number among the listeners, `None` at
     /// first.
-    fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
+    pub(super) fn poll_lost(&self, listener: &mut Option<u64>, cx: &Context<'_>) -> Poll<Ending> {
         let mut state = self.state();
         if let Some(ending) = state.ending() {
             return Poll::Ready(ending);
@@ -412,7 +384,7 @@ impl Lease {
         Poll::Pending
     }
 
-    fn forget_listener(&self, listener: Option<u64>) {
+    pub(super) fn forget_listener(&self, listener: Option<u64>) {
         let Some(id) = listener else { return };
         let mut state = self.state();
         let removed = state.listeners.remove(id);

@@ -28,11 +28,12 @@ use crate::exec::inline_task::poll_then_spawn;
 use crate::exec::round_trip::RoundTrip;
 use crate::exec::throttle::Throttle;
 use crate::lease::held_lease::LeaseOwner;
+use crate::lease::lease::Lease;
 use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
 use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
 use crate::lock::admission::{Admission, AdmissionPermit};
-use crate::lock::linger::{self, LingeringLeases};
+use crate::lock::lingering_leases::LingeringLeases;
 use crate::lock::outgoing::Outgoing;
 use crate::lock::store_status::StoreStatus;
 use crate::lock::undo_queue::UndoQueue;
@@ -56,7 +57,7 @@ pub(crate) struct PoolCore {
     pub(crate) round_trip: RoundTrip,
     pub(crate) store_status: Arc<StoreStatus>,
     pub(crate) undo: UndoQueue,
-    pub(super) lingering: LingeringLeases,
+    pub(super) lingering: Arc<LingeringLeases>,
     pub(crate) metrics: Arc<PoolMetrics>,
     /// Bounds the events about full queues.
     pub(crate) queue_full: Throttle,
@@ -117,18 +118,20 @@ impl PoolCore {
         let notifier = wakeups::notifier(&queue, &renewals, &tracker, &store_status, clock);
         config.backend.subscribe(notifier);
         Arc::new_cyclic(|core: &Weak<Self>| {
-            let lingers = linger::expire(core.clone(), queue.clone());
             let (core, status) = (core.clone(), store_status.clone());
+            let release = move |lease: &Arc<Lease>| {
+                if let Some(core) = core.upgrade() {
+                    drop(core.end_hold(lease, ReleaseMode::Background));
+                }
+            };
+            let lingering = Arc::<LingeringLeases>::default();
+            let lingers = lingering.clone().expire(queue.clone(), release.clone());
             let renewal_config = RenewalConfig {
                 backend: config.backend.clone(),
                 clock,
                 driver: config.driver.clone(),
                 request_timeout,
-                on_unclaimed: Box::new(move |lease| {
-                    if let Some(core) = core.upgrade() {
-                        drop(core.end_hold(lease, ReleaseMode::Background));
-                    }
-                }),
+                on_unclaimed: Box::new(release),
                 on_outcome: Box::new(move |sent, outcome| status.report(sent, outcome)),
             };
             let driver = &config.driver;
@@ -149,7 +152,7 @@ impl PoolCore {
                 round_trip: RoundTrip::default(),
                 store_status,
                 undo: UndoQueue::default(),
-                lingering: LingeringLeases::default(),
+                lingering,
                 metrics,
                 queue_full: Throttle::default(),
                 admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),

@@ -1,54 +1,20 @@
 //! Locks that stay with their process behind a hold, for its next call (`linger`).
 //!
-//! A hand-off to nobody yet: the grant goes from the lease of the holder to one without a holder, which is renewed as
+//! A hand-off without a receiver yet: the grant goes from the lease of the holder to one without a holder, which is renewed as
 //! any other. The next call for the key takes it from there, or the end of the linger releases it: its time is over,
 //! or something else waits for the lock.
 
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::Arc;
 
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 use crate::base::options::ReleaseMode;
-use crate::base::sync::{Mutex, MutexGuard};
 use crate::lease::held_lease::{HeldLease, LeaseOwner};
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::waiter::LockWaiter;
 use crate::queue::key_queue::Contention;
-use crate::queue::wait_queue::WaitQueues;
-
-/// The leases of a pool that have no holder, by their key.
-///
-/// Whether a lock lingers is decided in its [queue](crate::queue::wait_queue). What ends the linger there takes the
-/// lease from here.
-#[derive(Debug, Default)]
-pub(crate) struct LingeringLeases(Mutex<HashMap<Key, Arc<Lease>>>);
-
-impl LingeringLeases {
-    fn insert(&self, key: &Key, lease: Arc<Lease>) -> Option<Arc<Lease>> {
-        self.by_key().insert(key.clone(), lease)
-    }
-
-    fn take(&self, key: &Key) -> Option<Arc<Lease>> {
-        self.by_key().remove(key)
-    }
-
-    /// The lease of `key`, if it was lost while the lock lingered.
-    fn take_lost(&self, key: &Key) -> Option<Arc<Lease>> {
-        let mut by_key = self.by_key();
-        if by_key.get(key)?.loss().is_some() { by_key.remove(key) } else { None }
-    }
-
-    fn take_all(&self) -> Vec<Arc<Lease>> {
-        self.by_key().drain().map(|(_, lease)| lease).collect()
-    }
-
-    fn by_key(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// What became of the lock of a hold that has ended.
 pub(super) enum Behind {
@@ -135,20 +101,5 @@ pub(super) fn end_all(core: &Arc<PoolCore>) {
             core.queue.end_linger(key);
         }
         drop(core.clone().end_hold(&idle, ReleaseMode::Background));
-    }
-}
-
-/// Releases locks at the end of their linger. Runs on the driver for the life of the pool.
-pub(super) async fn expire(core: Weak<PoolCore>, queue: Arc<WaitQueues<LockWaiter>>) {
-    loop {
-        let due = queue.lingered().await;
-        let Some(core) = core.upgrade() else { return };
-        for (key, is_over) in due {
-            let idle =
-                if is_over { core.lingering.take(&key) } else { core.lingering.take_lost(&key) };
-            if let Some(idle) = idle {
-                drop(core.clone().end_hold(&idle, ReleaseMode::Background));
-            }
-        }
     }
 }

@@ -7,6 +7,7 @@ mod dispatch;
 mod grant;
 mod hold;
 mod linger;
+mod lingering_leases;
 mod outgoing;
 mod release;
 pub(crate) mod shutdown;

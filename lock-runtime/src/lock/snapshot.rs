@@ -49,6 +49,8 @@ pub struct HeldLock {
     pub fence: Option<Fence>,
     /// How many waits of this process are queued for its keys.
     pub waiting: usize,
+    /// Whether it [lingers](crate::LockRequest::linger): no task holds it now.
+    pub lingers: bool,
 }
 
 /// A key that tasks of this process wait for.
@@ -102,6 +104,7 @@ fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>) -> HeldLock {
         valid_for: lease.valid_for(),
         fence: lease.fence,
         waiting: spec.store_keys.iter().filter_map(|key| queued.get(key)).sum(),
+        lingers: !lease.has_holder(),
     }
 }
 
@@ -144,7 +147,7 @@ mod serialized {
     impl Serialize for HeldLock {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             let keys: Vec<_> = self.keys.iter().map(Key::as_str).collect();
-            let mut fields = serializer.serialize_struct("HeldLock", 8)?;
+            let mut fields = serializer.serialize_struct("HeldLock", 9)?;
             fields.serialize_field("keys", &keys)?;
             fields.serialize_field("template", &self.template)?;
             fields.serialize_field("name", &self.name)?;
@@ -153,6 +156,7 @@ mod serialized {
             fields.serialize_field("valid_ms", &millis(self.valid_for))?;
             fields.serialize_field("fence", &self.fence)?;
             fields.serialize_field("waiting", &self.waiting)?;
+            fields.serialize_field("lingers", &self.lingers)?;
             fields.end()
         }
     }

@@ -2,8 +2,10 @@
 
 pub(crate) mod key_queue;
 pub(crate) mod last_answer;
+mod lingers;
 pub(crate) mod permit;
 pub(crate) mod permits_wait;
+pub(crate) mod wait_params;
 pub(crate) mod wait_queue;
 pub(crate) mod waiting;
 pub(crate) mod waiting_keys;

@@ -27,7 +27,8 @@ use crate::queue::key_queue::{
 };
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::Attached;
-use crate::queue::wait_queue::{AfterPass, Candidate, Queues, WaitParams, WaitQueues, full};
+use crate::queue::wait_params::WaitParams;
+use crate::queue::wait_queue::{AfterPass, Candidate, Queues, WaitQueues, full};
 
 /// How long a request waits before it reserves a key against later ranks.
 const RESERVE_AFTER: Duration = Duration::from_millis(10);

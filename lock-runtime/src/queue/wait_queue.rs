@@ -25,9 +25,10 @@ use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::timer_queue::TimerQueue;
 use crate::queue::key_queue::{
-    Contention, Holder, KeyQueue, Linger, PermitState, PermitsReply, QueueEntry, WaitFor, Waiter,
+    Contention, Holder, KeyQueue, PermitState, PermitsReply, QueueEntry, WaitFor, Waiter,
 };
 use crate::queue::last_answer::LastAnswer;
+use crate::queue::wait_params::WaitParams;
 
 /// The wait queues of a pool.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct WaitQueues<W> {
     /// Waiters by their deadlines.
     deadlines: TimerQueue<(Key, u64)>,
     /// Keys whose lock lingers, by its end.
-    lingers: Arc<TimerQueue<Key>>,
+    pub(super) lingers: Arc<TimerQueue<Key>>,
     pub(super) max_waiters: usize,
     /// The process of the pool.
     pub(super) process: Process,
@@ -58,31 +59,6 @@ impl<W> Default for Queues<W> {
     fn default() -> Self {
         let (by_key, positions) = (HashMap::new(), HashMap::new());
         Self { by_key, positions, last_failure: None, last_id: 0, closed: false }
-    }
-}
-
-/// The time limits of a waiter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WaitParams {
-    pub(crate) now: Instant,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) wait: Wait,
-}
-
-impl WaitParams {
-    pub(crate) fn new(now: Instant, wait: Wait) -> Self {
-        let deadline = match wait {
-            Wait::For(wait) => Some(now + wait),
-            Wait::Forever => None,
-        };
-        Self { now, deadline, wait }
-    }
-
-    /// Gives an acquire that may not wait the time of one request more: for a release of this process.
-    pub(crate) fn extend_single_try(&mut self, request_timeout: Duration) {
-        if self.wait == Wait::For(Duration::ZERO) {
-            self.deadline = Some(self.now + request_timeout);
-        }
     }
 }
 
@@ -360,59 +336,6 @@ impl<W: Waiter> WaitQueues<W> {
         queue.owner = Some(owner);
         queue.contention = Contention::None;
         queue.wake_signal()
-    }
-
-    /// Whether the lock of `key` may stay with the process without a use: nothing waits for it, and no barging window is due.
-    pub(crate) fn may_linger(
-        &self,
-        key: &Key,
-        barging_interval: Option<Duration>,
-        now: Instant,
-    ) -> bool {
-        let queues = self.lock();
-        let may_linger = |queue: &KeyQueue<W>| {
-            queue.may_linger() && !queue.is_barging_due(barging_interval, now)
-        };
-        !queues.closed && queues.by_key.get(key).is_some_and(may_linger)
-    }
-
-    /// The lock of `key` lingers from now on, until `until`. `false` if something waits for it by now.
-    pub(crate) fn begin_linger(&self, key: &Key, until: Instant) -> bool {
-        let mut queues = self.lock();
-        let queues = &mut *queues;
-        let Some(queue) = queues.by_key.get_mut(key).filter(|queue| queue.may_linger()) else {
-            return false;
-        };
-        if queues.closed {
-            return false;
-        }
-        queues.last_id += 1;
-        let linger =
-            Linger { key: key.clone(), until, id: queues.last_id, timers: self.lingers.clone() };
-        linger.set_timer();
-        queue.linger = Some(linger);
-        true
-    }
-
-    /// Ends the linger of `key`, also before its time. `false` if the lock does not linger.
-    pub(crate) fn end_linger(&self, key: &Key) -> bool {
-        let mut queues = self.lock();
-        queues.by_key.get_mut(key).is_some_and(|queue| queue.linger.take().is_some())
-    }
-
-    /// Waits for the timers of lingers. Returns each key, and whether its linger is over, and was ended by this call: the
-    /// caller releases the lock. Cancel safe.
-    pub(crate) async fn lingered(&self) -> Vec<(Key, bool)> {
-        self.lingers.due(self.clock).await;
-        let now = self.clock.now();
-        let due = self.lingers.take_until(now);
-        let mut queues = self.lock();
-        // The time of an earlier linger may be over, and that of a later one not.
-        let mut is_over = |key: &Key| {
-            let queue = queues.by_key.get_mut(key);
-            queue.is_some_and(|queue| queue.linger.take_if(|it| it.until <= now).is_some())
-        };
-        due.into_iter().map(|key| (key.clone(), is_over(&key))).collect()
     }
 
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging

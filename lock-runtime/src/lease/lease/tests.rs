@@ -7,6 +7,7 @@ use super::*;
 use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::options::{Defaults, LockOptions, Policy};
+use crate::lease::listener::Listener;
 
 mod phases;
 

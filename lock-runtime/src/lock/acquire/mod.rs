@@ -26,7 +26,8 @@ use crate::lock::linger;
 use crate::lock::outgoing::{FirstRequest, Outgoing};
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
-use crate::queue::wait_queue::{Enqueued, WaitParams};
+use crate::queue::wait_params::WaitParams;
+use crate::queue::wait_queue::Enqueued;
 use crate::queue::waiting::Waiting;
 
 /// Starts the acquire of all keys of `spec`.

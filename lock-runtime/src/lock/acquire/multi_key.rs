@@ -41,7 +41,7 @@ use crate::queue::key_queue::Contention;
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::KeyPermit;
 use crate::queue::permits_wait::Registration;
-use crate::queue::wait_queue::WaitParams;
+use crate::queue::wait_params::WaitParams;
 
 /// How long an undo may delay the result of the task.
 const AT_ONCE: Duration = Duration::from_millis(250);

@@ -1,0 +1,58 @@
+//! The leases of locks that linger.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+
+use crate::base::key::Key;
+use crate::base::sync::{Mutex, MutexGuard};
+use crate::lease::lease::Lease;
+use crate::lock::waiter::LockWaiter;
+use crate::queue::wait_queue::WaitQueues;
+
+/// The leases of a pool that have no holder, by their key.
+///
+/// Whether a lock lingers is decided in its [queue](crate::queue::wait_queue). What ends the linger there takes the
+/// lease from here.
+#[derive(Debug, Default)]
+pub(crate) struct LingeringLeases(Mutex<HashMap<Key, Arc<Lease>>>);
+
+impl LingeringLeases {
+    pub(super) fn insert(&self, key: &Key, lease: Arc<Lease>) -> Option<Arc<Lease>> {
+        self.by_key().insert(key.clone(), lease)
+    }
+
+    pub(super) fn take(&self, key: &Key) -> Option<Arc<Lease>> {
+        self.by_key().remove(key)
+    }
+
+    /// The lease of `key`, if it was lost while the lock lingered.
+    fn take_lost(&self, key: &Key) -> Option<Arc<Lease>> {
+        let mut by_key = self.by_key();
+        if by_key.get(key)?.loss().is_some() { by_key.remove(key) } else { None }
+    }
+
+    pub(super) fn take_all(&self) -> Vec<Arc<Lease>> {
+        self.by_key().drain().map(|(_, lease)| lease).collect()
+    }
+
+    fn by_key(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `release` called for each lease whose linger is over, or that was lost meanwhile. Runs on the driver for the life
+    /// of the pool.
+    pub(super) async fn expire(
+        self: Arc<Self>,
+        queue: Arc<WaitQueues<LockWaiter>>,
+        release: impl Fn(&Arc<Lease>) + Send,
+    ) {
+        loop {
+            for (key, is_over) in queue.lingered().await {
+                let lease = if is_over { self.take(&key) } else { self.take_lost(&key) };
+                if let Some(lease) = lease {
+                    release(&lease);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The time limits of a waiter.
+
+use std::time::Duration;
+
+use crate::base::clock::Instant;
+use crate::base::options::Wait;
+
+/// The time limits of a waiter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitParams {
+    pub(crate) now: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) wait: Wait,
+}
+
+impl WaitParams {
+    pub(crate) fn new(now: Instant, wait: Wait) -> Self {
+        let deadline = match wait {
+            Wait::For(wait) => Some(now + wait),
+            Wait::Forever => None,
+        };
+        Self { now, deadline, wait }
+    }
+
+    /// Gives an acquire that may not wait the time of one request more: for a release of this process.
+    pub(crate) fn extend_single_try(&mut self, request_timeout: Duration) {
+        if self.wait == Wait::For(Duration::ZERO) {
+            self.deadline = Some(self.now + request_timeout);
+        }
+    }
+}
