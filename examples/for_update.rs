@@ -10,6 +10,8 @@
 //! cargo run --example for_update -- postgres://user:password@127.0.0.1:5432/database
 //! ```
 
+#![allow(clippy::disallowed_methods)]
+
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

@@ -4,6 +4,8 @@
 //! rust-analyzer gets one file, the sources of the runtime, and the macro that this test program was built with. It builds
 //! nothing. Without rust-analyzer (`rustup component add rust-analyzer`) the test says so and ends.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -1,5 +1,7 @@
 //! A lock that stays with its process behind a hold, for the next call.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -308,7 +308,7 @@ impl Drop for CallSpan {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
         if !open.process.is_current() {
-            std::mem::forget(open);
+            Box::leak(open);
             return;
         }
         let OpenSpan { span, stage, is_entered, .. } = *open;

@@ -64,16 +64,17 @@ pub async fn init_from_env() -> Result<LockPool, LockError> {
 /// # Errors
 /// [`ErrorKind::Config`] if the name is taken by a pool that has not been shut down.
 pub fn install(name: &str, pool: LockPool) -> Result<(), LockError> {
+    let core = pool.core().clone();
     {
         let mut pools = pools().write().unwrap_or_else(PoisonError::into_inner);
         if pools.get(name).is_some_and(|present| !present.core().tracker.is_closed()) {
             return Err(taken(name));
         }
-        pool.core().set_name(name);
-        pools.insert(name.to_owned(), pool.clone());
+        core.set_name(name);
+        pools.insert(name.to_owned(), pool);
     }
     // The recorder and the subscriber of the program run outside of the lock.
-    call_sites::announce(pool.core());
+    call_sites::announce(&core);
     Ok(())
 }
 

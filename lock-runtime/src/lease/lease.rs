@@ -19,7 +19,6 @@ use crate::base::loss::Loss;
 use crate::base::measurement::Measurement;
 use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
-use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::events::Origin;
 use crate::lease::grant::Grant;

@@ -427,10 +427,7 @@ mod tests {
         });
         is_entered.recv().unwrap();
         let (answer, answered) = mpsc::channel();
-        let asks = std::thread::spawn({
-            let status = status.clone();
-            move || answer.send(status.refusal().is_some()).unwrap()
-        });
+        let asks = std::thread::spawn(move || answer.send(status.refusal().is_some()).unwrap());
         let refused = answered.recv_timeout(Duration::from_secs(60));
         for _ in 0..8 {
             leave.send(()).unwrap();
