@@ -20,7 +20,7 @@ build() {
 count=1
 build ""
 if [[ $# -eq 0 ]]; then
-    features=(redis rediss mysql postgres-tls zookeeper etcd-tls tower actix)
+    features=(redis rediss mysql postgres-tls zookeeper etcd-tls tower actix metrics)
 fi
 for ((i = 0; i < ${#features[@]}; i++)); do
     build "${features[i]}"

@@ -110,7 +110,7 @@ impl Bench {
 
     /// A lease that is not renewed.
     async fn short(&self) -> LockGuard {
-        self.pool.lock(KEY).ttl(ms(800)).renew(false).acquire().await.unwrap()
+        self.pool.lock(KEY).ttl(ms(3_000)).renew(false).acquire().await.unwrap()
     }
 
     async fn written(&self) -> Vec<String> {

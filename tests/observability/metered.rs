@@ -210,7 +210,7 @@ async fn losses_and_failures_are_counted() {
         |name, label: &str, is: &str| value(name, &[("pool", "metered-failures"), (label, is)]);
     faults.plan(Operation::Renew, Fault::Fail(FailureKind::NotApplied));
     faults.plan(Operation::Release, Fault::Fail(FailureKind::NotApplied));
-    let guard = pool.lock("order:7").ttl(ms(600)).acquire().await.unwrap();
+    let guard = pool.lock("order:7").ttl(ms(3_000)).acquire().await.unwrap();
     eventually_async(DEADLINE, "renewed after a failure", async || {
         of("lock.renewals", "outcome", "renewed") >= 1.0
     })
@@ -332,10 +332,10 @@ async fn all_of_it() {
         })
         .await;
     };
-    let outer = pool.lock("b").ttl(ms(50)).renew(false).on_lost(OnLost::Notify);
+    let outer = pool.lock("b").ttl(ms(1_500)).renew(false).on_lost(OnLost::Notify);
     outer.run(inside).await.unwrap();
     // Other losses.
-    let capped = pool.lock("c").max_hold(ms(50)).acquire().await.unwrap();
+    let capped = pool.lock("c").max_hold(ms(1_000)).acquire().await.unwrap();
     assert!(capped.lost().await.is_lost());
     drop(capped);
     let taken = pool.lock("d").ttl(ms(1_000)).acquire().await.unwrap();

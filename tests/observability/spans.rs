@@ -242,7 +242,7 @@ async fn a_release_that_is_not_confirmed_is_told() {
 async fn a_grant_that_is_not_picked_up_is_no_conflict() {
     let pool = installed("unclaimed").await;
     let held = pool.lock("order:1").acquire().await.unwrap();
-    let mut waits = Box::pin(pool.lock("order:1").ttl(ms(100)).wait(ms(200)).acquire());
+    let mut waits = Box::pin(pool.lock("order:1").ttl(ms(3_000)).wait(ms(200)).acquire());
     assert!(poll_once(waits.as_mut()).await.is_none());
     held.release().await.unwrap();
     // Granted, and given back.
@@ -260,7 +260,7 @@ async fn a_grant_that_is_not_picked_up_is_no_conflict() {
 #[tokio::test]
 async fn the_hold_of_a_lost_guard_ends_with_the_loss() {
     let pool = installed("outlived").await;
-    let guard = pool.lock("order:1").ttl(ms(50)).renew(false).acquire().await.unwrap();
+    let guard = pool.lock("order:1").ttl(ms(1_000)).renew(false).acquire().await.unwrap();
     assert!(guard.lost().await.is_lost());
     let lost = Traced::of("outlived").await_event("lost").await;
     let held = lost.one("lost").number("held_ms");

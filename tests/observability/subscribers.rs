@@ -70,10 +70,10 @@ fn the_subscriber_of_a_thread_gets_what_happens_to_its_calls_on_other_threads() 
             let messages = Messages::default();
             let subscriber = tracing_subscriber::registry().with(messages.clone());
             let _guard = tracing::subscriber::set_default(subscriber);
-            let guard = pool.lock("order:7").ttl(ms(300)).acquire().await.unwrap();
+            let guard = pool.lock("order:7").ttl(ms(1_500)).acquire().await.unwrap();
             messages.until("renewed").await;
             drop(guard);
-            let guard = pool.lock("order:8").ttl(ms(50)).renew(false).acquire().await.unwrap();
+            let guard = pool.lock("order:8").ttl(ms(1_000)).renew(false).acquire().await.unwrap();
             messages.until("lost").await;
             drop(guard);
             messages.until("released").await;

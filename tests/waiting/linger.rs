@@ -212,13 +212,15 @@ async fn options_that_exclude_it_are_named() {
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains(words), "{error}");
     }
+    let error = LockPool::builder("memory://").linger(ms(60_001)).connect().await.unwrap_err();
+    assert!(error.to_string().contains("longer than a minute"), "{error}");
 }
 
 #[tokio::test]
 async fn a_pool_that_is_dropped_releases_its_lock_at_the_end_of_the_linger() {
     let server = RedisServer::start();
     let pool = LockPool::connect(&server.url()).await.unwrap();
-    lingering(&pool, ms(300)).acquire().await.unwrap().release().await.unwrap();
+    lingering(&pool, ms(2_500)).acquire().await.unwrap().release().await.unwrap();
     drop(pool);
     assert_ne!(server.cli(&["GET", KEY]), "");
     until_nothing_is_left(&server).await;

@@ -206,8 +206,9 @@ impl LockGuard {
     /// makes the commit depend on the grant: a holder that was stopped, and has lost its lock meanwhile, cannot commit.
     ///
     /// Run it first in the transaction. It has no parameters and no result. It fails if the lock has been granted again:
-    /// in PostgreSQL with SQLSTATE `LK001`, in MySQL and MariaDB with error 1690. Roll the transaction back then. If it
-    /// succeeds, the lock is not granted again before the end of the transaction, even if the lease expires meanwhile.
+    /// in PostgreSQL with SQLSTATE `LK001`, in MySQL and MariaDB with error 1690. Roll the transaction back then, and after any
+    /// other error of the pin. If it succeeds, the lock is not granted again before the end of the transaction, even if the
+    /// lease expires meanwhile.
     ///
     /// The pin belongs outside of savepoints. The transaction begins behind the grant, with any isolation level. Its user needs the
     /// rights `SELECT` and `UPDATE` on the table `lock_fence`. See the chapters on PostgreSQL and MySQL in the guide.

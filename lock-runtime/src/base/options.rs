@@ -347,11 +347,10 @@ impl Policy {
         };
         policy.renewal_is_in_time(renew, defaults)?;
         policy.hold_limits_are_valid()?;
-        match options.linger {
-            Some(_) => policy.linger_is_valid()?,
-            None if policy.may_not_linger().is_none() => policy.linger = defaults.linger,
-            None => {}
+        if options.linger.is_none() && policy.may_not_linger().is_none() {
+            policy.linger = defaults.linger;
         }
+        policy.linger_is_valid()?;
         if policy.reentrant {
             policy.can_pass_through(renew)?;
         }

@@ -24,6 +24,7 @@ use crate::exec::events::Origin;
 use crate::lease::grant::Grant;
 use crate::lease::listeners::Listeners;
 use crate::lease::offer::Offer;
+use crate::lease::renewal_action::RenewalAction;
 use crate::queue::key_queue::Holder;
 use crate::queue::permit::KeyPermit;
 
@@ -124,25 +125,6 @@ pub(crate) enum Ending {
     Lost(Loss),
     /// Released by the holder, and not lost before.
     Released,
-}
-
-/// What a lease needs now.
-#[derive(Debug)]
-pub(crate) enum RenewalAction {
-    /// A renewal. Poll again at `cancel_at`.
-    Renew {
-        cancel_at: Instant,
-        /// Whether the last renewal failed.
-        in_doubt: bool,
-    },
-    /// Nothing before this moment.
-    Wait(Instant),
-    /// The lease is lost by this call.
-    Lost(Loss),
-    /// The caller has not picked the grant up in time, and cannot any more. The lease is to be released.
-    Unclaimed,
-    /// No further renewal.
-    Over,
 }
 
 impl Lease {

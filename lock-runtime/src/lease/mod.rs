@@ -8,4 +8,5 @@ pub(crate) mod listener;
 mod listeners;
 mod offer;
 pub(crate) mod renewal;
+pub(crate) mod renewal_action;
 pub(crate) mod tracker;

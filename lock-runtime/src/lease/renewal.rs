@@ -18,7 +18,8 @@ use crate::exec::driver::Driver;
 use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::exec::timer_queue::TimerQueue;
-use crate::lease::lease::{Lease, RenewalAction};
+use crate::lease::lease::Lease;
+use crate::lease::renewal_action::RenewalAction;
 
 /// The leases of a pool, by the time of their next renewal.
 #[derive(Debug, Default)]
@@ -140,7 +141,10 @@ impl RenewalScheduler {
                         .add(lease.clone(), time_limit);
                 }
                 RenewalAction::Wait(due) => self.insert(lease, due),
-                RenewalAction::Lost(loss) => report_loss(lease, loss),
+                RenewalAction::Lost(loss) => {
+                    report_loss(lease, loss);
+                    end_without_holder(config, lease);
+                }
                 // The caller gets an error at its next poll.
                 RenewalAction::Unclaimed => (config.on_unclaimed)(lease),
                 RenewalAction::Over => {}
@@ -193,6 +197,7 @@ impl RenewalScheduler {
                     }
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
+                    end_without_holder(&config, &lease);
                 }
                 Err(error) => {
                     events::not_renewed(lease.origin(), lease.valid_for(), &error);
@@ -201,6 +206,13 @@ impl RenewalScheduler {
             }
             self.schedule(&lease);
         }
+    }
+}
+
+/// A lost lease is released by its holder. A lock that lingers has none.
+fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
+    if !lease.has_holder() {
+        (config.on_unclaimed)(lease);
     }
 }
 

@@ -63,7 +63,9 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
     });
     let Some((entry, (transferred, listeners))) = next else { return false };
     core.renewals.cancel(lease);
-    events::handed_off(lease.origin(), lease.held_for());
+    if lease.has_holder() {
+        events::handed_off(lease.origin(), lease.held_for());
+    }
     if let WaitFor::Lock(waiter) = entry.wait_for {
         // Dropped in this instant, the new lease is released or handed off in turn.
         let next = grant::lease(core, waiter.spec, transferred, entry.since, Contention::None);

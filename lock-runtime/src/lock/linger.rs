@@ -36,6 +36,8 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
     let barging_interval = core.config.barging_window.map(|window| window.interval);
     let may_linger = core.capabilities.local_handoff
         && core.tracker.is_open()
+        // No renewal would keep it alive.
+        && !core.driver().is_gone()
         && core.queue.may_linger(key, barging_interval, now);
     if !may_linger {
         return as_it_is();
@@ -69,7 +71,8 @@ pub(super) fn take(
     since: Instant,
 ) -> Result<(), (LockWaiter, Option<HeldLease>)> {
     let Some(idle) = core.lingering.take(key) else { return Err((waiter, None)) };
-    let Some((granted, _)) = idle.transfer(&waiter.spec) else {
+    let granted = if core.driver().is_gone() { None } else { idle.transfer(&waiter.spec) };
+    let Some((granted, _)) = granted else {
         return Err((waiter, Some(HeldLease::new(idle, core.clone()))));
     };
     core.renewals.cancel(&idle);

@@ -73,7 +73,8 @@ pub(crate) fn snapshot(core: &PoolCore) -> Snapshot {
     if core.is_inherited() {
         return Snapshot { pool: core.name().clone(), held: Vec::new(), waiting: Vec::new() };
     }
-    let (leases, waits) = (core.tracker.leases(), core.queue.waits());
+    // In this order: a wait that ends in between is held, and counts as that.
+    let (waits, leases) = (core.queue.waits(), core.tracker.leases());
     let now = core.clock().now();
     let queued: HashMap<&Key, usize> = waits.iter().map(|it| (&it.key, it.queued)).collect();
     // The validity of a lease that was released, handed off or lost is over.

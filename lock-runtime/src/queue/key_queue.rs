@@ -103,8 +103,12 @@ impl Linger {
         self.timers.insert(self.until, self.id, self.key.clone());
     }
 
-    fn end(&mut self) {
+    pub(super) fn remove_timer(&self) {
         self.timers.remove(self.until, self.id);
+    }
+
+    fn end(&mut self) {
+        self.remove_timer();
         self.until = Instant::from_nanos(0);
         self.set_timer();
     }

@@ -43,7 +43,8 @@ impl<W: Waiter> WaitQueues<W> {
     /// Ends the linger of `key`, also before its time. `false` if the lock does not linger.
     pub(crate) fn end_linger(&self, key: &Key) -> bool {
         let mut queues = self.lock();
-        queues.by_key.get_mut(key).is_some_and(|queue| queue.linger.take().is_some())
+        let linger = queues.by_key.get_mut(key).and_then(|queue| queue.linger.take());
+        linger.inspect(Linger::remove_timer).is_some()
     }
 
     /// Waits for the timers of lingers. Returns each key, and whether its linger is over, and was ended by this call: the

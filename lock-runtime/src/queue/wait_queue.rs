@@ -147,7 +147,8 @@ impl<W: Waiter> WaitQueues<W> {
             queue.held_since = Some(now);
             return Ok((id, Enqueued::Head(waiter)));
         }
-        if queue.linger.take().is_some() {
+        if let Some(linger) = queue.linger.take() {
+            linger.remove_timer();
             return Ok((id, Enqueued::Lingering(waiter)));
         }
         if deadline.is_some_and(|deadline| deadline <= now) {

@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::backend::etcd::protocol::protobuf::MalformedMessage;
 use crate::backend::{BackendError, FailureKind};
 
+const PERMISSION_DENIED: u32 = 7;
+
 /// The status that a call has ended with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CallStatus {
@@ -13,6 +15,11 @@ pub(crate) struct CallStatus {
 }
 
 impl CallStatus {
+    /// The user lacks a right.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.code == PERMISSION_DENIED
+    }
+
     /// The lease of a key is gone. Nothing was written.
     pub(crate) fn is_without_lease(&self) -> bool {
         self.message.contains("requested lease not found")
@@ -209,7 +216,6 @@ const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {
 };
 
 fn meaning(status: &CallStatus) -> (FailureKind, &'static str, &'static str) {
-    const PERMISSION_DENIED: u32 = 7;
     const RESOURCE_EXHAUSTED: u32 = 8;
     const INVALID_ARGUMENT: u32 = 3;
     const UNIMPLEMENTED: u32 = 12;

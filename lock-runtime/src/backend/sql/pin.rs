@@ -54,7 +54,7 @@ END $pin$"
             SqlDialect::MySql => format!(
                 "SELECT ~0 + the_lock_is_lost FROM (
     SELECT COUNT(*) <> {count} AS the_lock_is_lost FROM (
-        SELECT 1 FROM {name} WHERE `key` IN ({list}) AND fence = {fence} ORDER BY `key` LOCK IN SHARE MODE
+        SELECT 1 FROM {name} FORCE INDEX (PRIMARY) WHERE `key` IN ({list}) AND fence = {fence} ORDER BY `key` LOCK IN SHARE MODE
     ) AS pinned
 ) AS pin"
             ),

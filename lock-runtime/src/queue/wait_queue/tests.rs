@@ -504,13 +504,19 @@ async fn a_lock_does_not_linger_while_something_waits_for_it() {
 }
 
 #[tokio::test]
-async fn the_timer_of_an_earlier_linger_ends_no_later_one() {
+async fn a_linger_that_ends_leaves_no_timer_and_one_that_is_lost_does() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
+    let later = now + Duration::from_secs(60);
     assert!(queues.begin_linger(&KEY, now));
     assert!(queues.end_linger(&KEY));
-    assert!(queues.begin_linger(&KEY, now + Duration::from_secs(60)));
-    assert_eq!(lingered(&queues), [(KEY, false)]);
+    assert!(lingered(&queues).is_empty());
+    assert!(queues.begin_linger(&KEY, now));
+    let single = WaitParams::new(now, Wait::For(Duration::ZERO));
+    let taken = queues.enqueue(&KEY, &single, TestWaiter::new("k", false)).unwrap().1;
+    assert!(matches!(taken, Enqueued::Lingering(_)), "{taken:?}");
+    assert!(queues.begin_linger(&KEY, later));
+    assert!(lingered(&queues).is_empty());
     assert!(queues.end_linger(&KEY));
     // Its lease was lost.
     assert!(queues.begin_linger(&KEY, now));
