@@ -57,8 +57,8 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
     if core.tracker.is_open() && core.queue.begin_linger(key, now + linger) {
         return Behind::Lingers;
     }
-    // Unless that shutdown has it.
-    drop(core.lingering.take(key));
+    // Unless that shutdown has it, or it is lost, and the lock lingers under a later one.
+    core.lingering.remove(key, &idle);
     Behind::Release(idle)
 }
 

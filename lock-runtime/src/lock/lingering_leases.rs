@@ -25,6 +25,14 @@ impl LingeringLeases {
         self.by_key().remove(key)
     }
 
+    /// Removes `lease`, if it is the one of `key`.
+    pub(super) fn remove(&self, key: &Key, lease: &Arc<Lease>) {
+        let mut by_key = self.by_key();
+        if by_key.get(key).is_some_and(|present| Arc::ptr_eq(present, lease)) {
+            by_key.remove(key);
+        }
+    }
+
     /// The lease of `key`, if it was lost while the lock lingered.
     fn take_lost(&self, key: &Key) -> Option<Arc<Lease>> {
         let mut by_key = self.by_key();
