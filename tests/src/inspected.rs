@@ -2,8 +2,8 @@
 
 use lock_runtime::{Inspection, LockPool, OwnerTag, Wait};
 
-use crate::eventually_async;
 use crate::prelude::*;
+use crate::{Worker, eventually_async};
 
 /// Whether a store shows its wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,40 @@ pub async fn tells_the_holder_and_its_queue(url: &str, queue: ShownQueue) {
         shown.is_free() && shown.waiting.unwrap_or(0) == 0
     })
     .await;
+}
+
+/// Another process holds a lock by an annotated function, and is told with its host, its number, and the function; or not, if
+/// its pool is set so. `holder` is the program `annotated-holder`.
+pub async fn tells_the_process_of_the_holder(url: &str, holder: &str) {
+    let pool = LockPool::connect(url).await.unwrap();
+    for setting in ["off", "on"] {
+        let worker = Worker::start(holder, &[url, setting]);
+        tokio::task::block_in_place(|| worker.wait_for_line(DEADLINE, |line| line == "ready"));
+        let shown = pool.inspect("order:42").await.unwrap().holder.unwrap();
+        assert!(shown.owner.is_some(), "{shown:?}");
+        if setting == "off" {
+            assert_eq!(shown.info, None);
+        } else {
+            let info = shown.info.unwrap();
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+            assert_eq!((info.host.as_str(), info.process_id), (host.trim(), worker.pid()));
+            let site = info.call_site.unwrap();
+            let (file, line) = site.rsplit_once(':').unwrap();
+            assert!(file.ends_with("src/bin/annotated-holder.rs"), "{site}");
+            assert!((8..14).contains(&line.parse().unwrap()), "{site}");
+            // Waiters leave it as it is.
+            let waiting = pool.lock("order:42").wait(ms(1_500)).acquire();
+            assert!(waiting.await.is_err_and(|error| error.is_conflict()));
+            let info = pool.inspect("order:42").await.unwrap().holder.unwrap().info;
+            assert_eq!(info.map(|info| info.process_id), Some(worker.pid()));
+        }
+        worker.kill();
+        // By its ttl.
+        let next = pool.lock("order:42").wait(2 * DEADLINE).acquire().await.unwrap();
+        let own = pool.inspect("order:42").await.unwrap().holder.unwrap().info.unwrap();
+        assert_eq!((own.process_id, own.call_site), (std::process::id(), None));
+        next.release().await.unwrap();
+    }
 }
 
 /// The owner that holds the key.

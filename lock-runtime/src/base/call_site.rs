@@ -45,6 +45,10 @@ impl Site {
     pub(crate) const fn options(&self) -> LockOptions {
         self.options
     }
+
+    pub(crate) const fn location(&self) -> Location {
+        self.location
+    }
 }
 
 /// The label in events: the given name, or `module::function`.

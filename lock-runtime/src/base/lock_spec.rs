@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::options::Policy;
+use crate::base::owner_info::OwnerLabel;
 
 /// The keys and the policy of one acquire. Constant from the call to the release.
 #[derive(Debug)]
@@ -30,6 +31,17 @@ impl LockSpec {
             keys.iter().map(|key| key.prefixed(key_prefix)).collect()
         };
         Self { label, keys, store_keys, policy }
+    }
+
+    /// What requests for it say of their owner.
+    pub(crate) fn owner_label(&self) -> OwnerLabel {
+        if !self.policy.owner_info {
+            return OwnerLabel::default();
+        }
+        match &self.label {
+            LockLabel::Site(site) => OwnerLabel::of_process(Some(*site)),
+            LockLabel::Key(_) => OwnerLabel::of_process(None),
+        }
     }
 
     /// The key, if there is only one.

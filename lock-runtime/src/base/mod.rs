@@ -13,6 +13,7 @@ pub(crate) mod key_rules;
 pub(crate) mod lock_spec;
 pub(crate) mod options;
 pub(crate) mod owner;
+pub(crate) mod owner_info;
 pub(crate) mod owner_tag;
 pub(crate) mod problem;
 pub(crate) mod process;

@@ -155,7 +155,14 @@ impl EtcdLocks {
         let (owner, names) = (it.owner(), &self.keys.names);
         let get_lease = KeyOperation::Get { key: names.of_lease(it.lease.id) };
         let belongs = self.leases.belongs_to(&it.member, &it.lease);
-        let mut puts: Vec<_> = missing.iter().map(|key| self.put(owner, key, &it.lease)).collect();
+        // Other clients do not read the value.
+        let value = it.request.label.to_string().into_bytes();
+        let put = |key| KeyOperation::Put {
+            key: names.of_owner(key, owner),
+            value: value.clone(),
+            lease: it.lease.id,
+        };
+        let mut puts: Vec<_> = missing.iter().map(put).collect();
         if it.is_queuing()
             && let [key] = missing
         {

@@ -241,7 +241,8 @@ impl EtcdLocks {
             .iter()
             .map(|(lock, created)| KeyCondition::Created { key: name(lock), revision: *created });
         let belongs = self.leases.belongs_to(member, lease);
-        let puts = keys.iter().map(|(lock, _)| self.put(owner, lock, lease));
+        let puts =
+            keys.iter().map(|(lock, _)| KeyOperation::Move { key: name(lock), lease: lease.id });
         let moving = Transaction {
             conditions: std::iter::once(belongs).chain(created).collect(),
             success: puts.collect(),
@@ -255,10 +256,5 @@ impl EtcdLocks {
             }
         }
         Ok(answer.is_met)
-    }
-
-    pub(crate) fn put(&self, owner: &Owner, lock: &Key, lease: &PoolLease) -> KeyOperation {
-        let key = self.keys.names.of_owner(lock, owner);
-        KeyOperation::Put { key, value: Vec::new(), lease: lease.id }
     }
 }

@@ -243,9 +243,10 @@ impl LockNodes {
     ) -> Result<ReleaseOutcome, BackendError> {
         let next = self.claims.begin(successor.owner, successor.ttl).await;
         let (next, session) = (next.owner(), &node.session);
-        let container = self.container(key);
+        let path = node_path::new_node(&self.container(key), next);
+        let label = successor.label.to_string().into_bytes();
         let transaction = NodeOperation::Transaction(vec![
-            self.create(node_path::new_node(&container, next), NodeMode::EphemeralSequential),
+            self.create_with(label, path, NodeMode::EphemeralSequential),
             NodeOperation::Delete { path: node.path.clone() },
         ]);
         let before = self.mark_leaving(owner, std::iter::once(key));
