@@ -5,13 +5,15 @@
 //! cargo run --example fenced_writes -- postgres://user:password@127.0.0.1:5432/database
 //! ```
 
+mod stopped_process;
+
 use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use lock_runtime::{Fence, LockPool};
 use tokio_postgres::{Client, NoTls};
+
+use crate::stopped_process::StoppedProcess;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -39,14 +41,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     orders.batch_execute(TABLE).await?;
     orders.execute("DELETE FROM orders WHERE id = 42", &[]).await?;
 
-    let mut first = Command::new(env::current_exe()?)
-        .args([url, "holder"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut said = BufReader::new(first.stdout.take().ok_or("the output of the child")?).lines();
-    println!("first:  {}", said.next().ok_or("the child ended")??);
-    signal(&first, "STOP")?;
+    let first = StoppedProcess::start(url)?;
 
     let pool = LockPool::connect(&locks(url)).await?;
     let lock = pool.lock("order:42").wait(Duration::from_secs(60)).acquire().await?;
@@ -55,10 +50,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     println!("second: {}", write(&orders, "shipped", fence).await?);
     lock.release().await?;
 
-    first.stdin.take().ok_or("the input of the child")?.write_all(b"go on\n")?;
-    signal(&first, "CONT")?;
-    println!("first:  {}", said.next().ok_or("the child ended")??);
-    first.wait()?;
+    first.go_on()?;
 
     let row = orders.query_one("SELECT state FROM orders WHERE id = 42", &[]).await?;
     let state: String = row.get(0);
@@ -98,10 +90,4 @@ async fn connect(url: &str) -> Result<Client, Failure> {
 /// The locks are in the same database.
 fn locks(url: &str) -> String {
     format!("{url}?create=on")
-}
-
-fn signal(child: &Child, name: &str) -> Result<(), Failure> {
-    let sent =
-        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status()?;
-    if sent.success() { Ok(()) } else { Err(format!("kill -{name} failed").into()) }
 }

@@ -12,12 +12,14 @@
 
 #![allow(clippy::disallowed_methods)]
 
+mod stopped_process;
+
 use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio_postgres::{Client, NoTls, Transaction};
+
+use crate::stopped_process::StoppedProcess;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -47,14 +49,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
         )
         .await?;
 
-    let mut first = Command::new(env::current_exe()?)
-        .args([url, "holder"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut said = BufReader::new(first.stdout.take().ok_or("the output of the child")?).lines();
-    println!("first:  {}", said.next().ok_or("the child ended")??);
-    signal(&first, "STOP")?;
+    let first = StoppedProcess::start(url)?;
 
     let began = Instant::now();
     let transaction = lock(&mut orders, "order:42").await?;
@@ -64,10 +59,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     transaction.commit().await?;
     println!("second: the transaction of `shipped` is committed");
 
-    first.stdin.take().ok_or("the input of the child")?.write_all(b"go on\n")?;
-    signal(&first, "CONT")?;
-    println!("first:  {}", said.next().ok_or("the child ended")??);
-    first.wait()?;
+    first.go_on()?;
 
     let row = orders.query_one("SELECT state FROM locked_orders WHERE id = 42", &[]).await?;
     let state: String = row.get(0);
@@ -108,10 +100,4 @@ async fn connect(url: &str) -> Result<Client, Failure> {
     tokio::spawn(connection);
     client.batch_execute(IDLE).await?;
     Ok(client)
-}
-
-fn signal(child: &Child, name: &str) -> Result<(), Failure> {
-    let sent =
-        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status()?;
-    if sent.success() { Ok(()) } else { Err(format!("kill -{name} failed").into()) }
 }

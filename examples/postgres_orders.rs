@@ -6,13 +6,15 @@
 //! cargo run --example postgres_orders -- postgres://user:password@127.0.0.1:5432/database
 //! ```
 
+mod stopped_process;
+
 use std::env;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use lock_runtime::{LockGuard, LockPool};
 use tokio_postgres::{Client, NoTls};
+
+use crate::stopped_process::StoppedProcess;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -39,14 +41,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
         )
         .await?;
 
-    let mut first = Command::new(env::current_exe()?)
-        .args([url, "holder"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut said = BufReader::new(first.stdout.take().ok_or("the output of the child")?).lines();
-    println!("first:  {}", said.next().ok_or("the child ended")??);
-    signal(&first, "STOP")?;
+    let first = StoppedProcess::start(url)?;
 
     let pool = LockPool::connect(&locks(url)).await?;
     let lock = pool.lock("order:42").wait(Duration::from_secs(60)).acquire().await?;
@@ -54,10 +49,7 @@ async fn two_processes(url: &str) -> Result<(), Failure> {
     println!("second: {}", write(&mut orders, &lock, "shipped", || {}).await?);
     lock.release().await?;
 
-    first.stdin.take().ok_or("the input of the child")?.write_all(b"go on\n")?;
-    signal(&first, "CONT")?;
-    println!("first:  {}", said.next().ok_or("the child ended")??);
-    first.wait()?;
+    first.go_on()?;
 
     let row = orders.query_one("SELECT state FROM pinned_orders WHERE id = 42", &[]).await?;
     let state: String = row.get(0);
@@ -110,10 +102,4 @@ async fn connect(url: &str) -> Result<Client, Failure> {
 /// The locks are in the same database.
 fn locks(url: &str) -> String {
     format!("{url}?create=on&pin=on")
-}
-
-fn signal(child: &Child, name: &str) -> Result<(), Failure> {
-    let sent =
-        Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status()?;
-    if sent.success() { Ok(()) } else { Err(format!("kill -{name} failed").into()) }
 }

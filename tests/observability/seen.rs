@@ -31,7 +31,7 @@ pub(crate) struct SeenSpan {
     pub(crate) name: &'static str,
     pub(crate) target: &'static str,
     pub(crate) level: Level,
-    /// All fields of the metadata, also those that were never recorded.
+    /// All fields of the metadata, recorded or not.
     pub(crate) declared: Vec<&'static str>,
     pub(crate) fields: Fields,
     pub(crate) parent: Option<u64>,

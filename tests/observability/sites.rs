@@ -83,7 +83,7 @@ fn all_functions_are_known_before_the_first_call() {
     assert_eq!((method.template(), method.pool()), ("a:<id>, b", None));
     assert_eq!((method.name().as_str(), method.max_hold()), ("orders", Some(ms(9_000))));
     assert_eq!(of("computed").template(), "key");
-    // Also those of other modules, in an order.
+    // Sites of other modules too, in an order.
     assert!(sites.len() >= 10, "{sites:#?}");
     assert!(sites.is_sorted_by_key(|site| (site.file(), site.line())));
     let _ = uncalled;

@@ -178,7 +178,7 @@ fn report_failure(
 }
 
 /// The span of a call. It closes when this is dropped: at the end of the wait without a grant, of the guard, or of the body
-/// and the release behind it. A forked child, whose subscriber has the span of its parent, leaves it alone.
+/// and the release behind it. A forked child leaves it alone: the subscriber has the span of the parent.
 #[derive(Default)]
 pub(crate) struct CallSpan(Option<Box<OpenSpan>>);
 
@@ -198,7 +198,7 @@ enum SpanStage {
         progress: HoldProgress,
         /// Of a hold that is not cut short.
         outcome: Outcome,
-        /// False if another call holds the lock, whose span the events name.
+        /// False if another call holds the lock: events name the span of that call.
         is_holder: bool,
     },
 }

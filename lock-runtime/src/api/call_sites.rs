@@ -13,7 +13,7 @@ use crate::lock::core::PoolCore;
 #[derive(Clone, Copy)]
 pub struct CallSite(&'static Site);
 
-/// All functions of this program with `#[distributed_lock]`, by file and line, also those that were never called.
+/// All functions of this program with `#[distributed_lock]`, by file and line, with functions that were never called.
 ///
 /// Those of a library count that the linker has left out of the program do not.
 ///

@@ -16,7 +16,7 @@ use crate::base::measurement::{StoreOperation, StoreResult};
 use crate::base::metrics::PoolMetrics;
 use crate::exec::foreground::ForegroundRequest;
 
-/// A store whose calls are counted and timed.
+/// A store. Its calls are counted and timed.
 pub(crate) struct MeasuredBackend {
     store: Arc<dyn DynBackend>,
     metrics: Arc<PoolMetrics>,

@@ -52,7 +52,7 @@ impl Inspection {
         Self { holder, waiters: Vec::new(), waiting: None }
     }
 
-    /// The same with a wait queue of `waiting` owners. `waiters` are the first of them; those beyond
+    /// The same with a wait queue of `waiting` owners. `waiters` are the first of them; others beyond
     /// [`MAX_WAITERS`](Self::MAX_WAITERS) are left out.
     #[must_use]
     pub fn with_queue(

@@ -179,7 +179,7 @@ pub(crate) struct PoolHandles {
     store: OnceCell<StoreHandles>,
 }
 
-/// The handles of a template, and those of the next template with its number.
+/// The handles of a template, and the handles of the next template with its number.
 struct Templated {
     template: &'static str,
     handles: Arc<LockHandles>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::clock::Instant;
 
-/// Lets one report in a second through, with the number of those since the last one.
+/// Lets one report in a second through, with the number of reports since the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Throttle {
     /// Not reported yet.

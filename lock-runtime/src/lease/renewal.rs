@@ -31,8 +31,8 @@ pub(crate) struct RenewalConfig {
     pub(crate) clock: Clock,
     pub(crate) driver: Driver,
     pub(crate) request_timeout: Duration,
-    /// Releases a lease that its caller has not picked up.
-    pub(crate) on_unclaimed: OnUnclaimed,
+    /// Releases a lease that no task will: it was not picked up, or was lost while the lock lingered.
+    pub(crate) end_hold: EndHold,
     /// Receives the outcome of each request, with the moment when it was sent.
     pub(crate) on_outcome: OnOutcome,
 }
@@ -41,7 +41,7 @@ pub(crate) struct RenewalConfig {
 pub(crate) type OnOutcome = Box<dyn Fn(Instant, Result<(), &BackendError>) + Send + Sync>;
 
 /// Ends the hold of a lease.
-pub(crate) type OnUnclaimed = Box<dyn Fn(&Arc<Lease>) + Send + Sync>;
+pub(crate) type EndHold = Box<dyn Fn(&Arc<Lease>) + Send + Sync>;
 
 impl fmt::Debug for RenewalConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,7 +146,7 @@ impl RenewalScheduler {
                     end_without_holder(config, lease);
                 }
                 // The caller gets an error at its next poll.
-                RenewalAction::Unclaimed => (config.on_unclaimed)(lease),
+                RenewalAction::Unclaimed => (config.end_hold)(lease),
                 RenewalAction::Over => {}
             }
         }
@@ -212,7 +212,7 @@ impl RenewalScheduler {
 /// A lost lease is released by its holder. A lock that lingers has none.
 fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
     if !lease.has_holder() {
-        (config.on_unclaimed)(lease);
+        (config.end_hold)(lease);
     }
 }
 

@@ -131,7 +131,7 @@ impl PoolCore {
                 clock,
                 driver: config.driver.clone(),
                 request_timeout,
-                on_unclaimed: Box::new(release),
+                end_hold: Box::new(release),
                 on_outcome: Box::new(move |sent, outcome| status.report(sent, outcome)),
             };
             let driver = &config.driver;

@@ -28,9 +28,14 @@ impl LeaseOwner for PoolCore {
         if hand_off(&self, lease) {
             return Some(Releasing::Done);
         }
-        let lease = &match linger::keep(&self, lease) {
+        let idle;
+        let lease = match linger::keep(&self, lease) {
             Behind::Lingers => return Some(Releasing::Done),
-            Behind::Release(lease) => lease,
+            Behind::Ends => lease,
+            Behind::EndsUnder(lease) => {
+                idle = lease;
+                &idle
+            }
         };
         if !lease.begin_release() {
             return None;

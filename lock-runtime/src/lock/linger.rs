@@ -20,17 +20,18 @@ use crate::queue::key_queue::Contention;
 pub(super) enum Behind {
     /// It lingers.
     Lingers,
-    /// It does not. This lease is to be released.
-    Release(Arc<Lease>),
+    /// It does not: the lease is to be released.
+    Ends,
+    /// It does not any more: the lease that it has lingered under is to be released.
+    EndsUnder(Arc<Lease>),
 }
 
 /// Keeps the lock of `lease` for the next call, if it may linger.
 pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
-    let as_it_is = || Behind::Release(lease.clone());
     let linger = lease.spec.policy.linger;
     let Some(key) = lease.spec.single_key().filter(|_| !linger.is_zero() && lease.has_holder())
     else {
-        return as_it_is();
+        return Behind::Ends;
     };
     let now = core.clock().now();
     let barging_interval = core.config.barging_window.map(|window| window.interval);
@@ -40,9 +41,9 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
         && !core.driver().is_gone()
         && core.queue.may_linger(key, barging_interval, now);
     if !may_linger {
-        return as_it_is();
+        return Behind::Ends;
     }
-    let Some((granted, listeners)) = lease.transfer(&lease.spec) else { return as_it_is() };
+    let Some((granted, listeners)) = lease.transfer(&lease.spec) else { return Behind::Ends };
     lease.on_hold_ended();
     let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
     grant::track(core, &idle, Contention::None);
@@ -59,7 +60,7 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
     }
     // Unless that shutdown has it, or it is lost, and the lock lingers under a later one.
     core.lingering.remove(key, &idle);
-    Behind::Release(idle)
+    Behind::EndsUnder(idle)
 }
 
 /// Gives the lock of `key` to `waiter`, which has ended its linger. If the lease is not as good as a new grant, both come
@@ -83,7 +84,7 @@ pub(super) fn take(
     Ok(())
 }
 
-/// Releases those of `keys` that linger, for a request of another kind. Whether there are any.
+/// Releases the locks of `keys` that linger, for a request of another kind. `false` if none does.
 pub(super) fn make_way(core: &Arc<PoolCore>, keys: &[Key]) -> bool {
     let mut any = false;
     for key in keys {

@@ -47,7 +47,7 @@ impl LingeringLeases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `release` called for each lease whose linger is over, or that was lost meanwhile. Runs on the driver for the life
+    /// Calls `release` with each lease at the end of its linger, or if it was lost meanwhile. Runs on the driver for the life
     /// of the pool.
     pub(super) async fn expire(
         self: Arc<Self>,

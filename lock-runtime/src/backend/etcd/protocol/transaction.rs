@@ -146,7 +146,7 @@ pub(crate) struct TransactionAnswer {
 pub(crate) enum OperationResult {
     Found {
         keys: Vec<KeyValue>,
-        /// How many there are, those beyond the limit included.
+        /// The number of keys, beyond the limit too.
         count: i64,
     },
     Put,

@@ -113,7 +113,7 @@ fn holder(majority: usize, of_nodes: &[(&StoredVote, Option<Duration>)]) -> Lock
 }
 
 impl Nodes {
-    /// Reads `key` at all nodes. Those that do not answer in time count as failed.
+    /// Reads `key` at all nodes. A node without an answer in time counts as failed.
     pub(crate) async fn inspect(self: &Arc<Self>, key: &Key) -> Result<Inspection, BackendError> {
         let sent = self.clock.now();
         let until = sent + self.request_timeout * 3 / 4;
