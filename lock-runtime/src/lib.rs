@@ -23,7 +23,7 @@
 //! * [`LockError`] names what went wrong, and [`Fence`] keeps late writes out.
 //! * [`backend::Backend`] is the trait of a custom store.
 //! * [`guide`] has a chapter each on stores, guarantees, Redis, waiting, testing, web frameworks, events and metrics,
-//!   costs, and migration from other libraries.
+//!   the program `lockctl`, costs, and migration from other libraries.
 //!
 //! # Guarantees
 //!
@@ -39,8 +39,9 @@
 //! * `macros` (default): the attribute.
 //! * `redis` (default): `redis://` URLs.
 //! * `rediss`: `rediss://` URLs, TLS by rustls.
-//! * `serde`: [`Fence`], [`Snapshot`] and [`Inspection`] can be serialized.
+//! * `serde`: [`Fence`], [`Snapshot`], [`Inspection`] and [`Finding`] can be serialized.
 //! * `axum`, `actix`, `tower`: [`web`], locks of routes and responses for errors.
+//! * `lockctl`: the program of that name, which shows and tends the locks of a store.
 //! * `testing`: pools for tests, the conformance suite for stores, and a store that fails on demand.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -103,6 +104,8 @@ pub mod guide {
     pub mod web {}
     #[doc = include_str!("../docs/observability.md")]
     pub mod observability {}
+    #[doc = include_str!("../docs/lockctl.md")]
+    pub mod lockctl {}
     #[doc = include_str!("../docs/performance.md")]
     pub mod performance {}
     #[doc = include_str!("../docs/migrating.md")]
@@ -125,6 +128,7 @@ pub use backend::credentials::Credentials;
 pub use base::error::{ErrorKind, LockError, Progress};
 pub use base::fence::Fence;
 pub use base::fence_gate::{FenceGate, StaleFence};
+pub use base::finding::{Finding, Verdict};
 pub use base::inspection::{Inspection, LockHolder, WaitingOwner};
 pub use base::key::Key;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};

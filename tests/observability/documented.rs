@@ -88,6 +88,12 @@ async fn all_of_it() {
     drop(lost.into_response());
     drop(guard);
     Traced::of("redis").await_event("lost").await;
+    // By force.
+    let guard = pool.lock(order("forced")).acquire().await.unwrap();
+    let holder = pool.inspect(order("forced")).await.unwrap().holder.unwrap();
+    assert!(pool.force_release(order("forced"), &holder).await.unwrap());
+    Traced::of("redis").await_event("released by force").await;
+    drop(guard);
     // A failed renewal and release.
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let faulty = LockPool::with_backend(backend).connect().await.unwrap();

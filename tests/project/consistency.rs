@@ -124,10 +124,21 @@ fn a_default_build_has_no_web_framework_and_no_other_store() {
         let packages = metadata["packages"].as_array().unwrap();
         packages.iter().map(|package| package["name"].as_str().unwrap().to_owned()).collect()
     };
-    let (default, web) = (names(&[]), names(&["actix", "axum", "etcd", "mysql", "postgres"]));
-    for package in
-        ["actix-web", "axum", "h2", "http", "mysql_async", "tokio-postgres", "tower-layer"]
-    {
+    let (default, web) =
+        (names(&[]), names(&["actix", "axum", "etcd", "lockctl", "mysql", "postgres"]));
+    for package in [
+        "actix-web",
+        "anstream",
+        "axum",
+        "clap",
+        "clap_complete",
+        "h2",
+        "http",
+        "mysql_async",
+        "serde_json",
+        "tokio-postgres",
+        "tower-layer",
+    ] {
         assert!(!default.iter().any(|name| name == package), "{package} in a default build");
         assert!(web.iter().any(|name| name == package), "{package} is spelled in another way");
     }

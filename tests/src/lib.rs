@@ -27,6 +27,8 @@
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
 //! | [`inspected`] | what a store tells of the holder of a key |
+//! | [`forced`] | a lock that is taken from its holder |
+//! | [`mod@lockctl`] | the program of that name |
 //! | [`latency`] | delays that stay below a limit on a busy machine too |
 //! | [`expected_error`] | what the text of an error must contain |
 //! | [`logs`] | all traced events, as text |
@@ -46,10 +48,12 @@ pub mod etcd;
 pub mod eventually;
 pub mod examples;
 pub mod expected_error;
+pub mod forced;
 pub mod history;
 pub mod http;
 pub mod inspected;
 pub mod latency;
+pub mod lockctl;
 pub mod logs;
 pub mod monitor;
 pub mod mysql;

@@ -55,6 +55,13 @@ pub fn installed() -> Vec<Version> {
     programs.into_iter().map(Version::of).collect()
 }
 
+/// A server that is older than the oldest tested one: `LOCK_TEST_OLD_SERVER`, or the one in `target/servers/old`.
+#[must_use]
+pub fn too_old() -> PathBuf {
+    env::var_os("LOCK_TEST_OLD_SERVER")
+        .map_or_else(|| folder().join("old/redis-6.0"), PathBuf::from)
+}
+
 fn folder() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     env::var_os("CARGO_TARGET_DIR")

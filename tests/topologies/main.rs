@@ -2,6 +2,7 @@
 
 mod cluster;
 mod conformance;
+mod forced;
 mod health;
 mod inspect;
 mod interop;

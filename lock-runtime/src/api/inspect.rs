@@ -41,30 +41,34 @@ impl LockPool {
     /// store of your own does not implement [`inspect`](crate::backend::Backend::inspect), [`ErrorKind::InvalidKey`].
     pub async fn inspect(&self, key: impl Into<Key>) -> Result<Inspection, LockError> {
         let key: Key = key.into();
+        let stored = self.stored_key(&key).map_err(|error| self.locate(error, &key))?;
         let core = self.core().clone();
-        let locate = |error: LockError, key: &Key| {
-            let keys: Arc<[Key]> = [key.clone()].into();
-            error.at(LockName::Key(key.clone())).of_keys(&keys).in_pool(core.name())
-        };
-        if core.is_inherited() {
-            return Err(locate(LockError::inherited(), &key));
-        }
-        let key = key.clone().checked().map_err(|error| locate(error, &key))?;
-        let prefix = &core.config.key_prefix;
-        key.is_free_behind(prefix).map_err(|error| locate(error, &key))?;
-        let (reading, stored) = (core.clone(), key.prefixed(prefix));
         let reading = async move {
-            let limit = reading.request_timeout();
-            timeout(limit, reading.backend().inspect(&stored)).await
+            let limit = core.request_timeout();
+            timeout(limit, core.backend().inspect(&stored)).await.unwrap_or_else(|_| Err(silence()))
         };
-        let answer = core.driver().run(reading).await.map_err(|error| locate(error, &key))?;
-        let silence =
-            || BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time");
-        match answer.unwrap_or_else(|_| Err(silence())) {
-            Ok(Some(inspection)) => Ok(inspection),
-            Ok(None) => Err(locate(not_supported(), &key)),
-            Err(error) => Err(locate(LockError::backend(error), &key)),
+        let answer = self.core().driver().run(reading).await;
+        let answer = answer.and_then(|answer| answer.map_err(LockError::backend));
+        let shown = answer.and_then(|shown| shown.ok_or_else(not_supported));
+        shown.map_err(|error| self.locate(error, &key))
+    }
+
+    /// The key as the store knows it, or why there is none.
+    pub(crate) fn stored_key(&self, key: &Key) -> Result<Key, LockError> {
+        let core = self.core();
+        if core.is_inherited() {
+            return Err(LockError::inherited());
         }
+        let key = key.clone().checked()?;
+        let prefix = &core.config.key_prefix;
+        key.is_free_behind(prefix)?;
+        Ok(key.prefixed(prefix))
+    }
+
+    /// The error with its key and its pool.
+    pub(crate) fn locate(&self, error: LockError, key: &Key) -> LockError {
+        let keys: Arc<[Key]> = [key.clone()].into();
+        error.at(LockName::Key(key.clone())).of_keys(&keys).in_pool(self.core().name())
     }
 
     /// The locks that this process holds in this pool, and the keys that its tasks wait for.
@@ -91,6 +95,11 @@ impl LockPool {
     pub fn snapshot(&self) -> Snapshot {
         snapshot(self.core())
     }
+}
+
+#[cold]
+pub(crate) fn silence() -> BackendError {
+    BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time")
 }
 
 #[cold]

@@ -2,8 +2,10 @@
 
 pub(crate) mod call_record;
 pub(crate) mod call_sites;
+pub(crate) mod diagnosis;
 pub(crate) mod enter;
 pub(crate) mod entered;
+pub(crate) mod forced_release;
 pub(crate) mod guard;
 pub(crate) mod inspect;
 pub(crate) mod locked_future;

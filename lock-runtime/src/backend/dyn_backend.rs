@@ -8,8 +8,8 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
-    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Finding, Inspection,
+    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -39,6 +39,7 @@ pub(crate) trait DynBackend: Send + Sync {
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String>;
     fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
+    fn diagnose(&self) -> Boxed<'_, Result<Vec<Finding>, BackendError>>;
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
     fn close(&self) -> Boxed<'_, ()>;
 }
@@ -99,6 +100,11 @@ impl<B: Backend> DynBackend for B {
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
         let health = panic_boundary::run(async { Backend::health(self).await });
         Box::pin(async { health.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn diagnose(&self) -> Boxed<'_, Result<Vec<Finding>, BackendError>> {
+        let findings = panic_boundary::run(async { Backend::diagnose(self).await });
+        Box::pin(async { findings.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn close(&self) -> Boxed<'_, ()> {
@@ -168,6 +174,10 @@ impl Backend for Opened {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.0.health().await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
+        self.0.diagnose().await
     }
 
     async fn probe(&self) -> Result<(), BackendError> {

@@ -6,8 +6,8 @@ use tokio::runtime::Handle;
 
 use super::dyn_backend::{Boxed, DynBackend};
 use super::{
-    AcquireOutcome, AcquireRequest, BackendError, Capabilities, Inspection, LeaseRef, LeaseStatus,
-    Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, BackendError, Capabilities, Finding, Inspection, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::Fence;
@@ -135,6 +135,11 @@ impl DynBackend for MeasuredBackend {
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
         self.measure(StoreOperation::Probe, self.store.probe(), Result::is_err)
+    }
+
+    // For operators, too.
+    fn diagnose(&self) -> Boxed<'_, Result<Vec<Finding>, BackendError>> {
+        self.store.diagnose()
     }
 
     fn close(&self) -> Boxed<'_, ()> {

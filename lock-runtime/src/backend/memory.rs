@@ -228,6 +228,7 @@ impl Backend for Memory {
         let holder = self.leases().holder(key, now).map(|stored| {
             let expires_in = Some(stored.until.since(now));
             LockHolder::new(Some(stored.owner.tag()))
+                .with_token(Some(stored.owner))
                 .with_expiry(expires_in)
                 .with_fence(stored.fence)
         });

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub use crate::base::backend_error::{BackendError, FailureKind, Warning};
 use crate::base::fence::Fence;
+pub use crate::base::finding::{Finding, Verdict};
 pub use crate::base::inspection::{Inspection, LockHolder, WaitingOwner};
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
@@ -179,13 +180,31 @@ pub struct ReleaseRequest {
     /// Leave the keys free for this long before the head of the wait queue is notified, for clients that are in no
     /// queue. Zero notifies at once. Not together with `free_after` or a successor.
     pub barging_window: Duration,
+    /// For a release by force: the holder as [`Backend::inspect`] has returned it, which knows nothing of the release. Its next
+    /// renewal has to find that it is not held. `None` by default.
+    pub forced: Option<Box<LockHolder>>,
 }
 
 impl ReleaseRequest {
     /// Frees `lease` at once, for the next owner in the store's wait queue.
     #[must_use]
     pub fn new(lease: LeaseRef) -> Self {
-        Self { lease, free_after: Duration::ZERO, successor: None, barging_window: Duration::ZERO }
+        Self {
+            lease,
+            free_after: Duration::ZERO,
+            successor: None,
+            barging_window: Duration::ZERO,
+            forced: None,
+        }
+    }
+
+    /// Takes `key` from `holder`, as [`Backend::inspect`] has returned it. `None` if its owner token is not known.
+    pub(crate) fn by_force(key: Key, holder: LockHolder) -> Option<Self> {
+        /// The ttl of the grant is unknown. A store uses it for times that depend on how long an owner blocks others.
+        const USUAL_TTL: Duration = Duration::from_secs(10);
+        let ttl = holder.expires_in.unwrap_or(USUAL_TTL).max(USUAL_TTL);
+        let lease = LeaseRef::new([key], holder.token()?, ttl);
+        Some(Self { forced: Some(Box::new(holder)), ..Self::new(lease) })
     }
 }
 
@@ -440,7 +459,8 @@ pub trait Backend: Send + Sync + 'static {
     /// # use lock_runtime::backend::{Inspection, LockHolder, Owner};
     /// # use std::time::Duration;
     /// # let owner = Owner::random().unwrap();
-    /// let holder = LockHolder::new(Some(owner.tag())).with_expiry(Some(Duration::from_secs(3)));
+    /// let holder = LockHolder::new(Some(owner.tag())).with_token(Some(owner)); // for releases by force
+    /// let holder = holder.with_expiry(Some(Duration::from_secs(3)));
     /// let answer = Inspection::new(Some(holder)); // `Inspection::new(None)` for a free key
     /// # assert!(!answer.is_free());
     /// ```
@@ -454,6 +474,17 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Reads whether the store can serve, and what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
+
+    /// All checks of the store with their verdicts, also of what is good. Defaults to the warnings of [`health`](Self::health).
+    fn diagnose(&self) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
+        async {
+            let warnings = self.health().await?;
+            if warnings.is_empty() {
+                return Ok(vec![Finding::good("store", "nothing to warn of")]);
+            }
+            Ok(warnings.iter().map(|warning| Finding::warning("store", warning)).collect())
+        }
+    }
 
     /// Whether the store answers. Sent now and then after a failure, until it does. Defaults to [`health`](Self::health), which
     /// usually costs more.

@@ -127,6 +127,18 @@ impl Warning {
     pub fn new(text: impl Into<String>, remedy: &'static str) -> Self {
         Self { text: text.into(), remedy }
     }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub const fn remedy(&self) -> &'static str {
+        self.remedy
+    }
 }
 
 impl fmt::Display for Warning {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::base::fence::Fence;
+use crate::base::owner::Owner;
 use crate::base::owner_tag::OwnerTag;
 
 /// The state of one key in the store: its holder, and the owners in its wait queue.
@@ -32,6 +33,8 @@ pub struct LockHolder {
     /// The fencing token of the grant, where the store keeps it. A task that the lock was handed off to within its process
     /// has a greater one.
     pub fence: Option<Fence>,
+    /// By which a release by force names the owner. Neither shown nor serialized.
+    token: Option<Owner>,
 }
 
 /// An owner in the store's wait queue.
@@ -76,7 +79,20 @@ impl LockHolder {
     /// A holder with this owner token. `None` for a client of another library.
     #[must_use]
     pub const fn new(owner: Option<OwnerTag>) -> Self {
-        Self { owner, expires_in: None, fence: None }
+        Self { owner, expires_in: None, fence: None, token: None }
+    }
+
+    /// The same holder with its whole owner token, by which [`LockPool::force_release`](crate::LockPool::force_release) names it to
+    /// the store. It is neither shown nor serialized. `None`, the default, for a holder that cannot be released by force.
+    #[must_use]
+    pub const fn with_token(mut self, token: Option<Owner>) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// The whole owner token, if the store has told it.
+    pub(crate) const fn token(&self) -> Option<Owner> {
+        self.token
     }
 
     /// The same holder, of a grant that ends in this time if it is not renewed.

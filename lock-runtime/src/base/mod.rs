@@ -6,6 +6,7 @@ pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod fence;
 pub(crate) mod fence_gate;
+pub(crate) mod finding;
 pub(crate) mod inspection;
 pub(crate) mod jitter;
 pub(crate) mod key;

@@ -46,6 +46,12 @@ impl Owner {
         bytes.iter().all(|byte| HEX.contains(byte)).then_some(Self(bytes))
     }
 
+    /// The token from its stored form. `None` for text of another form, which is of another client.
+    #[cfg(feature = "_remote")]
+    pub(crate) fn in_bytes(bytes: &[u8]) -> Option<Self> {
+        std::str::from_utf8(bytes).ok().and_then(Self::parse)
+    }
+
     /// The token in its stored form.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8] {

@@ -16,6 +16,8 @@ use crate::base::fence::Fence;
 use crate::base::loss::Loss;
 use crate::base::measurement::{Measurement, ReleaseResult, RenewalResult};
 use crate::base::metrics::LockMetrics;
+use crate::base::owner_tag::OwnerTag;
+use crate::base::process;
 use crate::base::span_slot::SpanSlot;
 use crate::exec::event_thread::{self, is_wanted};
 use crate::exec::panic_boundary;
@@ -204,6 +206,17 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     if is_wanted!(WARN, origin.span.subscriber()) {
         let error = error.clone();
         emit!(warn, origin, %error, "not released yet");
+    }
+}
+
+/// This process has taken a lock from another owner.
+pub(crate) fn released_by_force(pool: &Arc<str>, owner: OwnerTag, was_held: bool) {
+    if is_wanted!(WARN, None) {
+        let pool = pool.clone();
+        event_thread::send(move || {
+            let (pool, by) = (&*pool, process::host_and_number());
+            warn!(target: "lock_runtime", pool, %owner, was_held, by, "released by force");
+        });
     }
 }
 

@@ -395,6 +395,7 @@ fn release_of(claim: &AcquireRequest) -> ReleaseRequest {
         free_after: Duration::ZERO,
         successor: None,
         barging_window: Duration::ZERO,
+        forced: None,
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, Inspection,
-    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, Finding,
+    Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -200,6 +200,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.backend.health().await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
+        self.backend.diagnose().await
     }
 
     async fn probe(&self) -> Result<(), BackendError> {

@@ -2,6 +2,7 @@
 
 use lock_runtime::LockPool;
 use lock_tests::EtcdServer;
+use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
 use lock_tests::prelude::*;
 
@@ -11,6 +12,12 @@ use super::conformance::until_queued;
 async fn it_tells_the_holder_and_its_queue() {
     let (server, root) = EtcdServer::shared();
     tells_the_holder_and_its_queue(&server.url_of(&root), ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_from_its_holder() {
+    let (server, root) = EtcdServer::shared();
+    is_taken_from_its_holder(&server.url_of(&root)).await;
 }
 
 #[tokio::test]

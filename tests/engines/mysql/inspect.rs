@@ -1,5 +1,6 @@
 //! The holder of a key and its queue, as rows tell them.
 
+use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
 use lock_tests::prelude::*;
 
@@ -9,6 +10,11 @@ use super::conformance::shared;
 async fn it_tells_the_holder_and_its_queue() {
     let url = shared().database("inspected");
     tells_the_holder_and_its_queue(&url, ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_from_its_holder() {
+    is_taken_from_its_holder(&shared().database("forced")).await;
 }
 
 #[tokio::test]

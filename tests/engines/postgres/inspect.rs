@@ -1,6 +1,7 @@
 //! The holder of a key and its queue, as rows tell them.
 
 use lock_tests::PostgresServer;
+use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
 use lock_tests::prelude::*;
 
@@ -8,6 +9,12 @@ use lock_tests::prelude::*;
 async fn it_tells_the_holder_and_its_queue() {
     let server = PostgresServer::start();
     tells_the_holder_and_its_queue(&server.url(), ShownQueue::Shown).await;
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_from_its_holder() {
+    let server = PostgresServer::start();
+    is_taken_from_its_holder(&server.url()).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use crate::backend::etcd::member::Member;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyOperation, SearchOrder, Transaction};
-use crate::backend::{BackendError, Inspection, LockHolder, OwnerTag, WaitingOwner};
+use crate::backend::{BackendError, Inspection, LockHolder, Owner, WaitingOwner};
 use crate::base::key::Key;
 
 /// The holder and the waiters that are listed.
@@ -30,7 +30,8 @@ impl EtcdLocks {
         let count = usize::try_from(queue.count()?).unwrap_or_default();
         let fenced = answer.found(1)?.first().map_or(0, |fence| fence.modified);
         let prefix = names.queue(lock).len();
-        let tag = |it: &KeyValue| it.key.get(prefix..).and_then(OwnerTag::parse);
+        let token = |it: &KeyValue| it.key.get(prefix..).and_then(Owner::in_bytes);
+        let tag = |it: &KeyValue| token(it).map(|owner| owner.tag());
         let Some((first, waiters)) = queue.found()?.split_first() else {
             return Ok(Inspection::new(None).with_queue([], 0));
         };
@@ -38,7 +39,8 @@ impl EtcdLocks {
         let has_fence = owner.is_some() && fenced < first.created;
         let fence = of_revision(first.created).filter(|_| has_fence);
         let expires_in = self.time_left(&member, first.lease).await?;
-        let holder = LockHolder::new(owner).with_expiry(expires_in).with_fence(fence);
+        let holder = LockHolder::new(owner).with_token(token(first));
+        let holder = holder.with_expiry(expires_in).with_fence(fence);
         let waiters = waiters.iter().map(|it| WaitingOwner::new(tag(it)));
         Ok(Inspection::new(Some(holder)).with_queue(waiters, count.saturating_sub(1)))
     }

@@ -1,11 +1,12 @@
 //! Settings and states of a server by which locks could be lost, as far as the user may read them.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, FromRedisValue, RedisError, Value};
 
-use crate::backend::Warning;
+use crate::backend::{Finding, Warning};
 
 /// The oldest version with all commands that are used.
 const OLDEST: (u64, u64) = (6, 2);
@@ -35,13 +36,63 @@ pub(crate) fn warnings(
     info: &InfoAnswer,
     more: &[InfoAnswer],
 ) -> Vec<Warning> {
-    let info = Info::of(info);
-    let set: HashMap<_, _> =
-        more.iter().filter_map(parsed::<HashMap<String, String>>).flatten().collect();
-    let facts = Facts { server, for_all, info, set };
+    let facts = Facts::of(server, for_all, info, more);
     let all =
         [facts.part(), facts.replica(), facts.eviction(), facts.persistence(), facts.version()];
     all.into_iter().flatten().collect()
+}
+
+/// The checks of the server at `server`, by the same answers.
+pub(crate) fn findings(
+    server: &str,
+    for_all: bool,
+    info: &InfoAnswer,
+    more: &[InfoAnswer],
+) -> Vec<Finding> {
+    let facts = Facts::of(server, for_all, info, more);
+    let known = |name: &str| facts.info(name).map(str::to_owned);
+    let persistence = || {
+        let flushed = facts.set("appendfsync").map_or_else(String::new, |how| format!(", {how}"));
+        facts.info("aof_enabled").map(|_| format!("append-only file{flushed}"))
+    };
+    let checks = [
+        ("version", facts.version(), known("redis_version")),
+        ("role", facts.replica().or_else(|| facts.part()), known("role")),
+        ("eviction", facts.eviction(), known("maxmemory_policy")),
+        ("persistence", facts.persistence(), persistence()),
+    ];
+    let finding =
+        |(check, warning, state): (_, Option<Warning>, Option<String>)| match (warning, state) {
+            (Some(warning), _) => Finding::warning(check, &warning),
+            (None, Some(state)) => Finding::good(check, state),
+            (None, None) => Finding::unknown(
+                check,
+                "this login may not read it",
+                "allow `INFO` and `CONFIG GET` to the login, or look with one that has them",
+            ),
+        };
+    checks.into_iter().map(|check| finding(check).at(server)).collect()
+}
+
+/// The check of a server's clock, by its answer to `TIME` that has come now.
+pub(crate) fn clock_finding(server: &str, time: &InfoAnswer) -> Finding {
+    /// More than a round trip explains.
+    const FAR: Duration = Duration::from_secs(1);
+    let distance = time.as_ref().ok().and_then(|time| clock_distance(time, SystemTime::now()));
+    let finding = match distance {
+        None => {
+            Finding::unknown("clock", "this login may not read it", "allow `TIME` to the login")
+        }
+        Some(distance) if distance.abs() < FAR => {
+            Finding::good("clock", format!("{distance} this machine"))
+        }
+        Some(distance) => {
+            let text = format!("the clock of Redis at {server} is {distance} this machine");
+            let remedy = "synchronise both by a time server: a step of the server's clock ends locks early or late, and fences after a loss of data follow it";
+            Finding::warning("clock", &Warning::new(text, remedy))
+        }
+    };
+    finding.at(server)
 }
 
 /// The answer to [`info_command`]; empty if it is an error.
@@ -79,7 +130,12 @@ struct Facts<'a> {
     set: HashMap<String, String>,
 }
 
-impl Facts<'_> {
+impl<'a> Facts<'a> {
+    fn of(server: &'a str, for_all: bool, info: &InfoAnswer, more: &[InfoAnswer]) -> Self {
+        let set = more.iter().filter_map(parsed::<HashMap<String, String>>).flatten().collect();
+        Self { server, for_all, info: Info::of(info), set }
+    }
+
     fn part(&self) -> Option<Warning> {
         (self.for_all && self.info.is_part()).then(|| {
             Warning::new(
@@ -172,6 +228,16 @@ pub(crate) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDis
 pub(crate) enum ClockDistance {
     Ahead(Duration),
     Behind(Duration),
+}
+
+/// `4.99 s ahead of`
+impl fmt::Display for ClockDistance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ahead(by) => write!(f, "{:.2} s ahead of", by.as_secs_f64()),
+            Self::Behind(by) => write!(f, "{:.2} s behind", by.as_secs_f64()),
+        }
+    }
 }
 
 impl ClockDistance {

@@ -6,7 +6,7 @@ use crate::backend::zookeeper::node_path::Contender;
 use crate::backend::zookeeper::protocol::answer::OperationAnswer;
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::session::LiveSession;
-use crate::backend::{BackendError, Inspection, LockHolder, OwnerTag, WaitingOwner};
+use crate::backend::{BackendError, Inspection, LockHolder, Owner, OwnerTag, WaitingOwner};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 
@@ -23,7 +23,7 @@ impl LockNodes {
             return Ok(Inspection::new(None).with_queue([], 0));
         };
         let fence = self.fence_of(&session, key, &listing, &first).await?;
-        let holder = LockHolder::new(tag(&first)).with_fence(fence);
+        let holder = LockHolder::new(tag(&first)).with_token(token(&first)).with_fence(fence);
         let waiting = owners.len();
         let waiters = owners.map(|it| WaitingOwner::new(tag(&it)));
         Ok(Inspection::new(Some(holder)).with_queue(waiters, waiting))
@@ -53,5 +53,10 @@ impl LockNodes {
 }
 
 fn tag(contender: &Contender) -> Option<OwnerTag> {
-    contender.owner().and_then(|owner| OwnerTag::parse(owner.as_bytes()))
+    token(contender).map(|owner| owner.tag())
+}
+
+/// An identifier of Curator has dashes, and names no owner token.
+fn token(contender: &Contender) -> Option<Owner> {
+    contender.owner().and_then(|owner| Owner::in_bytes(owner.as_bytes()))
 }

@@ -51,7 +51,7 @@ use crate::backend::redis::url::Endpoint;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, Inspection, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
+    FailureKind, Finding, Inspection, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
     ReleaseRequest, Warning,
 };
 use crate::base::error::LockError;
@@ -244,6 +244,17 @@ impl Backend for Cluster {
             }
         }
         Ok(warnings)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
+        let servers = self.servers().await?;
+        let check = |server| -> BoxedCall<'_, _> { Box::pin(ScriptedServer::diagnose(server)) };
+        let checks = servers.iter().map(|server| check(server)).collect();
+        let mut findings = Vec::new();
+        for found in fan_out(checks, None).await.into_iter().flatten() {
+            findings.extend(found.map_err(|error| self.router.final_error(error))?);
+        }
+        Ok(findings)
     }
 
     /// One master is enough: the keys of the others wait for theirs.

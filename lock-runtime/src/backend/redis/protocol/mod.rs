@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod cas_commands;
 pub(crate) mod contended_keys;
+pub(crate) mod diagnosis;
 pub(crate) mod inspect;
 pub(crate) mod release;
 pub(crate) mod renew;

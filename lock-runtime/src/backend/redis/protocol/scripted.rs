@@ -17,8 +17,9 @@ use crate::backend::redis::protocol::scripted_server::{ConnectError, RouteHint, 
 use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, Inspection,
-    LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, Finding,
+    Inspection, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode,
+    Warning,
 };
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
@@ -124,6 +125,10 @@ impl Backend for Scripted {
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.server.health().await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
+        self.server.diagnose().await
     }
 
     async fn probe(&self) -> Result<(), BackendError> {

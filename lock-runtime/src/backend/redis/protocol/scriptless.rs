@@ -28,6 +28,7 @@ use crate::backend::redis::net::progress::OpenDeadline;
 use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::cas_commands::{CasCommands, OwnedWrite, expire};
+use crate::backend::redis::protocol::diagnosis;
 use crate::backend::redis::protocol::value::{
     lease_status, millis, read_holders, unexpected, watch,
 };
@@ -39,8 +40,8 @@ use crate::backend::redis::protocol::write_batches::WriteBatches;
 use crate::backend::redis::server_error;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, Inspection, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome,
-    ReleaseRequest, WaitMode, Warning,
+    FailureKind, Finding, Inspection, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner,
+    ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -474,7 +475,8 @@ impl Backend for Scriptless {
         let holder = match Observed::new(&self.connection, holder, left) {
             Observed::Free => None,
             Observed::Held { by, expires_in } => {
-                Some(LockHolder::new(wait_queue::owner_tag(&by)).with_expiry(expires_in))
+                let holder = LockHolder::new(wait_queue::owner_tag(&by));
+                Some(holder.with_token(wait_queue::owner_in(&by)).with_expiry(expires_in))
             }
             // No lock, and it keeps all owners out.
             Observed::WrongType(_) => Some(LockHolder::new(None)),
@@ -486,6 +488,14 @@ impl Backend for Scriptless {
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
         self.connection.send(&redis::cmd("PING")).await?;
         Ok(std::iter::once(self.warning.clone()).chain(self.connection.warning()).collect())
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
+        let server = self.connection.server();
+        let mut findings = diagnosis::of_server(&self.connection, true).await?;
+        findings.push(Finding::warning("scripts", &self.warning).at(&*server));
+        findings.push(diagnosis::of_tracking(&server, self.connection.push_support().tracking));
+        Ok(findings)
     }
 
     async fn close(&self) {

@@ -81,9 +81,14 @@ pub(crate) fn is_of(holder: &[u8], owner: &Owner) -> bool {
 
 /// The tag of the owner of `holder`, the value of a key or an entry of a queue. `None` if it is no token.
 pub(crate) fn owner_tag(holder: &[u8]) -> Option<OwnerTag> {
+    owner_in(holder).map(|owner| owner.tag())
+}
+
+/// The owner of `holder`, as [`owner_tag`].
+pub(crate) fn owner_in(holder: &[u8]) -> Option<Owner> {
     let (owner, rest) = holder.split_at_checked(OWNER_LEN)?;
     let is_token = rest.is_empty() || rest.starts_with(b"@");
-    OwnerTag::parse(owner).filter(|_| is_token)
+    Owner::in_bytes(owner).filter(|_| is_token)
 }
 
 /// How long a release of a lease of `ttl` reserves the lock for the head of the queue.

@@ -12,13 +12,14 @@ use crate::backend::redis::quorum::fence_block::{MAX_AHEAD, SYNCHRONISE};
 use crate::backend::redis::quorum::node::{NodeKind, QuorumNode, timeout_error};
 use crate::backend::redis::quorum::url::Dependent;
 use crate::backend::redis::quorum::vote_count::VoteCount;
-use crate::backend::{BackendError, Warning};
+use crate::backend::{BackendError, Finding, Warning};
 
 /// The state of one node, as it reports it. What the user may not read there is missing.
 #[derive(Debug)]
 pub(crate) struct NodeReport {
     name: String,
     warnings: Vec<Warning>,
+    findings: Vec<Finding>,
     /// Identify its servers.
     ids: Vec<String>,
     /// The node is a single server that belongs to a cluster.
@@ -38,6 +39,7 @@ impl NodeReport {
         let mut report = Self {
             name: node.name.clone(),
             warnings: Vec::new(),
+            findings: Vec::new(),
             ids: Vec::new(),
             is_part: false,
             is_replica: false,
@@ -48,6 +50,11 @@ impl NodeReport {
         report.failure =
             queried.unwrap_or_else(|_| Err(timeout_error(&node.name, request_timeout))).err();
         report
+    }
+
+    /// The checks of its servers.
+    pub(crate) fn findings(&self) -> impl Iterator<Item = Finding> {
+        self.findings.iter().cloned()
     }
 
     async fn query(&mut self, node: &QuorumNode) -> Result<(), BackendError> {
@@ -92,6 +99,8 @@ impl NodeReport {
         // A node that belongs to a cluster is reported by `dependent` instead.
         let for_all = false;
         let more: Vec<_> = answers.collect();
+        self.findings.extend(diagnostics::findings(name, for_all, &info, &more));
+        self.findings.push(diagnostics::clock_finding(name, &time));
         self.warnings.extend(diagnostics::warnings(name, for_all, &info, &more));
         let distance = |time| diagnostics::clock_distance(&time, SystemTime::now());
         self.distances.extend(time.ok().and_then(distance));
@@ -119,10 +128,15 @@ pub(crate) fn dependent(reports: &[NodeReport]) -> Option<Dependent> {
 
 /// Warnings about the nodes, each alone and in comparison.
 pub(crate) fn warnings(reports: &[NodeReport]) -> Vec<Warning> {
+    let alone = reports.iter().flat_map(|report| report.warnings.iter().cloned());
+    alone.chain(between(reports)).collect()
+}
+
+/// Warnings about the nodes in comparison.
+pub(crate) fn between(reports: &[NodeReport]) -> Vec<Warning> {
     /// More than network latency explains.
     const FAR: Duration = Duration::from_secs(1);
-    let mut warnings: Vec<_> =
-        reports.iter().flat_map(|report| report.warnings.iter().cloned()).collect();
+    let mut warnings = Vec::new();
     let clocks = || {
         reports.iter().flat_map(|report| report.distances.iter().map(|far| (&report.name, *far)))
     };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock;
+use crate::base::fence::Fence;
 
 /// The ballot numbers `first..=last`. A majority accepts all of them at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,15 @@ pub(crate) const MAX_AHEAD: Duration = Duration::from_secs(60);
 /// Remedy for a clock difference that prevents fencing tokens.
 pub(crate) const SYNCHRONISE: &str = "synchronise the clocks of the nodes and of all machines that take locks; without fences (`fencing(false)`) their difference does not matter";
 
+/// More numbers than a block has, and a second of them at most.
+const MOST_NUMBERS: u64 = 1 << 20;
+
 impl FenceBlock {
+    /// Covers a block of another process, of which the first number is known.
+    pub(crate) const fn from_another_process(first: Fence) -> Self {
+        Self { first: first.get(), last: first.get() + MOST_NUMBERS }
+    }
+
     /// The next `count` numbers above `promised`: microseconds of this machine's clock, unless `promised` is greater.
     /// Synchronised clocks matter only for a node that has lost its data: numbers after a loss are then above those
     /// before.

@@ -106,7 +106,9 @@ fn holder(majority: usize, of_nodes: &[(&StoredVote, Option<Duration>)]) -> Lock
     let fence = votes()
         .filter_map(|vote| vote.fence)
         .find(|fence| votes().filter(|vote| vote.fence == Some(*fence)).count() >= majority);
-    LockHolder::new(votes().next().and_then(StoredVote::owner_tag))
+    let owner = votes().next().and_then(StoredVote::owner);
+    LockHolder::new(owner.map(|owner| owner.tag()))
+        .with_token(owner)
         // Until then a majority has it.
         .with_expiry(ends.get(majority - 1).copied().flatten())
         .with_fence(fence.and_then(|number| Fence::try_from(number).ok()))

@@ -12,7 +12,7 @@ use crate::backend::redis::protocol::script::{By, RELEASE, Script};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
 use crate::backend::redis::quorum::vote_count::Vote;
-use crate::backend::{BackendError, FailureKind, Owner, OwnerTag};
+use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::key::Key;
 
 /// One node's part in a quorum.
@@ -91,21 +91,21 @@ impl StoredVote {
         let vote = value.strip_prefix(b"~").unwrap_or(value);
         let mut parts = vote.split(|byte| *byte == b'#');
         let (token, first) = (parts.next().unwrap_or_default(), parts.next());
-        if tag_of_vote(token).is_none() {
+        if owner_of_vote(token).is_none() {
             return Self { token: value.to_vec(), fence: None };
         }
         Self { token: token.to_vec(), fence: first.and_then(number_in) }
     }
 
-    pub(crate) fn owner_tag(&self) -> Option<OwnerTag> {
-        tag_of_vote(&self.token)
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        owner_of_vote(&self.token)
     }
 }
 
-fn tag_of_vote(token: &[u8]) -> Option<OwnerTag> {
+fn owner_of_vote(token: &[u8]) -> Option<Owner> {
     let (owner, attempt) = token.split_at_checked(OWNER_LEN)?;
     let is_token = attempt.is_empty() || attempt.starts_with(b"/");
-    OwnerTag::parse(owner).filter(|_| is_token)
+    Owner::in_bytes(owner).filter(|_| is_token)
 }
 
 impl BallotRequest {

@@ -62,6 +62,7 @@ use std::sync::Arc;
 
 use self::diagnostics::NodeReport;
 use self::election::Election;
+use self::fence_block::FenceBlock;
 use self::grants::{MajorityGrant, acquired};
 use self::message::BallotOperation;
 use self::nodes::Nodes;
@@ -69,8 +70,8 @@ use self::pending_withdrawals::Withdrawal;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest,
-    Warning,
+    FailureKind, Finding, Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
+    ReleaseRequest, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -150,10 +151,18 @@ impl Backend for Quorum {
         let nodes = &self.0;
         let now = nodes.clock.now();
         let mut withdrawals = Vec::with_capacity(releases.len());
-        for ReleaseRequest { lease, free_after, .. } in releases {
-            let grant = nodes.grants.of(lease);
+        for ReleaseRequest { lease, free_after, forced, .. } in releases {
+            let (mut grant, mut free_after) = (nodes.grants.of(lease), *free_after);
+            // The grant of another process.
+            if let Some(holder) = forced.as_ref().filter(|_| !nodes.grants.has(&lease.owner)) {
+                grant.block = holder.fence.map(FenceBlock::from_another_process);
+                if grant.block.is_none() {
+                    // A renewal would restore a lock that is missing, unless a ballot number says that it was released.
+                    free_after = free_after.max(lease.ttl);
+                }
+            }
             let request = nodes.request(BallotOperation::Release, lease, &grant);
-            let keep_until = (!free_after.is_zero()).then(|| now + *free_after);
+            let keep_until = (!free_after.is_zero()).then(|| now + free_after);
             // Only the first release of a grant is retried.
             let until = if grant.releasing_until.is_none() { now + lease.kept_for() } else { now };
             let releasing =
@@ -205,18 +214,39 @@ impl Backend for Quorum {
         // A node that was not reachable when the pool connected is checked here for the first time.
         let dependent = diagnostics::dependent(&reports);
         warnings.extend(dependent.map(|some| Warning::new(some.cause(), some.remedy())));
-        warnings.extend(failures.into_iter().map(|error| {
-            Warning::new(
-                error.to_string(),
-                "the quorum still stands without the node, but fewer others may fail now",
-            )
-        }));
+        warnings.extend(failures.into_iter().map(silent_node));
         Ok(warnings)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
+        let reports = self.reports().await;
+        let failures: Vec<_> = reports.iter().filter_map(|one| one.failure.as_ref()).collect();
+        self.0.check_majority(&failures)?;
+        let mut findings: Vec<_> = reports.iter().flat_map(NodeReport::findings).collect();
+        let mut warnings = diagnostics::between(&reports);
+        warnings.extend(self.0.connection_warnings());
+        warnings.extend(
+            diagnostics::dependent(&reports).map(|it| Warning::new(it.cause(), it.remedy())),
+        );
+        warnings.extend(failures.into_iter().map(silent_node));
+        findings.extend(warnings.iter().map(|warning| Finding::warning("quorum", warning)));
+        if warnings.is_empty() {
+            let text = format!("{} nodes, independent of each other", reports.len());
+            findings.push(Finding::good("quorum", text));
+        }
+        Ok(findings)
     }
 
     async fn close(&self) {
         self.0.close().await;
     }
+}
+
+fn silent_node(error: &BackendError) -> Warning {
+    Warning::new(
+        error.to_string(),
+        "the quorum still stands without the node, but fewer others may fail now",
+    )
 }
 
 /// Requests of owners that already have a grant.

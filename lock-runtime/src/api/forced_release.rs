@@ -1,0 +1,80 @@
+//! Releases of locks that other owners hold.
+
+use tokio::time::timeout;
+
+use crate::api::inspect::silence;
+use crate::api::pool::LockPool;
+use crate::backend::{ReleaseOutcome, ReleaseRequest};
+use crate::base::error::{ErrorKind, LockError};
+use crate::base::inspection::LockHolder;
+use crate::base::key::Key;
+use crate::exec::events;
+
+impl LockPool {
+    /// Takes the lock of `key` from `holder`, as [`inspect`](Self::inspect) has shown it, for a lock whose holder hangs. Returns
+    /// whether it was that holder's: `false` if it is free by now, or if another owner has it, which keeps it.
+    ///
+    /// The next owner in the wait queue is granted the lock at once, with a greater fence. The former holder learns of it by its next
+    /// renewal, or by a notification where the store sends one: its lease is lost, and its body is cancelled. Until then both run,
+    /// and only [fences](crate::Fence) keep late writes out. Its other keys stay its own until then.
+    ///
+    /// With `redlock://` a lock without a fence stays locked until its ttl is over. A key that is kept for its `min_hold` stays.
+    ///
+    /// ```
+    /// # use lock_runtime::LockPool;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let pool = LockPool::connect("memory://").await?;
+    /// let hangs = pool.lock("order:42").acquire().await?;
+    /// if let Some(holder) = pool.inspect("order:42").await?.holder {
+    ///     assert!(pool.force_release("order:42", &holder).await?);
+    ///     let next = pool.lock("order:42").try_acquire().await?.expect("it is free");
+    ///     assert!(next.fence() > hangs.fence());
+    ///     // The next holder is another one.
+    ///     assert!(!pool.force_release("order:42", &holder).await?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The event `released by force` has the host and the process of this call. Once polled, a call that is dropped may still
+    /// release the lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout`: the lock may be released.
+    /// [`ErrorKind::Config`] if the holder is a client of another library, [`ErrorKind::InvalidKey`].
+    pub async fn force_release(
+        &self,
+        key: impl Into<Key>,
+        holder: &LockHolder,
+    ) -> Result<bool, LockError> {
+        let key: Key = key.into();
+        let released = self.released_by_force(&key, holder).await;
+        let released = released.map_err(|error| self.locate(error, &key))?;
+        if let Some(owner) = holder.owner {
+            events::released_by_force(self.core().name(), owner, released);
+        }
+        Ok(released)
+    }
+
+    async fn released_by_force(&self, key: &Key, holder: &LockHolder) -> Result<bool, LockError> {
+        let request = ReleaseRequest::by_force(self.stored_key(key)?, holder.clone());
+        let request = request.ok_or_else(of_another_library)?;
+        let core = self.core().clone();
+        let releasing = async move {
+            let limit = core.request_timeout();
+            let requests = [request];
+            timeout(limit, core.backend().release(&requests)).await.ok().and_then(|mut it| it.pop())
+        };
+        let answer = self.core().driver().run(releasing).await?;
+        let outcome = answer.unwrap_or_else(|| Err(silence())).map_err(LockError::backend)?;
+        Ok(outcome != ReleaseOutcome::NotHeld)
+    }
+}
+
+#[cold]
+fn of_another_library() -> LockError {
+    let cause = "the store does not tell the whole owner token of this holder: it is a client of another library, or of a store of your own";
+    LockError::new(ErrorKind::Config, cause)
+        .remedy("end the holder, or delete its lock with the tools of its library or of the store")
+}

@@ -1,0 +1,92 @@
+//! What the checks of a store have found.
+
+use crate::base::backend_error::Warning;
+
+/// What one check of a store has found. With the feature `serde` it can be serialized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was checked: `version`, `eviction`, `clock` and so on; `store` for all that has no name of its own.
+    pub check: &'static str,
+    /// How it is.
+    pub verdict: Verdict,
+    /// The server, where a store has several.
+    pub server: Option<String>,
+    /// What there is.
+    pub text: String,
+    /// What to do about it. `None` if it is good.
+    pub remedy: Option<&'static str>,
+}
+
+/// The verdict of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// As it has to be.
+    Good,
+    /// Locks could be lost, refused or late.
+    Warning,
+    /// The login may not read it.
+    Unknown,
+}
+
+impl Finding {
+    /// A check that has found nothing wrong.
+    #[must_use]
+    pub fn good(check: &'static str, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { check, verdict: Verdict::Good, server: None, text, remedy: None }
+    }
+
+    /// A check that has led to a warning.
+    #[must_use]
+    pub fn warning(check: &'static str, warning: &Warning) -> Self {
+        let (text, remedy) = (warning.text().to_owned(), Some(warning.remedy()));
+        Self { check, verdict: Verdict::Warning, server: None, text, remedy }
+    }
+
+    /// A check that the login is not allowed.
+    #[must_use]
+    pub fn unknown(check: &'static str, text: impl Into<String>, remedy: &'static str) -> Self {
+        let text = text.into();
+        Self { check, verdict: Verdict::Unknown, server: None, text, remedy: Some(remedy) }
+    }
+
+    /// The same of one server among several.
+    #[must_use]
+    pub fn at(mut self, server: impl Into<String>) -> Self {
+        self.server = Some(server.into());
+        self
+    }
+}
+
+#[cfg(feature = "serde")]
+mod serialized {
+    use serde::ser::SerializeStruct;
+    use serde::{Serialize, Serializer};
+
+    use super::{Finding, Verdict};
+
+    impl Serialize for Finding {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut fields = serializer.serialize_struct("Finding", 5)?;
+            fields.serialize_field("check", self.check)?;
+            fields.serialize_field("verdict", &self.verdict)?;
+            fields.serialize_field("server", &self.server)?;
+            fields.serialize_field("text", &self.text)?;
+            fields.serialize_field("remedy", &self.remedy)?;
+            fields.end()
+        }
+    }
+
+    /// `good`, `warning` or `unknown`.
+    impl Serialize for Verdict {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.serialize_str(match self {
+                Self::Good => "good",
+                Self::Warning => "warning",
+                Self::Unknown => "unknown",
+            })
+        }
+    }
+}

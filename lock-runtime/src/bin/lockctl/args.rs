@@ -1,0 +1,146 @@
+//! The command line.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use lock_runtime::LockPool;
+
+use crate::failure::Failure;
+use crate::output::Format;
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 the store failed; 2 wrong usage, or refused; 3 the key is free, or its holder is another one;\n4 a check has led to a warning.
+
+On a terminal the output is text, elsewhere JSON.";
+
+/// Shows and tends the locks of a store.
+#[derive(Debug, Parser)]
+#[command(name = "lockctl", version, after_help = EXIT_CODES)]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Print JSON, the default where the output is no terminal
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print text, the default on a terminal
+    #[arg(long, global = true, conflicts_with = "json")]
+    text: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the holder of a key and its wait queue
+    Show {
+        /// The key, without the prefix
+        key: String,
+    },
+    /// Take a lock away from its holder
+    Release(ReleaseArgs),
+    /// Check a store: settings and states by which locks could be lost, and what to do about each
+    Doctor {
+        /// The store, instead of `--url`
+        #[arg(id = "store", value_name = "URL")]
+        url: Option<String>,
+    },
+    /// Print the completions for a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+}
+
+/// The store, and the prefix of its keys.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StoreArgs {
+    /// The store, as for a pool; the variable keeps a password out of the list of processes
+    #[arg(long, global = true, env = "LOCK_URL", hide_env_values = true)]
+    url: Option<String>,
+    /// The prefix of the pool whose keys are meant
+    #[arg(long, global = true, env = "LOCK_PREFIX")]
+    prefix: Option<String>,
+    /// How long the store may take for one answer, such as 500ms or 5s
+    #[arg(long, global = true, env = "LOCK_REQUEST_TIMEOUT", default_value = "2s", value_parser = duration)]
+    request_timeout: Duration,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseArgs {
+    /// The key, without the prefix
+    pub(crate) key: String,
+    /// Confirm that a lock is to be taken from an owner that has not released it
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Only if the holder has this tag, as `show` prints it
+    #[arg(long, value_name = "TAG")]
+    pub(crate) owner: Option<String>,
+}
+
+impl CommandLine {
+    pub(crate) fn format(&self) -> Format {
+        let is_text = self.text || (!self.json && std::io::stdout().is_terminal());
+        if is_text { Format::Text } else { Format::Json }
+    }
+}
+
+impl StoreArgs {
+    /// The same with the URL of a command, if it has one.
+    pub(crate) fn at(&self, url: Option<&str>) -> Self {
+        let url = url.map(str::to_owned).or_else(|| self.url.clone());
+        Self { url, ..self.clone() }
+    }
+
+    pub(crate) async fn connect(&self) -> Result<LockPool, Failure> {
+        let url = self.url.as_deref().filter(|url| !url.is_empty());
+        let url = url.ok_or_else(|| {
+            Failure::refused(
+                "no store is named; pass `--url redis://host:6379`, or set LOCK_URL".to_owned(),
+            )
+        })?;
+        let builder = LockPool::builder(url)
+            .key_prefix(self.prefix.as_deref().unwrap_or_default())
+            .request_timeout(self.request_timeout);
+        Ok(builder.connect().await?)
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let at = text.find(|it: char| !it.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let unit = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        _ => return Err("write a whole number of `ms`, `s` or `m`, such as `500ms`".to_owned()),
+    };
+    let number: u64 =
+        number.parse().map_err(|_| "the number is too large or missing".to_owned())?;
+    number.checked_mul(unit).map(Duration::from_millis).ok_or_else(|| "it is too long".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_have_a_unit() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for wrong in ["", "5", "s", "5h", "-1s", "99999999999999999999s", "99999999999999999m"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `lockctl`: shows and tends the locks of a store, from any machine that reaches it.
+//!
+//! A client of the public API: it imports nothing of the library's layers. `args` is the command line, `failure` its exit
+//! codes, `output` text or JSON, and each command has a file.
+
+mod args;
+mod doctor;
+mod failure;
+mod latency;
+mod output;
+mod release;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{Command, CommandLine};
+use crate::failure::Failure;
+use crate::output::{End, Output};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let line = CommandLine::parse();
+    let output = Output::new(line.format());
+    match run(&line, &output).await {
+        Ok(end) => end.exit_code(),
+        Err(failure) => {
+            failure.print();
+            failure.exit_code()
+        }
+    }
+}
+
+async fn run(line: &CommandLine, output: &Output) -> Result<End, Failure> {
+    match &line.command {
+        Command::Show { key } => show::run(&line.store.connect().await?, key, output).await,
+        Command::Release(release) => {
+            release::run(&line.store.connect().await?, release, output).await
+        }
+        Command::Doctor { url } => doctor::run(&line.store.at(url.as_deref()), output).await,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut CommandLine::command(), "lockctl", &mut script);
+            output.raw(&script)?;
+            Ok(End::Done)
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What the commands print: text with colours, or JSON.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::styling::{AnsiColor, Style};
+use lock_runtime::{LockHolder, OwnerTag};
+use serde_json::Value;
+
+use crate::latency::Latency;
+
+pub(crate) const STRONG: Style = Style::new().bold();
+pub(crate) const FAINT: Style = Style::new().dimmed();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const HELD: Style = AnsiColor::Yellow.on_default();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+/// How a command that had its answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Done,
+    /// The store cannot be reached.
+    Unreachable,
+    /// The key is free, or another owner holds it.
+    NotHeld,
+    /// A check has led to a warning, or could not be made.
+    Warned,
+}
+
+impl End {
+    pub(crate) fn exit_code(self) -> ExitCode {
+        match self {
+            Self::Done => ExitCode::SUCCESS,
+            Self::Unreachable => 1.into(),
+            Self::NotHeld => 3.into(),
+            Self::Warned => 4.into(),
+        }
+    }
+}
+
+/// Standard output. Colours are left out where it is no terminal, and with `NO_COLOR`.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) format: Format,
+}
+
+impl Output {
+    pub(crate) const fn new(format: Format) -> Self {
+        Self { format }
+    }
+
+    /// Prints `json`, or the text that `text` makes.
+    pub(crate) fn print(&self, json: &Value, text: impl FnOnce() -> String) -> io::Result<()> {
+        match self.format {
+            Format::Text => self.raw(text().as_bytes()),
+            Format::Json => self.raw(format!("{json:#}\n").as_bytes()),
+        }
+    }
+
+    pub(crate) fn raw(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = anstream::stdout();
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+}
+
+/// `text` without characters that a terminal would obey.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |it: char| {
+        if it.is_control() { it.escape_default().to_string() } else { it.to_string() }
+    };
+    Cow::Owned(text.chars().map(escaped).collect())
+}
+
+/// The tag of an owner. A client of another library has none.
+pub(crate) fn owner_text(owner: Option<OwnerTag>) -> String {
+    owner.map_or_else(|| "another client".to_owned(), |tag| tag.to_string())
+}
+
+/// The holder in one line.
+pub(crate) fn holder_text(holder: &LockHolder) -> String {
+    let mut text = owner_text(holder.owner);
+    if let Some(left) = holder.expires_in {
+        text += &format!(", for {} if it does not renew", duration_text(left));
+    }
+    if let Some(fence) = holder.fence {
+        text += &format!(", fence {fence}");
+    }
+    text
+}
+
+/// `p50 0.21 ms, p99 0.83 ms`
+pub(crate) fn latency_text(latency: &Latency) -> String {
+    let millis = |span: Duration| span.as_secs_f64() * 1_000.0;
+    format!("p50 {:.2} ms, p99 {:.2} ms", millis(latency.p50), millis(latency.p99))
+}
+
+/// `250 ms`, `27.3 s`, `12 min`
+pub(crate) fn duration_text(span: Duration) -> String {
+    match span.as_secs() {
+        0 => format!("{} ms", span.as_millis()),
+        1..=119 => format!("{:.1} s", span.as_secs_f64()),
+        seconds => format!("{} min", seconds / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_cannot_write_to_the_terminal() {
+        assert_eq!(printable("order:42 ä"), "order:42 ä");
+        assert_eq!(printable("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
+        assert_eq!(printable("\u{9b}"), "\\u{9b}");
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        for (millis, text) in
+            [(0, "0 ms"), (999, "999 ms"), (27_349, "27.3 s"), (720_000, "12 min")]
+        {
+            assert_eq!(duration_text(Duration::from_millis(millis)), text);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `lockctl release`: takes a lock away from the holder that was shown.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use anstream::eprint;
+use lock_runtime::{LockHolder, LockPool};
+use serde_json::json;
+
+use crate::args::ReleaseArgs;
+use crate::failure::Failure;
+use crate::output::{End, GOOD, HELD, Output, STRONG, holder_text, owner_text, printable};
+
+pub(crate) async fn run(
+    pool: &LockPool,
+    args: &ReleaseArgs,
+    output: &Output,
+) -> Result<End, Failure> {
+    let key = args.key.as_str();
+    let shown = pool.inspect(key).await?;
+    let Some(holder) = shown.holder else {
+        let free = json!({ "key": key, "released": false, "holder": null });
+        output.print(&free, || format!("{}: {GOOD}free{GOOD:#}\n", printable(key)))?;
+        return Ok(End::NotHeld);
+    };
+    if let Some(expected) = &args.owner
+        && *expected != owner_text(holder.owner)
+    {
+        return report(output, key, &holder, false);
+    }
+    confirm(args, &holder, shown.waiting)?;
+    let released = pool.force_release(key, &holder).await?;
+    report(output, key, &holder, released)
+}
+
+fn report(output: &Output, key: &str, holder: &LockHolder, released: bool) -> Result<End, Failure> {
+    output.print(&json!({ "key": key, "released": released, "holder": holder }), || {
+        let (key, holder) = (printable(key), holder_text(holder));
+        if released {
+            format!("{key}: {GOOD}released{GOOD:#} from {holder}\n")
+        } else {
+            format!("{key}: {HELD}not released{HELD:#}, another owner holds it; seen: {holder}\n")
+        }
+    })?;
+    Ok(if released { End::Done } else { End::NotHeld })
+}
+
+/// Asks, and says which holder loses its lock.
+fn confirm(args: &ReleaseArgs, holder: &LockHolder, waiting: Option<usize>) -> Result<(), Failure> {
+    let (key, text) = (printable(&args.key), holder_text(holder));
+    if !args.force {
+        return Err(Failure::refused(format!(
+            "`{key}` is held by {text}; its holder releases it, or its ttl ends it. Pass `--force` to take it away: the holder's body is cancelled"
+        )));
+    }
+    if args.yes {
+        return Ok(());
+    }
+    if !io::stdin().is_terminal() {
+        return Err(Failure::refused(format!(
+            "`{key}` is held by {text}, and there is no terminal to ask at; pass `--yes`, and `--owner` to hit this holder alone"
+        )));
+    }
+    let queue = waiting.map_or_else(String::new, |count| format!(" {count} wait."));
+    eprint!(
+        "{STRONG}{key}{STRONG:#} is held by {text}.{queue}\nIts body is cancelled, and the next owner is granted the lock. Release it? [y/N] "
+    );
+    anstream::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    if matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Ok(());
+    }
+    Err(Failure::refused("nothing was released".to_owned()))
+}

@@ -1,0 +1,197 @@
+//! `lockctl doctor`: each thing that it names, provoked on a real server.
+
+use lock_tests::lockctl::{Ended, lockctl, run};
+use lock_tests::prelude::*;
+use lock_tests::quorum::Quorum;
+use lock_tests::server::Config;
+use lock_tests::skew::Step;
+use lock_tests::{
+    EtcdServer, PostgresServer, RedisCluster, RedisServer, Skew, eventually, versions,
+};
+use serde_json::Value;
+
+/// A server with the safest possible settings.
+fn fit() -> Config {
+    RedisServer::builder().arg("appendonly", "yes").arg("appendfsync", "always")
+}
+
+fn doctor(url: &str) -> Ended {
+    run(lockctl(["doctor", url, "--request-timeout", "20s"]))
+}
+
+/// The checks that are not good.
+fn bad_checks(ended: &Ended) -> Vec<Value> {
+    let json = ended.json();
+    assert_eq!(json["connected"], true, "{ended:?}");
+    let findings = json["findings"].as_array().unwrap();
+    assert!(!findings.is_empty());
+    let bad: Vec<_> = findings.iter().filter(|it| it["verdict"] != "good").cloned().collect();
+    // A machine that is busy is slow, too.
+    let is_slow = json["latency"]["p99_us"].as_u64().unwrap() > 100_000;
+    assert_eq!(ended.code, if bad.is_empty() && !is_slow { 0 } else { 4 }, "{ended:?}");
+    bad
+}
+
+/// One check has led to a warning, with these words in the text and in the remedy.
+#[track_caller]
+fn warns(url: &str, check: &str, text: &str, remedy: &str) {
+    let ended = doctor(url);
+    let bad = bad_checks(&ended);
+    let [one] = &bad[..] else { panic!("{bad:#?}") };
+    assert_eq!((&one["check"], &one["verdict"]), (&check.into(), &"warning".into()), "{one:#}");
+    assert!(one["text"].as_str().unwrap().contains(text), "{one:#}");
+    assert!(one["remedy"].as_str().unwrap().contains(remedy), "{one:#}");
+}
+
+#[test]
+fn a_fit_server_is_good() {
+    let server = fit().start();
+    let ended = doctor(&server.url());
+    assert_eq!(bad_checks(&ended), Vec::<Value>::new());
+    let checks: Vec<_> = ended.json()["findings"].as_array().unwrap().clone();
+    let names: Vec<_> = checks.iter().map(|it| it["check"].as_str().unwrap()).collect();
+    let expected = [
+        "version",
+        "role",
+        "eviction",
+        "persistence",
+        "clock",
+        "scripts",
+        "tracking",
+        "wait queue",
+    ];
+    assert_eq!(names, expected);
+    let text = run(lockctl(["doctor", &server.url(), "--text"])).stdout;
+    for name in expected {
+        assert!(text.lines().any(|line| line.starts_with(&format!("ok   {name} "))), "{text}");
+    }
+}
+
+#[test]
+fn eviction() {
+    let full = fit().arg("maxmemory", "100mb").arg("maxmemory-policy", "allkeys-lru").start();
+    warns(&full.url(), "eviction", "`allkeys-lru`", "noeviction");
+}
+
+#[test]
+fn an_old_version() {
+    let server = fit().program(&versions::too_old()).start();
+    warns(&server.url(), "version", "version 6.0.9", "upgrade");
+}
+
+#[test]
+fn no_persistence() {
+    // The servers of the harness keep nothing.
+    let server = RedisServer::start();
+    warns(&server.url(), "persistence", "nothing on disk", "appendonly yes");
+    let text = run(lockctl(["doctor", &server.url(), "--text"])).stdout;
+    let warned = text.lines().skip_while(|line| !line.starts_with("warn persistence"));
+    let remedy = warned.skip(1).next().unwrap();
+    assert!(remedy.trim_start().starts_with("-> set `appendonly yes`"), "{text}");
+}
+
+#[test]
+fn a_replica_given_as_master() {
+    let master = RedisServer::start();
+    let replica = fit().config_line(&format!("replicaof 127.0.0.1 {}", master.port())).start();
+    eventually(DEADLINE, "the replica has its data", || {
+        replica.cli(&["INFO", "replication"]).contains("master_link_status:up")
+    });
+    warns(&replica.url(), "role", "is a replica", "point the URL at the master");
+}
+
+#[test]
+fn a_clock_that_is_off_by_five_seconds() {
+    for (step, word) in [(Step::Forward, "ahead of"), (Step::Back, "behind")] {
+        let (server, skew) = Skew::start(fit());
+        skew.step(ms(5_000), step);
+        warns(&server.url(), "clock", word, "synchronise");
+        let ended = doctor(&server.url());
+        let text = bad_checks(&ended)[0]["text"].as_str().unwrap().to_owned();
+        let seconds = text.split(" s ").next().unwrap().rsplit(' ').next().unwrap();
+        let seconds: f64 = seconds.parse().unwrap();
+        // The way of the answer counts, too.
+        assert!((3.5..6.5).contains(&seconds), "{text}");
+    }
+}
+
+#[test]
+fn no_scripts() {
+    let server = fit()
+        .config_line("user worker on >pw ~* &* +@all -eval -evalsha -script -fcall -function")
+        .start();
+    let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    warns(&url, "scripts", "runs no scripts", "allow `EVAL` and `EVALSHA`");
+}
+
+#[test]
+fn no_tracking() {
+    let server = fit().config_line("user worker on >pw ~* &* +@all -client|tracking").start();
+    let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    warns(&url, "tracking", "reports no changes of keys", "CLIENT TRACKING");
+}
+
+#[test]
+fn no_channels() {
+    let server = fit().config_line("user worker on >pw ~* resetchannels +@all").start();
+    let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    warns(&url, "wait queue", "no wait queues", "lock_runtime:*");
+}
+
+#[test]
+fn what_the_login_may_not_read_is_unknown() {
+    let may = "+@all -info -time -config";
+    let server = fit().config_line(&format!("user worker on >pw ~* &* {may}")).start();
+    let ended = doctor(&format!("redis://worker:pw@127.0.0.1:{}", server.port()));
+    let bad = bad_checks(&ended);
+    assert!(bad.iter().all(|it| it["verdict"] == "unknown"), "{bad:#?}");
+    let names: Vec<_> = bad.iter().map(|it| it["check"].as_str().unwrap()).collect();
+    assert_eq!(names, ["version", "role", "eviction", "persistence", "clock"]);
+}
+
+#[test]
+fn each_server_of_a_cluster_is_checked() {
+    let cluster = RedisCluster::start();
+    let ended = doctor(&cluster.url());
+    let bad = bad_checks(&ended);
+    let masters = cluster.masters();
+    assert!(bad.iter().all(|it| it["check"] == "persistence"), "{bad:#?}");
+    for master in &masters {
+        let at = format!(":{}", master.port());
+        let of_it = bad.iter().filter(|it| it["server"].as_str().unwrap().ends_with(&at));
+        assert_eq!(of_it.count(), 1, "{bad:#?}");
+    }
+}
+
+#[test]
+fn each_node_of_a_quorum_is_checked() {
+    let quorum = Quorum::of(3, &fit());
+    assert_eq!(bad_checks(&doctor(&quorum.url())), Vec::<Value>::new());
+    quorum[1].cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    quorum[2].kill();
+    let bad = bad_checks(&doctor(&quorum.url()));
+    let names: Vec<_> = bad.iter().map(|it| it["check"].as_str().unwrap()).collect();
+    assert_eq!(names, ["eviction", "quorum"], "{bad:#?}");
+}
+
+#[test]
+fn other_stores_have_their_warnings() {
+    let postgres = PostgresServer::start();
+    let ended = doctor(&postgres.url());
+    for found in ended.json()["findings"].as_array().unwrap() {
+        assert_eq!(found["check"], "store", "{found:#}");
+    }
+    let (etcd, root) = EtcdServer::shared();
+    let bad = bad_checks(&doctor(&etcd.url_of(&root)));
+    assert!(bad[0]["text"].as_str().unwrap().contains("a single member"), "{bad:#?}");
+}
+
+#[test]
+fn a_store_that_is_not_reachable_is_named() {
+    let port = lock_tests::server::another_port();
+    let url = format!("redis://user:canary@127.0.0.1:{port}");
+    let ended = doctor(&url);
+    assert_eq!((ended.code, &ended.json()["connected"]), (1, &false.into()), "{ended:?}");
+    assert!(ended.json()["error"].as_str().unwrap().contains(&port.to_string()), "{ended:?}");
+    assert!(!format!("{ended:?}").contains("canary"));
+}

@@ -1,0 +1,81 @@
+//! The program `lockctl`, built when it is missing or old.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::cargo::cargo;
+
+/// A command with these arguments, without the variables that `lockctl` reads.
+///
+/// # Panics
+///
+/// When the program does not build.
+#[track_caller]
+pub fn lockctl<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    // target/<profile>/deps/<test>
+    let test = std::env::current_exe().expect("a program knows where it is");
+    let folder = test.ancestors().nth(2).expect("tests live below a profile's directory");
+    BUILT.get_or_init(|| build(folder));
+    let mut command = Command::new(folder.join("lockctl"));
+    command.args(args);
+    for variable in
+        ["LOCK_URL", "LOCK_PREFIX", "LOCK_REQUEST_TIMEOUT", "NO_COLOR", "CLICOLOR_FORCE"]
+    {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// How a run of `lockctl` ended, and what it has printed.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code.
+    pub code: i32,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// Runs `command` to its end.
+///
+/// # Panics
+///
+/// When it cannot be started, or is killed.
+#[track_caller]
+pub fn run(mut command: Command) -> Ended {
+    let Output { status, stdout, stderr } = command.output().expect("lockctl can be started");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints UTF-8");
+    let code = status.code().expect("it ends by itself");
+    Ended { code, stdout: text(stdout), stderr: text(stderr) }
+}
+
+impl Ended {
+    /// The JSON of its standard output.
+    ///
+    /// # Panics
+    ///
+    /// When it is none.
+    #[must_use]
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+fn build(folder: &Path) {
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(name) => name,
+    };
+    let mut command = cargo("build");
+    command
+        .args(["--bin", "lockctl", "--profile", profile, "--target-dir"])
+        .arg(folder.parent().expect("a profile's directory is in the target directory"));
+    let output = command.output().expect("cargo can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
