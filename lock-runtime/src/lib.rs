@@ -131,6 +131,7 @@ pub use base::fence_gate::{FenceGate, StaleFence};
 pub use base::finding::{Finding, Verdict};
 pub use base::inspection::{Inspection, LockHolder, WaitingOwner};
 pub use base::key::Key;
+pub use base::key_pattern::KeyList;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use base::owner_tag::OwnerTag;
 pub use base::problem::Problem;

@@ -28,6 +28,7 @@
 //! | [`poll`] | dropping a future at each of its poll points |
 //! | [`inspected`] | what a store tells of the holder of a key |
 //! | [`forced`] | a lock that is taken from its holder |
+//! | [`listed`] | the locks that a store lists |
 //! | [`mod@lockctl`] | the program of that name |
 //! | [`latency`] | delays that stay below a limit on a busy machine too |
 //! | [`expected_error`] | what the text of an error must contain |
@@ -53,6 +54,7 @@ pub mod history;
 pub mod http;
 pub mod inspected;
 pub mod latency;
+pub mod listed;
 pub mod lockctl;
 pub mod logs;
 pub mod monitor;

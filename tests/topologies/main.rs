@@ -6,6 +6,7 @@ mod forced;
 mod health;
 mod inspect;
 mod interop;
+mod listed;
 mod logins;
 mod proxies;
 mod replicas;

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Finding, Inspection,
-    LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -38,6 +38,11 @@ pub(crate) trait DynBackend: Send + Sync {
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>>;
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String>;
     fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>>;
+    fn list<'a>(
+        &'a self,
+        pattern: &'a KeyPattern,
+        limit: usize,
+    ) -> Boxed<'a, Result<Option<KeyList>, BackendError>>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn diagnose(&self) -> Boxed<'_, Result<Vec<Finding>, BackendError>>;
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
@@ -90,6 +95,15 @@ impl<B: Backend> DynBackend for B {
     fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>> {
         let inspection = panic_boundary::run(async { Backend::inspect(self, key).await });
         Box::pin(async { inspection.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn list<'a>(
+        &'a self,
+        pattern: &'a KeyPattern,
+        limit: usize,
+    ) -> Boxed<'a, Result<Option<KeyList>, BackendError>> {
+        let list = panic_boundary::run(async move { Backend::list(self, pattern, limit).await });
+        Box::pin(async { list.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
@@ -170,6 +184,14 @@ impl Backend for Opened {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
         self.0.inspect(key).await
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        self.0.list(pattern, limit).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

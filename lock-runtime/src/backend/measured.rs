@@ -6,8 +6,8 @@ use tokio::runtime::Handle;
 
 use super::dyn_backend::{Boxed, DynBackend};
 use super::{
-    AcquireOutcome, AcquireRequest, BackendError, Capabilities, Finding, Inspection, LeaseRef,
-    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, BackendError, Capabilities, Finding, Inspection, KeyList,
+    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::Fence;
@@ -123,6 +123,14 @@ impl DynBackend for MeasuredBackend {
     // For operators, and no part of a lock's life.
     fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>> {
         self.store.inspect(key)
+    }
+
+    fn list<'a>(
+        &'a self,
+        pattern: &'a KeyPattern,
+        limit: usize,
+    ) -> Boxed<'a, Result<Option<KeyList>, BackendError>> {
+        self.store.list(pattern, limit)
     }
 
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {

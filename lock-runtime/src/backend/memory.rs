@@ -6,8 +6,9 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use super::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
-    LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
+    KeyPattern, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome, ReleaseRequest,
+    WaitMode, Warning,
 };
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::Fence;
@@ -233,6 +234,19 @@ impl Backend for Memory {
                 .with_fence(stored.fence)
         });
         Ok(Some(Inspection::new(holder)))
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        let now = self.shared.clock.now();
+        let table = self.leases();
+        let held = table.by_key.iter().filter(|(_, stored)| stored.until > now);
+        let named = held.filter(|(key, _)| pattern.key_of(key.as_str()).is_some());
+        let keys = named.map(|(key, _)| key.clone()).collect();
+        Ok(Some(KeyList::new(keys, true, limit)))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

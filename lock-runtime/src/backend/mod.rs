@@ -12,6 +12,7 @@ use crate::base::fence::Fence;
 pub use crate::base::finding::{Finding, Verdict};
 pub use crate::base::inspection::{Inspection, LockHolder, WaitingOwner};
 use crate::base::key::Key;
+pub use crate::base::key_pattern::{KeyList, KeyPattern};
 use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
 pub use crate::base::owner_tag::OwnerTag;
@@ -469,6 +470,17 @@ pub trait Backend: Send + Sync + 'static {
         key: &Key,
     ) -> impl Future<Output = Result<Option<Inspection>, BackendError>> + Send {
         let _ = key;
+        async { Ok(None) }
+    }
+
+    /// Reads the keys of locks that match, `limit` at most, without a change, and without a request that blocks the store for long. A key
+    /// that is free may be among them. `None`, the default, if the store cannot tell.
+    fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> impl Future<Output = Result<Option<KeyList>, BackendError>> + Send {
+        let _ = (pattern, limit);
         async { Ok(None) }
     }
 

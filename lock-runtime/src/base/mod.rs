@@ -10,6 +10,7 @@ pub(crate) mod finding;
 pub(crate) mod inspection;
 pub(crate) mod jitter;
 pub(crate) mod key;
+pub(crate) mod key_pattern;
 pub(crate) mod key_rules;
 pub(crate) mod lock_name;
 pub(crate) mod lock_spec;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, Finding,
-    Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
+    ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -192,6 +193,14 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         let mut capabilities = self.backend.capabilities();
         capabilities.local = false;
         capabilities
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        self.backend.list(pattern, limit).await
     }
 
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {

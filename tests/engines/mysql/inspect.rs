@@ -2,6 +2,7 @@
 
 use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::listed::lists_the_locks_that_are_held;
 use lock_tests::prelude::*;
 
 use super::conformance::shared;
@@ -15,6 +16,11 @@ async fn it_tells_the_holder_and_its_queue() {
 #[tokio::test]
 async fn a_lock_is_taken_from_its_holder() {
     is_taken_from_its_holder(&shared().database("forced")).await;
+}
+
+#[tokio::test]
+async fn held_locks_are_listed() {
+    lists_the_locks_that_are_held(&shared().database("listed")).await;
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use lock_tests::PostgresServer;
 use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::listed::lists_the_locks_that_are_held;
 use lock_tests::prelude::*;
 
 #[tokio::test]
@@ -15,6 +16,12 @@ async fn it_tells_the_holder_and_its_queue() {
 async fn a_lock_is_taken_from_its_holder() {
     let server = PostgresServer::start();
     is_taken_from_its_holder(&server.url()).await;
+}
+
+#[tokio::test]
+async fn held_locks_are_listed() {
+    let server = PostgresServer::start();
+    lists_the_locks_that_are_held(&server.url()).await;
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use lock_runtime::LockPool;
 use lock_tests::ZooKeeperServer;
 use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
+use lock_tests::listed::lists_the_locks_that_are_held;
 use lock_tests::prelude::*;
 
 #[tokio::test]
@@ -16,6 +17,12 @@ async fn it_tells_the_holder_and_its_queue() {
 async fn a_lock_is_taken_from_its_holder() {
     let (server, root) = ZooKeeperServer::shared();
     is_taken_from_its_holder(&server.url_of(&root)).await;
+}
+
+#[tokio::test]
+async fn held_locks_are_listed() {
+    let (server, root) = ZooKeeperServer::shared();
+    lists_the_locks_that_are_held(&server.url_of(&root)).await;
 }
 
 /// Curator names its nodes by a UUID.

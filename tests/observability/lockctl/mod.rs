@@ -1,6 +1,7 @@
 //! The program `lockctl`, on real servers.
 
 mod doctor;
+mod list;
 mod release;
 mod show;
 mod terminal;

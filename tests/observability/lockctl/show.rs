@@ -87,7 +87,7 @@ fn each_shell_has_completions() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let completions = run(lockctl(["completions", shell]));
         assert_eq!(completions.code, 0, "{completions:?}");
-        for command in ["show", "release", "doctor", "completions"] {
+        for command in ["show", "ls", "watch", "release", "doctor", "bench", "completions"] {
             assert!(completions.stdout.contains(command), "{shell}: {command}");
         }
     }

@@ -48,6 +48,33 @@ impl KeyNames {
         (from, to)
     }
 
+    /// From the first key of a lock that starts with `text` to behind the last one.
+    pub(crate) fn starting_with(&self, text: &str) -> (Vec<u8>, Vec<u8>) {
+        let from = format!("{}{}", self.root, escaped(&Key::from(text))).into_bytes();
+        let mut to = from.clone();
+        // No text in UTF-8 has this byte.
+        to.push(0xff);
+        if from.is_empty() { (vec![0], vec![0]) } else { (from, to) }
+    }
+
+    /// The lock of an owner's key. `None` for any other key.
+    pub(crate) fn lock_of(&self, key: &[u8]) -> Option<Key> {
+        let key = std::str::from_utf8(key).ok()?.strip_prefix(&*self.root)?;
+        let (lock, owner) = key.rsplit_once('/')?;
+        let is_lock = !owner.is_empty() && !lock.contains('/');
+        // What stands beside the locks begins with another escape.
+        is_lock.then(|| unescaped(lock)).flatten().map(Key::from)
+    }
+
+    /// The start of a search behind the key and the others of its lock.
+    pub(crate) fn behind(key: &[u8]) -> Vec<u8> {
+        let end = key.iter().rposition(|byte| *byte == b'/').unwrap_or(key.len());
+        let mut next = key[..end].to_vec();
+        // The character behind a slash.
+        next.push(b'/' + 1);
+        next
+    }
+
     /// No owner has a key for `lock`.
     pub(crate) fn is_free(&self, lock: &Key) -> KeyCondition {
         let (from, to) = self.range(lock);
@@ -74,6 +101,21 @@ fn escaped(lock: &Key) -> String {
     name
 }
 
+/// The reverse. `None` for a text that no name has.
+fn unescaped(name: &str) -> Option<String> {
+    let mut parts = name.split('%');
+    let mut lock = parts.next()?.to_owned();
+    for part in parts {
+        let (character, rest) = match part.strip_prefix("2F") {
+            Some(rest) => ('/', rest),
+            None => ('%', part.strip_prefix("25")?),
+        };
+        lock.push(character);
+        lock.push_str(rest);
+    }
+    Some(lock)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +130,15 @@ mod tests {
         assert_eq!(KeyNames::new("").queue(&Key::from("a")), "a/");
         let (from, to) = names.range(&Key::from("a"));
         assert_eq!((from.as_slice(), to.as_slice()), (&b"/locks/a/"[..], &b"/locks/a0"[..]));
+        for lock in ["a", "a/b", "a%2Fb", "%lease/x"] {
+            let (lock, owner) = (Key::from(lock), Owner::from_text([b'7'; 32]));
+            let key = names.of_owner(&lock, &owner);
+            assert_eq!(names.lock_of(&key), Some(lock.clone()));
+            let (from, to) = names.starting_with(lock.as_str());
+            assert!(from < key && key < to && key < KeyNames::behind(&key));
+        }
+        assert_eq!(names.lock_of(&names.of_lease(0x2a)), None);
+        assert_eq!(names.lock_of(&names.of_fence(&Key::from("a"))), None);
         assert_eq!(names.of_lease(0x2a), b"/locks/%lease/000000000000002a");
     }
 }

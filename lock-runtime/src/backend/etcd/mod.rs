@@ -21,7 +21,7 @@
 //!
 //! The files from bottom to top: `protocol`, `url`, `key_names`, `server_error`, `transport`, `grpc`, `member` (a connection), `leases`,
 //! `member_task` (keeps one up), `open_signs`, `keep_alives`, `watches`, `owned_key` and `owned_keys` (what each owner has), `locks`, `acquiring`, `fence`,
-//! `grant`, `acquire`, `release`, `renew`, `inspect`, `upkeep` and `diagnostics`.
+//! `grant`, `acquire`, `release`, `renew`, `inspect`, `list`, `upkeep` and `diagnostics`.
 
 mod acquire;
 mod acquiring;
@@ -33,6 +33,7 @@ mod inspect;
 mod keep_alives;
 mod key_names;
 mod leases;
+mod list;
 mod locks;
 mod member;
 mod member_task;
@@ -68,7 +69,8 @@ use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
-    Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
+    ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -225,6 +227,14 @@ impl Backend for Etcd {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
         self.locks.inspect(key).await.map(Some)
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        self.locks.list(pattern, limit).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -61,7 +61,9 @@ impl<'a> MysqlBatch<'a> {
 
     /// Sends all requests and answers each.
     pub(crate) async fn run(&mut self, jobs: Jobs) {
-        let Jobs { acquires, releases, renewals, reads, inspections, health, probes, .. } = jobs;
+        let Jobs {
+            acquires, releases, renewals, reads, inspections, lists, health, probes, ..
+        } = jobs;
         // An acquire that its caller has given up comes before the release that undoes it.
         if !acquires.is_empty() {
             self.acquire(acquires).await;
@@ -78,6 +80,10 @@ impl<'a> MysqlBatch<'a> {
         }
         for (key, reply) in inspections {
             let found = self.inspect(&key).await;
+            answer(reply, found);
+        }
+        for ((pattern, limit), reply) in lists {
+            let found = self.list(&pattern, limit).await;
             answer(reply, found);
         }
         for reply in health {

@@ -1,9 +1,10 @@
-//! Reads of the holder of a key and its wait queue.
+//! Reads of the holder of a key and its wait queue, and of the keys that are held.
 
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
 use crate::backend::mysql::script::{Literal, SqlScript};
 use crate::backend::sql::inspected_rows::InspectedRows;
-use crate::backend::{BackendError, Inspection};
+use crate::backend::sql::listed_keys::{ListedKeys, PAGE};
+use crate::backend::{BackendError, Inspection, KeyList, KeyPattern};
 use crate::base::key::Key;
 
 impl MysqlBatch<'_> {
@@ -32,5 +33,24 @@ impl MysqlBatch<'_> {
             }
         }
         Ok(found.into_inspection())
+    }
+
+    pub(super) async fn list(
+        &mut self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<KeyList, BackendError> {
+        let most = i64::try_from(PAGE).unwrap_or(i64::MAX);
+        let mut listed = ListedKeys::new(pattern, limit);
+        while let Some(from) = listed.next_page() {
+            let values = [("from", Literal::Bytes(from)), ("most", Literal::Number(most))];
+            let statements = self.statements();
+            let script = SqlScript::of(&statements.clock, &[]).then(&statements.list, &values);
+            let answered = self.execute(&script, usize::MAX).await?;
+            let rows = answered.sets.iter().flatten();
+            let keys = rows.map(|row| row.bytes(0).map(<[u8]>::to_vec).ok_or_else(incomplete));
+            listed.add_page(&keys.collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(listed.into_list())
     }
 }

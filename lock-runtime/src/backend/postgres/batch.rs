@@ -48,7 +48,9 @@ impl<'a> Batch<'a> {
 
     /// Sends all requests and answers each.
     pub(crate) async fn run(&self, jobs: Jobs) {
-        let Jobs { acquires, releases, renewals, reads, inspections, health, probes, .. } = jobs;
+        let Jobs {
+            acquires, releases, renewals, reads, inspections, lists, health, probes, ..
+        } = jobs;
         // An acquire that its caller has given up comes before the release that undoes it.
         if !acquires.is_empty() {
             self.acquire(acquires).await;
@@ -64,6 +66,9 @@ impl<'a> Batch<'a> {
         }
         for (key, reply) in inspections {
             answer(reply, self.inspect(&key).await);
+        }
+        for ((pattern, limit), reply) in lists {
+            answer(reply, self.list(&pattern, limit).await);
         }
         for reply in health {
             let settings = &self.statements.settings;

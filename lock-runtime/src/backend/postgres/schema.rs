@@ -23,7 +23,7 @@ pub(crate) struct Sql {
 }
 
 /// How many statements there are.
-pub(crate) const STATEMENTS: usize = 13;
+pub(crate) const STATEMENTS: usize = 14;
 
 /// A value of a statement, and its type.
 pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -44,6 +44,7 @@ pub(crate) struct Statements {
     pub(crate) hand_off: Sql,
     pub(crate) is_held: Sql,
     pub(crate) inspect: Sql,
+    pub(crate) list: Sql,
     pub(crate) sweep: Sql,
     pub(crate) settings: Sql,
     tables: String,
@@ -70,6 +71,7 @@ impl Statements {
             inspect: sql(10, include_str!("sql/inspect.sql")),
             sweep: sql(11, include_str!("sql/sweep.sql")),
             settings: sql(12, include_str!("sql/settings.sql")),
+            list: sql(13, include_str!("sql/list.sql")),
             tables: named(TABLES),
             check: named(include_str!("sql/check.sql")),
             pins: names.pins,

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use tokio::sync::oneshot;
 
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, LeaseRef, LeaseStatus,
-    ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, KeyList, KeyPattern,
+    LeaseRef, LeaseStatus, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::key::Key;
 
@@ -28,6 +28,7 @@ pub(crate) enum StoreJob {
     Renew(PendingRequest<LeaseRef, LeaseStatus>),
     IsHeld(PendingRequest<LeaseRef, LeaseStatus>),
     Inspect(PendingRequest<Key, Inspection>),
+    List(PendingRequest<(KeyPattern, usize), KeyList>),
     Health(Reply<Vec<Warning>>),
     Probe(Reply<()>),
     /// Close the connection.
@@ -43,6 +44,7 @@ impl StoreJob {
             Self::Release((_, reply)) => answer(reply, Err(error)),
             Self::Renew((_, reply)) | Self::IsHeld((_, reply)) => answer(reply, Err(error)),
             Self::Inspect((_, reply)) => answer(reply, Err(error)),
+            Self::List((_, reply)) => answer(reply, Err(error)),
             Self::Health(reply) => answer(reply, Err(error)),
             Self::Probe(reply) => answer(reply, Err(error)),
             Self::Close => {}
@@ -58,6 +60,7 @@ pub(crate) struct Jobs {
     pub(crate) renewals: Renewals,
     pub(crate) reads: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
     pub(crate) inspections: Vec<PendingRequest<Key, Inspection>>,
+    pub(crate) lists: Vec<PendingRequest<(KeyPattern, usize), KeyList>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
     pub(crate) probes: Vec<Reply<()>>,
     pub(crate) closes: bool,
@@ -101,6 +104,7 @@ impl Jobs {
             StoreJob::Renew(pending) => self.renewals.push(pending),
             StoreJob::IsHeld(pending) => self.reads.push(pending),
             StoreJob::Inspect(pending) => self.inspections.push(pending),
+            StoreJob::List(pending) => self.lists.push(pending),
             StoreJob::Health(reply) => self.health.push(reply),
             StoreJob::Probe(reply) => self.probes.push(reply),
             StoreJob::Close => self.closes = true,

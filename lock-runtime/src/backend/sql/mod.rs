@@ -3,6 +3,7 @@
 pub(crate) mod encryption;
 pub(crate) mod inspected_rows;
 pub(crate) mod job;
+pub(crate) mod listed_keys;
 pub(crate) mod parts;
 pub(crate) mod pin;
 pub(crate) mod sender;

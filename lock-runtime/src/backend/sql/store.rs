@@ -12,8 +12,8 @@ use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, LeaseRef,
-    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
+    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -127,6 +127,15 @@ impl Backend for SqlStore {
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
         let inspecting = self.upkeep.send(|reply| StoreJob::Inspect((key.clone(), reply)));
         inspecting.get().await.map(Some)
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        let search = (pattern.clone(), limit);
+        self.upkeep.send(|reply| StoreJob::List((search, reply))).get().await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

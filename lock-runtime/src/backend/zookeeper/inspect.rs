@@ -1,12 +1,16 @@
-//! Reads of the queue of a key.
+//! Reads of the queue of a key, and of all keys.
 
 use crate::backend::zookeeper::fence::of_transaction;
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes, confirmed};
-use crate::backend::zookeeper::node_path::Contender;
+use crate::backend::zookeeper::node_path::{Contender, key_of};
 use crate::backend::zookeeper::protocol::answer::OperationAnswer;
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
+use crate::backend::zookeeper::protocol::server_code::ServerCode;
+use crate::backend::zookeeper::server_error::{failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
-use crate::backend::{BackendError, Inspection, LockHolder, Owner, OwnerTag, WaitingOwner};
+use crate::backend::{
+    BackendError, Inspection, KeyList, KeyPattern, LockHolder, Owner, OwnerTag, WaitingOwner,
+};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 
@@ -27,6 +31,45 @@ impl LockNodes {
         let waiting = owners.len();
         let waiters = owners.map(|it| WaitingOwner::new(tag(&it)));
         Ok(Inspection::new(Some(holder)).with_queue(waiters, waiting))
+    }
+
+    /// The keys that match and have a queue, `limit` at most.
+    pub(crate) async fn list_keys(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<KeyList, BackendError> {
+        /// How many queues one write reads.
+        const TOGETHER: usize = 200;
+        let session = self.classes.first().await?;
+        let list = NodeOperation::List { path: self.root_path() };
+        let [synced, listed] = session.run([self.sync(), list]).await?;
+        confirmed(&synced)?;
+        let names = match listed {
+            Ok(OperationAnswer::Children { names, .. }) => names,
+            Ok(_) => return Err(malformed()),
+            Err(ServerCode::NO_NODE) => Vec::new(),
+            Err(code) => return Err(failure(code)),
+        };
+        let keys = names.iter().filter_map(|name| key_of(name));
+        let mut keys: Vec<_> = keys.filter(|key| pattern.key_of(key).is_some()).collect();
+        keys.sort_unstable();
+        let mut held = Vec::new();
+        for keys in keys.chunks(TOGETHER) {
+            let keys: Vec<_> = keys.iter().map(Key::from).collect();
+            let lists = keys.iter().map(|key| NodeOperation::List { path: self.container(key) });
+            let answers = session.send(lists.collect()).get().await?;
+            for (key, answer) in keys.into_iter().zip(answers) {
+                if !KeyListing::read(answer)?.nodes.owners_in_order().is_empty() {
+                    held.push(key);
+                }
+            }
+            // One more than asked for says that there are more.
+            if held.len() > limit {
+                break;
+            }
+        }
+        Ok(KeyList::new(held, true, limit))
     }
 
     /// The number of the node's creation, if that is the fence of its owner: see `fence`. A node that was moved has another

@@ -66,7 +66,8 @@ use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
-    Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
+    ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -219,6 +220,14 @@ impl Backend for ZooKeeper {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
         self.nodes.inspect(key).await.map(Some)
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        self.nodes.list_keys(pattern, limit).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

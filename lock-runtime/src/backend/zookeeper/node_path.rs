@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 use crate::backend::Owner;
 
@@ -29,6 +29,14 @@ pub(crate) fn container(root: &str, key: &str) -> String {
         Some(name) => format!("{root}/{name}"),
         None => format!("{root}/{}", utf8_percent_encode(key, ENCODED)),
     }
+}
+
+/// The key of the container with this name. `None` for a name that is none.
+pub(crate) fn key_of(name: &str) -> Option<String> {
+    (name != "zookeeper")
+        .then(|| percent_decode_str(name).decode_utf8().ok())
+        .flatten()
+        .map(Into::into)
 }
 
 /// The path of a new node of `owner` in `container`, before the server appends its number.
@@ -214,6 +222,7 @@ mod tests {
             assert_eq!(path.matches('/').count(), 2, "{path}");
             assert!(path.is_ascii() && !path.bytes().any(|byte| byte.is_ascii_control()), "{path}");
             assert!(!paths[at + 1..].contains(path), "{path}");
+            assert_eq!(key_of(&path[3..]).unwrap(), keys[at]);
         }
         assert_eq!(container("", "order:1"), "/order:1");
     }

@@ -38,6 +38,10 @@ pub(crate) enum Command {
         /// The key, without the prefix
         key: String,
     },
+    /// List the locks of the store with their holders
+    Ls(ListArgs),
+    /// Show the table of `ls`, and read it again and again
+    Watch(WatchArgs),
     /// Take a lock away from its holder
     Release(ReleaseArgs),
     /// Check a store: settings and states by which locks could be lost, and what to do about each
@@ -46,6 +50,8 @@ pub(crate) enum Command {
         #[arg(id = "store", value_name = "URL")]
         url: Option<String>,
     },
+    /// Measure what locks cost on this store, from here
+    Bench(BenchArgs),
     /// Print the completions for a shell
     Completions {
         /// Which shell
@@ -65,6 +71,40 @@ pub(crate) struct StoreArgs {
     /// How long the store may take for one answer, such as 500ms or 5s
     #[arg(long, global = true, env = "LOCK_REQUEST_TIMEOUT", default_value = "2s", value_parser = duration)]
     request_timeout: Duration,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// The keys, without the prefix: `*` stands for any characters, `?` for one
+    pub(crate) pattern: Option<String>,
+    /// How many locks at most
+    #[arg(long, default_value_t = 100)]
+    pub(crate) limit: usize,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    pub(crate) list: ListArgs,
+    /// The time between two readings
+    #[arg(long, default_value = "500ms", value_parser = duration)]
+    pub(crate) interval: Duration,
+    /// End after this many readings
+    #[arg(long)]
+    pub(crate) count: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// The store, instead of `--url`
+    #[arg(id = "store", value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// How many tasks lock at the same time
+    #[arg(long, default_value_t = 16)]
+    pub(crate) tasks: usize,
+    /// How long each of the three parts takes
+    #[arg(long, default_value = "2s", value_parser = duration)]
+    pub(crate) time: Duration,
 }
 
 #[derive(Args, Debug)]

@@ -4,12 +4,15 @@
 //! codes, `output` text or JSON, and each command has a file.
 
 mod args;
+mod bench;
 mod doctor;
 mod failure;
 mod latency;
+mod list;
 mod output;
 mod release;
 mod show;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -35,8 +38,14 @@ async fn main() -> ExitCode {
 async fn run(line: &CommandLine, output: &Output) -> Result<End, Failure> {
     match &line.command {
         Command::Show { key } => show::run(&line.store.connect().await?, key, output).await,
+        Command::Ls(list) => list::run(&line.store.connect().await?, list, output).await,
         Command::Release(release) => {
             release::run(&line.store.connect().await?, release, output).await
+        }
+        Command::Watch(watch) => watch::run(&line.store.connect().await?, watch, output).await,
+        Command::Bench(bench) => {
+            let pool = line.store.at(bench.url.as_deref()).connect().await?;
+            bench::run(&pool, bench, output).await
         }
         Command::Doctor { url } => doctor::run(&line.store.at(url.as_deref()), output).await,
         Command::Completions { shell } => {

@@ -40,6 +40,7 @@ pub(crate) struct KeySearch {
 pub(crate) enum SearchOrder {
     OldestFirst,
     NewestFirst,
+    ByName,
 }
 
 /// Steps under conditions. Without a change it is a read that a majority confirms.
@@ -114,6 +115,7 @@ impl KeyOperation {
 
 impl KeySearch {
     fn write(&self, writer: &mut MessageWriter) {
+        const BY_NAME: i64 = 0;
         const BY_CREATION: i64 = 2;
         writer.bytes(1, &self.from);
         writer.bytes(2, &self.to);
@@ -121,11 +123,11 @@ impl KeySearch {
         writer.int(
             5,
             match self.order {
-                SearchOrder::OldestFirst => 1,
+                SearchOrder::OldestFirst | SearchOrder::ByName => 1,
                 SearchOrder::NewestFirst => 2,
             },
         );
-        writer.int(6, BY_CREATION);
+        writer.int(6, if self.order == SearchOrder::ByName { BY_NAME } else { BY_CREATION });
         writer.int(12, self.created_from);
         writer.int(13, self.created_to);
     }

@@ -51,8 +51,8 @@ use crate::backend::redis::url::Endpoint;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, Finding, Inspection, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
-    ReleaseRequest, Warning,
+    FailureKind, Finding, Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, Owner,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -222,6 +222,26 @@ impl Backend for Cluster {
             |server, hint, keys| Box::pin(server.inspect(hint, keys)),
         );
         routed.await.pop().transpose()
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        let servers = self.servers().await?;
+        let search = |server| -> BoxedCall<'_, _> {
+            Box::pin(async move { ScriptedServer::list(server, pattern, limit).await })
+        };
+        let searches = servers.iter().map(|server| search(server)).collect();
+        let (mut keys, mut is_complete) = (Vec::new(), true);
+        for found in fan_out(searches, None).await {
+            let found = found.unwrap_or_else(|| Ok(KeyList::new(Vec::new(), false, 0)));
+            let found = found.map_err(|error| self.router.final_error(error))?;
+            is_complete &= found.is_complete;
+            keys.extend(found.keys);
+        }
+        Ok(Some(KeyList::new(keys, is_complete, limit)))
     }
 
     /// Of any server, as all servers have the same users.

@@ -5,6 +5,7 @@ pub(crate) mod cas_commands;
 pub(crate) mod contended_keys;
 pub(crate) mod diagnosis;
 pub(crate) mod inspect;
+pub(crate) mod list;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod replicas;

@@ -18,8 +18,8 @@ use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, Finding,
-    Inspection, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode,
-    Warning,
+    Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
+    ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
@@ -111,6 +111,14 @@ impl Backend for Scripted {
         let key = std::slice::from_ref(key);
         let mut inspections = self.server.inspect(RouteHint::Direct, key).await;
         inspections.pop().transpose()
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        self.server.list(pattern, limit).await.map(Some)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -29,6 +29,7 @@ use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::cas_commands::{CasCommands, OwnedWrite, expire};
 use crate::backend::redis::protocol::diagnosis;
+use crate::backend::redis::protocol::list::locks_on;
 use crate::backend::redis::protocol::value::{
     lease_status, millis, read_holders, unexpected, watch,
 };
@@ -40,8 +41,8 @@ use crate::backend::redis::protocol::write_batches::WriteBatches;
 use crate::backend::redis::server_error;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, Finding, Inspection, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner,
-    ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    FailureKind, Finding, Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, LockHolder,
+    Notifier, Owner, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -483,6 +484,15 @@ impl Backend for Scriptless {
             Observed::Failed(error) => return Err(error),
         };
         Ok(Some(Inspection::new(holder)))
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        let is_lock = |value: &[u8]| wait_queue::owner_in(value).is_some();
+        locks_on(&self.connection, pattern, limit, is_lock).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -49,6 +49,7 @@ mod election;
 mod fence_block;
 mod grants;
 mod inspect;
+mod list;
 mod message;
 mod node;
 mod nodes;
@@ -70,8 +71,8 @@ use self::pending_withdrawals::Withdrawal;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities,
-    FailureKind, Finding, Inspection, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
-    ReleaseRequest, Warning,
+    FailureKind, Finding, Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::error::LockError;
 use crate::base::key::Key;
@@ -203,6 +204,14 @@ impl Backend for Quorum {
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
         self.0.inspect(key).await.map(Some)
+    }
+
+    async fn list(
+        &self,
+        pattern: &KeyPattern,
+        limit: usize,
+    ) -> Result<Option<KeyList>, BackendError> {
+        self.0.list(pattern, limit).await.map(Some)
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
