@@ -105,3 +105,19 @@ impl fmt::Debug for Owner {
         write!(f, "Owner({}..)", self.tag())
     }
 }
+
+#[cfg(all(test, feature = "_remote"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_a_whole_token_alone() {
+        let token = b"0123456789abcdef0123456789abcdef";
+        assert_eq!(Owner::in_bytes(token).unwrap().tag().to_string(), "01234567");
+        let shouted = token.to_ascii_uppercase();
+        for other in [&token[..31], &shouted, b"", b"another client", &[&token[..], b"0"].concat()]
+        {
+            assert_eq!(Owner::in_bytes(other), None);
+        }
+    }
+}

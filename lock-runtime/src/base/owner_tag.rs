@@ -12,14 +12,6 @@ impl OwnerTag {
         let [a, b, c, d, e, f, g, h, ..] = *token;
         Self([a, b, c, d, e, f, g, h])
     }
-
-    /// The tag of a stored token. `None` for text of another form, which is of another client.
-    #[cfg(feature = "_remote")]
-    pub(crate) fn parse(token: &[u8]) -> Option<Self> {
-        let token: &[u8; 32] = token.try_into().ok()?;
-        let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        token.iter().all(is_digit).then(|| Self::of_token(token))
-    }
 }
 
 impl fmt::Display for OwnerTag {
@@ -39,21 +31,5 @@ impl fmt::Debug for OwnerTag {
 impl serde::Serialize for OwnerTag {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-#[cfg(all(test, feature = "_remote"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tag_is_of_a_whole_token_alone() {
-        let token = b"0123456789abcdef0123456789abcdef";
-        assert_eq!(OwnerTag::parse(token).unwrap().to_string(), "01234567");
-        let shouted = token.to_ascii_uppercase();
-        for other in [&token[..31], &shouted, b"", b"another client", &[&token[..], b"0"].concat()]
-        {
-            assert_eq!(OwnerTag::parse(other), None);
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{Inspection, LockHolder, Owner, OwnerTag, WaitingOwner};
+use crate::backend::{Inspection, LockHolder, Owner, WaitingOwner};
 use crate::base::fence::Fence;
 
 /// What the rows of one key say.
@@ -18,14 +18,15 @@ impl InspectedRows {
     /// The row of a lease that ends in `expires_in` microseconds.
     pub(crate) fn add_holder(&mut self, owner: &[u8], expires_in: i64, fence: i64) {
         let expires_in = Duration::from_micros(u64::try_from(expires_in).unwrap_or_default());
-        let holder = LockHolder::new(OwnerTag::parse(owner)).with_token(Owner::in_bytes(owner));
+        let owner = Owner::in_bytes(owner);
+        let holder = LockHolder::new(owner.map(|owner| owner.tag())).with_token(owner);
         let holder = holder.with_expiry(Some(expires_in));
         self.holder = Some(holder.with_fence(Fence::try_from(fence).ok()));
     }
 
     /// A row of a queue with `waiting` rows.
     pub(crate) fn add_waiter(&mut self, owner: &[u8], waiting: i64) {
-        self.waiters.push(WaitingOwner::new(OwnerTag::parse(owner)));
+        self.waiters.push(WaitingOwner::new(Owner::in_bytes(owner).map(|owner| owner.tag())));
         self.waiting = waiting;
     }
 
