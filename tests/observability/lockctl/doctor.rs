@@ -85,8 +85,8 @@ fn no_persistence() {
     let server = RedisServer::start();
     warns(&server.url(), "persistence", "nothing on disk", "appendonly yes");
     let text = run(lockctl(["doctor", &server.url(), "--text"])).stdout;
-    let warned = text.lines().skip_while(|line| !line.starts_with("warn persistence"));
-    let remedy = warned.skip(1).next().unwrap();
+    let mut warned = text.lines().skip_while(|line| !line.starts_with("warn persistence"));
+    let remedy = warned.nth(1).unwrap();
     assert!(remedy.trim_start().starts_with("-> set `appendonly yes`"), "{text}");
 }
 
