@@ -109,6 +109,6 @@ impl Measured {
     fn text(&self) -> String {
         let (name, tasks, rate) = (self.name, self.tasks, self.per_second());
         let latency = latency_text(&self.latency);
-        format!("{name:<11} {tasks:>4} tasks  {STRONG}{rate:>9.0}{STRONG:#} cycles/s  {latency}\n")
+        format!("{name:<11} x{tasks:<4} {STRONG}{rate:>9.0}{STRONG:#} cycles/s  {latency}\n")
     }
 }
