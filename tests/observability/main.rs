@@ -6,6 +6,7 @@ mod documented;
 mod events;
 mod guide;
 mod lockctl;
+mod locks_page;
 mod metered;
 mod seen;
 mod sites;
