@@ -1,6 +1,7 @@
 //! What `LockPool::list` finds on any store.
 
 use lock_runtime::LockPool;
+use tokio::task::JoinSet;
 
 use crate::eventually_async;
 use crate::prelude::*;
@@ -45,4 +46,30 @@ pub async fn lists_the_locks_that_are_held(url: &str) {
     }
     eventually_async(DEADLINE, "nothing is held", async || listed("*", 10).await.0.is_empty())
         .await;
+}
+
+/// More locks than one page of a search has, and free keys between them, are found while another lock is renewed.
+pub async fn lists_more_than_a_page(url: &str) {
+    const LOCKS: usize = 1_200;
+    let pool = patient(url, ms(5_000)).await;
+    let watched = pool.lock("watched").acquire().await.unwrap();
+    cycle(&pool, "many:0000-free").await;
+    let mut acquiring = JoinSet::new();
+    for number in 0..LOCKS {
+        let acquire = pool.lock(format!("many:{number:04}")).ttl(DEADLINE).acquire();
+        acquiring.spawn(async move { acquire.await.unwrap() });
+    }
+    let guards = within(DEADLINE, "all are granted", acquiring.join_all()).await;
+    for _ in 0..3 {
+        let list = within(DEADLINE, "the list", pool.list("many:*", 5_000)).await.unwrap();
+        assert_eq!((list.keys.len(), list.is_complete), (LOCKS, true));
+        assert!(list.keys.is_sorted());
+    }
+    watched.verify().await.unwrap();
+    let mut releasing = JoinSet::new();
+    for guard in guards {
+        releasing.spawn(async move { guard.release().await.unwrap() });
+    }
+    within(DEADLINE, "all are released", releasing.join_all()).await;
+    watched.release().await.unwrap();
 }

@@ -69,6 +69,35 @@ async fn redis_without_scripts() {
     next.verify().await.unwrap();
 }
 
+/// Its waiters would be taken from the queue and not notified.
+#[tokio::test]
+async fn a_login_without_channels_leaves_a_lock_with_waiters() {
+    let server =
+        RedisServer::builder().config_line("user worker on >pw ~* resetchannels +@all").start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let other = patient(server.url(), ms(20_000)).await;
+    let restricted = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    let restricted = patient(&restricted, ms(20_000)).await;
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let waiting = acquire_in_task(&other, "order:1");
+    eventually_async(DEADLINE, "it waits", async || {
+        other.inspect("order:1").await.unwrap().waiting == Some(1)
+    })
+    .await;
+    let holder = restricted.inspect("order:1").await.unwrap().holder.unwrap();
+    let error = restricted.force_release("order:1", &holder).await.unwrap_err();
+    assert!(error.to_string().contains("lock_runtime:*"), "{error}");
+    assert_eq!(other.inspect("order:1").await.unwrap().waiting, Some(1));
+    guard.release().await.unwrap();
+    joined("the waiter", waiting).await.1.release().await.unwrap();
+
+    // Without waiters nothing is to be notified.
+    let guard = pool.lock("order:2").acquire().await.unwrap();
+    let holder = restricted.inspect("order:2").await.unwrap().holder.unwrap();
+    assert!(restricted.force_release("order:2", &holder).await.unwrap());
+    drop(guard);
+}
+
 /// The other key ends with the lease.
 #[tokio::test]
 async fn one_key_of_two() {

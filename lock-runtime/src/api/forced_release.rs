@@ -18,6 +18,9 @@ impl LockPool {
     /// renewal, or by a notification where the store sends one: its lease is lost, and its body is cancelled. Until then both run,
     /// and only [fences](crate::Fence) keep late writes out. Its other keys stay its own until then.
     ///
+    /// An owner is a grant of a process. Where the lock passes from task to task within it, or lingers there, the task that is hit
+    /// may have begun after [`inspect`](Self::inspect).
+    ///
     /// Neither a `min_hold` nor a `lock_delay` keeps the key locked. With `redlock://` a lock without a fence stays locked until its ttl is over, and a key that was released and is kept for its `min_hold` stays.
     ///
     /// ```

@@ -4,7 +4,7 @@ use lock_runtime::LockPool;
 use lock_tests::EtcdServer;
 use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
-use lock_tests::listed::lists_the_locks_that_are_held;
+use lock_tests::listed::{lists_more_than_a_page, lists_the_locks_that_are_held};
 use lock_tests::prelude::*;
 
 use super::conformance::until_queued;
@@ -25,6 +25,12 @@ async fn a_lock_is_taken_from_its_holder() {
 async fn held_locks_are_listed() {
     let (server, root) = EtcdServer::shared();
     lists_the_locks_that_are_held(&server.url_of(&root)).await;
+}
+
+#[tokio::test]
+async fn more_locks_than_one_page_are_listed() {
+    let (server, root) = EtcdServer::shared();
+    lists_more_than_a_page(&server.url_of(&root)).await;
 }
 
 #[tokio::test]

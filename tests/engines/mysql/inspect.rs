@@ -2,7 +2,7 @@
 
 use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
-use lock_tests::listed::lists_the_locks_that_are_held;
+use lock_tests::listed::{lists_more_than_a_page, lists_the_locks_that_are_held};
 use lock_tests::prelude::*;
 
 use super::conformance::shared;
@@ -21,6 +21,11 @@ async fn a_lock_is_taken_from_its_holder() {
 #[tokio::test]
 async fn held_locks_are_listed() {
     lists_the_locks_that_are_held(&shared().database("listed")).await;
+}
+
+#[tokio::test]
+async fn more_locks_than_one_page_are_listed() {
+    lists_more_than_a_page(&shared().database("pages")).await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use lock_tests::PostgresServer;
 use lock_tests::forced::is_taken_from_its_holder;
 use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
-use lock_tests::listed::lists_the_locks_that_are_held;
+use lock_tests::listed::{lists_more_than_a_page, lists_the_locks_that_are_held};
 use lock_tests::prelude::*;
 
 #[tokio::test]
@@ -22,6 +22,12 @@ async fn a_lock_is_taken_from_its_holder() {
 async fn held_locks_are_listed() {
     let server = PostgresServer::start();
     lists_the_locks_that_are_held(&server.url()).await;
+}
+
+#[tokio::test]
+async fn more_locks_than_one_page_are_listed() {
+    let server = PostgresServer::start();
+    lists_more_than_a_page(&server.url()).await;
 }
 
 #[tokio::test]

@@ -149,6 +149,16 @@ fn what_the_login_may_not_read_is_unknown() {
     assert_eq!(names, ["version", "role", "eviction", "persistence"]);
 }
 
+/// Without it an append-only file may be flushed once a second.
+#[test]
+fn how_often_the_file_is_flushed_is_unknown_without_the_right_to_read_it() {
+    let server = fit().config_line("user worker on >pw ~* &* +@all -config").start();
+    let ended = doctor(&format!("redis://worker:pw@127.0.0.1:{}", server.port()));
+    let bad = bad_checks(&ended);
+    let names: Vec<_> = bad.iter().map(|it| (&it["check"], &it["verdict"])).collect();
+    assert_eq!(names, [(&"persistence".into(), &"unknown".into())], "{bad:#?}");
+}
+
 #[test]
 fn each_server_of_a_cluster_is_checked() {
     let cluster = RedisCluster::start();

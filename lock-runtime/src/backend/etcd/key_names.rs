@@ -68,7 +68,10 @@ impl KeyNames {
 
     /// The start of a search behind the key and the others of its lock.
     pub(crate) fn behind(key: &[u8]) -> Vec<u8> {
-        let end = key.iter().rposition(|byte| *byte == b'/').unwrap_or(key.len());
+        let Some(end) = key.iter().rposition(|byte| *byte == b'/') else {
+            // Not a key of a lock.
+            return [key, &b"\0"[..]].concat();
+        };
         let mut next = key[..end].to_vec();
         // The character behind a slash.
         next.push(b'/' + 1);

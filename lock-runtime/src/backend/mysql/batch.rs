@@ -82,8 +82,8 @@ impl<'a> MysqlBatch<'a> {
             let found = self.inspect(&key).await;
             answer(reply, found);
         }
-        for ((pattern, limit), reply) in lists {
-            let found = self.list(&pattern, limit).await;
+        for (from, reply) in lists {
+            let found = self.list(&from).await;
             answer(reply, found);
         }
         for reply in health {

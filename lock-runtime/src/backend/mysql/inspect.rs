@@ -3,8 +3,8 @@
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
 use crate::backend::mysql::script::{Literal, SqlScript};
 use crate::backend::sql::inspected_rows::InspectedRows;
-use crate::backend::sql::listed_keys::{ListedKeys, PAGE};
-use crate::backend::{BackendError, Inspection, KeyList, KeyPattern};
+use crate::backend::sql::listed_keys::{ListedRow, PAGE};
+use crate::backend::{BackendError, Inspection};
 use crate::base::key::Key;
 
 impl MysqlBatch<'_> {
@@ -35,22 +35,20 @@ impl MysqlBatch<'_> {
         Ok(found.into_inspection())
     }
 
-    pub(super) async fn list(
-        &mut self,
-        pattern: &KeyPattern,
-        limit: usize,
-    ) -> Result<KeyList, BackendError> {
+    /// A page of keys, from `from` on.
+    pub(super) async fn list(&mut self, from: &[u8]) -> Result<Vec<ListedRow>, BackendError> {
         let most = i64::try_from(PAGE).unwrap_or(i64::MAX);
-        let mut listed = ListedKeys::new(pattern, limit);
-        while let Some(from) = listed.next_page() {
-            let values = [("from", Literal::Bytes(from)), ("most", Literal::Number(most))];
-            let statements = self.statements();
-            let script = SqlScript::of(&statements.clock, &[]).then(&statements.list, &values);
-            let answered = self.execute(&script, usize::MAX).await?;
-            let rows = answered.sets.iter().flatten();
-            let keys = rows.map(|row| row.bytes(0).map(<[u8]>::to_vec).ok_or_else(incomplete));
-            listed.add_page(&keys.collect::<Result<Vec<_>, _>>()?);
+        let values = [("from", Literal::Bytes(from)), ("most", Literal::Number(most))];
+        let statements = self.statements();
+        let script = SqlScript::of(&statements.clock, &[]).then(&statements.list, &values);
+        let answered = self.execute(&script, usize::MAX).await?;
+        let mut page = Vec::new();
+        for row in answered.sets.iter().flatten() {
+            let (Some(key), Some(is_held)) = (row.bytes(0), row.number(1)) else {
+                return Err(incomplete());
+            };
+            page.push(ListedRow { key: key.to_vec(), is_held: is_held != 0 });
         }
-        Ok(listed.into_list())
+        Ok(page)
     }
 }

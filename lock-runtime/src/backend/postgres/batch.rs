@@ -67,8 +67,8 @@ impl<'a> Batch<'a> {
         for (key, reply) in inspections {
             answer(reply, self.inspect(&key).await);
         }
-        for ((pattern, limit), reply) in lists {
-            answer(reply, self.list(&pattern, limit).await);
+        for (from, reply) in lists {
+            answer(reply, self.list(&from).await);
         }
         for reply in health {
             let settings = &self.statements.settings;

@@ -6,8 +6,8 @@ use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::inspected_rows::InspectedRows;
-use crate::backend::sql::listed_keys::{ListedKeys, PAGE};
-use crate::backend::{BackendError, Inspection, KeyList, KeyPattern};
+use crate::backend::sql::listed_keys::{ListedRow, PAGE};
+use crate::backend::{BackendError, Inspection};
 use crate::base::key::Key;
 
 impl Batch<'_> {
@@ -25,20 +25,14 @@ impl Batch<'_> {
         Ok(found.into_inspection())
     }
 
-    pub(super) async fn list(
-        &self,
-        pattern: &KeyPattern,
-        limit: usize,
-    ) -> Result<KeyList, BackendError> {
+    /// A page of keys, from `from` on.
+    pub(super) async fn list(&self, from: &[u8]) -> Result<Vec<ListedRow>, BackendError> {
         let most = i64::try_from(PAGE).unwrap_or(i64::MAX);
-        let mut listed = ListedKeys::new(pattern, limit);
-        while let Some(from) = listed.next_page() {
-            let parameters: Parameters<'_> = vec![(&from, Type::BYTEA), (&most, Type::INT8)];
-            let rows = self.query(&self.statements.list, &parameters).await?;
-            let keys = rows.iter().map(|row| get::<&[u8]>(row, 0).map(<[u8]>::to_vec));
-            let keys = keys.collect::<Result<Vec<_>, _>>()?;
-            listed.add_page(&keys);
-        }
-        Ok(listed.into_list())
+        let parameters: Parameters<'_> = vec![(&from, Type::BYTEA), (&most, Type::INT8)];
+        let rows = self.query(&self.statements.list, &parameters).await?;
+        let listed = |row| -> Result<ListedRow, BackendError> {
+            Ok(ListedRow { key: get::<&[u8]>(row, 0)?.to_vec(), is_held: get(row, 1)? })
+        };
+        rows.iter().map(listed).collect()
     }
 }

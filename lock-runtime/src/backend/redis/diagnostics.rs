@@ -51,10 +51,8 @@ pub(crate) fn findings(
 ) -> Vec<Finding> {
     let facts = Facts::of(server, for_all, info, more);
     let known = |name: &str| facts.info(name).map(str::to_owned);
-    let persistence = || {
-        let flushed = facts.set("appendfsync").map_or_else(String::new, |how| format!(", {how}"));
-        facts.info("aof_enabled").map(|_| format!("append-only file{flushed}"))
-    };
+    // How often the file is flushed decides.
+    let persistence = || facts.set("appendfsync").map(|how| format!("append-only file, {how}"));
     let checks = [
         ("version", facts.version(), known("redis_version")),
         ("role", facts.replica().or_else(|| facts.part()), known("role")),

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use tokio::sync::oneshot;
 
+use crate::backend::sql::listed_keys::ListedRow;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, KeyList, KeyPattern,
-    LeaseRef, LeaseStatus, ReleaseOutcome, ReleaseRequest, Warning,
+    AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, LeaseRef, LeaseStatus,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::key::Key;
 
@@ -28,7 +29,8 @@ pub(crate) enum StoreJob {
     Renew(PendingRequest<LeaseRef, LeaseStatus>),
     IsHeld(PendingRequest<LeaseRef, LeaseStatus>),
     Inspect(PendingRequest<Key, Inspection>),
-    List(PendingRequest<(KeyPattern, usize), KeyList>),
+    /// A page of keys, from this one on. Other jobs are done between two pages.
+    List(PendingRequest<Vec<u8>, Vec<ListedRow>>),
     Health(Reply<Vec<Warning>>),
     Probe(Reply<()>),
     /// Close the connection.
@@ -60,7 +62,7 @@ pub(crate) struct Jobs {
     pub(crate) renewals: Renewals,
     pub(crate) reads: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
     pub(crate) inspections: Vec<PendingRequest<Key, Inspection>>,
-    pub(crate) lists: Vec<PendingRequest<(KeyPattern, usize), KeyList>>,
+    pub(crate) lists: Vec<PendingRequest<Vec<u8>, Vec<ListedRow>>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
     pub(crate) probes: Vec<Reply<()>>,
     pub(crate) closes: bool,
@@ -92,13 +94,14 @@ impl Jobs {
         batches
     }
 
-    /// Leaves out acquires, renewals and inspections that nothing waits for any more, because their call was dropped. Releases are sent
-    /// all the same.
+    /// Leaves out acquires, renewals, inspections and pages that nothing waits for any more, because their call was dropped.
+    /// Releases are sent all the same.
     fn add(&mut self, job: StoreJob) {
         match job {
             StoreJob::Acquire((_, reply)) if reply.is_closed() => {}
             StoreJob::Renew((_, reply)) if reply.is_closed() => {}
             StoreJob::Inspect((_, reply)) if reply.is_closed() => {}
+            StoreJob::List((_, reply)) if reply.is_closed() => {}
             StoreJob::Acquire(pending) => self.acquires.push(pending),
             StoreJob::Release(pending) => self.releases.push(pending),
             StoreJob::Renew(pending) => self.renewals.push(pending),

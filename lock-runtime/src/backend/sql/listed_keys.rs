@@ -6,6 +6,13 @@ use crate::base::key::Key;
 /// How many rows one page has.
 pub(crate) const PAGE: usize = 1_000;
 
+/// A row of a page.
+#[derive(Clone, Debug)]
+pub(crate) struct ListedRow {
+    pub(crate) key: Vec<u8>,
+    pub(crate) is_held: bool,
+}
+
 /// How many pages one search reads.
 const MOST_PAGES: usize = 1_000;
 
@@ -32,18 +39,18 @@ impl<'a> ListedKeys<'a> {
     }
 
     /// The keys of a page, in their order.
-    pub(crate) fn add_page(&mut self, rows: &[Vec<u8>]) {
+    pub(crate) fn add_page(&mut self, rows: &[ListedRow]) {
         let start = self.pattern.start();
-        let is_behind = |row: &Vec<u8>| !row.starts_with(start.as_bytes());
-        let text = |row: &Vec<u8>| String::from_utf8(row.clone()).ok();
-        let matching =
-            rows.iter().filter_map(text).filter(|key| self.pattern.key_of(key).is_some());
+        let is_behind = |row: &ListedRow| !row.key.starts_with(start.as_bytes());
+        let text = |row: &ListedRow| String::from_utf8(row.key.clone()).ok();
+        let held = rows.iter().filter(|row| row.is_held);
+        let matching = held.filter_map(text).filter(|key| self.pattern.key_of(key).is_some());
         self.keys.extend(matching.map(Key::from));
         self.pages += 1;
         let last = rows.last().filter(|last| rows.len() == PAGE && !is_behind(last));
         self.is_complete = last.is_none();
         let goes_on = self.keys.len() <= self.limit && self.pages < MOST_PAGES;
-        self.next = last.filter(|_| goes_on).map(|last| [last, &b"\0"[..]].concat());
+        self.next = last.filter(|_| goes_on).map(|last| [&last.key, &b"\0"[..]].concat());
     }
 
     pub(crate) fn into_list(self) -> KeyList {

@@ -8,6 +8,7 @@ use tokio::task::AbortHandle;
 
 use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
 use crate::backend::sql::job::StoreJob;
+use crate::backend::sql::listed_keys::ListedKeys;
 use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
@@ -134,8 +135,13 @@ impl Backend for SqlStore {
         pattern: &KeyPattern,
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
-        let search = (pattern.clone(), limit);
-        self.upkeep.send(|reply| StoreJob::List((search, reply))).get().await.map(Some)
+        let mut listed = ListedKeys::new(pattern, limit);
+        while let Some(from) = listed.next_page() {
+            let from = from.to_vec();
+            let reading = self.upkeep.send(|reply| StoreJob::List((from, reply)));
+            listed.add_page(&reading.get().await?);
+        }
+        Ok(Some(listed.into_list()))
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

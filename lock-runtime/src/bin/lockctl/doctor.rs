@@ -29,7 +29,15 @@ pub(crate) async fn run(store: &StoreArgs, output: &Output) -> Result<End, Failu
         }
     };
     let findings = pool.diagnose().await?;
-    let latency = latency_of(&pool).await?;
+    let latency = match latency_of(&pool).await {
+        Ok(latency) => latency,
+        Err(failure) => {
+            // What was found so far is worth more than nothing.
+            let json = json!({ "connected": true, "error": failure.of_store().map(ToString::to_string), "findings": findings });
+            output.print(&json, || findings.iter().map(|it| finding_text(it, true)).collect())?;
+            return Err(failure);
+        }
+    };
     let is_slow = latency.p99 > SLOW;
     let json = json!({
         "connected": true,

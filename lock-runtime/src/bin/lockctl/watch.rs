@@ -1,5 +1,7 @@
 //! `lockctl watch`: the table of `ls`, read again and again.
 
+use std::time::Instant;
+
 use tokio::time::sleep;
 
 use lock_runtime::LockPool;
@@ -15,6 +17,7 @@ const TOP: &str = "\u{1b}[H";
 const REST_OF_LINE: &str = "\u{1b}[K";
 const REST_OF_SCREEN: &str = "\u{1b}[J";
 
+#[allow(clippy::disallowed_methods)]
 pub(crate) async fn run(
     pool: &LockPool,
     args: &WatchArgs,
@@ -22,7 +25,18 @@ pub(crate) async fn run(
 ) -> Result<End, Failure> {
     let mut rounds = 0_u64;
     loop {
-        let listing = Listing::read(pool, &args.list).await?;
+        let began = Instant::now();
+        let listing = match Listing::read(pool, &args.list).await {
+            Ok(listing) => listing,
+            // A store that fails over is back soon.
+            Err(failure) if rounds > 0 => {
+                failure.print();
+                sleep(args.interval).await;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        let took = began.elapsed();
         match output.format {
             // One line for each reading.
             Format::Json => output.raw(format!("{}\n", listing.json()).as_bytes())?,
@@ -36,6 +50,7 @@ pub(crate) async fn run(
         if args.count.is_some_and(|count| rounds >= count) {
             return Ok(End::Done);
         }
-        sleep(args.interval).await;
+        // A search that takes long is not repeated all the time.
+        sleep(args.interval.max(took * 10)).await;
     }
 }

@@ -123,7 +123,9 @@ impl KeySearch {
         writer.int(
             5,
             match self.order {
-                SearchOrder::OldestFirst | SearchOrder::ByName => 1,
+                // etcd applies no limit while it reads for a sorted answer. Unsorted ones are in the order of names.
+                SearchOrder::ByName => 0,
+                SearchOrder::OldestFirst => 1,
                 SearchOrder::NewestFirst => 2,
             },
         );

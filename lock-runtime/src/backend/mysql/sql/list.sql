@@ -1,6 +1,6 @@
--- Lists held keys in their order. Nothing is locked.
+-- Reads a page of keys in their order, with whether each is held. Nothing is locked.
 -- :from the first key, :most how many
-SELECT lease.`key` FROM lock_lease AS lease
-WHERE lease.`key` >= :from AND lease.owner <> '' AND lease.until > @now
+SELECT lease.`key`, lease.owner <> '' AND lease.until > @now FROM lock_lease AS lease
+WHERE lease.`key` >= :from
 ORDER BY lease.`key`
 LIMIT :most

@@ -50,7 +50,7 @@ pub(crate) async fn locks_on(
             return Ok(KeyList::new(locks, true, limit));
         }
         // A key may be found twice.
-        if locks.len() > 2 * limit {
+        if locks.len() > limit.saturating_mul(2) {
             break;
         }
         cursor = next;

@@ -10,7 +10,7 @@ use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::protocol::wait_queue::{QueueToken, recheck_interval, reservation_time};
-use crate::backend::{BackendError, ReleaseOutcome, ReleaseRequest};
+use crate::backend::{BackendError, FailureKind, ReleaseOutcome, ReleaseRequest};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
@@ -49,6 +49,11 @@ impl ScriptedServer {
             )
         };
         let again: Vec<_> = (0..answers.len()).filter(not_deleted).collect();
+        let refused = |at: &usize| requests[*at].forced.is_some() && !self.keeps_wait_queues();
+        let (refused, again): (Vec<_>, Vec<_>) = again.into_iter().partition(refused);
+        for at in refused {
+            answers[at] = Err(cannot_notify());
+        }
         if !again.is_empty() {
             let command =
                 |n: usize, by| self.queue_release(&requests[again[n]]).command(&self.keyspace, by);
@@ -97,6 +102,14 @@ impl ScriptedServer {
             other => Err(unexpected(other)),
         }
     }
+}
+
+/// The wait queue of a lock loses its waiters if they are taken from it and not notified.
+#[cold]
+fn cannot_notify() -> BackendError {
+    let text = "the lock has another holder by now, or waiters that this login cannot notify";
+    BackendError::new(FailureKind::Rejected, text)
+        .remedy("allow the channels `lock_runtime:*` to the login, or use one of the services")
 }
 
 impl ReleaseCommand<'_> {

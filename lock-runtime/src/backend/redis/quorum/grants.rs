@@ -35,11 +35,6 @@ impl Grants {
         self.table().by_owner.get(owner).copied()
     }
 
-    /// Whether the owner has a grant.
-    pub(crate) fn has(&self, owner: &Owner) -> bool {
-        self.table().by_owner.contains_key(owner)
-    }
-
     /// The grant of `lease`. Without an entry, it matches any attempt of the owner.
     pub(crate) fn of(&self, lease: &LeaseRef) -> MajorityGrant {
         let (token, ttl) = (VoteToken::of_any_attempt(lease.owner), lease.ttl);

@@ -154,8 +154,10 @@ impl Backend for Quorum {
         let mut withdrawals = Vec::with_capacity(releases.len());
         for ReleaseRequest { lease, free_after, forced, .. } in releases {
             let (mut grant, mut free_after) = (nodes.grants.of(lease), *free_after);
-            // The grant of another process.
-            if let Some(holder) = forced.as_ref().filter(|_| !nodes.grants.has(&lease.owner)) {
+            // The grant of another process, also when its release by force is repeated.
+            let is_own =
+                nodes.grants.get(&lease.owner).is_some_and(|it| it.releasing_until.is_none());
+            if let Some(holder) = forced.as_ref().filter(|_| !is_own) {
                 grant.block = holder.fence.map(FenceBlock::from_another_process);
                 if grant.block.is_none() {
                     // A renewal would restore a lock that is missing, unless a ballot number says that it was released.
