@@ -107,7 +107,7 @@ impl ScriptedServer {
 /// The wait queue of a lock loses its waiters if they are taken from it and not notified.
 #[cold]
 fn cannot_notify() -> BackendError {
-    let text = "the lock has another holder by now, or waiters that this login cannot notify";
+    let text = "the lock has another holder by now, or one with a wait queue that this login cannot notify";
     BackendError::new(FailureKind::Rejected, text)
         .remedy("allow the channels `lock_runtime:*` to the login, or use one of the services")
 }
