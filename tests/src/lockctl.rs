@@ -73,8 +73,9 @@ fn build(folder: &Path) {
         Some(name) => name,
     };
     let mut command = cargo("build");
+    // With the examples, dependencies have the features that they have for tests, and are not built again.
     command
-        .args(["--bin", "lockctl", "--profile", profile, "--target-dir"])
+        .args(["--bin", "lockctl", "--examples", "--profile", profile, "--target-dir"])
         .arg(folder.parent().expect("a profile's directory is in the target directory"));
     let output = command.output().expect("cargo can be started");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -31,7 +31,7 @@ impl LockPool {
     /// let hangs = pool.lock("order:42").acquire().await?;
     /// if let Some(holder) = pool.inspect("order:42").await?.holder {
     ///     assert!(pool.force_release("order:42", &holder).await?);
-    ///     let next = pool.lock("order:42").try_acquire().await?.expect("it is free");
+    ///     let next = pool.lock("order:42").acquire().await?;
     ///     assert!(next.fence() > hangs.fence());
     ///     // The next holder is another one.
     ///     assert!(!pool.force_release("order:42", &holder).await?);
