@@ -62,11 +62,7 @@ impl Crowd {
         kill_server: impl Fn(),
     ) {
         let (mut faults, end) = (0, Instant::now() + ms(1_000 * self.seconds));
-        let enough = |crowd: &Self, faults: u64| {
-            // On a busy machine the holders of an interval may all have been quick.
-            faults > crowd.seconds / 3 && !crowd.history().naive_overlaps().is_empty()
-        };
-        while Instant::now() < end || (Instant::now() < end + DEADLINE && !enough(&self, faults)) {
+        while self.goes_on(end, faults > self.seconds / 3) {
             std::thread::sleep(ms(self.rng.u64(300..800)));
             faults += 1;
             match self.rng.u8(..16) {
@@ -78,6 +74,14 @@ impl Crowd {
         }
         let least = self.seconds / 3 + 1;
         self.ends_safely(faults, least);
+    }
+
+    /// Until `end`, and behind it until the faults are `enough` and have had an effect: on a busy machine the holders of an
+    /// interval may all have been quick.
+    pub(crate) fn goes_on(&self, end: Instant, enough: bool) -> bool {
+        let now = Instant::now();
+        let had_effect = || !self.history().naive_overlaps().is_empty();
+        now < end || (now < end + DEADLINE && !(enough && had_effect()))
     }
 
     /// Ends the processes. No two leases of a lock were valid at a time, and every lease had a fence.

@@ -209,7 +209,7 @@ fn faults_never_make_two_valid_leases() {
     let proxy = FaultProxy::to_port(server.port());
     let mut crowd = Crowd::start(&url_at(proxy.port(), "/locks"));
     let (mut faults, end) = (0, Instant::now() + ms(1_000 * crowd.seconds));
-    while Instant::now() < end || faults < 8 {
+    while crowd.goes_on(end, faults >= 8) {
         std::thread::sleep(ms(crowd.rng.u64(200..600)));
         faults += 1;
         // Every fourth one is a long freeze.
