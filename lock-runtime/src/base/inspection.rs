@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::base::fence::Fence;
+use crate::base::owner_info::OwnerInfo;
 use crate::base::owner_tag::OwnerTag;
 
 /// The state of one key in the store: its holder, and the owners in its wait queue.
@@ -32,6 +33,9 @@ pub struct LockHolder {
     /// The fencing token of the grant, where the store keeps it. A task that the lock was handed off to within its process
     /// has a greater one.
     pub fence: Option<Fence>,
+    /// The process that holds it, and the annotated function that it acquired the lock for. `None` where the store does not
+    /// keep it, and if the holder's pool does not tell it ([`PoolBuilder::owner_info`](crate::PoolBuilder::owner_info)).
+    pub info: Option<OwnerInfo>,
 }
 
 /// An owner in the store's wait queue.
@@ -76,7 +80,7 @@ impl LockHolder {
     /// A holder with this owner token. `None` for a client of another library.
     #[must_use]
     pub const fn new(owner: Option<OwnerTag>) -> Self {
-        Self { owner, expires_in: None, fence: None }
+        Self { owner, expires_in: None, fence: None, info: None }
     }
 
     /// The same holder, of a grant that ends in this time if it is not renewed.
@@ -90,6 +94,13 @@ impl LockHolder {
     #[must_use]
     pub const fn with_fence(mut self, fence: Option<Fence>) -> Self {
         self.fence = fence;
+        self
+    }
+
+    /// The same holder, of this process.
+    #[must_use]
+    pub fn with_info(mut self, info: Option<OwnerInfo>) -> Self {
+        self.info = info;
         self
     }
 }
@@ -122,10 +133,11 @@ mod serialized {
 
     impl Serialize for LockHolder {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("LockHolder", 3)?;
+            let mut fields = serializer.serialize_struct("LockHolder", 4)?;
             fields.serialize_field("owner", &self.owner)?;
             fields.serialize_field("expires_in_ms", &self.expires_in.map(millis))?;
             fields.serialize_field("fence", &self.fence)?;
+            fields.serialize_field("info", &self.info)?;
             fields.end()
         }
     }

@@ -15,6 +15,7 @@ use crate::backend::{
 use crate::base::clock::Clock;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::owner_info::OwnerLabel;
 
 mod batches;
 mod dropped;
@@ -381,6 +382,7 @@ fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Acqu
         extra_fences: 0,
         attempt: 0,
         enqueue: false,
+        label: OwnerLabel::of_process(None),
     }
 }
 

@@ -1,7 +1,9 @@
 //! The holder of a key and its queue, as rows tell them.
 
 use lock_tests::PostgresServer;
-use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::inspected::{
+    ShownQueue, tells_the_holder_and_its_queue, tells_the_process_of_the_holder,
+};
 use lock_tests::prelude::*;
 
 #[tokio::test]
@@ -26,4 +28,13 @@ async fn an_inspection_writes_no_row_and_waits_for_none() {
     let [row] = &before[..] else { panic!("one row: {before:?}") };
     assert_eq!(after, [[row[0].as_str(), &row[2], &row[3]]]);
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_the_process_of_the_holder() {
+    let server = PostgresServer::start();
+    let row = "SELECT encode(info, 'escape'), channel, encode(owner, 'escape') FROM lock_lease";
+    let stored = || format!("{:?}", server.query(row));
+    let holder = env!("CARGO_BIN_EXE_annotated-holder");
+    tells_the_process_of_the_holder(&server.url(), holder, stored).await;
 }

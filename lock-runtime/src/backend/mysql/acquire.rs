@@ -11,7 +11,8 @@ use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
 use crate::backend::sql::job::{Acquires, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
-use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
+use crate::backend::sql::stored_info::stored_info;
+use crate::backend::sql::tables::{InfoColumn, PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
 use crate::base::fence::Fence;
 use crate::base::jitter;
@@ -194,6 +195,7 @@ impl MysqlBatch<'_> {
         let statements = self.statements();
         let mut script = self.begin();
         for (number, (request, _)) in requests.iter().enumerate() {
+            let info = stored_info(&request.owner, &request.label);
             let values = [
                 ("number", Literal::Number(i64::try_from(number).unwrap_or(i64::MAX))),
                 ("key", Literal::Bytes(request.keys[0].as_str().as_bytes())),
@@ -201,6 +203,7 @@ impl MysqlBatch<'_> {
                 ("kept", Literal::Number(micros(request.kept_for()))),
                 ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
                 ("channel", Literal::Bytes(self.channel.as_bytes())),
+                ("info", Literal::Bytes(&info)),
                 ("queues", Literal::Number(i64::from(request.enqueue))),
             ];
             script.add(&statements.enqueue, &values);
@@ -286,6 +289,7 @@ impl MysqlBatch<'_> {
     ) -> Result<AcquireOutcome, BackendError> {
         let statements = self.statements();
         let keys = ByteList::of_keys(request.keys.iter());
+        let info = stored_info(&request.owner, &request.label);
         self.add_rows(request.keys.iter()).await?;
         let values = [
             ("keys", keys.as_literal()),
@@ -294,6 +298,7 @@ impl MysqlBatch<'_> {
             ("kept", Literal::Number(micros(request.kept_for()))),
             ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
             ("channel", Literal::Bytes(self.channel.as_bytes())),
+            ("info", Literal::Bytes(&info)),
         ];
         let mut script = self
             .begin()
@@ -321,6 +326,10 @@ impl MysqlBatch<'_> {
             (micros(request.kept_for()), further(request, self.statements().pins));
         let _ = write!(rows, ",@now+{kept},@now,@now+{further},");
         push_bytes(rows, &[self.channel.as_bytes()]);
+        if self.statements().info == InfoColumn::Present {
+            rows.push(',');
+            push_bytes(rows, &[&stored_info(&request.owner, &request.label)]);
+        }
         rows.push(')');
     }
 }

@@ -195,7 +195,7 @@ impl<'a> MysqlBatch<'a> {
     }
 
     pub(super) fn statements(&self) -> &'a MysqlStatements {
-        &self.state.connector.statements
+        self.state.connector.statements_for(self.session)
     }
 
     pub(super) fn now(&self) -> Instant {

@@ -27,6 +27,8 @@ impl MysqlBatch<'_> {
                     owner,
                     row.number(2).unwrap_or_default(),
                     row.number(3).unwrap_or_default(),
+                    // The last column is there with the one of the table.
+                    row.bytes(5),
                 ),
                 _ => found.add_waiter(owner, row.number(4).unwrap_or_default()),
             }

@@ -1,7 +1,7 @@
 //! The tables of the locks, and the statements on them.
 
 use crate::backend::mysql::script::Template;
-use crate::backend::sql::tables::{Pins, TableNames};
+use crate::backend::sql::tables::{InfoColumn, Pins, TableNames};
 
 /// What to do where the tables are missing.
 pub(crate) const REMEDY: &str = "run the statements in `docs/mysql.md`, or add `?create=on` to the URL of a user that may create tables";
@@ -14,6 +14,8 @@ pub(crate) const FENCE_REMEDY: &str = "`?pin=on` needs one more table: run ``CRE
 pub(crate) struct MysqlStatements {
     pub(crate) tables: Template,
     pub(crate) check: Template,
+    pub(crate) has_info: Template,
+    pub(crate) add_info: Template,
     pub(crate) session: Template,
     pub(crate) limits: Template,
     pub(crate) introduction: Template,
@@ -45,6 +47,8 @@ pub(crate) struct MysqlStatements {
     pub(crate) settings: Template,
     /// Whether a grant raises the fence in its table.
     pub(crate) pins: Pins,
+    /// Whether a grant writes a text about its owner.
+    pub(crate) info: InfoColumn,
 }
 
 impl MysqlStatements {
@@ -53,6 +57,8 @@ impl MysqlStatements {
         Self {
             tables: sql(include_str!("sql/schema.sql").trim_end().trim_end_matches(';')),
             check: sql(include_str!("sql/check.sql")),
+            has_info: sql(include_str!("sql/has_info.sql")),
+            add_info: sql(include_str!("sql/add_info.sql")),
             session: sql(include_str!("sql/session.sql")),
             limits: sql(include_str!("sql/limits.sql")),
             introduction: sql(include_str!("sql/introduction.sql")),
@@ -83,6 +89,7 @@ impl MysqlStatements {
             sweep_queue: sql(include_str!("sql/sweep_queue.sql")),
             settings: sql(include_str!("sql/settings.sql")),
             pins: names.pins,
+            info: names.info,
         }
     }
 }

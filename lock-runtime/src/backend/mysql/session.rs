@@ -18,6 +18,7 @@ use crate::backend::mysql::server_error::{
 };
 use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
 use crate::backend::sql::job::closed;
+use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
 use crate::base::clock::Clock;
 
@@ -25,6 +26,8 @@ use crate::base::clock::Clock;
 pub(crate) struct MysqlConnector {
     pub(crate) database: MysqlUrl,
     pub(crate) statements: MysqlStatements,
+    /// For leases with the column `info`.
+    pub(crate) with_info: MysqlStatements,
     pub(crate) credentials: Option<Provider>,
     pub(crate) encryption: MysqlEncryption,
     pub(crate) limits: Limits,
@@ -39,6 +42,8 @@ pub(crate) struct MysqlConnector {
 pub(crate) struct MysqlSession {
     conn: Conn,
     pub(crate) identity: MysqlSessionIdentity,
+    /// Whether the leases have the column `info`.
+    info: InfoColumn,
     /// The position of its server in the URL.
     host: usize,
     /// The longest packet that the server takes.
@@ -119,7 +124,8 @@ impl MysqlConnector {
         let identity = MysqlSessionIdentity::default();
         // For the first statements.
         let longest = SHORTEST_PACKET;
-        let mut session = MysqlSession { conn, identity, host, longest };
+        let info = InfoColumn::Missing;
+        let mut session = MysqlSession { conn, identity, info, host, longest };
         let script =
             SqlScript::of(&self.statements.session, &[]).then(&self.statements.introduction, &[]);
         let answer = session.run(&script).await.map_err(|(error, _)| refused(error))?;
@@ -166,9 +172,33 @@ impl MysqlConnector {
         match run(session, check()).await {
             Err(error) if self.database.creates && is_about_tables(&error) => {
                 run(session, SqlScript::of(&self.statements.tables, &[])).await?;
-                run(session, check()).await
+                run(session, check()).await?;
             }
-            checked => checked,
+            checked => checked?,
+        }
+        let has_info = async |session: &mut MysqlSession| {
+            match run(session, SqlScript::of(&self.statements.has_info, &[])).await {
+                // Locks work without the column.
+                Err(Error::Server(_)) => Ok(InfoColumn::Missing),
+                checked => checked.map(|()| InfoColumn::Present),
+            }
+        };
+        session.info = has_info(session).await?;
+        if session.info == InfoColumn::Missing && self.database.creates {
+            match run(session, SqlScript::of(&self.statements.add_info, &[])).await {
+                // Another process may have added it, and has the table locked meanwhile.
+                Ok(()) | Err(Error::Server(_)) => session.info = has_info(session).await?,
+                failed => return failed,
+            }
+        }
+        Ok(())
+    }
+
+    /// The statements for the tables that `session` has found.
+    pub(crate) fn statements_for(&self, session: &MysqlSession) -> &MysqlStatements {
+        match session.info {
+            InfoColumn::Missing => &self.statements,
+            InfoColumn::Present => &self.with_info,
         }
     }
 }

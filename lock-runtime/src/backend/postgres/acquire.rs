@@ -10,6 +10,7 @@ use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::stored_info::stored_info;
 use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;
@@ -154,12 +155,14 @@ impl Batch<'_> {
         let keys = texts(&request.keys);
         let (owner, kept) = (request.owner.as_bytes(), micros(request.kept_for()));
         let further = i64::from(further(request, self.statements.pins));
+        let info = stored_info(&request.owner, &request.label);
         let parameters: Parameters<'_> = vec![
             (&keys, Type::BYTEA_ARRAY),
             (&owner, Type::BYTEA),
             (&kept, Type::INT8),
             (&further, Type::INT8),
             self.channel(),
+            (&info, Type::BYTEA),
         ];
         self.query(&self.statements.add_rows, &parameters[..1])
             .await
@@ -187,6 +190,7 @@ struct AcquireColumns<'a> {
     owners: Vec<&'a [u8]>,
     kept: Vec<i64>,
     further: Vec<i64>,
+    infos: Vec<Vec<u8>>,
 }
 
 impl<'a> AcquireColumns<'a> {
@@ -197,6 +201,7 @@ impl<'a> AcquireColumns<'a> {
             owners: requests().map(|request| request.owner.as_bytes()).collect(),
             kept: requests().map(|request| micros(request.kept_for())).collect(),
             further: requests().map(|request| i64::from(further(request, pins))).collect(),
+            infos: requests().map(|it| stored_info(&it.owner, &it.label)).collect(),
         }
     }
 
@@ -207,6 +212,8 @@ impl<'a> AcquireColumns<'a> {
             (&self.kept, Type::INT8_ARRAY),
             (&self.further, Type::INT8_ARRAY),
             channel,
+            // Without the column `info` no statement names it.
+            (&self.infos, Type::BYTEA_ARRAY),
         ]
     }
 }

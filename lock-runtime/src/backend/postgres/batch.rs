@@ -42,7 +42,7 @@ impl<'a> Batch<'a> {
         channel: String,
     ) -> Self {
         let limit = 2 * connector.limits.request;
-        let (statements, silent) = (&*connector.statements, AtomicBool::default());
+        let (statements, silent) = (&*session.statements, AtomicBool::default());
         Self { session, server, statements, events, channel, limit, silent }
     }
 

@@ -69,10 +69,12 @@ pub(crate) async fn open(
     }
     let config = config.with_connect_timeout(database.connect_timeout());
     let statements = Arc::new(Statements::new(database.names()));
+    let with_info = Arc::new(Statements::new(database.names().with_info()));
     let tls = Encryption::new(database.tls.clone()).await?;
     let connector = Connector {
         database: Arc::new(database),
         statements,
+        with_info,
         credentials: config.credentials.cloned(),
         tls,
         limits: config.limits(),

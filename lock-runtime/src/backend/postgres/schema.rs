@@ -48,6 +48,8 @@ pub(crate) struct Statements {
     pub(crate) settings: Sql,
     tables: String,
     check: String,
+    has_info: String,
+    add_info: String,
     /// Whether a grant raises the fence in its table.
     pub(crate) pins: Pins,
 }
@@ -72,6 +74,8 @@ impl Statements {
             settings: sql(12, include_str!("sql/settings.sql")),
             tables: named(TABLES),
             check: named(include_str!("sql/check.sql")),
+            has_info: named(include_str!("sql/has_info.sql")),
+            add_info: named(include_str!("sql/add_info.sql")),
             pins: names.pins,
         }
     }
@@ -88,10 +92,31 @@ impl Statements {
             "BEGIN; SELECT pg_advisory_xact_lock(7813247910623541111); {} COMMIT",
             self.tables
         );
-        let made = client.batch_execute(&text).await;
-        if made.is_err() {
-            client.batch_execute("ROLLBACK").await?;
-        }
-        made
+        in_transaction(client, &text).await
     }
+
+    /// Whether the leases have the column `info`. If it is missing, it is added if that is `allowed` and at once possible.
+    pub(crate) async fn has_info(&self, client: &Client, allowed: bool) -> Result<bool, Error> {
+        let is_there = async || client.query_typed_one(&self.has_info, &[]).await?.try_get(0);
+        if is_there().await? {
+            return Ok(true);
+        }
+        if !allowed {
+            return Ok(false);
+        }
+        match in_transaction(client, &self.add_info).await {
+            // Locks work without it.
+            Err(error) if error.as_db_error().is_none() => Err(error),
+            _ => is_there().await,
+        }
+    }
+}
+
+/// Runs `text`, which begins and commits. An error leaves the connection without a transaction.
+async fn in_transaction(client: &Client, text: &str) -> Result<(), Error> {
+    let done = client.batch_execute(text).await;
+    if done.is_err() {
+        client.batch_execute("ROLLBACK").await?;
+    }
+    done
 }

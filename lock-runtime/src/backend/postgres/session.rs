@@ -38,6 +38,8 @@ const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off
 pub(crate) struct Connector {
     pub(crate) database: Arc<Database>,
     pub(crate) statements: Arc<Statements>,
+    /// For leases with the column `info`.
+    pub(crate) with_info: Arc<Statements>,
     pub(crate) credentials: Option<Provider>,
     pub(crate) tls: Encryption,
     pub(crate) limits: Limits,
@@ -56,6 +58,8 @@ pub(crate) struct ServerProcess {
 /// An open connection. Dropping it closes the connection.
 pub(crate) struct Session {
     pub(crate) client: Client,
+    /// The statements for the tables that are there.
+    pub(crate) statements: Arc<Statements>,
     pub(crate) process: ServerProcess,
     /// Whether the server process belongs to this connection alone, so that settings of the session stay in effect. Not behind a
     /// pooler.
@@ -153,10 +157,9 @@ impl Connector {
         let row = client.query_typed_one(INTRODUCTION, &[]).await.map_err(refused)?;
         let process = ServerProcess { id: get(&row, 0)?, started: get(&row, 1)? };
         let is_direct = get(&row, 2)?;
-        let prepared = Mutex::default();
-        let session = Session { client, process, is_direct, prepared, ended, _closing: closing };
-        self.prepare_tables(&session).await.map_err(refused)?;
-        Ok(session)
+        let statements = self.prepare_tables(&client).await.map_err(refused)?.clone();
+        let (prepared, _closing) = (Mutex::default(), closing);
+        Ok(Session { client, statements, process, is_direct, prepared, ended, _closing })
     }
 
     /// `config` with settings that fix the plans, and that bound every statement on the server too. A statement that this
@@ -175,14 +178,18 @@ impl Connector {
         config
     }
 
-    async fn prepare_tables(&self, session: &Session) -> Result<(), Error> {
-        match self.statements.check_tables(&session.client).await {
-            Err(error) if self.database.creates && is_about_tables(&error) => {
-                self.statements.create_tables(&session.client).await?;
-                self.statements.check_tables(&session.client).await
+    /// Makes the tables if that is allowed. Returns the statements for them.
+    async fn prepare_tables(&self, client: &Client) -> Result<&Arc<Statements>, Error> {
+        let creates = self.database.creates;
+        match self.statements.check_tables(client).await {
+            Err(error) if creates && is_about_tables(&error) => {
+                self.statements.create_tables(client).await?;
+                self.statements.check_tables(client).await?;
             }
-            checked => checked,
+            checked => checked?,
         }
+        let has_info = self.statements.has_info(client, creates).await?;
+        Ok(if has_info { &self.with_info } else { &self.statements })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::sql::stored_info::info_of;
 use crate::backend::{Inspection, LockHolder, OwnerTag, WaitingOwner};
 use crate::base::fence::Fence;
 
@@ -15,10 +16,18 @@ pub(crate) struct InspectedRows {
 }
 
 impl InspectedRows {
-    /// The row of a lease that ends in `expires_in` microseconds.
-    pub(crate) fn add_holder(&mut self, owner: &[u8], expires_in: i64, fence: i64) {
+    /// The row of a lease that ends in `expires_in` microseconds, with the value of its column `info` if it has one.
+    pub(crate) fn add_holder(
+        &mut self,
+        owner: &[u8],
+        expires_in: i64,
+        fence: i64,
+        info: Option<&[u8]>,
+    ) {
         let expires_in = Duration::from_micros(u64::try_from(expires_in).unwrap_or_default());
-        let holder = LockHolder::new(OwnerTag::parse(owner)).with_expiry(Some(expires_in));
+        let owner = OwnerTag::parse(owner);
+        let info = owner.zip(info).and_then(|(owner, info)| info_of(owner, info));
+        let holder = LockHolder::new(owner).with_expiry(Some(expires_in)).with_info(info);
         self.holder = Some(holder.with_fence(Fence::try_from(fence).ok()));
     }
 

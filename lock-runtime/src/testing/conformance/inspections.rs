@@ -9,7 +9,7 @@ use crate::base::key::Key;
 impl<B: Backend> Suite<B> {
     /// A store that does not tell is not checked.
     pub(super) async fn the_holder_of_a_key_is_shown(&self) {
-        let mine = claim(["shown"], LONG);
+        let mut mine = claim(["shown"], LONG);
         let Some(free) = inspect(&self.one, &mine).await else { return };
         assert!(free.is_free(), "a key that no owner has acquired is free: {free:?}");
         assert_eq!(
@@ -30,6 +30,14 @@ impl<B: Backend> Suite<B> {
             assert!(shown.waiters.is_empty(), "no owner waits: {:?}", shown.waiters);
         }
         assert_eq!(holds(&self.one, &mine).await, LeaseStatus::Held, "it is only read");
+        let told = self.told_process(&mine).await;
+        assert!(
+            told.is_none_or(|told| told == std::process::id()),
+            "the holder is in this process"
+        );
+        (mine.attempt, mine.ttl) = (1, 2 * LONG);
+        granted(&self.one, &mine).await;
+        assert_eq!(self.told_process(&mine).await, told, "a longer lease tells the same process");
         release(&self.other, &mine).await;
         self.until_free(&mine).await;
     }
@@ -80,6 +88,11 @@ impl<B: Backend> Suite<B> {
             assert!(shown.is_none() || shown == fence, "{shown:?} is shown for {fence:?}");
         }
         release(&self.one, &mine).await;
+    }
+
+    /// The number of the process that the store tells of.
+    async fn told_process(&self, claim: &AcquireRequest) -> Option<u32> {
+        inspect(&self.other, claim).await?.holder?.info.map(|info| info.process_id)
     }
 
     /// Servers of one store may disagree for a moment when a lock ends.

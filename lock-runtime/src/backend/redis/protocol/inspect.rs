@@ -6,7 +6,7 @@ use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::protocol::script::{By, INSPECT};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::value::{duration, unexpected};
-use crate::backend::redis::protocol::wait_queue::owner_tag;
+use crate::backend::redis::protocol::wait_queue::{owner_info, owner_tag};
 use crate::backend::{BackendError, Inspection, LockHolder, WaitingOwner};
 use crate::base::key::Key;
 
@@ -55,8 +55,11 @@ pub(crate) fn stored_lock(reply: &Value) -> Result<(Option<StoredLock>, &[Value]
 
 fn inspection(reply: &Value) -> Result<Inspection, BackendError> {
     let (lock, queue) = stored_lock(reply)?;
-    let holder =
-        |lock: StoredLock| LockHolder::new(owner_tag(&lock.value)).with_expiry(duration(lock.left));
+    let holder = |lock: StoredLock| {
+        LockHolder::new(owner_tag(&lock.value))
+            .with_expiry(duration(lock.left))
+            .with_info(owner_info(&lock.value))
+    };
     let inspection = Inspection::new(lock.map(holder));
     let [Value::Int(queued), tokens @ ..] = queue else { return Err(unexpected(reply)) };
     let Ok(queued) = usize::try_from(*queued) else { return Ok(inspection) };

@@ -474,7 +474,9 @@ impl Backend for Scriptless {
         let holder = match Observed::new(&self.connection, holder, left) {
             Observed::Free => None,
             Observed::Held { by, expires_in } => {
-                Some(LockHolder::new(wait_queue::owner_tag(&by)).with_expiry(expires_in))
+                let owner = wait_queue::owner_tag(&by);
+                let info = wait_queue::owner_info(&by);
+                Some(LockHolder::new(owner).with_expiry(expires_in).with_info(info))
             }
             // No lock, and it keeps all owners out.
             Observed::WrongType(_) => Some(LockHolder::new(None)),
