@@ -4,7 +4,7 @@
 # Installs missing packages on Debian and Ubuntu. The tests start servers of their own on free ports; other Redis
 # servers of this machine, such as the one that Debian starts on installation, are not touched.
 #
-# LOCK_TEST_THREADS      how many tests run at once; by default four for each core, at most 16
+# LOCK_TEST_THREADS      how many tests run at once; by default eight for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
 # LOCK_TEST_ETCD=off     leaves etcd out
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
@@ -134,8 +134,8 @@ step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing the lock libraries of other languages" tests/foreign/install.sh
 # Most tests wait: more of them run at once than there are cores.
 cores="$(nproc)"
-threads="${LOCK_TEST_THREADS:-$((cores < 4 ? 4 * cores : 16))}"
-few="$(((threads + 1) / 2))"
+threads="${LOCK_TEST_THREADS:-$((cores < 2 ? 8 : 16))}"
+few="$(((threads + 3) / 4))"
 
 tests() {
     step "$@"
@@ -145,7 +145,7 @@ tests() {
 # Tests that no program runs.
 left_out=()
 
-# `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. Half as many of
+# `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. A quarter as many of
 # them run at once, after all others.
 program() {
     local name="$1" skip=() test
@@ -156,7 +156,7 @@ program() {
     [[ $# -eq 0 ]] || tests "testing ${name}, a few at once" "${command[@]}" --test-threads "${few}" "$@"
 }
 
-tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins --examples
+tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
 program api shutdown::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \

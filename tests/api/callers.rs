@@ -2,6 +2,9 @@
 
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -11,7 +14,7 @@ use lock_runtime::backend::{
 };
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::runtimes::{current_thread, multi_thread};
-use lock_tests::{RedisServer, eventually};
+use lock_tests::{RedisServer, eventually, eventually_some};
 use tokio::sync::oneshot;
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
@@ -155,4 +158,36 @@ fn the_end_of_a_runtime_ends_the_pools_on_it_while_one_holds_and_others_wait() {
             }
         }
     }
+}
+
+/// A refused request has given its permit back when its caller learns of it, so that the next try asks the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_right_behind_a_refused_one_asks_the_store() {
+    /// Begins a try as soon as it is woken, on the thread that wakes it.
+    struct TriesAgain(LockPool, Mutex<Option<bool>>);
+
+    impl Wake for TriesAgain {
+        fn wake(self: Arc<Self>) {
+            let mut next = pin!(self.0.lock("k").wait(Duration::ZERO).acquire());
+            let answer = next.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            *self.1.lock().unwrap() = Some(answer.is_pending());
+        }
+    }
+
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).ttl(TTL).request_timeout(SOON);
+    let pool = pool.connect().await.unwrap();
+    let other = LockPool::builder(server.url()).ttl(TTL).connect().await.unwrap();
+    let guard = other.lock("k").acquire().await.unwrap();
+    for fencing in [true, false] {
+        let tries = Arc::new(TriesAgain(pool.clone(), Mutex::new(None)));
+        let request = pool.lock("k").fencing(fencing).wait(Duration::ZERO);
+        let mut refused = pin!(request.acquire());
+        let waker = Waker::from(tries.clone());
+        assert!(refused.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let asked = eventually_some(SOON, "the refusal", || *tries.1.lock().unwrap());
+        assert!(refused.await.unwrap_err().is_conflict());
+        assert!(asked, "refused without a request");
+    }
+    guard.release().await.unwrap();
 }

@@ -233,12 +233,22 @@ impl PostgresServer {
         }
     }
 
-    /// SIGKILL for the server and all its connections. [`restart`](Self::restart) brings it back.
+    /// SIGKILL for the server and all its connections, which have ended when this returns.
+    /// [`restart`](Self::restart) brings it back.
     pub fn kill(&self) {
-        let children = self.pids();
+        // A stopped server starts no further process.
+        self.process().pause();
+        let pids = self.pids();
         self.process().kill();
-        for pid in children {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        for pid in &pids {
+            let _ = rustix::process::kill_process(*pid, rustix::process::Signal::KILL);
+        }
+        // The next server does not start while one of them still has the shared memory.
+        for _ in 0..1_000 {
+            if !pids.iter().copied().any(is_alive) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -361,6 +371,15 @@ impl Drop for PostgresServer {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Whether it runs: it exists, and is no zombie.
+fn is_alive(pid: rustix::process::Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.is_ok_and(|stat| {
+        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+        !matches!(state, Some('Z' | 'X') | None)
+    })
 }
 
 /// The folder with the programs of the newest installed version.

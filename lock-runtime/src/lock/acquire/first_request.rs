@@ -141,11 +141,14 @@ fn on_answer(
     core.queue.record_answer(&spec.store_keys, &answer);
     let is_over = deadline.is_some_and(|deadline| now >= deadline);
     if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
-        waiter.reject(core.queue.wait_error(permit.key(), spec.policy.wait, now));
+        let error = core.queue.wait_error(permit.key(), spec.policy.wait, now);
+        // The permit first: the caller may try the same key again at once.
+        run::resume(core, permit, attempts, pause);
+        waiter.reject(error);
     } else {
         let wait_for = WaitFor::Lock(waiter);
         let entry = QueueEntry { id, since, deadline, attempts: 1, wait_for };
         core.queue.push_front(permit.key(), entry);
+        run::resume(core, permit, attempts, pause);
     }
-    run::resume(core, permit, attempts, pause);
 }

@@ -79,11 +79,20 @@ fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
     }
 }
 
-/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification.
+/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. Without a
+/// waiter the permit is dropped before this returns, and the attempts are undone.
 pub(crate) fn resume(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Duration) {
-    // Otherwise the permit passes on as it drops.
-    if !attempts.has_no_side_effects() || core.queue.peek_head(permit.key()).is_some() {
-        spawn(core, permit, attempts, Some(pause));
+    if core.queue.peek_head(permit.key()).is_some() {
+        return spawn(core, permit, attempts, Some(pause));
+    }
+    let keys = Arc::from([permit.key().clone()]);
+    drop(permit);
+    if !attempts.has_no_side_effects() {
+        let (pool, token) = (core.clone(), core.tracker.begin_cleanup());
+        core.run(async move {
+            undo_attempts(&pool, attempts, keys, pool.config.defaults.ttl).await;
+            drop(token);
+        });
     }
 }
 
