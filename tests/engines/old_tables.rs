@@ -46,7 +46,7 @@ mod mysql {
 
 /// Makes the tables of an older version. Returns the URL for pools that leave them as they are.
 async fn old_tables(server: &SqlServer) -> String {
-    let pool = LockPool::connect(server.url()).await.unwrap();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
     pool.shutdown(DEADLINE).await;
     server.session().await.run("ALTER TABLE lock_lease DROP COLUMN info").await;
     server.url().replace("?create=on", "")
@@ -71,7 +71,7 @@ async fn without_the_column(server: SqlServer) {
     // Many processes start at once with the right to change the tables.
     let mut starting = JoinSet::new();
     for _ in 0..6 {
-        starting.spawn(LockPool::connect(server.url()));
+        starting.spawn(LockPool::builder(server.url()).connect());
     }
     for pool in starting.join_all().await {
         let pool = pool.unwrap();
