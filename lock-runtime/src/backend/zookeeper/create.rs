@@ -36,10 +36,9 @@ impl LockNodes {
         absent: &[Key],
     ) -> Result<Creation, BackendError> {
         let (owner, keys) = (&request.owner, &request.keys);
-        let label = request.label.to_string().into_bytes();
         let create = |key: &Key| {
             let path = node_path::new_node(&self.container(key), owner);
-            self.create_with(label.clone(), path, NodeMode::EphemeralSequential)
+            self.create(path, NodeMode::EphemeralSequential)
         };
         let containers = absent
             .iter()

@@ -85,12 +85,7 @@ impl LockNodes {
     }
 
     pub(crate) fn create(&self, path: String, mode: NodeMode) -> NodeOperation {
-        self.create_with(Vec::new(), path, mode)
-    }
-
-    /// A new node with data, which other clients do not read.
-    pub(crate) fn create_with(&self, data: Vec<u8>, path: String, mode: NodeMode) -> NodeOperation {
-        NodeOperation::Create { path, data, mode, access: self.access }
+        NodeOperation::Create { path, mode, access: self.access }
     }
 
     /// Makes the nodes above the containers, as far as they are missing.
@@ -227,15 +222,9 @@ impl LockNodes {
         let name = path.rsplit_once('/').map_or("", |(_, name)| name);
         let Some(contender) = Contender::parse(name) else { return Ok(None) };
         let moved = node_path::moved_node(&self.container(key), owner, session.id(), &contender);
-        let read = NodeOperation::Read { path: path.to_owned() };
-        let data = match session.run([read]).await? {
-            [Ok(OperationAnswer::Data(data))] => data,
-            // The server may not know the node yet. The transaction decides whether it is there.
-            [_] => Vec::new(),
-        };
         let transaction = NodeOperation::Transaction(vec![
             NodeOperation::Delete { path: path.to_owned() },
-            self.create_with(data, moved.clone(), NodeMode::Ephemeral),
+            self.create(moved.clone(), NodeMode::Ephemeral),
         ]);
         // The session has not expired, or no request of it is sent.
         let unanswered = UnansweredNode { session: session.clone(), fence };

@@ -55,7 +55,6 @@ pub(crate) enum OperationAnswer {
     Done,
     Created { path: String, stat: NodeStat },
     Node(NodeStat),
-    Data(Vec<u8>),
     Children { names: Vec<String>, stat: NodeStat },
     Access(Vec<AccessEntry>),
     Transaction(Vec<Self>),
@@ -93,9 +92,8 @@ impl OperationAnswer {
             }
             AnswerKind::Node => Self::Node(NodeStat::read(reader)?),
             AnswerKind::Data => {
-                let data = reader.buffer()?.to_vec();
-                NodeStat::read(reader)?;
-                Self::Data(data)
+                reader.buffer()?;
+                Self::Node(NodeStat::read(reader)?)
             }
             AnswerKind::Children => {
                 let names = reader.list(|reader| reader.text().map(str::to_owned))?;

@@ -7,7 +7,6 @@ use crate::backend::zookeeper::protocol::jute::JuteWriter;
 pub(crate) enum NodeOperation {
     Create {
         path: String,
-        data: Vec<u8>,
         mode: NodeMode,
         access: NodeAccess,
     },
@@ -16,10 +15,6 @@ pub(crate) enum NodeOperation {
     },
     /// Reads the node's properties.
     Exists {
-        path: String,
-    },
-    /// Reads the node.
-    Read {
         path: String,
     },
     /// Reads the node and watches it.
@@ -134,7 +129,7 @@ impl NodeOperation {
             Self::Create { .. } => CREATE_WITH_STAT,
             Self::Delete { .. } => DELETE,
             Self::Exists { .. } => EXISTS,
-            Self::Read { .. } | Self::Watch { .. } => READ,
+            Self::Watch { .. } => READ,
             Self::Children { .. } | Self::List { .. } => CHILDREN,
             Self::Touch { .. } => WRITE,
             Self::Check { .. } => CHECK,
@@ -151,7 +146,7 @@ impl NodeOperation {
             Self::Create { .. } => AnswerKind::Created,
             Self::Delete { .. } | Self::Check { .. } | Self::CloseSession => AnswerKind::Empty,
             Self::Exists { .. } | Self::Touch { .. } => AnswerKind::Node,
-            Self::Read { .. } | Self::Watch { .. } => AnswerKind::Data,
+            Self::Watch { .. } => AnswerKind::Data,
             Self::Children { .. } | Self::List { .. } => AnswerKind::Children,
             Self::ReadAccess { .. } => AnswerKind::Access,
             Self::Transaction(_) => AnswerKind::Transaction,
@@ -160,15 +155,15 @@ impl NodeOperation {
 
     fn write(&self, writer: &mut JuteWriter) {
         match self {
-            Self::Create { path, data, mode, access } => {
-                writer.text(path).buffer(data);
+            Self::Create { path, mode, access } => {
+                writer.text(path).buffer(&[]);
                 access.write(writer);
                 writer.int(mode.flags());
             }
             Self::Delete { path } | Self::Check { path } => {
                 writer.text(path).int(ANY_VERSION);
             }
-            Self::Exists { path } | Self::List { path } | Self::Read { path } => {
+            Self::Exists { path } | Self::List { path } => {
                 writer.text(path).boolean(false);
             }
             Self::Watch { path } | Self::Children { path } => {
