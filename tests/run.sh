@@ -6,6 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default eight for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_TEST_BROWSER=off  leaves the tests of the page in Chromium out
 # LOCK_TEST_ETCD=off     leaves etcd out
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
 # LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
@@ -44,6 +45,10 @@ install_missing() {
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || packages+=(redis-server)
     # Also for the tests that step a server's clock: they compile a small library.
     command -v cc >/dev/null || packages+=(build-essential)
+    if [[ "${LOCK_TEST_BROWSER:-on}" != off ]]; then
+        command -v chromedriver >/dev/null && command -v chromium >/dev/null ||
+            packages+=(chromium chromium-driver)
+    fi
     if [[ "${LOCK_TEST_ETCD:-on}" != off ]]; then
         command -v etcd >/dev/null || packages+=(etcd-server)
         command -v etcdctl >/dev/null || packages+=(etcd-client)
@@ -145,6 +150,14 @@ tests() {
 # Tests that no program runs.
 left_out=()
 
+for part in browser etcd mysql postgres zookeeper; do
+    variable="LOCK_TEST_${part^^}"
+    if [[ "${!variable:-on}" == off ]]; then
+        echo "==> skipped: ${variable}=off leaves the tests of ${part} out"
+        left_out+=(--skip "${part}::")
+    fi
+done
+
 # `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. A quarter as many of
 # them run at once, after all others.
 program() {
@@ -164,13 +177,6 @@ program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handof
 program faults
 program topologies
 program quorum load::
-for store in etcd mysql postgres zookeeper; do
-    variable="LOCK_TEST_${store^^}"
-    if [[ "${!variable:-on}" == off ]]; then
-        echo "==> skipped: ${variable}=off leaves the tests on ${store} out"
-        left_out+=(--skip "${store}::")
-    fi
-done
 program engines wait_queue::hand_offs
 if ! rust-analyzer --version >/dev/null 2>&1; then
     echo "==> skipped: rust-analyzer is not installed (rustup component add rust-analyzer): project language_server"

@@ -5,6 +5,7 @@
 mod documented;
 mod events;
 mod guide;
+mod locks_page;
 mod metered;
 mod seen;
 mod sites;

@@ -23,3 +23,43 @@ pub async fn post(address: SocketAddr, path: &str) -> std::io::Result<(u16, Stri
     let head = text.split("\r\n\r\n").next().unwrap_or_default().to_ascii_lowercase();
     Ok((status, head))
 }
+
+/// Sends `body` with this method, and returns the status, the head and the body of the response.
+///
+/// # Errors
+/// The connection fails, or ends without a response.
+pub async fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<(u16, String, String)> {
+    let mut stream = TcpStream::connect(address).await?;
+    let length = body.len();
+    let text = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).await?;
+    let mut text = Vec::new();
+    // Not each server ends the connection.
+    while !is_whole(&text) && stream.read_buf(&mut text).await? > 0 {}
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (head, body) = text
+        .split_once("\r\n\r\n")
+        .ok_or_else(|| Error::other(format!("no response: {text:?}")))?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.ok_or_else(|| Error::other(format!("no status: {head:?}")))?;
+    Ok((status, head.to_ascii_lowercase(), body.to_owned()))
+}
+
+/// Whether a response has a `content-length`, and its body is there.
+fn is_whole(response: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(response).to_ascii_lowercase();
+    let Some((head, _)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let Some(length) = length.and_then(|length| length.trim().parse::<usize>().ok()) else {
+        return false;
+    };
+    let end_of_head = response.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+    end_of_head.is_some_and(|end| response.len() - end - 4 >= length)
+}

@@ -22,6 +22,7 @@
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
 //! | [`http`] | one HTTP request over a connection of its own |
+//! | [`browser`] | a headless Chromium |
 //! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
@@ -40,6 +41,7 @@
 // The harness measures the product from outside, so it reads clocks and waits on its own.
 #![allow(clippy::disallowed_methods)]
 
+pub mod browser;
 pub mod cargo;
 pub mod cluster;
 pub mod etcd;

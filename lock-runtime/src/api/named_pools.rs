@@ -108,7 +108,7 @@ pub async fn shutdown(grace: Duration) -> ShutdownReport {
 }
 
 /// The installed pools, or those of a test.
-fn all() -> Vec<LockPool> {
+pub(crate) fn all() -> Vec<LockPool> {
     #[cfg(feature = "testing")]
     {
         let of_test = pool_override::all();

@@ -6,6 +6,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use once_cell::sync::Lazy;
 use tokio::sync::watch;
 
 use crate::api::named_pools::shutdown;
@@ -127,6 +128,20 @@ pub async fn serve_until<S: IntoFuture>(
     serve_by(signal, std::future::pending(), grace, server).await
 }
 
+/// How many servers of this process were told to stop.
+static STOPS: Lazy<watch::Sender<usize>> = Lazy::new(|| watch::Sender::new(0));
+
+/// Resolves when a server is told to stop after this call. For responses without an end of their own, which would keep it
+/// from stopping.
+#[cfg(any(feature = "actix", feature = "axum"))]
+pub(crate) fn next_stop() -> impl Future<Output = ()> + Send {
+    let mut stops = STOPS.subscribe();
+    async move {
+        // The sender lives as long as the process.
+        let _ = stops.changed().await;
+    }
+}
+
 /// The server stops at `signal`, and its grace ends at `no_grace` at the latest.
 async fn serve_by<S: IntoFuture>(
     signal: impl Future<Output = ()>,
@@ -153,6 +168,7 @@ async fn serve_by<S: IntoFuture>(
     }
     let end = Clock::Boot.now() + grace;
     stop.send_replace(true);
+    STOPS.send_modify(|count| *count += 1);
     tokio::select! {
         biased;
         output = &mut server => {

@@ -1,4 +1,4 @@
-//! Locks of HTTP handlers and routes: responses for errors, a `tower` layer, an actix-web middleware.
+//! Locks of HTTP handlers and routes: responses for errors, a `tower` layer, an actix-web middleware, a page for operators.
 //!
 //! The features are `axum`, `actix` and `tower`; see [`guide::web`](crate::guide::web).
 
@@ -14,6 +14,8 @@ mod locked_body;
 #[cfg(feature = "actix")]
 mod locked_message_body;
 #[cfg(any(feature = "actix", feature = "axum"))]
+mod locks_page;
+#[cfg(any(feature = "actix", feature = "axum"))]
 mod path_template;
 mod response;
 mod route_lock;
@@ -26,3 +28,5 @@ pub use layer::{LockLayer, LockService};
 pub use locked_body::LockedBody;
 #[cfg(feature = "actix")]
 pub use locked_message_body::LockedMessageBody;
+#[cfg(any(feature = "actix", feature = "axum"))]
+pub use locks_page::LocksPage;

@@ -258,6 +258,7 @@ impl EtcdLocks {
         }
         Ok(answer.is_met)
     }
+
     /// Makes the key of an owner for a lock. Other clients do not read the value.
     pub(crate) fn put(
         &self,

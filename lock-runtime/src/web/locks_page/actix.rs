@@ -1,0 +1,65 @@
+//! The page as an actix-web scope.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use actix_web::body::{BodySize, MessageBody};
+use actix_web::http::header::CONTENT_TYPE;
+use actix_web::web::{Bytes, Data, get};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, Scope, web};
+
+use crate::web::locks_page::assets::{Asset, SCRIPT, STYLE};
+use crate::web::locks_page::events::PageEvents;
+use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage};
+
+impl LocksPage {
+    /// The page as a scope at `path`, such as `"/locks"`.
+    pub fn into_scope(self, path: &str) -> Scope {
+        let asset = |asset: &'static Asset| {
+            get().to(move || async { response(asset.media_type).body(asset.text) })
+        };
+        web::scope(path)
+            .app_data(Data::new(self))
+            .route("", get().to(page))
+            .route("/", get().to(page))
+            .route(STYLE.name, asset(&STYLE))
+            .route(SCRIPT.name, asset(&SCRIPT))
+            .route(EVENTS, get().to(events))
+    }
+}
+
+async fn page(page: Data<LocksPage>, request: HttpRequest) -> HttpResponse {
+    response(HTML).body(page.html(request.path(), request.uri().query()).await)
+}
+
+async fn events(page: Data<LocksPage>) -> HttpResponse {
+    let events = PageEvents::new(LocksPage::clone(&page));
+    response(EVENT_STREAM).body(EventMessageBody(events))
+}
+
+fn response(media_type: &'static str) -> HttpResponseBuilder {
+    let mut response = HttpResponse::Ok();
+    response.insert_header((CONTENT_TYPE, media_type));
+    for header in HEADERS {
+        response.insert_header(header);
+    }
+    response
+}
+
+struct EventMessageBody(PageEvents);
+
+impl MessageBody for EventMessageBody {
+    type Error = Infallible;
+
+    fn size(&self) -> BodySize {
+        BodySize::Stream
+    }
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Infallible>>> {
+        self.0.poll_next(cx).map(|chunk| chunk.map(Ok))
+    }
+}

@@ -1,0 +1,69 @@
+//! The page as an axum router.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{OriginalUri, State};
+use axum::response::Response;
+use axum::routing::get;
+use bytes::Bytes;
+use http::HeaderValue;
+use http::header::{CONTENT_TYPE, HeaderName};
+use http_body::Frame;
+
+use crate::web::locks_page::assets::{Asset, SCRIPT, STYLE};
+use crate::web::locks_page::events::PageEvents;
+use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage};
+
+impl LocksPage {
+    /// The page as a router, to be mounted with [`nest`](Router::nest) at a path of its own.
+    pub fn into_router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
+        let asset =
+            |asset: &'static Asset| get(move || async { response(asset.media_type, asset.text) });
+        Router::new()
+            .route("/", get(page))
+            .route(&path(STYLE.name), asset(&STYLE))
+            .route(&path(SCRIPT.name), asset(&SCRIPT))
+            .route(&path(EVENTS), get(events))
+            .with_state(self)
+    }
+}
+
+fn path(name: &str) -> String {
+    format!("/{name}")
+}
+
+async fn page(State(page): State<LocksPage>, OriginalUri(uri): OriginalUri) -> Response {
+    response(HTML, page.html(uri.path(), uri.query()).await)
+}
+
+async fn events(State(page): State<LocksPage>) -> Response {
+    response(EVENT_STREAM, Body::new(EventBody(PageEvents::new(page))))
+}
+
+fn response(media_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    for (name, value) in HEADERS {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+struct EventBody(PageEvents);
+
+impl http_body::Body for EventBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_next(cx).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+}

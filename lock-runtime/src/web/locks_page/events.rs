@@ -1,0 +1,86 @@
+//! Server-sent events: the page has changed.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::sleep;
+
+use crate::api::serve::next_stop;
+use crate::base::clock::{Clock, Instant};
+use crate::web::locks_page::{LocksPage, fingerprint};
+
+/// How often the locks are compared.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Times on the page are at most this old while anything is held or waited for.
+const OLDEST: Duration = Duration::from_secs(1);
+
+/// A stream ends after this time, so that it does not delay the shutdown of a server that the runtime does not stop. A
+/// browser connects again.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// The browser connects again after a second.
+const GREETING: &str = "retry: 1000\n\n";
+
+const CHANGED: &str = "event: changed\ndata:\n\n";
+
+/// The chunks of the stream.
+pub(super) struct PageEvents {
+    next: NextChunk,
+}
+
+/// The next chunk and what is watched from then on, or the end of the stream.
+type NextChunk = Pin<Box<dyn Future<Output = Option<(Bytes, Watched)>> + Send>>;
+
+/// What the last event was about.
+struct Watched {
+    page: LocksPage,
+    ends_at: Instant,
+    told: Option<u64>,
+    told_at: Instant,
+    stop: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl PageEvents {
+    pub(super) fn new(page: LocksPage) -> Self {
+        let told = fingerprint(&page.snapshots());
+        let now = Clock::Boot.now();
+        let stop = Box::pin(next_stop());
+        let watched = Watched { page, ends_at: now + LONGEST, told, told_at: now, stop };
+        Self {
+            next: Box::pin(async move { Some((Bytes::from_static(GREETING.as_bytes()), watched)) }),
+        }
+    }
+
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.next.as_mut().poll(cx).map(|next| {
+            let (chunk, watched) = next?;
+            self.next = Box::pin(watched.changed());
+            Some(chunk)
+        })
+    }
+}
+
+impl Watched {
+    /// `None` when the stream ends.
+    async fn changed(mut self) -> Option<(Bytes, Self)> {
+        loop {
+            tokio::select! {
+                () = &mut self.stop => return None,
+                () = sleep(INTERVAL) => {}
+            }
+            let now = Clock::Boot.now();
+            if now >= self.ends_at {
+                return None;
+            }
+            let current = fingerprint(&self.page.snapshots());
+            let is_old = current.is_some() && now >= self.told_at + OLDEST;
+            if current != self.told || is_old {
+                (self.told, self.told_at) = (current, now);
+                return Some((Bytes::from_static(CHANGED.as_bytes()), self));
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A page with the locks of this process, for axum and actix-web.
+
+#[cfg(feature = "actix")]
+mod actix;
+mod assets;
+#[cfg(feature = "axum")]
+mod axum;
+mod events;
+mod html;
+mod query;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use crate::api::named_pools;
+use crate::api::pool::LockPool;
+use crate::lock::snapshot::Snapshot;
+use crate::web::locks_page::html::{Document, Lookup};
+use crate::web::locks_page::query::Query;
+
+/// A page that shows the locks of this process, and of any process for a key that is looked up.
+///
+/// It lists what [`snapshot`](LockPool::snapshot) tells: held locks with function, fence, time and number of waits, and the
+/// keys that tasks wait for. A form looks up one key in the store by [`inspect`](LockPool::inspect). The page follows
+/// changes within a second by server-sent events, and works without JavaScript too. It changes nothing.
+///
+/// Scripts and styles are files of their own, so the page works under the strict content policy that it is sent with. All
+/// its links are relative to the last segment of its path.
+///
+/// **Keys are shown in full, and a looked-up key is part of the URL.** Mount it where only operators get: behind the
+/// authentication of the service, or on a listener that is not public.
+///
+/// ```
+/// # #[cfg(feature = "axum")] {
+/// use lock_runtime::web::LocksPage;
+///
+/// let routes: axum::Router = axum::Router::new().nest("/locks", LocksPage::new().into_router());
+/// # }
+/// ```
+///
+/// With actix-web: `App::new().service(LocksPage::new().into_scope("/locks"))`.
+#[derive(Clone, Debug, Default)]
+#[must_use = "it is mounted by `into_router` or `into_scope`"]
+pub struct LocksPage {
+    /// Empty for all installed pools.
+    pools: Vec<LockPool>,
+}
+
+/// The stream of changes.
+const EVENTS: &str = "events";
+
+const HTML: &str = "text/html; charset=utf-8";
+const EVENT_STREAM: &str = "text/event-stream";
+
+/// The headers of every response of the page.
+const HEADERS: [(&str, &str); 4] = [
+    ("cache-control", "no-store"),
+    ("referrer-policy", "no-referrer"),
+    ("x-content-type-options", "nosniff"),
+    (
+        "content-security-policy",
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
+         base-uri 'none'; frame-ancestors 'self'; require-trusted-types-for 'script'",
+    ),
+];
+
+impl LocksPage {
+    /// Of all installed pools: those of [`init`](crate::init()) and [`install`](crate::install()).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Of this pool, and of others that are added like it, in place of the installed ones.
+    pub fn pool(mut self, pool: &LockPool) -> Self {
+        self.pools.push(pool.clone());
+        self
+    }
+
+    fn pools(&self) -> Vec<LockPool> {
+        let mut pools = if self.pools.is_empty() { named_pools::all() } else { self.pools.clone() };
+        pools.sort_by_key(|pool| pool.core().name().clone());
+        pools
+    }
+
+    fn snapshots(&self) -> Vec<Snapshot> {
+        self.pools().iter().map(LockPool::snapshot).collect()
+    }
+
+    /// The page, for a request to `path` with this query.
+    async fn html(&self, path: &str, query: Option<&str>) -> String {
+        let query = Query::parse(query.unwrap_or_default());
+        let lookup = match query.key.filter(|key| !key.is_empty()) {
+            Some(key) => self.look_up(query.pool.as_deref(), key).await,
+            None => Lookup::None,
+        };
+        let folder = path.rsplit('/').next().unwrap_or_default();
+        Document { folder, snapshots: &self.snapshots(), lookup }.to_string()
+    }
+
+    async fn look_up(&self, pool: Option<&str>, key: String) -> Lookup {
+        let mut pools = self.pools().into_iter();
+        let found = match pool {
+            Some(name) => pools.find(|pool| **pool.core().name() == *name),
+            None => pools.next(),
+        };
+        let Some(pool) = found else { return Lookup::NoPool };
+        let name: Arc<str> = pool.core().name().clone();
+        Lookup::Answer { answer: pool.inspect(key.as_str()).await, pool: name, key }
+    }
+}
+
+/// A number that changes with what is held and waited for, and not with time alone. `None` if there is nothing.
+fn fingerprint(snapshots: &[Snapshot]) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    let mut is_empty = true;
+    for snapshot in snapshots {
+        snapshot.pool.hash(&mut hasher);
+        for held in &snapshot.held {
+            let keys: Vec<_> = held.keys.iter().map(|key| key.as_str()).collect();
+            let fence = held.fence.map(|fence| fence.get());
+            (keys, held.owner.to_string(), fence, held.waiting, held.lingers).hash(&mut hasher);
+            is_empty = false;
+        }
+        for waited in &snapshot.waiting {
+            (waited.key.as_str(), waited.waiting).hash(&mut hasher);
+            is_empty = false;
+        }
+    }
+    (!is_empty).then(|| hasher.finish())
+}
