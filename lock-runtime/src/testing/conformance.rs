@@ -115,6 +115,7 @@ impl<B: Backend> Suite<B> {
         self.leases_of_different_sizes_are_renewed_together().await;
         self.one_of_a_batch_has_the_key().await;
         self.the_holder_of_a_key_is_shown().await;
+        self.the_process_of_a_holder_is_shown().await;
         self.the_wait_queue_of_a_key_is_shown().await;
         self.a_change_is_notified_if_the_store_can().await;
         self.unusual_keys_are_distinct().await;
