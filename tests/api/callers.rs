@@ -164,13 +164,13 @@ fn the_end_of_a_runtime_ends_the_pools_on_it_while_one_holds_and_others_wait() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_try_right_behind_a_refused_one_asks_the_store() {
     /// Begins a try as soon as it is woken, on the thread that wakes it.
-    struct TriesAgain(LockPool, Mutex<Option<bool>>);
+    struct TriesAgain(LockPool, &'static str, Mutex<Option<bool>>);
 
     impl Wake for TriesAgain {
         fn wake(self: Arc<Self>) {
-            let mut next = pin!(self.0.lock("k").wait(Duration::ZERO).acquire());
+            let mut next = pin!(self.0.lock(self.1).wait(Duration::ZERO).acquire());
             let answer = next.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            *self.1.lock().unwrap() = Some(answer.is_pending());
+            *self.2.lock().unwrap() = Some(answer.is_pending());
         }
     }
 
@@ -178,16 +178,16 @@ async fn a_try_right_behind_a_refused_one_asks_the_store() {
     let pool = LockPool::builder(server.url()).ttl(TTL).request_timeout(SOON);
     let pool = pool.connect().await.unwrap();
     let other = LockPool::builder(server.url()).ttl(TTL).connect().await.unwrap();
-    let guard = other.lock("k").acquire().await.unwrap();
-    for fencing in [true, false] {
-        let tries = Arc::new(TriesAgain(pool.clone(), Mutex::new(None)));
-        let request = pool.lock("k").fencing(fencing).wait(Duration::ZERO);
+    for (key, fencing) in [("k", true), ("l", false)] {
+        let guard = other.lock(key).acquire().await.unwrap();
+        let tries = Arc::new(TriesAgain(pool.clone(), key, Mutex::new(None)));
+        let request = pool.lock(key).fencing(fencing).wait(Duration::ZERO);
         let mut refused = pin!(request.acquire());
         let waker = Waker::from(tries.clone());
         assert!(refused.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        let asked = eventually_some(SOON, "the refusal", || *tries.1.lock().unwrap());
+        let asked = eventually_some(SOON, "the refusal", || *tries.2.lock().unwrap());
         assert!(refused.await.unwrap_err().is_conflict());
         assert!(asked, "refused without a request");
+        guard.release().await.unwrap();
     }
-    guard.release().await.unwrap();
 }

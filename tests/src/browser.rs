@@ -3,23 +3,21 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::eventually::eventually_async;
 use crate::http;
-use crate::process::Process;
-use crate::server::free_port;
+use crate::prelude::within;
+use crate::process::Worker;
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A window of the browser. It ends with this value.
 #[derive(Debug)]
 pub struct Browser {
-    _driver: Process,
+    _driver: Worker,
     _profile: TempDir,
     address: SocketAddr,
     session: String,
@@ -33,16 +31,12 @@ impl Browser {
     /// When Chromium or its driver is not installed, or does not start within a minute.
     pub async fn start(width: u32, height: u32) -> Self {
         let profile = tempfile::tempdir().expect("a temporary directory can be made");
-        let port = free_port();
-        let mut command = Process::command("chromedriver");
-        command.arg(format!("--port={port}")).stdout(Stdio::null()).stderr(Stdio::null());
-        let driver = Process::spawn(command)
-            .unwrap_or_else(|error| panic!("cannot start chromedriver, run tests/run.sh: {error}"));
+        let driver = Worker::start("chromedriver", &["--port=0"]);
+        let line =
+            driver.wait_for_line(START_DEADLINE, |line| line.contains("started successfully"));
+        let digits: String = line.chars().filter(char::is_ascii_digit).collect();
+        let port = digits.parse().expect("the line ends with the port");
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        eventually_async(START_DEADLINE, "chromedriver answers", async || {
-            http::request(address, "GET", "/status", "").await.is_ok()
-        })
-        .await;
         let arguments = [
             "--headless".to_owned(),
             "--no-sandbox".to_owned(),
@@ -102,8 +96,9 @@ impl Browser {
 
     async fn send(&self, method: &str, path: &str, body: &Value) -> Value {
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let (status, _, text) =
-            http::request(self.address, method, path, &body).await.expect("chromedriver answers");
+        let answering = http::request(self.address, method, path, &body);
+        let answer = within(START_DEADLINE, path, answering).await;
+        let (status, _, text) = answer.expect("chromedriver answers");
         let mut answer: Value = serde_json::from_str(&text).expect("chromedriver answers in JSON");
         assert_eq!(status, 200, "{method} {path}: {answer}");
         answer["value"].take()

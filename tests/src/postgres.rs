@@ -244,12 +244,9 @@ impl PostgresServer {
             let _ = rustix::process::kill_process(*pid, rustix::process::Signal::KILL);
         }
         // The next server does not start while one of them still has the shared memory.
-        for _ in 0..1_000 {
-            if !pids.iter().copied().any(is_alive) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        crate::eventually(START_DEADLINE, "all its processes end", || {
+            !pids.iter().copied().any(is_alive)
+        });
     }
 
     /// Kills it if it runs, and starts it on the same port and directory.

@@ -128,17 +128,32 @@ pub async fn serve_until<S: IntoFuture>(
     serve_by(signal, std::future::pending(), grace, server).await
 }
 
-/// How many servers of this process were told to stop.
-static STOPS: Lazy<watch::Sender<usize>> = Lazy::new(|| watch::Sender::new(0));
+/// How many servers of this process have been told to stop, and have not ended.
+static STOPPING: Lazy<watch::Sender<usize>> = Lazy::new(|| watch::Sender::new(0));
 
-/// Resolves when a server is told to stop after this call. For responses without an end of their own, which would keep it
-/// from stopping.
+/// Resolves while a server stops. For responses without an end of their own, which would keep it from ending.
 #[cfg(any(feature = "actix", feature = "axum"))]
-pub(crate) fn next_stop() -> impl Future<Output = ()> + Send {
-    let mut stops = STOPS.subscribe();
+pub(crate) fn stopping() -> impl Future<Output = ()> + Send {
+    let mut stopping = STOPPING.subscribe();
     async move {
         // The sender lives as long as the process.
-        let _ = stops.changed().await;
+        let _ = stopping.wait_for(|count| *count > 0).await;
+    }
+}
+
+/// A server that has been told to stop, until it is dropped.
+struct StoppingServer;
+
+impl StoppingServer {
+    fn begin() -> Self {
+        STOPPING.send_modify(|count| *count += 1);
+        Self
+    }
+}
+
+impl Drop for StoppingServer {
+    fn drop(&mut self) {
+        STOPPING.send_modify(|count| *count -= 1);
     }
 }
 
@@ -168,7 +183,7 @@ async fn serve_by<S: IntoFuture>(
     }
     let end = Clock::Boot.now() + grace;
     stop.send_replace(true);
-    STOPS.send_modify(|count| *count += 1);
+    let _stopping = StoppingServer::begin();
     tokio::select! {
         biased;
         output = &mut server => {

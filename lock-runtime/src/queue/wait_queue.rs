@@ -412,6 +412,12 @@ impl<W: Waiter> WaitQueues<W> {
             }
             rejected.push((queues.wait_error(key, entry.wait_for.wait(), now), entry));
         }
+        // Without waiters the permit passes on at once, not at the next request.
+        if let Some(queue) = queues.by_key.get_mut(key)
+            && queue.has_no_waiters()
+        {
+            queue.wake();
+        }
         drop(queues);
         for (error, entry) in rejected {
             self.remove_deadline(&entry);

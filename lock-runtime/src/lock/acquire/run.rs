@@ -79,20 +79,12 @@ fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
     }
 }
 
-/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. Without a
-/// waiter the permit is dropped before this returns, and the attempts are undone.
+/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. With nothing to
+/// wait for and nothing to undo, the permit has passed on when this returns.
 pub(crate) fn resume(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Duration) {
-    if core.queue.peek_head(permit.key()).is_some() {
-        return spawn(core, permit, attempts, Some(pause));
-    }
-    let keys = Arc::from([permit.key().clone()]);
-    drop(permit);
-    if !attempts.has_no_side_effects() {
-        let (pool, token) = (core.clone(), core.tracker.begin_cleanup());
-        core.run(async move {
-            undo_attempts(&pool, attempts, keys, pool.config.defaults.ttl).await;
-            drop(token);
-        });
+    // Otherwise the permit passes on as it drops.
+    if !attempts.has_no_side_effects() || core.queue.peek_head(permit.key()).is_some() {
+        spawn(core, permit, attempts, Some(pause));
     }
 }
 

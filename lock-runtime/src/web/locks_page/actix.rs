@@ -19,7 +19,8 @@ impl LocksPage {
         let asset = |asset: &'static Asset| {
             get().to(move || async { response(asset.media_type).body(asset.text) })
         };
-        web::scope(path)
+        // Its files follow behind a slash of their own.
+        web::scope(path.trim_end_matches('/'))
             .app_data(Data::new(self))
             .route("", get().to(page))
             .route("/", get().to(page))

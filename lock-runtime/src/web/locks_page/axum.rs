@@ -19,7 +19,8 @@ use crate::web::locks_page::events::PageEvents;
 use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage};
 
 impl LocksPage {
-    /// The page as a router, to be mounted with [`nest`](Router::nest) at a path of its own.
+    /// The page as a router, to be mounted with [`nest`](Router::nest) at a path of its own, without a slash at its end, or
+    /// with [`merge`](Router::merge) at the root.
     pub fn into_router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let asset =
             |asset: &'static Asset| get(move || async { response(asset.media_type, asset.text) });

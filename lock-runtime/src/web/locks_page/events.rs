@@ -4,14 +4,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::time::sleep;
-
-use crate::api::serve::next_stop;
+use crate::api::serve::stopping;
 use crate::base::clock::{Clock, Instant};
-use crate::web::locks_page::{LocksPage, fingerprint};
+use crate::exec::driver::Driver;
+use crate::web::locks_page::LocksPage;
+use bytes::Bytes;
 
-/// How often the locks are compared.
+/// How often a stream compares the locks.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Times on the page are at most this old while anything is held or waited for.
@@ -45,9 +44,9 @@ struct Watched {
 
 impl PageEvents {
     pub(super) fn new(page: LocksPage) -> Self {
-        let told = fingerprint(&page.snapshots());
+        let told = page.fingerprint();
         let now = Clock::Boot.now();
-        let stop = Box::pin(next_stop());
+        let stop = Box::pin(stopping());
         let watched = Watched { page, ends_at: now + LONGEST, told, told_at: now, stop };
         Self {
             next: Box::pin(async move { Some((Bytes::from_static(GREETING.as_bytes()), watched)) }),
@@ -69,13 +68,13 @@ impl Watched {
         loop {
             tokio::select! {
                 () = &mut self.stop => return None,
-                () = sleep(INTERVAL) => {}
+                paused = pause() => paused?,
             }
             let now = Clock::Boot.now();
             if now >= self.ends_at {
                 return None;
             }
-            let current = fingerprint(&self.page.snapshots());
+            let current = self.page.fingerprint();
             let is_old = current.is_some() && now >= self.told_at + OLDEST;
             if current != self.told || is_old {
                 (self.told, self.told_at) = (current, now);
@@ -83,4 +82,10 @@ impl Watched {
             }
         }
     }
+}
+
+/// Sleeps for the interval. The server's runtime may have no timers. `None` if the driver is gone.
+async fn pause() -> Option<()> {
+    let sleep = async { Clock::Boot.sleep_until(Clock::Boot.now() + INTERVAL).await };
+    Driver::background().ok()?.run(sleep).await.ok()
 }

@@ -1,7 +1,6 @@
 //! The text of the page.
 
 use std::fmt::{self, Display, Formatter, Write};
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::LockError;
@@ -24,30 +23,31 @@ pub(super) struct Document<'a> {
 pub(super) enum Lookup {
     None,
     NoPool,
-    Answer { pool: Arc<str>, key: String, answer: Result<Inspection, LockError> },
+    Answer { index: usize, key: String, answer: Result<Inspection, LockError> },
 }
 
 impl Display for Document<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let separator = if self.folder.is_empty() { "" } else { "/" };
-        let link = |name: &'static str| (Escaped(self.folder), separator, name);
+        // With the dot no segment is read as a scheme.
+        let link = |name: &'static str| format!("./{}{separator}{name}", Escaped(self.folder));
         let (style, script) = (link(STYLE.name), link(SCRIPT.name));
         writeln!(
             f,
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<title>Locks</title>\n\
-             <link rel=\"stylesheet\" href=\"{}{}{}\">\n<script src=\"{}{}{}\" defer></script>\n\
-             <noscript><meta http-equiv=\"refresh\" content=\"2\"></noscript>\n</head>\n<body>",
-            style.0, style.1, style.2, script.0, script.1, script.2
+             <link rel=\"stylesheet\" href=\"{style}\">\n<script src=\"{script}\" defer></script>\n\
+             </head>\n<body>"
         )?;
         writeln!(
             f,
-            "<header><h1>Locks of this process</h1><p id=\"state\" role=\"status\"></p></header>"
+            "<header><h1>Locks of this process</h1><p id=\"state\" role=\"status\"><noscript>\
+             <a href=\"?\">Refresh</a></noscript></p></header>"
         )?;
         self.form(f)?;
-        writeln!(f, "<main>")?;
         self.lookup.fmt(f)?;
+        writeln!(f, "<main>")?;
         if self.snapshots.is_empty() {
             writeln!(f, "<p class=\"none\">No lock pool is installed.</p>")?;
         }
@@ -61,13 +61,14 @@ impl Display for Document<'_> {
 impl Document<'_> {
     fn form(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (shown_pool, shown_key) = match &self.lookup {
-            Lookup::Answer { pool, key, .. } => (Some(&**pool), key.as_str()),
+            Lookup::Answer { index, key, .. } => (Some(*index), key.as_str()),
             Lookup::None | Lookup::NoPool => (None, ""),
         };
         write!(f, "<form><label>Pool <select name=\"pool\">")?;
-        for snapshot in self.snapshots {
-            let selected = if shown_pool == Some(&*snapshot.pool) { " selected" } else { "" };
-            write!(f, "<option{selected}>{}</option>", Escaped(&snapshot.pool))?;
+        for (index, snapshot) in self.snapshots.iter().enumerate() {
+            let selected = if shown_pool == Some(index) { " selected" } else { "" };
+            let pool = Escaped(&snapshot.pool);
+            write!(f, "<option value=\"{index}\"{selected}>{pool}</option>")?;
         }
         writeln!(
             f,
@@ -261,9 +262,9 @@ mod tests {
     #[test]
     fn links_are_relative_to_the_last_segment() {
         let page = |folder| Document { folder, snapshots: &[], lookup: Lookup::None }.to_string();
-        assert!(page("locks").contains("href=\"locks/style.css\""));
-        assert!(page("").contains("src=\"live.js\""));
-        assert!(page("a\"b").contains("href=\"a&quot;b/style.css\""));
+        assert!(page("locks").contains("href=\"./locks/style.css\""));
+        assert!(page("").contains("src=\"./live.js\""));
+        assert!(page("a\"b").contains("href=\"./a&quot;b/style.css\""));
         assert!(page("").contains("No lock pool is installed."));
     }
 }

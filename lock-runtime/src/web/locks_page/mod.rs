@@ -10,10 +10,12 @@ mod html;
 mod query;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
+use crate::base::clock::{Clock, Instant};
 use crate::lock::snapshot::Snapshot;
 use crate::web::locks_page::html::{Document, Lookup};
 use crate::web::locks_page::query::Query;
@@ -25,7 +27,7 @@ use crate::web::locks_page::query::Query;
 /// changes within a second by server-sent events, and works without JavaScript too. It changes nothing.
 ///
 /// Scripts and styles are files of their own, so the page works under the strict content policy that it is sent with. All
-/// its links are relative to the last segment of its path.
+/// its links are relative to the last segment of its path: a proxy may change the segments before it.
 ///
 /// **Keys are shown in full, and a looked-up key is part of the URL.** Mount it where only operators get: behind the
 /// authentication of the service, or on a listener that is not public.
@@ -44,7 +46,19 @@ use crate::web::locks_page::query::Query;
 pub struct LocksPage {
     /// Empty for all installed pools.
     pools: Vec<LockPool>,
+    last: Arc<Mutex<Option<Fingerprint>>>,
 }
+
+/// A number that changes with what is held and waited for, and not with time alone. One for all open pages.
+#[derive(Clone, Copy, Debug)]
+struct Fingerprint {
+    taken_at: Instant,
+    /// `None` if nothing is held or waited for.
+    number: Option<u64>,
+}
+
+/// A younger fingerprint is good enough.
+const FINGERPRINT_AGE: Duration = Duration::from_millis(200);
 
 /// The stream of changes.
 const EVENTS: &str = "events";
@@ -53,8 +67,10 @@ const HTML: &str = "text/html; charset=utf-8";
 const EVENT_STREAM: &str = "text/event-stream";
 
 /// The headers of every response of the page.
-const HEADERS: [(&str, &str); 4] = [
-    ("cache-control", "no-store"),
+const HEADERS: [(&str, &str); 5] = [
+    ("cache-control", "no-store, no-transform"),
+    // A proxy passes events on as they come.
+    ("x-accel-buffering", "no"),
     ("referrer-policy", "no-referrer"),
     ("x-content-type-options", "nosniff"),
     (
@@ -90,26 +106,32 @@ impl LocksPage {
     async fn html(&self, path: &str, query: Option<&str>) -> String {
         let query = Query::parse(query.unwrap_or_default());
         let lookup = match query.key.filter(|key| !key.is_empty()) {
-            Some(key) => self.look_up(query.pool.as_deref(), key).await,
+            Some(key) => self.look_up(query.pool, key).await,
             None => Lookup::None,
         };
         let folder = path.rsplit('/').next().unwrap_or_default();
         Document { folder, snapshots: &self.snapshots(), lookup }.to_string()
     }
 
-    async fn look_up(&self, pool: Option<&str>, key: String) -> Lookup {
-        let mut pools = self.pools().into_iter();
-        let found = match pool {
-            Some(name) => pools.find(|pool| **pool.core().name() == *name),
-            None => pools.next(),
-        };
-        let Some(pool) = found else { return Lookup::NoPool };
-        let name: Arc<str> = pool.core().name().clone();
-        Lookup::Answer { answer: pool.inspect(key.as_str()).await, pool: name, key }
+    /// `index` is that of the pool on the page.
+    async fn look_up(&self, index: Option<usize>, key: String) -> Lookup {
+        let index = index.unwrap_or_default();
+        let Some(pool) = self.pools().into_iter().nth(index) else { return Lookup::NoPool };
+        Lookup::Answer { answer: pool.inspect(key.as_str()).await, index, key }
+    }
+
+    /// `None` if nothing is held or waited for.
+    fn fingerprint(&self) -> Option<u64> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Clock::Boot.now();
+        let recent = last.filter(|last| now.since(last.taken_at) < FINGERPRINT_AGE);
+        let number = || fingerprint(&self.snapshots());
+        last.insert(recent.unwrap_or_else(|| Fingerprint { taken_at: now, number: number() }))
+            .number
     }
 }
 
-/// A number that changes with what is held and waited for, and not with time alone. `None` if there is nothing.
+/// `None` if there is nothing.
 fn fingerprint(snapshots: &[Snapshot]) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
     let mut is_empty = true;

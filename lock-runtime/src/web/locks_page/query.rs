@@ -7,7 +7,8 @@ use percent_encoding::percent_decode_str;
 /// What a request to the page asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Query {
-    pub(super) pool: Option<String>,
+    /// The number of the pool on the page, from 0.
+    pub(super) pool: Option<usize>,
     pub(super) key: Option<String>,
 }
 
@@ -17,7 +18,7 @@ impl Query {
         for pair in text.split('&') {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             match name {
-                "pool" => query.pool = Some(decode(value)),
+                "pool" => query.pool = value.parse().ok(),
                 "key" => query.key = Some(decode(value)),
                 _ => {}
             }
@@ -38,8 +39,8 @@ mod tests {
 
     #[test]
     fn fields_of_a_form_are_decoded() {
-        let query = Query::parse("pool=default&x&key=order%3A4+2%26%C3%A9&y=1");
-        assert_eq!(query.pool.as_deref(), Some("default"));
+        let query = Query::parse("pool=1&x&key=order%3A4+2%26%C3%A9&y=1");
+        assert_eq!(query.pool, Some(1));
         assert_eq!(query.key.as_deref(), Some("order:4 2&é"));
         assert_eq!(Query::parse(""), Query::default());
     }
