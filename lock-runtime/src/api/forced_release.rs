@@ -11,7 +11,7 @@ use crate::base::key::Key;
 use crate::exec::events;
 
 impl LockPool {
-    /// Takes the lock of `key` from `holder`, as [`inspect`](Self::inspect) has shown it, for a lock whose holder hangs. Returns
+    /// Takes the lock of `key` from `holder`, as [`inspect`](Self::inspect) has shown it, for a holder that hangs. Returns
     /// whether it was that holder's: `false` if it is free by now, or if another owner has it, which keeps it.
     ///
     /// The next owner in the wait queue is granted the lock at once, with a greater fence. The former holder learns of it by its next

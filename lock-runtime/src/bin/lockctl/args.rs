@@ -65,7 +65,7 @@ pub(crate) struct StoreArgs {
     /// The store, as for a pool; the variable keeps a password out of the list of processes
     #[arg(long, global = true, env = "LOCK_URL", hide_env_values = true)]
     url: Option<String>,
-    /// The prefix of the pool whose keys are meant
+    /// The prefix of the keys, as the pool has it
     #[arg(long, global = true, env = "LOCK_PREFIX")]
     prefix: Option<String>,
     /// How long the store may take for one answer, such as 500ms or 5s
