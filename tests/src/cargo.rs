@@ -1,6 +1,6 @@
 //! cargo as a child process of a test.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// cargo in the folder of the workspace, with the features of `tests/run.sh`: what that script has built is not built
@@ -18,4 +18,28 @@ pub fn cargo(command: &str) -> Command {
         }
     }
     cargo
+}
+
+/// Where the programs are that were built with this test: `target/<profile>`.
+pub(crate) fn programs() -> PathBuf {
+    // target/<profile>/deps/<test>
+    let test = std::env::current_exe().expect("a program knows where it is");
+    test.ancestors().nth(2).expect("tests live below a profile's directory").to_owned()
+}
+
+/// Builds `targets`, as `cargo build` names them, into the folder of [`programs`].
+#[track_caller]
+pub(crate) fn build_programs(targets: &[&str]) {
+    let folder = programs();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(name) => name,
+    };
+    let mut command = cargo("build");
+    command
+        .args(targets)
+        .args(["--profile", profile, "--target-dir"])
+        .arg(folder.parent().expect("a profile's directory is in the target directory"));
+    let output = command.output().expect("cargo can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

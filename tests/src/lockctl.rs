@@ -1,12 +1,11 @@
 //! The program `lockctl`, built when it is missing or old.
 
-use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::cargo::cargo;
+use crate::cargo::{build_programs, programs};
 
 /// A command with these arguments, without the variables that `lockctl` reads.
 ///
@@ -16,11 +15,9 @@ use crate::cargo::cargo;
 #[track_caller]
 pub fn lockctl<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     static BUILT: OnceLock<()> = OnceLock::new();
-    // target/<profile>/deps/<test>
-    let test = std::env::current_exe().expect("a program knows where it is");
-    let folder = test.ancestors().nth(2).expect("tests live below a profile's directory");
-    BUILT.get_or_init(|| build(folder));
-    let mut command = Command::new(folder.join("lockctl"));
+    // With the examples, dependencies have the features that they have for tests, and are not built again.
+    BUILT.get_or_init(|| build_programs(&["--bin", "lockctl", "--examples"]));
+    let mut command = Command::new(programs().join("lockctl"));
     command.args(args);
     for variable in
         ["LOCK_URL", "LOCK_PREFIX", "LOCK_REQUEST_TIMEOUT", "NO_COLOR", "CLICOLOR_FORCE"]
@@ -65,18 +62,4 @@ impl Ended {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
-}
-
-fn build(folder: &Path) {
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "dev",
-        Some(name) => name,
-    };
-    let mut command = cargo("build");
-    // With the examples, dependencies have the features that they have for tests, and are not built again.
-    command
-        .args(["--bin", "lockctl", "--examples", "--profile", profile, "--target-dir"])
-        .arg(folder.parent().expect("a profile's directory is in the target directory"));
-    let output = command.output().expect("cargo can be started");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
