@@ -1,9 +1,7 @@
 //! Releases of locks that other owners hold.
 
-use tokio::time::timeout;
-
-use crate::api::inspect::silence;
 use crate::api::pool::LockPool;
+use crate::api::store_request::silence;
 use crate::backend::{ReleaseOutcome, ReleaseRequest};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::inspection::LockHolder;
@@ -64,14 +62,12 @@ impl LockPool {
         let request = ReleaseRequest::by_force(self.stored_key(key)?, holder.clone());
         let request = request.ok_or_else(of_another_library)?;
         let core = self.core().clone();
+        let limit = core.request_timeout();
         let releasing = async move {
-            let limit = core.request_timeout();
-            let requests = [request];
-            timeout(limit, core.backend().release(&requests)).await.ok().and_then(|mut it| it.pop())
+            let answer = core.backend().release(&[request]).await.pop();
+            answer.unwrap_or_else(|| Err(silence()))
         };
-        let answer = self.core().driver().run(releasing).await?;
-        let outcome = answer.unwrap_or_else(|| Err(silence())).map_err(LockError::backend)?;
-        Ok(outcome != ReleaseOutcome::NotHeld)
+        Ok(self.asked(limit, releasing).await? != ReleaseOutcome::NotHeld)
     }
 }
 

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout;
-
 use crate::api::pool::LockPool;
-use crate::backend::{BackendError, FailureKind};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::inspection::Inspection;
 use crate::base::key::Key;
@@ -43,12 +40,8 @@ impl LockPool {
         let key: Key = key.into();
         let stored = self.stored_key(&key).map_err(|error| self.locate(error, &key))?;
         let core = self.core().clone();
-        let reading = async move {
-            let limit = core.request_timeout();
-            timeout(limit, core.backend().inspect(&stored)).await.unwrap_or_else(|_| Err(silence()))
-        };
-        let answer = self.core().driver().run(reading).await;
-        let answer = answer.and_then(|answer| answer.map_err(LockError::backend));
+        let limit = core.request_timeout();
+        let answer = self.asked(limit, async move { core.backend().inspect(&stored).await }).await;
         let shown = answer.and_then(|shown| shown.ok_or_else(not_supported));
         shown.map_err(|error| self.locate(error, &key))
     }
@@ -95,11 +88,6 @@ impl LockPool {
     pub fn snapshot(&self) -> Snapshot {
         snapshot(self.core())
     }
-}
-
-#[cold]
-pub(crate) fn silence() -> BackendError {
-    BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time")
 }
 
 #[cold]

@@ -1,8 +1,5 @@
 //! Lists of the locks in a store.
 
-use tokio::time::timeout;
-
-use crate::api::inspect::silence;
 use crate::api::pool::LockPool;
 use crate::backend::KeyPattern;
 use crate::base::error::{ErrorKind, LockError};
@@ -41,20 +38,15 @@ impl LockPool {
     /// your own does not implement [`list`](crate::backend::Backend::list).
     pub async fn list(&self, pattern: &str, limit: usize) -> Result<KeyList, LockError> {
         let core = self.core().clone();
-        let located = |error: LockError| error.in_pool(self.core().name());
-        if core.is_inherited() {
-            return Err(located(LockError::inherited()));
-        }
         let pattern = KeyPattern::new(&*core.config.key_prefix, pattern);
+        let limit_of_time = core.request_timeout().saturating_mul(MOST_ANSWERS);
         let searching = async move {
-            let limit_of_time = core.request_timeout().saturating_mul(MOST_ANSWERS);
-            let listing = core.backend().list(&pattern, limit);
-            let list = timeout(limit_of_time, listing).await.unwrap_or_else(|_| Err(silence()))?;
+            let list = core.backend().list(&pattern, limit).await?;
             Ok(list.map(|list| without_prefix(&list, &pattern)))
         };
-        let answer = self.core().driver().run(searching).await;
-        let answer = answer.and_then(|answer| answer.map_err(LockError::backend));
-        answer.and_then(|list| list.ok_or_else(not_listed)).map_err(located)
+        let answer = self.asked(limit_of_time, searching).await;
+        let list = answer.and_then(|list| list.ok_or_else(not_listed));
+        list.map_err(|error| error.in_pool(self.core().name()))
     }
 }
 

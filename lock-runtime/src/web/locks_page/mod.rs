@@ -138,13 +138,11 @@ fn fingerprint(snapshots: &[Snapshot]) -> Option<u64> {
     for snapshot in snapshots {
         snapshot.pool.hash(&mut hasher);
         for held in &snapshot.held {
-            let keys: Vec<_> = held.keys.iter().map(|key| key.as_str()).collect();
-            let fence = held.fence.map(|fence| fence.get());
-            (keys, held.owner.to_string(), fence, held.waiting, held.lingers).hash(&mut hasher);
+            (&held.keys, held.owner, held.fence, held.waiting, held.lingers).hash(&mut hasher);
             is_empty = false;
         }
         for waited in &snapshot.waiting {
-            (waited.key.as_str(), waited.waiting).hash(&mut hasher);
+            (&waited.key, waited.waiting).hash(&mut hasher);
             is_empty = false;
         }
     }

@@ -1,0 +1,31 @@
+//! Requests to the store beside those of a lock's life.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::api::pool::LockPool;
+use crate::backend::{BackendError, FailureKind};
+use crate::base::error::LockError;
+
+impl LockPool {
+    /// The answer to `request`, which runs on the driver and has `limit`.
+    pub(crate) async fn asked<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        request: impl Future<Output = Result<T, BackendError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        if self.core().is_inherited() {
+            return Err(LockError::inherited());
+        }
+        let answering =
+            async move { timeout(limit, request).await.unwrap_or_else(|_| Err(silence())) };
+        self.core().driver().run(answering).await?.map_err(LockError::backend)
+    }
+}
+
+#[cold]
+pub(crate) fn silence() -> BackendError {
+    BackendError::new(FailureKind::MaybeApplied, "the store did not answer in time")
+}
