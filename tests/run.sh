@@ -6,6 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default eight for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_OUTAGE_SECONDS    how long the store of a web service under load is down; by default 2
 # LOCK_TEST_BROWSER=off  leaves the tests of the page in Chromium out
 # LOCK_TEST_ETCD=off     leaves etcd out
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
@@ -181,11 +182,11 @@ program() {
 }
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
-program api shutdown::
+program api shutdown:: serving::
 program observability
 program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
     multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults
+program faults outage::requests
 program topologies
 program quorum load::
 program engines wait_queue::hand_offs

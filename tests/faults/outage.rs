@@ -2,17 +2,25 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use lock_runtime::{ErrorKind, LockError, LockPool, OnOutage, Progress};
+use lock_tests::logs::OnEvent;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{FaultProxy, RedisServer, eventually_async, http};
+use lock_tests::runtimes::multi_thread;
+use lock_tests::{FaultProxy, Latency, RedisServer, eventually_async, http, in_own_process};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tracing::Event;
+use tracing::field::{Field, Visit};
 
 const SOON: Duration = ms(20_000);
 
@@ -126,49 +134,133 @@ async fn settle(State(pool): State<LockPool>, Path(id): Path<u64>) -> Result<Str
     pool.lock(format!("order:{id}")).run(async { id.to_string() }).await
 }
 
-/// Prints how long the responses of a web service took, for 200 requests a second. `LOCK_OUTAGE_SECONDS` is how long the
-/// store is down.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_during_an_outage_do_not_wait() {
+/// How often the runtime has sent the events of an outage.
+#[derive(Clone, Debug, Default)]
+struct OutageEvents {
+    lost: Arc<AtomicUsize>,
+    back: Arc<AtomicUsize>,
+}
+
+impl OutageEvents {
+    fn of_this_process() -> Self {
+        let events = Self::default();
+        let seen = events.clone();
+        let subscriber = OnEvent(move |event: &Event<'_>| event.record(&mut seen.clone()));
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        events
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        [&self.lost, &self.back].map(|count| count.load(Ordering::SeqCst))
+    }
+}
+
+impl Visit for OutageEvents {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let count = match (field.name(), &*format!("{value:?}")) {
+            ("message", "the store is down") => &self.lost,
+            ("message", "the store is back") => &self.back,
+            _ => return,
+        };
+        count.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Answer {
+    sent: Instant,
+    took: Duration,
+    status: u16,
+}
+
+/// 200 requests a second, each with a number of its own, until `over`.
+async fn load(address: SocketAddr, route: &str, over: Arc<AtomicBool>) -> Vec<Answer> {
+    let (mut sending, mut ticks) = (JoinSet::new(), tokio::time::interval(ms(5)));
+    while !over.load(Ordering::SeqCst) {
+        ticks.tick().await;
+        let path = format!("/{route}/{}", sending.len());
+        sending.spawn(async move {
+            let sent = Instant::now();
+            let (status, head) = http::post(address, &path).await.unwrap();
+            assert_eq!(status == 503, head.contains("retry-after: 1"), "{head}");
+            assert!([200, 503].contains(&status), "{head}");
+            Answer { sent, took: sent.elapsed(), status }
+        });
+    }
+    within(3 * SOON, "all are answered", sending.join_all()).await
+}
+
+fn p99(answers: &[Answer], sent: &Range<Instant>) -> Duration {
+    let mut took: Vec<_> =
+        answers.iter().filter(|it| sent.contains(&it.sent)).map(|it| it.took).collect();
+    took.sort();
+    took[took.len() * 99 / 100]
+}
+
+/// In a process of its own, for its subscriber. `LOCK_OUTAGE_SECONDS` is how long the store is down.
+#[test]
+fn requests_during_an_outage_do_not_wait() {
+    in_own_process(concat!(module_path!(), "::requests_during_an_outage_do_not_wait"), || {
+        multi_thread().block_on(outages_under_load());
+    });
+}
+
+async fn outages_under_load() {
+    /// From the second second of an outage on.
+    const P99: Duration = ms(50);
+    /// From the return of the store to full service.
+    const RECOVERY: Duration = ms(1_000);
+    /// A request that takes longer was not served as usual.
+    const SLOW: Duration = ms(500);
     let seconds = std::env::var("LOCK_OUTAGE_SECONDS").map_or(2, |text| text.parse().unwrap());
+    let events = OutageEvents::of_this_process();
     let server = RedisServer::start();
     let pool = failing_fast(&server.url()).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let routes = Router::new().route("/{id}", post(settle)).with_state(pool.clone());
+    let routes = Router::new().route("/order/{id}", post(settle)).with_state(pool.clone());
+    // What the machine itself adds.
+    let routes = routes.route("/plain/{id}", post(async || ""));
     let serving = tokio::spawn(async move { axum::serve(listener, routes).await });
-    assert_eq!(http::post(address, "/7").await.unwrap().0, 200);
-    server.kill();
-    let began = Instant::now();
-    let (mut sending, mut ticks) = (JoinSet::new(), tokio::time::interval(ms(5)));
-    while began.elapsed() < Duration::from_secs(seconds) {
-        ticks.tick().await;
-        let sent = Instant::now();
-        sending.spawn(async move {
-            let (status, head) = http::post(address, "/7").await.unwrap();
-            assert!(status == 503 && head.contains("retry-after: 1"), "{head}");
-            (sent - began, sent.elapsed())
-        });
+    let (mut fast, mut recovered) = (Latency::below(P99, 1), Latency::below(RECOVERY, 1));
+    for round in 1.. {
+        let over = Arc::<AtomicBool>::default();
+        let [locked, plain] =
+            ["order", "plain"].map(|route| tokio::spawn(load(address, route, over.clone())));
+        tokio::time::sleep(ms(500)).await;
+        server.kill();
+        let killed = Instant::now();
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let down = killed + Duration::from_secs(1)..Instant::now();
+        server.restart();
+        let back = Instant::now();
+        eventually_async(SOON, "the event of the return", async || events.counts()[1] >= round)
+            .await;
+        tokio::time::sleep(RECOVERY).await;
+        over.store(true, Ordering::SeqCst);
+        let answers = within(4 * SOON, "responses", locked).await.unwrap();
+        let plain = within(4 * SOON, "responses", plain).await.unwrap();
+        assert_eq!(events.counts(), [round; 2], "each event once for each outage");
+        let served = |it: &Answer| it.status == 200 && it.took < SLOW;
+        assert!(answers.iter().any(|it| it.sent < killed && served(it)));
+        let refused =
+            answers.iter().filter(|it| down.contains(&it.sent)).map(|it| it.status == 503);
+        // A request may be sent as the store returns.
+        assert!(refused.clone().filter(|refused| *refused).count() * 10 > refused.count() * 9);
+        let last = answers.iter().filter(|it| !served(it)).map(|it| it.sent + it.took).max();
+        let recovery = last.map_or(Duration::ZERO, |last| last.saturating_duration_since(back));
+        let of_machine = p99(&plain, &down);
+        let p99 = p99(&answers, &down);
+        println!(
+            "{} requests, down for {seconds} s: p99 {p99:?} from the second second on, {of_machine:?} without a lock; \
+             full service {recovery:?} after the return",
+            answers.len()
+        );
+        fast.push(p99.saturating_sub(of_machine));
+        recovered.push(recovery);
+        if !fast.wants_more() && !recovered.wants_more() {
+            break;
+        }
     }
-    let answers = within(SOON, "all are answered", sending.join_all()).await;
-    let mut late: Vec<_> = answers
-        .into_iter()
-        .filter_map(|(sent, took)| (sent >= Duration::from_secs(1)).then_some(took))
-        .collect();
-    late.sort();
-    let (median, most) = (late[late.len() / 2], late[late.len() * 99 / 100]);
-    server.restart();
-    let restarted = Instant::now();
-    eventually_async(SOON, "the service serves again", async || {
-        http::post(address, "/7").await.unwrap().0 == 200
-    })
-    .await;
-    println!(
-        "p50 {median:?}, p99 {most:?} from the second second on; served again after {:?}",
-        restarted.elapsed()
-    );
-    // Without the setting each waits for a minute.
-    assert!(most < ms(10_000), "{most:?}");
     serving.abort();
 }
 

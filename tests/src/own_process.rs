@@ -30,4 +30,5 @@ pub fn in_own_process(test: &str, body: impl FnOnce()) {
     let status = process.wait_for_exit(DEADLINE);
     let output = [process.stdout(), process.stderr()].concat().join("\n");
     assert!(status.success() && output.contains("1 passed"), "{test}: {status}\n{output}");
+    println!("{output}");
 }
