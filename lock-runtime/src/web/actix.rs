@@ -14,7 +14,7 @@ use actix_web::body::EitherBody;
 use actix_web::dev::{Server, Service, ServiceRequest, ServiceResponse, Transform};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{CONTENT_TYPE, RETRY_AFTER};
-use actix_web::{Error, HttpMessage, HttpResponse, ResponseError};
+use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, ResponseError};
 use percent_encoding::percent_decode_str;
 
 use crate::api::locked_future::block;
@@ -24,6 +24,7 @@ use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
+use crate::base::lock_name::LockName;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
 use crate::web::body_lock::BodyLock;
@@ -67,7 +68,7 @@ fn status(problem: &Problem) -> StatusCode {
 /// An actix-web middleware: the resource behind it serves a request only while the lock of that request is held. The response
 /// for a lock that is not acquired, or lost, is that of its [`Problem`].
 ///
-/// It goes on a resource, whose path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
+/// With [`for_path`](Self::for_path) it goes on a resource, whose path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
 /// `web::ReqData<Fence>`. The body of a request is read under the lock, and actix-web runs a handler to its end when the
 /// client disconnects: `max_hold` bounds both.
 ///
@@ -90,8 +91,26 @@ fn status(problem: &Problem) -> StatusCode {
 #[must_use = "a middleware does nothing before it wraps a resource"]
 pub struct LockMiddleware {
     route: Arc<RouteLock>,
-    template: Arc<PathTemplate>,
+    key: ResourceKey,
+    /// Replaces the name of the lock.
+    template: Option<&'static str>,
     until_body_end: bool,
+}
+
+/// Where the key of a request to a resource comes from.
+#[derive(Clone)]
+enum ResourceKey {
+    Path(Arc<PathTemplate>),
+    Computed(Arc<dyn Fn(&HttpRequest) -> Key + Send + Sync>),
+}
+
+impl fmt::Debug for ResourceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(template) => template.fmt(f),
+            Self::Computed(_) => f.write_str("Computed(..)"),
+        }
+    }
 }
 
 impl LockMiddleware {
@@ -102,8 +121,7 @@ impl LockMiddleware {
     /// If the template is invalid.
     #[track_caller]
     pub fn for_path(template: &'static str) -> Self {
-        let template = Arc::new(PathTemplate::new(template));
-        Self { route: Arc::default(), template, until_body_end: false }
+        Self::with_key(ResourceKey::Path(Arc::new(PathTemplate::new(template))))
     }
 
     /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers others by 400. Without it the
@@ -113,8 +131,38 @@ impl LockMiddleware {
     /// If the template has no such parameter.
     #[track_caller]
     pub fn parameter<T: FromStr + Display>(mut self, name: &'static str) -> Self {
-        Arc::make_mut(&mut self.template).set_type::<T>(name);
+        match &mut self.key {
+            ResourceKey::Path(template) => Arc::make_mut(template).set_type::<T>(name),
+            ResourceKey::Computed(_) => panic!("a computed lock key has no parameter `<{name}>`"),
+        }
         self
+    }
+
+    /// Locks by a key that is computed from the request, whose body is not there yet. Values of a client are escaped in the
+    /// template of [`for_path`](Self::for_path) alone: here two of them may not give one key by accident.
+    ///
+    /// ```
+    /// use lock_runtime::web::LockMiddleware;
+    ///
+    /// let by_tenant = LockMiddleware::new(|request| match request.headers().get("tenant") {
+    ///     Some(tenant) => format!("tenant:{tenant:?}"),
+    ///     None => "tenant".to_owned(),
+    /// });
+    /// let routes = actix_web::App::new().wrap(by_tenant.template("tenant"));
+    /// # drop(routes);
+    /// ```
+    pub fn new<K: Into<Key>>(key: impl Fn(&HttpRequest) -> K + Send + Sync + 'static) -> Self {
+        Self::with_key(ResourceKey::Computed(Arc::new(move |request| key(request).into())))
+    }
+
+    fn with_key(key: ResourceKey) -> Self {
+        Self { route: Arc::default(), key, template: None, until_body_end: false }
+    }
+
+    /// The name of the lock in events, spans, metrics and errors, as [`LockRequest::template`](crate::LockRequest::template).
+    /// Defaults to the template of [`for_path`](Self::for_path); a computed key has none, and is `unnamed`.
+    pub fn template(self, template: &'static str) -> Self {
+        Self { template: Some(template), ..self }
     }
 
     /// Uses the pool that is installed under `name`. Defaults to `"default"`.
@@ -156,6 +204,21 @@ impl LockMiddleware {
     fn with(mut self, set: impl FnOnce(&mut RouteLock)) -> Self {
         set(Arc::make_mut(&mut self.route));
         self
+    }
+
+    /// The key of a request.
+    fn key_of(&self, request: &ServiceRequest) -> (Result<Key, LockError>, LockLabel) {
+        let (key, label) = match &self.key {
+            ResourceKey::Path(template) => {
+                (rendered(template, request), LockLabel::Site(template.site()))
+            }
+            ResourceKey::Computed(key) => {
+                let key = key(request.request());
+                (Ok(key.clone()), LockLabel::of_key(key))
+            }
+        };
+        let named = self.template.map(|name| LockLabel::Request(LockName::Template(name)));
+        (key, named.unwrap_or(label))
     }
 }
 
@@ -203,12 +266,8 @@ where
     fn call(&self, request: ServiceRequest) -> Self::Future {
         let (inner, lock) = (self.inner.clone(), self.lock.clone());
         Box::pin(async move {
-            let label = LockLabel::Site(lock.template.site());
-            let entered = match key_of(&lock.template, &request) {
-                Ok(key) => lock.route.enter(Ok(key), label).await,
-                Err(error) => Err(error.at(label.lock_name())),
-            };
-            let entered = match entered {
+            let (key, label) = lock.key_of(&request);
+            let entered = match lock.route.enter(key, label).await {
                 Ok(entered) => entered,
                 // A response and no error: middlewares around this one see it.
                 Err(error) => return Ok(request.error_response(error).map_into_right_body()),
@@ -228,8 +287,8 @@ where
     }
 }
 
-/// The key of a request. Its path is decoded as `web::Path` does it, and as axum does.
-fn key_of(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, LockError> {
+/// The key by the path of a request, which is decoded as `web::Path` does it, and as axum does.
+fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, LockError> {
     let mut values = Vec::new();
     for (name, value) in request.match_info().iter() {
         let value = percent_decode_str(value).decode_utf8().map_err(|_| {
