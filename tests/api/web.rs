@@ -10,7 +10,7 @@ use actix_web::body::{BodySize, MessageBody};
 use actix_web::http::header;
 use actix_web::{HttpResponse, ResponseError, web};
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::Path;
+use axum::extract::{Path, Query};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -18,6 +18,7 @@ use axum::{Extension, Router};
 use lock_runtime::testing::with_pool;
 use lock_runtime::web::{LockLayer, LockMiddleware};
 use lock_runtime::{Fence, FromLockError, LockError, LockPool, Problem, distributed_lock};
+use lock_tests::RedisServer;
 use lock_tests::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::{Service, ServiceBuilder, ServiceExt};
@@ -80,6 +81,139 @@ async fn an_error_of_a_handler_is_a_problem_without_details() {
         held.release().await.unwrap();
         assert_eq!(sent(&routes, "/settle/42").await.2, "settled 42");
         assert_eq!(sent(&routes, "/report/42").await.2, "42");
+    })
+    .await;
+}
+
+#[derive(serde::Deserialize)]
+struct Named {
+    name: String,
+}
+
+#[distributed_lock(key = "order:<named.name>", wait = "0s")]
+async fn named(Query(named): Query<Named>) -> Result<String, LockError> {
+    Ok(named.name)
+}
+
+#[distributed_lock(key = "order:<id>", wait = "20s")]
+async fn patient(Path(id): Path<u64>) -> Response {
+    id.to_string().into_response()
+}
+
+#[distributed_lock(key = "order:<id>", max_hold = "20ms")]
+async fn endless(Path(id): Path<u64>) -> Result<String, LockError> {
+    std::future::pending::<()>().await;
+    Ok(id.to_string())
+}
+
+/// The handlers above, of actix-web.
+mod by_actix {
+    use super::*;
+
+    #[distributed_lock(key = "order:<id>", wait = "0s")]
+    pub(super) async fn settle(id: web::Path<u64>) -> Result<String, LockError> {
+        Ok(format!("settled {id}"))
+    }
+
+    #[distributed_lock(key = "order:<named.name>", wait = "0s")]
+    pub(super) async fn named(named: web::Query<Named>) -> Result<String, LockError> {
+        Ok(named.into_inner().name)
+    }
+
+    #[distributed_lock(key = "order:<id>", wait = "20s")]
+    pub(super) async fn patient(id: web::Path<u64>) -> HttpResponse {
+        HttpResponse::Ok().body(id.to_string())
+    }
+
+    #[distributed_lock(key = "order:<id>", max_hold = "20ms")]
+    pub(super) async fn endless(id: web::Path<u64>) -> Result<String, LockError> {
+        std::future::pending::<()>().await;
+        Ok(id.to_string())
+    }
+}
+
+/// What the client is told of an error, in each of its forms.
+#[actix_web::test]
+async fn each_error_has_its_status_and_no_details() {
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).max_waiters(1).connect().await.unwrap();
+    let port = server.port().to_string();
+    // Of keys, of the store, of settings, and of what an error tells a programmer.
+    let details = [
+        "order",
+        "77123",
+        "lock",
+        "pool",
+        "default",
+        "redis",
+        "127.0.0.1",
+        &port,
+        "ttl",
+        "max_",
+        "waiters",
+        "builder",
+        "check ",
+        "raise ",
+        "`",
+        "::",
+    ];
+    let layer = LockLayer::for_path("order:<id>").wait(Duration::ZERO);
+    let routes = Router::new()
+        .route("/settle/{id}", get(settle))
+        .route("/patient/{id}", get(patient))
+        .route("/endless/{id}", get(endless))
+        .route("/named", get(named))
+        .route("/route/{id}", get(async || "").route_layer(layer));
+    let middleware = LockMiddleware::for_path("order:<id>").wait(Duration::ZERO);
+    let app = actix_web::App::new()
+        .route("/settle/{id}", web::get().to(by_actix::settle))
+        .route("/patient/{id}", web::get().to(by_actix::patient))
+        .route("/endless/{id}", web::get().to(by_actix::endless))
+        .route("/named", web::get().to(by_actix::named))
+        .service(web::resource("/route/{id}").wrap(middleware).to(async || ""));
+    let app = actix_web::test::init_service(app).await;
+    let refused = async |path: &str, status: u16| {
+        let (of_axum, headers, body) = sent(&routes, path).await;
+        let of_actix = actix_web::test::call_service(&app, to_actix(path).to_request()).await;
+        assert_eq!((of_axum.as_u16(), of_actix.status().as_u16()), (status, status), "{path}");
+        let passes = [409, 429, 503].contains(&status).then_some("1");
+        let text = |value: Option<&[u8]>| value.map(|it| String::from_utf8(it.to_vec()).unwrap());
+        let of_actix_header = |name| text(of_actix.headers().get(name).map(|it| it.as_bytes()));
+        assert_eq!(headers.get("retry-after").map(|it| it.to_str().unwrap()), passes, "{path}");
+        assert_eq!(of_actix_header("retry-after").as_deref(), passes, "{path}");
+        assert_eq!(headers["content-type"], Problem::MEDIA_TYPE);
+        assert_eq!(of_actix_header("content-type").as_deref(), Some(Problem::MEDIA_TYPE));
+        let actix_body = actix_web::test::read_body(of_actix).await;
+        assert_eq!(text(Some(&actix_body[..])).as_ref(), Some(&body), "{path}");
+        let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(problem["status"], status);
+        for detail in details {
+            assert!(!body.contains(detail), "{detail:?} in {body}");
+        }
+    };
+    with_pool("default", pool.clone(), async {
+        let held = pool.lock("order:77123").acquire().await.unwrap();
+        for path in ["/settle/77123", "/route/77123"] {
+            refused(path, 409).await;
+        }
+        let waiting = tokio::spawn(pool.lock("order:77123").wait(SOON).acquire());
+        lock_tests::eventually_async(SOON, "one waits", async || {
+            !pool.snapshot().waiting.is_empty()
+        })
+        .await;
+        refused("/patient/77123", 429).await;
+        held.release().await.unwrap();
+        joined("the waiter", waiting).await.unwrap().release().await.unwrap();
+        refused("/named?name=", 400).await;
+        refused("/endless/77123", 500).await;
+        server.kill();
+        for path in ["/settle/77123", "/route/77123"] {
+            refused(path, 503).await;
+        }
+        pool.shutdown(Duration::ZERO).await;
+        for path in ["/settle/77123", "/route/77123"] {
+            refused(path, 503).await;
+        }
     })
     .await;
 }
@@ -358,6 +492,35 @@ async fn an_actix_resource_runs_only_under_its_lock() {
     let response = actix_web::test::call_service(&app, request()).await;
     assert_eq!(response.status().as_u16(), 200);
     assert!(is_free(&pool, "order:42").await);
+}
+
+#[actix_web::test]
+async fn a_key_may_be_computed_from_an_actix_request() {
+    let pool = memory().await;
+    let lock = LockMiddleware::new(|request| {
+        format!("tenant:{}", request.headers().get("tenant").unwrap().to_str().unwrap())
+    });
+    let lock = lock.template("tenant").pool(&pool).wait(Duration::ZERO);
+    // Around the whole application, where no path parameter is known.
+    let fence = async |fence: web::ReqData<Fence>| fence.to_string();
+    let app = actix_web::App::new().wrap(lock).route("/", web::get().to(fence));
+    let app = actix_web::test::init_service(app).await;
+    let held = pool.lock("tenant:a").acquire().await.unwrap();
+    for (tenant, status) in [("a", 409), ("b", 200)] {
+        let request = to_actix("/").insert_header(("tenant", tenant)).to_request();
+        let response = actix_web::test::call_service(&app, request).await;
+        assert_eq!(response.status().as_u16(), status, "{tenant}");
+    }
+    held.release().await.unwrap();
+    let request = to_actix("/").insert_header(("tenant", "a")).to_request();
+    assert!(!actix_web::test::call_and_read_body(&app, request).await.is_empty());
+    assert!(is_free(&pool, "tenant:a").await);
+}
+
+#[test]
+#[should_panic(expected = "a computed lock key has no parameter `<id>`")]
+fn a_computed_key_of_actix_has_no_parameters() {
+    let _ = LockMiddleware::new(|_| "k").parameter::<u64>("id");
 }
 
 /// A service with one actix resource, whose response is a stream, and the sender of its parts.
