@@ -6,6 +6,7 @@
 //! curl -X POST localhost:8081/orders/42/settle
 //! curl -X PUT  localhost:8082/orders -H 'content-type: application/json' -d '{"id":42,"amount":7}'
 //! curl -X POST localhost:8082/orders/42/note -d 'fragile'
+//! cargo run --example orders_load -- localhost:8081 localhost:8082
 //! ```
 
 mod ledger;

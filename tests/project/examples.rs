@@ -79,6 +79,33 @@ fn web_service(name: &str) {
     assert!(worker.wait_for_exit(DEADLINE).success());
 }
 
+/// An instance of each framework, which share their locks or not.
+fn load(urls: [&str; 2]) -> (bool, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["axum_orders", "actix_orders"];
+    let instances: [Worker; 2] = std::array::from_fn(|n| {
+        Worker::start(&example(names[n]), &[urls[n], "0", folder.path().to_str().unwrap()])
+    });
+    let addresses = instances.each_ref().map(|instance| {
+        let line = instance.wait_for_line(DEADLINE, |line| line.starts_with("listening on "));
+        line.trim_start_matches("listening on ").to_owned()
+    });
+    let load = Worker::start(&example("orders_load"), &["2000", &addresses[0], &addresses[1]]);
+    let succeeds = load.wait_for_exit(DEADLINE).success();
+    (succeeds, [load.stdout(), load.stderr()].concat().join("\n"))
+}
+
+#[test]
+fn orders_load() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let (succeeds, says) = load([&url, &url]);
+    assert!(succeeds && says.contains("each of 100 orders was settled once"), "{says}");
+    // Locks of two processes without a store between them.
+    let (succeeds, says) = load(["memory://"; 2]);
+    assert!(!succeeds && says.contains("were not settled once"), "{says}");
+}
+
 fn catches_sigterm(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
