@@ -36,13 +36,26 @@
 //!
 //! # Features
 //!
-//! * `macros` (default): the attribute.
-//! * `redis` (default): `redis://` URLs.
-//! * `rediss`: `rediss://` URLs, TLS by rustls.
-//! * `serde`: [`Fence`], [`Snapshot`], [`Inspection`] and [`Finding`] can be serialized.
-//! * `axum`, `actix`, `tower`: [`web`], locks of routes and responses for errors.
-//! * `lockctl`: the program of that name, which shows and tends the locks of a store.
-//! * `testing`: pools for tests, the conformance suite for stores, and a store that fails on demand.
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `macros` | yes | the attribute |
+//! | `redis` | yes | `redis://`, `redis+sentinel://`, `redis+cluster://` and `redlock://` URLs |
+//! | `rediss` | | `rediss://` URLs: Redis over TLS, by rustls |
+//! | `postgres` | | `postgres://` URLs, and `LockGuard::pin_sql` of that store |
+//! | `postgres-tls` | | `sslmode=require` in `postgres://` URLs |
+//! | `mysql` | | `mysql://` URLs: MySQL and MariaDB |
+//! | `mysql-tls` | | `ssl-mode=required` in `mysql://` URLs |
+//! | `etcd` | | `etcd://` URLs |
+//! | `etcd-tls` | | `etcds://` URLs: etcd over TLS |
+//! | `zookeeper` | | `zookeeper://` URLs |
+//! | `zookeeper-tls` | | `zookeepers://` URLs: ZooKeeper over TLS |
+//! | `axum` | | [`web`]: a [`LockError`] as an axum response, locks of routes, a page of the locks; with `tower` |
+//! | `actix` | | [`web`]: a [`LockError`] as an actix-web response, a middleware that locks a resource, a page of the locks |
+//! | `tower` | | [`web`]: a layer that locks a service with the types of the crate `http` |
+//! | `serde` | | [`Fence`], [`Snapshot`], [`Inspection`], [`Finding`] and [`Sequencer`] can be serialized |
+//! | `metrics` | | metrics of locks and stores, by the facade crate of that name |
+//! | `lockctl` | | the program of that name, which shows and tends the locks of a store, with all stores |
+//! | `testing` | | pools for tests, the conformance suite for stores, and a store that fails on demand |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod api;

@@ -186,6 +186,33 @@ fn every_argument_is_in_the_readme_and_the_docs() {
     }
 }
 
+/// The table of the crate's documentation has all features that are for users, and says which are the default.
+#[test]
+fn every_feature_is_documented() {
+    let (manifest, docs) = (read("lock-runtime/Cargo.toml"), read("lock-runtime/src/lib.rs"));
+    let section = manifest.split("[features]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    let mut features: Vec<&str> = section
+        .lines()
+        .filter_map(|line| line.split_once(" = ").map(|(name, _)| name))
+        .filter(|name| !name.starts_with(['#', '_']) && *name != "default")
+        .collect();
+    let defaults = section.lines().find_map(|line| line.strip_prefix("default = ")).unwrap();
+    let table = docs.split("//! # Features\n").nth(1).unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("//! | `"));
+    let mut documented = Vec::new();
+    for row in rows {
+        let (name, rest) = row.split_once("` | ").unwrap();
+        let (default, says) = rest.split_once('|').unwrap();
+        assert_eq!(default.trim() == "yes", defaults.contains(&format!("\"{name}\"")), "{name}");
+        assert!(says.trim_matches([' ', '|']).len() > 10, "{name} is not explained");
+        documented.push(name);
+    }
+    features.sort_unstable();
+    documented.sort_unstable();
+    assert_eq!(features, documented);
+    assert!(features.len() >= 18, "{features:?}");
+}
+
 /// Each is in the chapter on settings, and with `no` as its URL parameter it is refused in a URL.
 #[test]
 fn every_setting_of_a_pool_is_documented() {
