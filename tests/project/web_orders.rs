@@ -7,9 +7,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use lock_tests::{Monitor, RedisServer, Worker, eventually, eventually_async, example};
+use lock_tests::{Latency, Monitor, RedisServer, Worker, eventually, eventually_async, example};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -18,8 +18,12 @@ const REQUESTS: usize = 10_000;
 const ORDERS: usize = 100;
 const CLIENTS: usize = 32;
 const CLOSED: usize = 1_000;
+/// Sockets that are closed together.
+const GROUP: usize = 20;
 /// The limit of effects that take a moment; the ttl of the example is 5 s.
 const SOON: Duration = Duration::from_secs(3);
+/// From the closed sockets to free locks, in a third of all rounds.
+const PROMPT: Duration = Duration::from_millis(100);
 /// The limit of what a busy machine may delay.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -92,19 +96,27 @@ async fn every_order_is_settled_once(example: &'static str, cancels: bool) {
         assert_eq!(entries(ledger.path(), *order), 1, "order {order}");
     }
 
-    // Some are at work when the signal comes.
+    // Some are at work when the signal comes, and are served.
     let mut late = JoinSet::new();
     for n in 0..8 {
         let address = addresses[n % 2].clone();
-        late.spawn(async move { Client::connect(&address).await.settle(3_000 + n).await });
+        let order = 3_000 + n;
+        late.spawn(async move { (order, Client::connect(&address).await.settle(order).await) });
     }
-    eventually_async(DEADLINE, "a late request is at work, or was", async || {
-        server.cli(&["EXISTS", "order:3000", "order:3001", "order:3002", "order:3003"]) != "0"
-            || (3_000..3_008).any(|order| entries(ledger.path(), order) > 0)
+    eventually_async(DEADLINE, "all late requests are at work, or were", async || {
+        (3_000..3_008).all(|order| {
+            server.cli(&["EXISTS", &format!("order:{order}")]) == "1"
+                || entries(ledger.path(), order) > 0
+        })
     })
     .await;
     for Instance { worker, .. } in &instances {
         worker.terminate();
+    }
+    for (order, Response { status, .. }) in late.join_all().await {
+        // 503: the store was slow.
+        let settled = entries(ledger.path(), order) == 1;
+        assert_eq!(status, if settled { 200 } else { 503 }, "order {order}");
     }
     for Instance { worker, .. } in &instances {
         let status = worker.wait_for_exit(DEADLINE);
@@ -113,8 +125,10 @@ async fn every_order_is_settled_once(example: &'static str, cancels: bool) {
         assert!(report.starts_with("shut down: ") && report.contains("abandoned: 0"), "{report}");
         assert_eq!(worker.stderr(), [""; 0]);
     }
+    for address in &addresses {
+        TcpStream::connect(address).await.expect_err("no connection is accepted");
+    }
     assert_eq!(server.cli(&["KEYS", "order:*"]), "");
-    drop(late);
 }
 
 /// Closes sockets while their handlers hold locks. Returns the orders that were thereby not settled.
@@ -128,10 +142,10 @@ async fn close_in_mid_handler(
     let cut = |closed: usize| -> Vec<usize> {
         (1_000..1_000 + closed).filter(|order| entries(ledger, *order) == 0).collect()
     };
-    let mut closed = 0;
+    let (mut closed, mut free) = (0, Latency::below(PROMPT, (CLOSED / GROUP).div_ceil(3)));
     // On a slow machine more handlers finish before their socket is closed. Then more sockets are.
     while closed < CLOSED || (cancels && closed < 5 * CLOSED && cut(closed).len() <= CLOSED / 4) {
-        let group = 1_000 + closed..1_000 + closed + 20;
+        let group = 1_000 + closed..1_000 + closed + GROUP;
         let mut clients = Vec::new();
         for order in group.clone() {
             let mut client = Client::connect(&addresses[order % 2]).await;
@@ -143,13 +157,19 @@ async fn close_in_mid_handler(
             locked >= group.len() / 2 || group.clone().any(|order| entries(ledger, order) > 0)
         })
         .await;
+        let ended = Instant::now();
         drop(clients);
         eventually(SOON, "no lock is left behind", || server.cli(&["KEYS", "order:*"]).is_empty());
+        free.push(ended.elapsed());
         closed += group.len();
     }
     let taken = monitor.settled().iter().filter(|ran| ran.name() == "SET").count();
     let cut = cut(closed);
-    println!("{closed} closed sockets: {taken} handlers had begun, {} were cut short", cut.len());
+    println!(
+        "{closed} closed sockets: {taken} handlers had begun, {} were cut short; free after {free}",
+        cut.len()
+    );
+    assert!(!free.wants_more(), "{free}");
     assert!(taken > CLOSED / 4, "{taken} begun");
     assert!(!cancels || cut.len() > CLOSED / 4, "{} cut", cut.len());
     cut
