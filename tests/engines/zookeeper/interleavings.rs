@@ -70,6 +70,31 @@ async fn a_process_that_stood_still_connects_anew_before_it_reads_an_answer() {
     worker.kill();
 }
 
+/// The notification that its node is gone has not arrived when the release is sent.
+#[tokio::test]
+async fn a_release_ends_the_hold_of_a_retry_over_another_connection() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let other = open_backend(&server.url_of(&root)).await.unwrap();
+    let mut mine = request("k", 20_000);
+    assert!(is_granted(&acquire(&store, &mine).await));
+    let before = server.queue(&root, "k");
+    proxy.hold(Direction::ToClient);
+    mine.attempt = 1;
+    assert!(is_granted(&acquire(&other, &mine).await));
+    let retried = server.queue(&root, "k");
+    assert!(retried.len() == 1 && retried != before, "{retried:?}");
+    let lease = ReleaseRequest::new(LeaseRef::new(mine.keys.clone(), mine.owner, mine.ttl));
+    let release = async || store.release(std::slice::from_ref(&lease)).await.remove(0).unwrap();
+    let mut releasing = pin!(release());
+    assert!(poll_once(releasing.as_mut()).await.is_none(), "its answer is held");
+    proxy.release_held();
+    assert_eq!(releasing.await, ReleaseOutcome::Freed);
+    assert_eq!(server.queue(&root, "k"), [""; 0]);
+    assert_eq!(release().await, ReleaseOutcome::NotHeld);
+}
+
 /// The notification comes in the same bytes as the list that has set the watch.
 #[tokio::test]
 async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {
