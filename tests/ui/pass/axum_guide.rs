@@ -150,7 +150,7 @@ async fn original(
 
 #[distributed_lock(key = "import")]
 async fn optional(id: Option<Path<u64>>) -> Result<NoContent, LockError> {
-    drop(id);
+    let _ = id;
     Ok(NoContent)
 }
 

@@ -25,8 +25,7 @@
     clippy::all,
     clippy::pedantic,
     clippy::nursery,
-    clippy::shadow_unrelated,
-    clippy::shadow_reuse
+    clippy::shadow_unrelated
 )]
 #![deny(clippy::implicit_return, clippy::allow_attributes, clippy::std_instead_of_core)]
 #![allow(dead_code, clippy::implicit_return, clippy::std_instead_of_core)]
