@@ -182,7 +182,7 @@ fn batches_travel_over_the_connection_of_the_runtime() {
             for ran in monitor.settled().into_iter().filter(sets) {
                 *by_connection.entry(ran.by).or_default() += 1;
             }
-            let (all, most) = (by_connection.values().sum(), by_connection.values().max());
+            let (all, most) = (by_connection.values().sum::<usize>(), by_connection.values().max());
             assert_eq!(64 * CYCLES, all);
             // The driver sends what a thread without processor time has not sent for some milliseconds.
             assert!(most.is_some_and(|most| most * 2 > all), "{by_connection:?}");
