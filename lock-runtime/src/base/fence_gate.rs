@@ -126,6 +126,7 @@ impl Error for StaleFence {}
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
 
     use super::*;
@@ -143,30 +144,51 @@ mod tests {
         gate.admit("a", Fence::new(5)).unwrap_err();
     }
 
-    /// Each thread appends what was admitted, under the mutex of the resource.
+    /// The threads share nothing but the gate and two counters, so only the gate orders what it admits.
     #[test]
-    fn no_lower_fence_follows_a_higher_one_from_64_threads() {
+    fn a_fence_below_an_admitted_one_is_refused_from_64_threads() {
         const THREADS: u64 = 64;
-        const EACH: u64 = 500;
+        const EACH: u64 = 10_000;
         let gate = FenceGate::new();
-        let written = std::sync::Mutex::new(Vec::new());
+        // The highest fence with an admission that has returned, and how many admissions there were.
+        let (highest, admitted) = (AtomicU64::new(0), AtomicU64::new(0));
+        // New fences, the highest so far, and late ones.
+        let next = AtomicU64::new(1);
         thread::scope(|scope| {
             for thread in 0..THREADS {
-                let (gate, written) = (&gate, &written);
+                let (gate, highest, admitted, next) = (&gate, &highest, &admitted, &next);
                 scope.spawn(move || {
                     for round in 0..EACH {
-                        let fence = Fence::new((round * THREADS + thread * 37) % 9_973);
-                        let mut written = written.lock().unwrap();
-                        if gate.admit("resource", fence).is_ok() {
-                            written.push(fence);
+                        let fence = match (thread + round) % 4 {
+                            0 => highest.load(Ordering::SeqCst).saturating_sub(1),
+                            1 => highest.load(Ordering::SeqCst),
+                            _ => next.fetch_add(1, Ordering::SeqCst),
+                        };
+                        let before = highest.load(Ordering::SeqCst);
+                        match gate.admit("resource", Fence::new(fence)) {
+                            Ok(()) => {
+                                assert!(fence >= before, "{fence} behind {before}");
+                                highest.fetch_max(fence, Ordering::SeqCst);
+                                admitted.fetch_add(1, Ordering::SeqCst);
+                                let lower = Fence::new(fence.saturating_sub(1));
+                                let late = gate.admit("resource", lower);
+                                assert!(fence == 0 || late.is_err(), "{fence} is forgotten");
+                            }
+                            Err(stale) => {
+                                assert_eq!(stale.given.get(), fence);
+                                let known = stale.highest.get();
+                                assert!(known > fence && known >= before, "{stale}, {before}");
+                            }
                         }
                     }
                 });
             }
         });
-        let written = written.into_inner().unwrap();
-        assert!(written.is_sorted(), "{written:?}");
-        assert!(written.len() > 1 && written.len() < usize::try_from(THREADS * EACH).unwrap());
+        let (highest, admitted) = (highest.into_inner(), admitted.into_inner());
+        assert!(admitted > 1 && admitted < THREADS * EACH, "{admitted}");
+        gate.admit("resource", Fence::new(highest)).unwrap();
+        let stale = gate.admit("resource", Fence::new(highest - 1)).unwrap_err();
+        assert_eq!(stale.highest.get(), highest);
     }
 
     #[test]
