@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 /// No test waits as long, so that no ttl hides an unnoticed loss.
 const TTL: Duration = ms(20_000);
 /// The limit of a third of all rounds. Less than any polling interval.
-const PROMPT: Duration = ms(60);
+const PROMPT: Duration = ms(50);
 const KEY: &str = "k";
 
 /// A waiter watches the key a moment after it was queued.
