@@ -253,6 +253,27 @@ pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions
     }
 }
 
+/// A call is nested in locks in the opposite order of earlier calls. The stacks are in text.
+#[cold]
+pub(crate) fn lock_order_inversion(
+    label: &LockLabel,
+    pool: &Arc<str>,
+    stack: String,
+    opposite: String,
+) {
+    if is_wanted!(WARN, None) {
+        let (label, pool) = (label.clone(), pool.clone());
+        event_thread::send(move || {
+            let (lock, name, pool) = (label.public_name(), label.function(), &*pool);
+            warn!(
+                target: "lock_runtime",
+                lock, name, pool, stack, opposite,
+                "locks are nested in opposite orders"
+            );
+        });
+    }
+}
+
 /// All requests to the store have failed for a while.
 pub(crate) fn store_lost(pool: &str, error: &BackendError) {
     if is_wanted!(WARN, None) {
