@@ -185,10 +185,10 @@ pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &Backe
     }
 }
 
-pub(crate) fn lost(origin: Origin<'_>, held: Duration, loss: Loss) {
+pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Loss) {
     if is_wanted!(WARN, origin.span.subscriber()) {
         let (held_ms, reason) = (millis(held), loss.as_str());
-        emit!(warn, origin, held_ms, reason, "lost");
+        emit!(warn, origin, held_ms, reason, %owner, "lost");
     }
 }
 
