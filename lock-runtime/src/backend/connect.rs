@@ -90,7 +90,7 @@ pub(crate) async fn connect(
 }
 
 /// Settings of a pool that a URL is likely to be given, and the environment variable of each.
-const POOL_SETTINGS: [(&str, &str, Option<&str>); 16] = [
+const POOL_SETTINGS: [(&str, &str, Option<&str>); 17] = [
     ("prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("ttl", "ttl", Some("LOCK_TTL")),
@@ -98,6 +98,7 @@ const POOL_SETTINGS: [(&str, &str, Option<&str>); 16] = [
     ("request_timeout", "request_timeout", Some("LOCK_REQUEST_TIMEOUT")),
     ("max_waiters", "max_waiters", Some("LOCK_MAX_WAITERS")),
     ("on_outage", "on_outage", Some("LOCK_ON_OUTAGE")),
+    ("lock_order", "lock_order", None),
     ("retry_delay", "retry_delay", None),
     ("retry_count", "retry_count", None),
     ("first_renewal", "first_renewal", None),
