@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::future::{Future, Ready, ready};
 use std::io;
+use std::panic::Location;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::str::FromStr;
@@ -24,7 +25,6 @@ use crate::attribute::return_type::FromLockError;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
-use crate::base::lock_name::LockName;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
 use crate::web::body_lock::BodyLock;
@@ -93,7 +93,7 @@ pub struct LockMiddleware {
     route: Arc<RouteLock>,
     key: ResourceKey,
     /// Replaces the name of the lock.
-    template: Option<&'static str>,
+    name: Option<LockLabel>,
     until_body_end: bool,
 }
 
@@ -156,13 +156,14 @@ impl LockMiddleware {
     }
 
     fn with_key(key: ResourceKey) -> Self {
-        Self { route: Arc::default(), key, template: None, until_body_end: false }
+        Self { route: Arc::default(), key, name: None, until_body_end: false }
     }
 
     /// The name of the lock in events, spans, metrics and errors, as [`LockRequest::template`](crate::LockRequest::template).
     /// Defaults to the template of [`for_path`](Self::for_path); a computed key has none, and is `unnamed`.
+    #[track_caller]
     pub fn template(self, template: &'static str) -> Self {
-        Self { template: Some(template), ..self }
+        Self { name: Some(LockLabel::Template(template, Location::caller())), ..self }
     }
 
     /// Uses the pool that is installed under `name`. Defaults to `"default"`.
@@ -214,11 +215,10 @@ impl LockMiddleware {
             }
             ResourceKey::Computed(key) => {
                 let key = key(request.request());
-                (Ok(key.clone()), LockLabel::of_key(key))
+                (Ok(key.clone()), LockLabel::Key(key))
             }
         };
-        let named = self.template.map(|name| LockLabel::Request(LockName::Template(name)));
-        (key, named.unwrap_or(label))
+        (key, self.name.clone().unwrap_or(label))
     }
 }
 
