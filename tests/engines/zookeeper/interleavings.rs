@@ -108,6 +108,33 @@ async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {
     within(DEADLINE, "all tasks", tasks.join_all()).await;
 }
 
+/// Another process requests the key for the same owner, which moves its node. The notification of that comes behind the release.
+#[tokio::test]
+async fn a_node_that_was_moved_is_released_with_its_owner() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let one = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let other = open_backend(&server.url_of(&root)).await.unwrap();
+    for successor in [None, Some(Successor::new(Owner::random().unwrap(), ms(20_000)))] {
+        let mut claim = request("order:1", 20_000);
+        assert!(is_granted(&acquire(&one, &claim).await));
+        proxy.hold(Direction::ToClient);
+        claim.attempt = 1;
+        assert!(is_granted(&acquire(&other, &claim).await));
+        let lease = LeaseRef::new(claim.keys.clone(), claim.owner, claim.ttl);
+        let mut release = ReleaseRequest::new(lease);
+        release.successor = successor;
+        let releases = [release];
+        let mut releasing = pin!(one.release(&releases));
+        // Its requests are sent, and not answered.
+        assert!(poll_n(releasing.as_mut(), 3).await.is_pending());
+        proxy.release_held();
+        let released = within(DEADLINE, "the release", releasing).await.remove(0);
+        assert_eq!(released.unwrap(), ReleaseOutcome::Freed, "{successor:?}");
+        assert_eq!(server.queue(&root, "order:1"), [""; 0]);
+    }
+}
+
 /// The watch of a held key is used up, and the list that would set another one is refused.
 #[tokio::test]
 async fn a_held_key_without_a_watch_is_looked_at() {

@@ -46,7 +46,11 @@ impl LockNodes {
             return self.keep(&session, &turn, request).await;
         }
         if let Some((node, successor)) = self.for_successor(request) {
-            return self.pass_on(&node, &lease.keys[0], &lease.owner, successor).await;
+            let passed = self.pass_on(&node, &lease.keys[0], &lease.owner, successor).await?;
+            if passed != ReleaseOutcome::NotHeld {
+                return Ok(passed);
+            }
+            // Another process has moved the node.
         }
         let is_held = self.free(&session, &turn, &lease.keys, false).await?;
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
@@ -88,13 +92,18 @@ impl LockNodes {
                 ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
             let sent = session.send(deletes.collect()).get().await;
             let answers = sent.inspect_err(|error| self.restore_unsent(owner, before, error))?;
+            let mut gone = Vec::new();
             for (node, answer) in ending.iter().zip(answers) {
                 match answer {
                     Ok(_) => {}
-                    Err(ServerCode::NO_NODE) => is_held &= !node.is_granted,
+                    Err(ServerCode::NO_NODE) if node.is_granted => gone.push(node.key.clone()),
+                    Err(ServerCode::NO_NODE) => {}
                     Err(code) => return Err(failure(code).after_a_part()),
                 }
             }
+            gone.dedup();
+            let moved = self.free_moved(session, owner, &gone).await;
+            is_held &= moved.map_err(BackendError::after_a_part)?;
         }
         for key in keys {
             let is_found = ending.iter().any(|node| node.key == *key);
@@ -104,6 +113,35 @@ impl LockNodes {
             }
         }
         Ok(is_held)
+    }
+
+    /// Behind the deletion of nodes of `keys` that were gone: another process that requests the keys for the same owner moves the
+    /// nodes into its session, and this process may not know it yet. Deletes those too. Whether the owner held all keys by them.
+    async fn free_moved(
+        &self,
+        session: &LiveSession,
+        owner: &Owner,
+        keys: &[Key],
+    ) -> Result<bool, BackendError> {
+        if keys.is_empty() {
+            return Ok(true);
+        }
+        let listings = self.listings(session, keys).await?;
+        let is_first = listings.iter().all(|listing| listing.is_first(owner));
+        let moved = keys.iter().zip(&listings).flat_map(|(key, listing)| {
+            let container = self.container(key);
+            listing.nodes.strays(owner, "").map(move |node| format!("{container}/{}", node.name))
+        });
+        let deletes: Vec<_> = moved.map(|path| NodeOperation::Delete { path }).collect();
+        if deletes.is_empty() {
+            return Ok(false);
+        }
+        let answers = session.send(deletes).get().await?;
+        answers.into_iter().try_fold(is_first, |is_held, answer| match answer {
+            Ok(_) => Ok(is_held),
+            Err(ServerCode::NO_NODE) => Ok(false),
+            Err(code) => Err(failure(code)),
+        })
     }
 
     /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
