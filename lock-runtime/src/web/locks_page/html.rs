@@ -108,6 +108,13 @@ fn looked_up(f: &mut Formatter<'_>, inspection: &Inspection) -> fmt::Result {
                 Some(owner) => write!(f, "<dt>holder</dt><dd><code>{owner}</code></dd>")?,
                 None => write!(f, "<dt>holder</dt><dd>a client of another library</dd>")?,
             }
+            if let Some(info) = &holder.info {
+                let (host, process) = (Escaped(&info.host), info.process_id);
+                write!(f, "<dt>process</dt><dd><code>{host}/{process}</code></dd>")?;
+                if let Some(call_site) = &info.call_site {
+                    write!(f, "<dt>call site</dt><dd><code>{}</code></dd>", Escaped(call_site))?;
+                }
+            }
             if let Some(expires_in) = holder.expires_in {
                 write!(f, "<dt>expires in</dt><dd>{}</dd>", Span(expires_in))?;
             }
@@ -241,6 +248,8 @@ impl Display for Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::inspection::LockHolder;
+    use crate::base::owner_info::OwnerInfo;
 
     #[test]
     fn markup_in_a_key_is_text() {
@@ -248,6 +257,16 @@ mod tests {
             Escaped("<script>\"a\" & 'b'</script>").to_string(),
             "&lt;script&gt;&quot;a&quot; &amp; &#39;b&#39;&lt;/script&gt;"
         );
+    }
+
+    #[test]
+    fn a_holder_is_shown_with_its_process() {
+        let holder = LockHolder::new(None).with_info(OwnerInfo::parse(b"web-7/4711 src/<b>.rs:42"));
+        let answer = Ok(Inspection::new(Some(holder)));
+        let text = Lookup::Answer { index: 0, key: "order:1".to_owned(), answer }.to_string();
+        for part in ["<code>web-7/4711</code>", "<code>src/&lt;b&gt;.rs:42</code>"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 
     #[test]
