@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::folder::new_folder;
 use crate::http;
 use crate::prelude::within;
 use crate::process::Worker;
@@ -30,7 +31,7 @@ impl Browser {
     ///
     /// When Chromium or its driver is not installed, or does not start within a minute.
     pub async fn start(width: u32, height: u32) -> Self {
-        let profile = tempfile::tempdir().expect("a temporary directory can be made");
+        let profile = new_folder();
         let driver = Worker::start("chromedriver", &["--port=0"]);
         let line =
             driver.wait_for_line(START_DEADLINE, |line| line.contains("started successfully"));

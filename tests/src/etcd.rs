@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::tls::{Tls, TlsFiles};
@@ -74,7 +75,7 @@ impl Config {
     }
 
     fn launch(self) -> EtcdServer {
-        let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+        let dir = new_folder();
         let (number, port, peer) = self.member.unwrap_or_else(|| (0, free_port(), free_port()));
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let (client, peer) =

@@ -21,6 +21,7 @@
 //! | [`monitor`] | every command that the server ran, in order |
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
+//! | [`folder`] | temporary folders that end with the program |
 //! | [`http`] | one HTTP request over a connection of its own |
 //! | [`browser`] | a headless Chromium |
 //! | [`sequencers`] | what a sequencer has to be on every store |
@@ -51,6 +52,7 @@ pub mod etcd;
 pub mod eventually;
 pub mod examples;
 pub mod expected_error;
+pub mod folder;
 pub mod forced;
 pub mod history;
 pub mod http;

@@ -11,6 +11,7 @@ use mysql_async::{Conn, OptsBuilder, Row, Value};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
+use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::tls::{Tls, TlsFiles};
@@ -361,7 +362,7 @@ fn data(dir: &Path) -> PathBuf {
 }
 
 fn new_dir() -> TempDir {
-    let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+    let dir = new_folder();
     own(dir.path());
     dir
 }

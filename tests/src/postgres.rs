@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
+use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::tls::{Tls, TlsFiles};
@@ -436,7 +437,7 @@ fn template() -> &'static Path {
 }
 
 fn new_dir() -> TempDir {
-    let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+    let dir = new_folder();
     own(dir.path());
     dir
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::eventually::eventually;
+use crate::folder::new_folder;
 use crate::process::Process;
 use crate::resp::{self, Value};
 use crate::server::{Config, RedisServer, exchange, free_port, listener};
@@ -215,7 +216,7 @@ impl Sentinel {
     }
 
     fn spawn(port: u16, master: u16, passwords: Passwords) -> Self {
-        let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+        let dir = new_folder();
         let mut lines = vec![
             format!("port {port}"),
             "bind 127.0.0.1".into(),

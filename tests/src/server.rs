@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::folder::new_folder;
 use crate::process::Process;
 use crate::resp::{self, Value};
 use crate::tls::{Tls, TlsFiles};
@@ -268,7 +269,7 @@ impl RedisServer {
     }
 
     fn try_start(config: &Config) -> Result<Self, String> {
-        let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+        let dir = new_folder();
         let port = free_port();
         let tls_port = config.tls.is_some().then(free_port);
         let tls_files = config.tls.as_ref().map(|tls| tls.write(dir.path()));

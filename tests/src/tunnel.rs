@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
+use crate::folder::new_folder;
 use crate::server::{RedisServer, listener};
 use crate::tls::{Tls, TlsFiles};
 
@@ -32,7 +33,7 @@ impl TlsTunnel {
     ///
     /// When no port, thread or certificate is to be had.
     pub fn start(server: &RedisServer, tls: &Tls) -> Self {
-        let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+        let dir = new_folder();
         let files = tls.write(dir.path());
         let acceptor = TlsAcceptor::from(Arc::new(config(&files)));
         let listener = listener();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::tls::{Tls, TlsFiles};
@@ -85,7 +86,7 @@ impl Config {
 
     /// Starts the server.
     fn launch(self) -> ZooKeeperServer {
-        let dir = TempDir::with_prefix("lock-tests-").expect("a temporary directory can be made");
+        let dir = new_folder();
         let port = self.port.unwrap_or_else(free_port);
         let path = dir.path().display();
         let mut lines = vec![
