@@ -113,7 +113,8 @@ fn in_package(file: &str) -> &str {
     let parts = |count| file.rmatch_indices(SEPARATORS).nth(count).map_or(0, |(at, _)| at + 1);
     let depth = file.split(SEPARATORS).rev().position(|part| part == "src").unwrap_or(0);
     // Without a directory `src` the name of the file remains.
-    file.get(parts(if depth > 0 { depth + 1 } else { 0 })..).unwrap_or_default()
+    let part = file.get(parts(if depth > 0 { depth + 1 } else { 0 })..).unwrap_or_default();
+    part.trim_start_matches(SEPARATORS)
 }
 
 fn tail(text: &str, length: usize) -> &str {
