@@ -23,7 +23,7 @@ pub(super) struct Document<'a> {
 pub(super) enum Lookup {
     None,
     NoPool,
-    Answer { index: usize, key: String, answer: Result<Inspection, LockError> },
+    Answer { index: usize, key: String, answer: Box<Result<Inspection, LockError>> },
 }
 
 impl Display for Document<'_> {
@@ -86,13 +86,14 @@ impl Display for Lookup {
             Self::NoPool => {
                 writeln!(f, "<p class=\"error\">No pool of this name is installed.</p>")
             }
-            Self::Answer { key, answer: Err(error), .. } => {
+            Self::Answer { key, answer, .. } => {
                 write!(f, "<section><h2>{}</h2>", Escaped(key))?;
-                writeln!(f, "<p class=\"error\">{}</p></section>", Escaped(&error.to_string()))
-            }
-            Self::Answer { key, answer: Ok(inspection), .. } => {
-                write!(f, "<section><h2>{}</h2>", Escaped(key))?;
-                looked_up(f, inspection)?;
+                match &**answer {
+                    Ok(inspection) => looked_up(f, inspection)?,
+                    Err(error) => {
+                        write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()))?;
+                    }
+                }
                 writeln!(f, "</section>")
             }
         }
@@ -262,7 +263,7 @@ mod tests {
     #[test]
     fn a_holder_is_shown_with_its_process() {
         let holder = LockHolder::new(None).with_info(OwnerInfo::parse(b"web-7/4711 src/<b>.rs:42"));
-        let answer = Ok(Inspection::new(Some(holder)));
+        let answer = Box::new(Ok(Inspection::new(Some(holder))));
         let text = Lookup::Answer { index: 0, key: "order:1".to_owned(), answer }.to_string();
         for part in ["<code>web-7/4711</code>", "<code>src/&lt;b&gt;.rs:42</code>"] {
             assert!(text.contains(part), "{part}: {text}");
