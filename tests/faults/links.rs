@@ -147,6 +147,21 @@ async fn a_link_of_300_ms_needs_no_settings() {
     works(&pool).await;
 }
 
+/// The TCP connection through the proxy is at once. The log-in, and the questions about the server, are sent without
+/// waiting for the answers before.
+#[tokio::test]
+async fn a_connect_takes_three_round_trips_at_most() {
+    const ROUND_TRIP: Duration = ms(1_600);
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    round_trip(&proxy, ROUND_TRIP);
+    let began = Instant::now();
+    let limit = ROUND_TRIP * 4 - ms(200);
+    let pool = LockPool::builder(proxy.url()).connect_timeout(limit).connect().await.unwrap();
+    println!("connected after {:?}", began.elapsed());
+    pool.shutdown(ms(0)).await;
+}
+
 #[tokio::test]
 async fn the_setting_for_a_slow_link_is_named_and_works() {
     let server = RedisServer::start();

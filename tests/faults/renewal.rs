@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::future::pending;
 use std::panic::resume_unwind;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultPlan, FaultyBackend, Operation, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockPool, OnLost, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, OnLost, distributed_lock};
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
@@ -722,6 +723,41 @@ mod virtual_time {
         assert!(began.elapsed() >= ms(24_000) && began.elapsed() < ms(24_100));
         drop(guard);
     }
+}
+
+/// The server runs one script at a time, so a long one delays all clients.
+#[tokio::test]
+async fn renewals_of_many_leases_are_scripts_of_bounded_length() {
+    const LOCKS: usize = 1_000;
+    const MOST_KEYS: usize = 256;
+    let server = RedisServer::start();
+    let pool = LockPool::builder(server.url()).ttl(ms(9_000)).connect().await.unwrap();
+    let monitor = Monitor::start(&server);
+    let mut guards = Vec::new();
+    for n in 0..LOCKS {
+        guards.push(pool.lock(format!("k:{n}")).acquire().await.unwrap());
+    }
+    guards.push(pool.lock_all((0..100).map(|n| format!("of-many:{n}"))).acquire().await.unwrap());
+    let renewal = sha(include_str!("../../lock-runtime/src/backend/redis/protocol/renew.lua"));
+    let renewals = || -> Vec<Vec<String>> {
+        let ran = monitor.lines().into_iter().filter(|ran| ran.by != Caller::Script);
+        let scripts = ran.filter(|ran| ran.name() == "EVALSHA" && ran.args[1] == renewal);
+        scripts
+            .map(|ran| {
+                let count: usize = ran.args[2].parse().unwrap();
+                ran.args[3..3 + count].to_vec()
+            })
+            .collect()
+    };
+    eventually_async(ms(60_000), "each lease is renewed", async || {
+        let keys: HashSet<_> = renewals().into_iter().flatten().collect();
+        keys.len() >= LOCKS + 100
+    })
+    .await;
+    let lengths: Vec<_> = renewals().iter().map(Vec::len).collect();
+    assert!(lengths.iter().all(|keys| (1..=MOST_KEYS).contains(keys)), "{lengths:?}");
+    assert!(lengths.len() < LOCKS / 4, "leases share scripts: {}", lengths.len());
+    assert!(guards.iter().all(LockGuard::is_held));
 }
 
 #[tokio::test]

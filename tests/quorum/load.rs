@@ -66,18 +66,51 @@ async fn cycle(pool: &LockPool, tasks: usize, cycles: usize, fencing: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cycles_of_a_thousand_tasks_on_healthy_nodes_are_one_vote_and_one_release_each() {
+async fn the_cycles_of_thousands_of_tasks_on_healthy_nodes_are_one_vote_and_one_release_each() {
     let _alone = ALONE.lock().await;
-    const TASKS: usize = 1_024;
     const CYCLES: usize = 2;
-    for (nodes, fencing) in [(3, true), (5, false)] {
+    for (nodes, fencing, tasks) in [(3, true, 1_024), (5, false, 1_024), (3, true, 4_096)] {
         let quorum = Quorum::start(nodes);
         let pool = LockPool::connect(&quorum.url()).await.unwrap();
         reset_counts(&quorum);
-        cycle(&pool, TASKS, CYCLES, fencing).await;
+        cycle(&pool, tasks, CYCLES, fencing).await;
         for node in quorum.nodes() {
-            assert_served(node, fencing, 2 * TASKS * CYCLES);
+            assert_served(node, fencing, 2 * tasks * CYCLES);
         }
+    }
+}
+
+/// All nodes answer, and thousands of other requests are ahead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_a_held_lock_ends_in_time_under_load() {
+    let _alone = ALONE.lock().await;
+    const WAIT: Duration = ms(3_000);
+    let quorum = Quorum::start(3);
+    let holder = LockPool::connect(&quorum.url()).await.unwrap();
+    let _held = holder.lock("held").ttl(BOUND).acquire().await.unwrap();
+    let pool = LockPool::connect(&quorum.url()).await.unwrap();
+    let load = tokio::spawn({
+        let pool = pool.clone();
+        async move {
+            loop {
+                cycle(&pool, 4_096, 1, true).await;
+            }
+        }
+    });
+    let mut waits = JoinSet::new();
+    for _ in 0..64 {
+        let waiting = pool.lock("held").wait(WAIT).acquire();
+        waits.spawn(async move {
+            let began = Instant::now();
+            (waiting.await.expect_err("it is held").kind(), began.elapsed())
+        });
+    }
+    let ends = timeout(BOUND, waits.join_all()).await.expect("all waits end");
+    load.abort();
+    println!("waits of {WAIT:?} end after {:?} at most", ends.iter().map(|(_, took)| took).max());
+    for (kind, took) in ends {
+        assert_eq!(kind, ErrorKind::Conflict);
+        assert!(took < WAIT + ms(7_000), "{took:?}");
     }
 }
 

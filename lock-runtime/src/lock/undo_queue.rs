@@ -198,3 +198,37 @@ impl Entries {
         if due.is_empty() { UndoStep::Over } else { UndoStep::Send(due) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::Owner;
+    use crate::base::key::Key;
+    use crate::lease::tracker::LeaseTracker;
+
+    #[test]
+    fn the_number_of_entries_is_bounded_and_the_one_that_is_due_first_is_left_to_its_ttl() {
+        const EXCESS: usize = 100;
+        let tracker = Arc::new(LeaseTracker::new());
+        let at = |millis: usize| Instant::from_nanos(0) + Duration::from_millis(millis as u64);
+        let (queue, end) = (UndoQueue::default(), at(usize::MAX >> 32));
+        let lease = || {
+            LeaseRef::new([Key::from_static("k")], Owner::random().unwrap(), Duration::from_secs(1))
+        };
+        // The last one is due first.
+        for n in (0..MOST + EXCESS).rev() {
+            queue.push(Undo::new(lease(), end, end, 1, tracker.begin_cleanup()), at(n));
+            assert!(queue.entries().by_due.len() <= MOST);
+        }
+        let first = queue.entries().by_due.keys().next().map(|(due, _)| *due);
+        // Each one beyond the bound makes room, which the next one takes.
+        assert_eq!(first, Some(at(0)));
+        assert_eq!(queue.entries().by_due.len(), MOST);
+        let UndoStep::Send(due) = queue.next(end, UndoScope::All) else { panic!("all are due") };
+        assert_eq!(due.len(), BATCH);
+        assert!(matches!(queue.next(end, UndoScope::None), UndoStep::Over));
+        assert_eq!(queue.entries().by_due.len(), 0);
+    }
+}

@@ -70,6 +70,54 @@ async fn a_process_that_stood_still_connects_anew_before_it_reads_an_answer() {
     worker.kill();
 }
 
+/// The notification that its node is gone has not arrived when the release is sent.
+#[tokio::test]
+async fn a_release_ends_the_hold_of_a_retry_over_another_connection() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let other = open_backend(&server.url_of(&root)).await.unwrap();
+    let mut mine = request("k", 20_000);
+    assert!(is_granted(&acquire(&store, &mine).await));
+    let before = server.queue(&root, "k");
+    proxy.hold(Direction::ToClient);
+    mine.attempt = 1;
+    assert!(is_granted(&acquire(&other, &mine).await));
+    let retried = server.queue(&root, "k");
+    assert!(retried.len() == 1 && retried != before, "{retried:?}");
+    let lease = ReleaseRequest::new(LeaseRef::new(mine.keys.clone(), mine.owner, mine.ttl));
+    let release = async || store.release(std::slice::from_ref(&lease)).await.remove(0).unwrap();
+    let mut releasing = pin!(release());
+    assert!(poll_once(releasing.as_mut()).await.is_none(), "its answer is held");
+    proxy.release_held();
+    assert_eq!(releasing.await, ReleaseOutcome::Freed);
+    assert_eq!(server.queue(&root, "k"), [""; 0]);
+    assert_eq!(release().await, ReleaseOutcome::NotHeld);
+}
+
+/// As above, with a successor: there is no node that could be passed on to it.
+#[tokio::test]
+async fn a_release_for_a_successor_ends_the_hold_of_a_retry_too() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let other = open_backend(&server.url_of(&root)).await.unwrap();
+    let mut mine = request("k", 20_000);
+    assert!(is_granted(&acquire(&store, &mine).await));
+    proxy.hold(Direction::ToClient);
+    mine.attempt = 1;
+    assert!(is_granted(&acquire(&other, &mine).await));
+    let mut lease = ReleaseRequest::new(mine.lease());
+    lease.successor = Some(Successor::new(Owner::random().unwrap(), ms(20_000)));
+    let releases = [lease];
+    let mut releasing = pin!(store.release(&releases));
+    assert!(poll_n(releasing.as_mut(), 3).await.is_pending(), "its answer is held");
+    proxy.release_held();
+    let released = within(DEADLINE, "the release", releasing).await.remove(0);
+    assert_eq!(released.unwrap(), ReleaseOutcome::Freed);
+    assert_eq!(server.queue(&root, "k"), [""; 0]);
+}
+
 /// The notification comes in the same bytes as the list that has set the watch.
 #[tokio::test]
 async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {
@@ -106,33 +154,6 @@ async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {
     guard.release().await.unwrap();
     over.store(true, Ordering::SeqCst);
     within(DEADLINE, "all tasks", tasks.join_all()).await;
-}
-
-/// Another process requests the key for the same owner, which moves its node. The notification of that comes behind the release.
-#[tokio::test]
-async fn a_node_that_was_moved_is_released_with_its_owner() {
-    let (server, root) = ZooKeeperServer::shared();
-    let proxy = FaultProxy::to_port(server.port());
-    let one = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
-    let other = open_backend(&server.url_of(&root)).await.unwrap();
-    for successor in [None, Some(Successor::new(Owner::random().unwrap(), ms(20_000)))] {
-        let mut claim = request("order:1", 20_000);
-        assert!(is_granted(&acquire(&one, &claim).await));
-        proxy.hold(Direction::ToClient);
-        claim.attempt = 1;
-        assert!(is_granted(&acquire(&other, &claim).await));
-        let lease = LeaseRef::new(claim.keys.clone(), claim.owner, claim.ttl);
-        let mut release = ReleaseRequest::new(lease);
-        release.successor = successor;
-        let releases = [release];
-        let mut releasing = pin!(one.release(&releases));
-        // Its requests are sent, and not answered.
-        assert!(poll_n(releasing.as_mut(), 3).await.is_pending());
-        proxy.release_held();
-        let released = within(DEADLINE, "the release", releasing).await.remove(0);
-        assert_eq!(released.unwrap(), ReleaseOutcome::Freed, "{successor:?}");
-        assert_eq!(server.queue(&root, "order:1"), [""; 0]);
-    }
 }
 
 /// The watch of a held key is used up, and the list that would set another one is refused.

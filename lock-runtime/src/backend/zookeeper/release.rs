@@ -50,7 +50,7 @@ impl LockNodes {
             if passed != ReleaseOutcome::NotHeld {
                 return Ok(passed);
             }
-            // Another process has moved the node.
+            // A retry over another connection may have moved the node.
         }
         let is_held = self.free(&session, &turn, &lease.keys, false).await?;
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
@@ -77,33 +77,21 @@ impl LockNodes {
     ) -> Result<bool, BackendError> {
         let owner = turn.owner();
         let ending = self.ending_nodes(session, owner, keys).await?;
-        let granted: Vec<_> = keys
-            .iter()
-            .map(|key| ending.iter().any(|node| node.key == *key && node.is_granted))
-            .collect();
-        let mut is_held = granted.iter().all(|is_granted| *is_granted);
+        let is_granted = |key: &Key| ending.iter().any(|node| node.key == *key && node.is_granted);
+        let mut is_held = keys.iter().all(is_granted);
         if is_last && !self.claims.is_over(owner) {
             // A renewal has come meanwhile.
             return Ok(is_held);
         }
         let before = self.mark_leaving(owner, ending.iter().map(|node| &node.key));
         if !ending.is_empty() {
-            let deletes =
-                ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
-            let sent = session.send(deletes.collect()).get().await;
-            let answers = sent.inspect_err(|error| self.restore_unsent(owner, before, error))?;
-            let mut gone = Vec::new();
-            for (node, answer) in ending.iter().zip(answers) {
-                match answer {
-                    Ok(_) => {}
-                    Err(ServerCode::NO_NODE) if node.is_granted => gone.push(node.key.clone()),
-                    Err(ServerCode::NO_NODE) => {}
-                    Err(code) => return Err(failure(code).after_a_part()),
-                }
+            let deleted = self.delete_ending(session, &ending).await;
+            let gone = deleted.inspect_err(|error| self.restore_unsent(owner, before, error))?;
+            if !gone.is_empty() {
+                // A retry over another connection has a node of its own, and has deleted this one.
+                let deleted = self.free_others(session, owner, &gone).await;
+                is_held &= deleted.map_err(BackendError::after_a_part)?;
             }
-            gone.dedup();
-            let moved = self.free_moved(session, owner, &gone).await;
-            is_held &= moved.map_err(BackendError::after_a_part)?;
         }
         for key in keys {
             let is_found = ending.iter().any(|node| node.key == *key);
@@ -115,33 +103,42 @@ impl LockNodes {
         Ok(is_held)
     }
 
-    /// Behind the deletion of nodes of `keys` that were gone: another process that requests the keys for the same owner moves the
-    /// nodes into its session, and this process may not know it yet. Deletes those too. Whether the owner held all keys by them.
-    async fn free_moved(
+    /// Deletes `ending`. Returns the keys of granted ones that were gone already.
+    async fn delete_ending(
+        &self,
+        session: &LiveSession,
+        ending: &[EndingNode],
+    ) -> Result<Vec<Key>, BackendError> {
+        let deletes = ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
+        let answers = session.send(deletes.collect()).get().await?;
+        let mut gone = Vec::new();
+        for (node, answer) in ending.iter().zip(answers) {
+            match answer {
+                Ok(_) => {}
+                Err(ServerCode::NO_NODE) if node.is_granted => gone.push(node.key.clone()),
+                Err(ServerCode::NO_NODE) => {}
+                Err(code) => return Err(failure(code).after_a_part()),
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Deletes the nodes of the owner that this process does not know. Whether they held all of `keys`.
+    async fn free_others(
         &self,
         session: &LiveSession,
         owner: &Owner,
         keys: &[Key],
     ) -> Result<bool, BackendError> {
-        if keys.is_empty() {
-            return Ok(true);
-        }
-        let listings = self.listings(session, keys).await?;
-        let is_first = listings.iter().all(|listing| listing.is_first(owner));
-        let moved = keys.iter().zip(&listings).flat_map(|(key, listing)| {
-            let container = self.container(key);
-            listing.nodes.strays(owner, "").map(move |node| format!("{container}/{}", node.name))
-        });
-        let deletes: Vec<_> = moved.map(|path| NodeOperation::Delete { path }).collect();
-        if deletes.is_empty() {
+        let ending = self.listed_nodes_of(session, owner, keys).await?;
+        if ending.is_empty() {
             return Ok(false);
         }
-        let answers = session.send(deletes).get().await?;
-        answers.into_iter().try_fold(is_first, |is_held, answer| match answer {
-            Ok(_) => Ok(is_held),
-            Err(ServerCode::NO_NODE) => Ok(false),
-            Err(code) => Err(failure(code)),
-        })
+        let gone = self.delete_ending(session, &ending).await?;
+        let is_freed = |key: &Key| {
+            !gone.contains(key) && ending.iter().any(|node| node.key == *key && node.is_granted)
+        };
+        Ok(keys.iter().all(is_freed))
     }
 
     /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
@@ -193,11 +190,22 @@ impl LockNodes {
                 _ => unknown.push(key.clone()),
             }
         }
-        if unknown.is_empty() {
-            return Ok(ending);
+        if !unknown.is_empty() {
+            ending.extend(self.listed_nodes_of(session, owner, &unknown).await?);
         }
-        let listings = self.listings_of(session, owner, &unknown).await?;
-        for (key, listing) in unknown.iter().zip(&listings) {
+        Ok(ending)
+    }
+
+    /// All nodes of `owner` below the containers of `keys`.
+    async fn listed_nodes_of(
+        &self,
+        session: &LiveSession,
+        owner: &Owner,
+        keys: &[Key],
+    ) -> Result<Vec<EndingNode>, BackendError> {
+        let listings = self.listings_of(session, owner, keys).await?;
+        let mut ending = Vec::new();
+        for (key, listing) in keys.iter().zip(&listings) {
             let container = self.container(key);
             let is_granted = listing.is_first(owner);
             let own =

@@ -523,3 +523,23 @@ async fn a_linger_that_ends_leaves_no_timer_and_one_that_is_lost_does() {
     assert!(queues.pass(&[KEY]).is_empty());
     assert_eq!(lingered(&queues), [(KEY, false)]);
 }
+
+/// With a search through all others it is 45 billion steps.
+#[test]
+fn waiters_leave_a_long_queue_in_any_order_without_a_search() {
+    const WAITERS: usize = 300_000;
+    let queues = with_permit_out(usize::MAX);
+    let waiter = TestWaiter::new("k", false);
+    let mut ids: Vec<_> = (0..WAITERS).map(|_| enqueued(&queues, &waiter)).collect();
+    let began = Clock::Boot.now();
+    // From the middle to both ends.
+    let (front, back) = ids.split_at_mut(WAITERS / 2);
+    front.reverse();
+    for (one, other) in front.iter().zip(back.iter()) {
+        queues.cancel(&KEY, *one);
+        queues.cancel(&KEY, *other);
+    }
+    let took = Clock::Boot.now().since(began);
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(queues.head(&KEY).is_none());
+}
