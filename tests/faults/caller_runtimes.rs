@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -10,10 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use lock_runtime::{LockGuard, LockPool, Wait};
+use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Direction, named};
 use lock_tests::runtimes::{current_thread, multi_thread};
-use lock_tests::{FaultProxy, RedisServer, eventually, eventually_async};
+use lock_tests::{FaultProxy, Monitor, RedisServer, eventually, eventually_async};
 use tokio::runtime::{Builder, Runtime};
 
 const SOON: Duration = ms(20_000);
@@ -147,6 +149,94 @@ fn a_blocked_runtime_keeps_no_other_from_its_lock() {
         current_thread().block_on(cycle(&pool, "k"));
         unblock.send(()).unwrap();
     });
+}
+
+/// So many cycles at once that requests travel in batches.
+async fn load(pool: &LockPool, cycles: usize) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..64 {
+        let pool = pool.clone();
+        tasks.spawn(async move {
+            for _ in 0..cycles {
+                let guard = pool.lock(format!("load:{n}")).fencing(false).acquire().await.unwrap();
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+}
+
+#[test]
+fn batches_travel_over_the_connection_of_the_runtime() {
+    const CYCLES: usize = 20;
+    let server = RedisServer::start();
+    let pool = connect(&server.url());
+    for runtime in [current_thread(), multi_thread()] {
+        runtime.block_on(async {
+            until_used(&server, &pool, 0).await;
+            load(&pool, CYCLES).await;
+            let monitor = Monitor::start(&server);
+            load(&pool, CYCLES).await;
+            let mut by_connection = HashMap::<Caller, usize>::new();
+            let sets = |ran: &Ran| ran.name() == "SET" && ran.args[1].starts_with("load:");
+            for ran in monitor.settled().into_iter().filter(sets) {
+                *by_connection.entry(ran.by).or_default() += 1;
+            }
+            let (all, most) = (by_connection.values().sum(), by_connection.values().max());
+            assert_eq!(64 * CYCLES, all);
+            // The driver sends what a thread without processor time has not sent for some milliseconds.
+            assert!(most.is_some_and(|most| most * 2 > all), "{by_connection:?}");
+            assert_eq!(used_by_callers(&server), 1);
+        });
+        drop(runtime);
+        eventually(SOON, "the connection is closed", || used_by_callers(&server) == 0);
+    }
+}
+
+fn exist(server: &RedisServer) -> usize {
+    let keys: Vec<_> = (0..8).map(|n| format!("batch:{n}")).collect();
+    let command: Vec<_> = ["EXISTS"].into_iter().chain(keys.iter().map(String::as_str)).collect();
+    server.cli(&command).parse().unwrap()
+}
+
+/// The task that sends them cannot run.
+#[test]
+fn a_batch_of_a_blocked_runtime_is_sent_by_the_driver() {
+    let server = RedisServer::start();
+    let pool = connect(&server.url());
+    current_thread().block_on(async {
+        until_used(&server, &pool, 0).await;
+        load(&pool, 20).await;
+        let requests: Vec<_> = (0..8).map(|n| pool.lock(format!("batch:{n}")).acquire()).collect();
+        eventually(SOON, "all are granted", || exist(&server) == 8);
+        for acquiring in requests {
+            drop(acquiring.await.unwrap());
+        }
+        eventually(SOON, "all are free", || exist(&server) == 0);
+    });
+}
+
+#[test]
+fn a_batch_of_a_runtime_that_has_ended_is_sent_by_the_driver() {
+    let server = RedisServer::start();
+    let pool = connect(&server.url());
+    let runtime = current_thread();
+    let requests: Vec<_> = runtime.block_on(async {
+        until_used(&server, &pool, 0).await;
+        load(&pool, 20).await;
+        (0..8).map(|n| pool.lock(format!("batch:{n}")).acquire()).collect()
+    });
+    drop(runtime);
+    eventually(SOON, "all are granted", || exist(&server) == 8);
+    let guards: Vec<_> = current_thread().block_on(async {
+        let mut guards = Vec::new();
+        for acquiring in requests {
+            guards.push(acquiring.await.unwrap());
+        }
+        guards
+    });
+    drop(guards);
+    eventually(SOON, "all are free", || exist(&server) == 0);
 }
 
 /// A thread that does other work between two calls of `block_on` reads no answers.

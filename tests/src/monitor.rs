@@ -32,7 +32,7 @@ pub struct Ran {
 }
 
 /// The origin of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// A connection, by its address.
     Client(String),

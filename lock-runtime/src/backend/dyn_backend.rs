@@ -13,7 +13,7 @@ use super::{
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-use crate::exec::foreground::ForegroundRequest;
+use crate::exec::foreground::ForegroundPlace;
 use crate::exec::panic_boundary;
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -21,7 +21,7 @@ pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// The object-safe form of [`Backend`]. A panic in the store fails the request, like a reply that was lost.
 pub(crate) trait DynBackend: Send + Sync {
     fn capabilities(&self) -> Capabilities;
-    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest>;
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace>;
     fn subscribe(&self, notifier: Notifier);
     fn acquire<'a>(
         &'a self,
@@ -54,7 +54,7 @@ impl<B: Backend> DynBackend for B {
         panic_boundary::call(|| Backend::capabilities(self)).unwrap_or_default()
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace> {
         Backend::foreground(self, caller)
     }
 
@@ -148,7 +148,7 @@ impl Backend for Opened {
         self.0.capabilities()
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace> {
         self.0.foreground(caller)
     }
 

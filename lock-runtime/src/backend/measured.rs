@@ -14,7 +14,7 @@ use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::measurement::{StoreOperation, StoreResult};
 use crate::base::metrics::PoolMetrics;
-use crate::exec::foreground::ForegroundRequest;
+use crate::exec::foreground::ForegroundPlace;
 
 /// A store. Its calls are counted and timed.
 pub(crate) struct MeasuredBackend {
@@ -81,7 +81,7 @@ impl DynBackend for MeasuredBackend {
         self.store.capabilities()
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace> {
         self.store.foreground(caller)
     }
 

@@ -18,7 +18,7 @@ pub use crate::base::owner::Owner;
 pub use crate::base::owner_info::OwnerInfo;
 use crate::base::owner_info::OwnerLabel;
 pub use crate::base::owner_tag::OwnerTag;
-use crate::exec::foreground::ForegroundRequest;
+use crate::exec::foreground::ForegroundPlace;
 
 #[cfg(feature = "_remote")]
 mod backoff;
@@ -435,7 +435,7 @@ pub trait Backend: Send + Sync + 'static {
 
     /// A place on the connection of `caller`, the runtime of this thread, if requests of callers take one.
     #[doc(hidden)]
-    fn foreground(&self, caller: &tokio::runtime::Handle) -> Option<ForegroundRequest> {
+    fn foreground(&self, caller: &tokio::runtime::Handle) -> Option<ForegroundPlace> {
         let _ = caller;
         None
     }

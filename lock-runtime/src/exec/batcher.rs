@@ -1,14 +1,18 @@
 //! Batches of requests to a store.
 //!
 //! A request that finds none in flight is sent from the thread of its caller, which does not wait until the driver wakes
-//! up. Requests that arrive meanwhile are collected, and the driver sends them in one batch, so in one write.
+//! up. Requests that arrive meanwhile are collected and sent in one batch, so in one write: by the driver, or by a task
+//! on the runtime of the callers if it has a connection of its own.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
+use tokio::runtime::{self, Handle};
 use tokio::task::yield_now;
+use tokio::time::sleep;
 
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::{Mutex, MutexGuard, spawn_on};
 use crate::exec::driver::Driver;
 
 /// Sends the items of a [`Batcher`].
@@ -22,8 +26,14 @@ pub(crate) trait Flusher: Send + Sync + Sized + 'static {
     /// Sends `item` from the thread of its caller, as far as that does not wait.
     fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: Self::Item);
 
-    /// Sends `batch` by one call to the store, from the driver. Its items are of one kind.
-    fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Self::Item>);
+    /// Sends `batch` by one call to the store. Its items are of one kind. This thread belongs to the runtime `caller`; without
+    /// one it is the driver.
+    fn send_batch(
+        self: &Arc<Self>,
+        caller: Option<runtime::Id>,
+        in_flight: InFlight<Self>,
+        batch: Vec<Self::Item>,
+    );
 
     /// The kind of `item`, below [`KINDS`]. Items of different kinds are sent by different calls.
     fn kind(item: &Self::Item) -> usize;
@@ -38,18 +48,30 @@ pub(crate) struct Batcher<T> {
     pending: Mutex<Pending<T>>,
     /// What [`RecentBatches`] expects.
     is_busy: AtomicBool,
-    /// Counts the answers of [`prefers_batch`](Self::prefers_batch) while it is busy.
-    in_batches: AtomicU32,
 }
 
 #[derive(Debug)]
 struct Pending<T> {
-    /// By kind.
-    items: [Vec<T>; KINDS],
+    of_driver: ByKind<T>,
     /// Whether the driver has been notified.
     is_scheduled: bool,
+    /// Each has a task on its runtime that sends it.
+    of_callers: Vec<CallerBatch<T>>,
+    /// Whether a task of the driver looks after them.
+    is_watched: bool,
     in_flight: usize,
     recent: RecentBatches,
+}
+
+type ByKind<T> = [Vec<T>; KINDS];
+
+/// What the callers on one runtime have collected.
+#[derive(Debug)]
+struct CallerBatch<T> {
+    runtime: runtime::Id,
+    items: ByKind<T>,
+    /// The driver has seen it once.
+    is_late: bool,
 }
 
 /// Expects the next batch to be as large as recent ones.
@@ -79,22 +101,23 @@ impl RecentBatches {
 impl<T> Default for Batcher<T> {
     fn default() -> Self {
         let pending = Pending {
-            items: Default::default(),
+            of_driver: Default::default(),
             is_scheduled: false,
+            of_callers: Vec::new(),
+            is_watched: false,
             in_flight: 0,
             recent: RecentBatches::default(),
         };
-        Self {
-            pending: Mutex::new(pending),
-            is_busy: AtomicBool::new(false),
-            in_batches: AtomicU32::new(0),
-        }
+        Self { pending: Mutex::new(pending), is_busy: AtomicBool::new(false) }
     }
 }
 
 /// The most items of one batch. A store answers a call as a whole, so the first items of a longer one would wait for
 /// the last.
 const BATCH: usize = 128;
+
+/// A batch that its runtime has not sent after one to two of these is sent by the driver.
+const LATE: Duration = Duration::from_millis(5);
 
 impl<T: Send + 'static> Batcher<T> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
@@ -114,9 +137,29 @@ impl<T: Send + 'static> Batcher<T> {
         Self::schedule(flusher, pending, item);
     }
 
-    /// Adds `item` to the next batch.
+    /// Adds `item` to the next batch of the driver.
     pub(crate) fn push_later<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T) {
         Self::schedule(flusher, flusher.batcher().pending(), item);
+    }
+
+    /// Adds `item` to the next batch of `caller`, the runtime of this thread.
+    pub(crate) fn push_on<F: Flusher<Item = T>>(flusher: &Arc<F>, caller: &Handle, item: T) {
+        let (runtime, kind) = (caller.id(), F::kind(&item));
+        let mut pending = flusher.batcher().pending();
+        if let Some(batch) = pending.of_callers.iter_mut().find(|of| of.runtime == runtime) {
+            return batch.items[kind].push(item);
+        }
+        let mut batch = CallerBatch { runtime, items: Default::default(), is_late: false };
+        batch.items[kind].push(item);
+        pending.of_callers.push(batch);
+        let was_watched = std::mem::replace(&mut pending.is_watched, true);
+        drop(pending);
+        if !was_watched {
+            flusher.driver().spawn(Self::watch(flusher.clone()));
+        }
+        let flush =
+            ScheduledFlush { flusher: flusher.clone(), caller: Some(runtime), is_done: false };
+        spawn_on(caller, flush.run());
     }
 
     fn schedule<F: Flusher<Item = T>>(
@@ -124,19 +167,55 @@ impl<T: Send + 'static> Batcher<T> {
         mut pending: MutexGuard<'_, Pending<T>>,
         item: T,
     ) {
-        pending.items[F::kind(&item)].push(item);
+        pending.of_driver[F::kind(&item)].push(item);
+        Self::schedule_driver(flusher, pending);
+    }
+
+    fn schedule_driver<F: Flusher<Item = T>>(
+        flusher: &Arc<F>,
+        mut pending: MutexGuard<'_, Pending<T>>,
+    ) {
         if !std::mem::replace(&mut pending.is_scheduled, true) {
             drop(pending);
-            let flush = ScheduledFlush { flusher: flusher.clone(), is_done: false };
+            let flush = ScheduledFlush { flusher: flusher.clone(), caller: None, is_done: false };
             flusher.driver().spawn(flush.run());
         }
     }
 
+    /// Moves the batches to the driver that their runtimes do not send: all threads of such a runtime are blocked, or the
+    /// thread that has the task. Ends when there is none to look after.
+    async fn watch<F: Flusher<Item = T>>(flusher: Arc<F>) {
+        loop {
+            sleep(LATE).await;
+            let mut pending = flusher.batcher().pending();
+            if pending.of_callers.is_empty() {
+                pending.is_watched = false;
+                return;
+            }
+            let is_late = |batch: &mut CallerBatch<T>| std::mem::replace(&mut batch.is_late, true);
+            let late: Vec<_> = pending.of_callers.extract_if(.., is_late).collect();
+            if !late.is_empty() {
+                late.into_iter().for_each(|batch| pending.add(batch.items));
+                Self::schedule_driver(&flusher, pending);
+            }
+        }
+    }
+
+    /// The task that sends the batch of `runtime` has been dropped, because the runtime ends.
+    fn move_to_driver<F: Flusher<Item = T>>(flusher: &Arc<F>, runtime: runtime::Id) {
+        let mut pending = flusher.batcher().pending();
+        let Some(at) = pending.of_callers.iter().position(|of| of.runtime == runtime) else {
+            return;
+        };
+        let batch = pending.of_callers.swap_remove(at);
+        pending.add(batch.items);
+        Self::schedule_driver(flusher, pending);
+    }
+
     /// Whether the next request belongs into a batch, because a large one is expected, which costs less for each of its
-    /// items. One in 64 does not, so that the connection of its caller is not taken for idle.
+    /// items.
     pub(crate) fn prefers_batch(&self) -> bool {
         self.is_busy.load(Ordering::Relaxed)
-            && !self.in_batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(64)
     }
 
     fn note(&self, pending: &mut Pending<T>, count: usize) {
@@ -146,21 +225,35 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 
-    /// The next batch of each kind. Without any, the next item schedules a flush again.
-    fn take(&self) -> Option<[Vec<T>; KINDS]> {
+    /// The next batch of each kind of the runtime `caller`, or of the driver. Without any, the next item schedules a flush
+    /// again.
+    fn take(&self, caller: Option<runtime::Id>) -> Option<ByKind<T>> {
         let mut pending = self.pending();
-        let count: usize = pending.items.iter().map(Vec::len).sum();
+        let at = match caller {
+            None => None,
+            Some(caller) => Some(pending.of_callers.iter().position(|of| of.runtime == caller)?),
+        };
+        let items = match at {
+            None => &mut pending.of_driver,
+            Some(at) => &mut pending.of_callers[at].items,
+        };
+        let count: usize = items.iter().map(Vec::len).sum();
+        let batch = (count > 0).then(|| items.each_mut().map(take_batch));
         if count > 0 {
             self.note(&mut pending, count);
         }
-        pending.is_scheduled = pending.items.iter().any(|items| !items.is_empty());
-        pending.is_scheduled.then(|| pending.items.each_mut().map(take_batch))
+        match at {
+            None => pending.is_scheduled = batch.is_some(),
+            Some(at) if batch.is_none() => drop(pending.of_callers.swap_remove(at)),
+            Some(at) => pending.of_callers[at].is_late = false,
+        }
+        batch
     }
 
     fn clear(&self) {
         let mut pending = self.pending();
         pending.is_scheduled = false;
-        let items = std::mem::take(&mut pending.items);
+        let items = std::mem::take(&mut pending.of_driver);
         drop(pending);
         // Their drop may push new items.
         drop(items);
@@ -168,6 +261,15 @@ impl<T: Send + 'static> Batcher<T> {
 
     fn pending(&self) -> MutexGuard<'_, Pending<T>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Pending<T> {
+    /// Adds `items` to the next batch of the driver.
+    fn add(&mut self, items: ByKind<T>) {
+        for (all, some) in self.of_driver.iter_mut().zip(items) {
+            all.extend(some);
+        }
     }
 }
 
@@ -200,18 +302,21 @@ impl<F: Flusher> Drop for InFlight<F> {
     }
 }
 
-/// The task that sends batches until nothing is pending. Dropped before that, because the driver's runtime ends, it
-/// drops the pending items.
+/// The task that sends batches until nothing is pending. Dropped before that, because its runtime ends, it leaves the
+/// pending items of a caller to the driver, and drops those of the driver.
 struct ScheduledFlush<F: Flusher> {
     flusher: Arc<F>,
+    /// `None`: the driver.
+    caller: Option<runtime::Id>,
     is_done: bool,
 }
 
 impl<F: Flusher> ScheduledFlush<F> {
     async fn run(mut self) {
-        while let Some(batches) = self.flusher.batcher().take() {
+        while let Some(batches) = self.flusher.batcher().take(self.caller) {
             for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
-                self.flusher.send_batch(InFlight::begin(&self.flusher), batch);
+                let in_flight = InFlight::begin(&self.flusher);
+                self.flusher.send_batch(self.caller, in_flight, batch);
             }
             // The server works on this batch while the next one is collected.
             yield_now().await;
@@ -222,8 +327,10 @@ impl<F: Flusher> ScheduledFlush<F> {
 
 impl<F: Flusher> Drop for ScheduledFlush<F> {
     fn drop(&mut self) {
-        if !self.is_done {
-            self.flusher.batcher().clear();
+        match self.caller {
+            _ if self.is_done => {}
+            Some(caller) => Batcher::move_to_driver(&self.flusher, caller),
+            None => self.flusher.batcher().clear(),
         }
     }
 }

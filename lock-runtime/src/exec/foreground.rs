@@ -3,6 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// How a request is sent over such a connection.
+#[derive(Debug)]
+pub enum ForegroundPlace {
+    /// At once.
+    Alone(ForegroundRequest),
+    /// In the next batch of the runtime.
+    InBatch,
+}
+
 /// The requests in flight on one such connection.
 #[derive(Debug, Default)]
 pub(crate) struct Foreground(Arc<AtomicUsize>);
@@ -12,14 +21,16 @@ pub(crate) struct Foreground(Arc<AtomicUsize>);
 pub struct ForegroundRequest(Arc<AtomicUsize>);
 
 impl Foreground {
-    /// More requests at once are cheaper in the batches of the driver.
+    /// More requests at once are cheaper in a batch.
     const MOST: usize = 4;
 
-    /// `None` if there are enough.
-    pub(crate) fn begin(&self) -> Option<ForegroundRequest> {
+    /// The place of the next request.
+    pub(crate) fn begin(&self) -> ForegroundPlace {
         let more = |count: usize| (count < Self::MOST).then_some(count + 1);
-        let begun = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        begun.is_ok().then(|| ForegroundRequest(self.0.clone()))
+        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => ForegroundPlace::Alone(ForegroundRequest(self.0.clone())),
+            Err(_) => ForegroundPlace::InBatch,
+        }
     }
 }
 
@@ -36,11 +47,15 @@ mod tests {
     #[test]
     fn a_request_gives_its_place_back() {
         let foreground = Foreground::default();
-        let mut requests: Vec<_> = std::iter::from_fn(|| foreground.begin()).collect();
+        let begin = || match foreground.begin() {
+            ForegroundPlace::Alone(request) => Some(request),
+            ForegroundPlace::InBatch => None,
+        };
+        let mut requests: Vec<_> = std::iter::from_fn(begin).collect();
         assert_eq!(requests.len(), Foreground::MOST);
         drop(requests.pop());
-        assert!(foreground.begin().is_some(), "dropped at once");
-        requests.extend(foreground.begin());
-        assert!(foreground.begin().is_none());
+        requests.extend(begin());
+        assert_eq!(requests.len(), Foreground::MOST, "dropped at once");
+        assert!(begin().is_none());
     }
 }

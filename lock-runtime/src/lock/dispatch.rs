@@ -1,12 +1,14 @@
-//! Sends first requests and releases: on the runtime of the caller, or in batches from the driver.
+//! Sends first requests and releases: from the runtime of the caller if it has a connection of its own, else from the driver.
 
+use std::future::Future;
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 
 use crate::base::sync::spawn;
 use crate::exec::batcher::{Batcher, Flusher, InFlight};
 use crate::exec::driver::Driver;
+use crate::exec::foreground::ForegroundPlace;
 use crate::exec::inline_task::poll_then_spawn;
 use crate::lock::acquire::attempt::first_time_limit;
 use crate::lock::acquire::first_request;
@@ -20,17 +22,35 @@ impl PoolCore {
         Batcher::push(self, item, self.capabilities.local);
     }
 
-    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one. Under
-    /// load the batches of the driver are cheaper.
+    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one: alone, or
+    /// under load with the next batch of that runtime.
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
         if self.config.connection_per_runtime
-            && !self.outgoing.prefers_batch()
             && let Ok(caller) = Handle::try_current()
-            && let Some(in_flight) = self.backend().foreground(&caller)
+            && let Some(place) = self.backend().foreground(&caller)
         {
-            return self.send_now(Some(&caller), in_flight, item);
+            return match place {
+                ForegroundPlace::Alone(in_flight) if !self.outgoing.prefers_batch() => {
+                    self.send_now(Some(&caller), in_flight, item);
+                }
+                ForegroundPlace::Alone(_) | ForegroundPlace::InBatch => {
+                    Batcher::push_on(self, &caller, item);
+                }
+            };
         }
         self.send(item);
+    }
+
+    /// Starts `work` from a thread of the runtime `caller`, or of the driver.
+    fn start_work(
+        &self,
+        caller: Option<runtime::Id>,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        match caller {
+            Some(_) => poll_then_spawn(self.driver().runtime(), caller, work),
+            None => spawn(work),
+        }
     }
 
     /// Sends `item` from this thread. `in_flight` is dropped when it is answered.
@@ -74,10 +94,15 @@ impl Flusher for PoolCore {
         self.send_now(None, in_flight, item);
     }
 
-    fn send_batch(self: &Arc<Self>, in_flight: InFlight<Self>, batch: Vec<Outgoing>) {
+    fn send_batch(
+        self: &Arc<Self>,
+        caller: Option<runtime::Id>,
+        in_flight: InFlight<Self>,
+        batch: Vec<Outgoing>,
+    ) {
         if let Some(Outgoing::Release(_)) = batch.first() {
             let releases = batch.into_iter().filter_map(Outgoing::release).collect();
-            return spawn(release::send_batch(self.clone(), in_flight, releases));
+            return self.start_work(caller, release::send_batch(self.clone(), in_flight, releases));
         }
         let mut acquires: Vec<_> = batch.into_iter().filter_map(Outgoing::acquire).collect();
         let limits = self.time_limits();
@@ -89,7 +114,8 @@ impl Flusher for PoolCore {
             let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
             let call = std::mem::replace(&mut acquires, others);
             let in_flight = in_flight.take().unwrap_or_else(|| InFlight::begin(self));
-            spawn(first_request::send_batch(self.clone(), in_flight, limit, call));
+            let work = first_request::send_batch(self.clone(), in_flight, limit, call);
+            self.start_work(caller, work);
         }
     }
 

@@ -35,7 +35,7 @@ use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, Warning};
 use crate::base::clock::{Clock, Instant};
 use crate::base::process::Process;
-use crate::exec::foreground::ForegroundRequest;
+use crate::exec::foreground::ForegroundPlace;
 use crate::exec::inline_task::caller;
 
 /// Keeps one connection to `target` open. Dropping it closes the connection and ends the re-connecting.
@@ -244,9 +244,9 @@ impl Connection {
         matches!(&*self.state.link(), LinkState::Up(_))
     }
 
-    /// A place on the connection of `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some
+    /// The place on the connection of `caller`, the runtime of this thread, if there is one: [`Path::Foreground`]. After some
     /// requests of the same runtime one is opened, while the driver's serves.
-    pub(crate) fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
+    pub(crate) fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace> {
         if caller.id() == self.state.runtime.id() {
             return None;
         }
@@ -257,7 +257,7 @@ impl Connection {
             LinkState::Up(_) | LinkState::Down(_) => return None,
         };
         match advice {
-            Advice::Use(in_flight) => Some(in_flight),
+            Advice::Use(place) => Some(place),
             Advice::Open => {
                 self.state.open_foreground(caller, generation);
                 None

@@ -14,7 +14,7 @@ use crate::backend::redis::conn::link_io::LinkIo;
 use crate::backend::redis::diagnostics::Info;
 use crate::backend::redis::net::io_task::IoTask;
 use crate::base::clock::{Instant, TwoClocks};
-use crate::exec::foreground::{Foreground, ForegroundRequest};
+use crate::exec::foreground::{Foreground, ForegroundPlace};
 
 /// The connections on the runtimes of callers, beside one connection of the driver. They end with it.
 #[derive(Default)]
@@ -78,7 +78,7 @@ pub(super) struct ForegroundLink {
 /// What to do with the requests of a runtime.
 #[derive(Debug)]
 pub(super) enum Advice {
-    Use(ForegroundRequest),
+    Use(ForegroundPlace),
     /// The caller of [`Foregrounds::advice`] opens a connection. The driver's serves meanwhile.
     Open,
     UseDriver,
@@ -121,7 +121,7 @@ impl Foregrounds {
             CallerState::Up { link, requests, used_at, .. } if !link.io.has_ended() => {
                 let idle_for = now.since(std::mem::replace(used_at, now));
                 if idle_for < Self::IDLE {
-                    return requests.begin().map_or(Advice::UseDriver, Advice::Use);
+                    return Advice::Use(requests.begin());
                 }
             }
             CallerState::Up { since, pause, .. } => {

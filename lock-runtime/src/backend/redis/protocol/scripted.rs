@@ -24,7 +24,7 @@ use crate::backend::{
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
 use crate::base::key::Key;
-use crate::exec::foreground::ForegroundRequest;
+use crate::exec::foreground::ForegroundPlace;
 
 /// Owns the connection to the server, the one to its replicas, and the task that releases unclaimed grants.
 ///
@@ -126,7 +126,7 @@ impl Backend for Scripted {
         Capabilities { wait_queue, ..Capabilities::default() }
     }
 
-    fn foreground(&self, caller: &Handle) -> Option<ForegroundRequest> {
+    fn foreground(&self, caller: &Handle) -> Option<ForegroundPlace> {
         // Replicas confirm what was written on the driver's connection.
         if self.replicas.is_some() { None } else { self.server.connection().foreground(caller) }
     }
