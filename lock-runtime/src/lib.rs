@@ -118,6 +118,7 @@ pub mod guide {
 
 pub use api::call_sites::{CallSite, call_sites};
 pub use api::guard::{LockGuard, Lost};
+pub use api::lock_order::{LockOrderInversion, LockedAt, lock_order_inversions};
 pub use api::named_pools::{init, init_from_env, init_with, install, pool, shutdown};
 pub use api::pool::{Health, LockPool, PoolBuilder};
 pub use api::request::LockRequest;
@@ -132,6 +133,7 @@ pub use base::finding::{Finding, Verdict};
 pub use base::inspection::{Inspection, LockHolder, WaitingOwner};
 pub use base::key::Key;
 pub use base::key_pattern::KeyList;
+pub use base::lock_order::LockOrder;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
 pub use base::owner_info::OwnerInfo;
 pub use base::owner_tag::OwnerTag;

@@ -10,7 +10,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use lock_runtime::{LockGuard, LockPool, Wait};
+use lock_runtime::{LockError, LockGuard, LockPool, Wait};
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Direction, named};
@@ -182,8 +182,9 @@ fn batches_travel_over_the_connection_of_the_runtime() {
             for ran in monitor.settled().into_iter().filter(sets) {
                 *by_connection.entry(ran.by).or_default() += 1;
             }
-            let (all, most) = (by_connection.values().sum(), by_connection.values().max());
-            assert_eq!(64 * CYCLES, all);
+            let all: usize = by_connection.values().sum();
+            let most = by_connection.values().max();
+            assert_eq!(all, 64 * CYCLES);
             // The driver sends what a thread without processor time has not sent for some milliseconds.
             assert!(most.is_some_and(|most| most * 2 > all), "{by_connection:?}");
             assert_eq!(used_by_callers(&server), 1);
@@ -199,6 +200,17 @@ fn exist(server: &RedisServer) -> usize {
     server.cli(&command).parse().unwrap()
 }
 
+/// Acquires that have been polled once, and nothing else of the runtime since.
+async fn batch(pool: &LockPool) -> Vec<impl Future<Output = Result<LockGuard, LockError>> + Unpin> {
+    let mut requests = Vec::new();
+    for n in 0..8 {
+        let mut request = Box::pin(pool.lock(format!("batch:{n}")).acquire());
+        assert!(poll_once(request.as_mut()).await.is_none());
+        requests.push(request);
+    }
+    requests
+}
+
 /// The task that sends them cannot run.
 #[test]
 fn a_batch_of_a_blocked_runtime_is_sent_by_the_driver() {
@@ -207,7 +219,7 @@ fn a_batch_of_a_blocked_runtime_is_sent_by_the_driver() {
     current_thread().block_on(async {
         until_used(&server, &pool, 0).await;
         load(&pool, 20).await;
-        let requests: Vec<_> = (0..8).map(|n| pool.lock(format!("batch:{n}")).acquire()).collect();
+        let requests = batch(&pool).await;
         eventually(SOON, "all are granted", || exist(&server) == 8);
         for acquiring in requests {
             drop(acquiring.await.unwrap());
@@ -224,7 +236,7 @@ fn a_batch_of_a_runtime_that_has_ended_is_sent_by_the_driver() {
     let requests: Vec<_> = runtime.block_on(async {
         until_used(&server, &pool, 0).await;
         load(&pool, 20).await;
-        (0..8).map(|n| pool.lock(format!("batch:{n}")).acquire()).collect()
+        batch(&pool).await
     });
     drop(runtime);
     eventually(SOON, "all are granted", || exist(&server) == 8);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::response::IntoResponse;
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, LockOrder, LockPool, distributed_lock};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
 use lock_tests::{RedisServer, eventually_async, in_own_process};
@@ -50,7 +50,7 @@ async fn installed(name: &str, pool: LockPool) -> LockPool {
 async fn all_of_it() {
     watch();
     let server = RedisServer::builder().password(PASSWORD).start();
-    let builder = LockPool::builder(server.url()).max_waiters(1);
+    let builder = LockPool::builder(server.url()).max_waiters(1).lock_order(LockOrder::Warn);
     let pool = installed("redis", builder.connect().await.unwrap()).await;
     // Handed off, and renewed.
     let (one, two) =
@@ -94,6 +94,12 @@ async fn all_of_it() {
     assert!(pool.force_release(order("forced"), &holder).await.unwrap());
     Traced::of("redis").await_event("released by force").await;
     drop(guard);
+    // Nested in opposite orders.
+    let stock = || pool.lock(order("stock")).template("stock:<id>");
+    let orders = pool.lock(order("order-3")).template("order:<order>");
+    orders.run(stock().run(async {})).await.unwrap().unwrap();
+    let id = format!("{CANARY}-4");
+    stock().run(settle(&pool, &id, Duration::ZERO)).await.unwrap().unwrap();
     // A failed renewal and release.
     let (backend, faults) = FaultyBackend::new(open_backend("memory://").await.unwrap());
     let faulty = LockPool::with_backend(backend).connect().await.unwrap();

@@ -1,5 +1,6 @@
 //! The content of tracing events.
 
+use std::future::pending;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use lock_runtime::web::LockLayer;
 use lock_runtime::{ErrorKind, LockError, LockPool, distributed_lock};
 use lock_tests::RedisServer;
 use lock_tests::prelude::*;
+use tokio::sync::oneshot;
 use tower::ServiceExt;
 use tracing::Level;
 
@@ -124,6 +126,34 @@ async fn a_loss_is_traced() {
         .await
         .one("released")
         .has(&[("was_held", "false")]);
+}
+
+/// The events of both sides have one owner, by which they are found together.
+#[tokio::test]
+async fn a_release_by_force_cancels_the_body_and_is_traced_on_both_sides() {
+    let server = RedisServer::start();
+    let pool = installed("forced-holder", &server).await;
+    let admin = installed("forced-admin", &server).await;
+    let (enter, entered) = oneshot::channel();
+    let request = pool.lock("order:7").template("order:<id>").ttl(ms(6_000));
+    let body = tokio::spawn(request.run(async move {
+        enter.send(()).unwrap();
+        pending::<()>().await;
+    }));
+    within(DEADLINE, "the body begins", entered).await.unwrap();
+    let holder = admin.inspect("order:7").await.unwrap().holder.unwrap();
+    assert!(admin.force_release("order:7", &holder).await.unwrap());
+    let error = joined("the end of the body", body).await.unwrap_err();
+    assert!(error.is_lost() && error.body_started(), "{error}");
+    let owner = holder.owner.unwrap().to_string();
+    let traced = Traced::of("forced-holder").await_event("lost").await;
+    // By its next renewal, and not at the end of the ttl.
+    traced.one("lost").has(&[("lock", "order:<id>"), ("reason", "taken"), ("owner", &owner)]);
+    let traced = Traced::of("forced-admin").await_event("released by force").await;
+    let forced = traced.one("released by force");
+    forced.has(&[("owner", &owner), ("was_held", "true")]);
+    let (host, process) = forced.fields["by"].split_once('/').unwrap();
+    assert!(!host.is_empty() && process == std::process::id().to_string(), "{forced:?}");
 }
 
 /// Also a call without a template keeps its key out.

@@ -5,6 +5,7 @@
 mod documented;
 mod events;
 mod guide;
+mod lock_order;
 mod lockctl;
 mod locks_page;
 mod metered;

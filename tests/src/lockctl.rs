@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::cargo::{build_programs, programs};
 
-/// A command with these arguments, without the variables that `lockctl` reads.
+/// A command with these arguments, without the variables that `lockctl` reads. Answers may take long, as on a busy machine.
 ///
 /// # Panics
 ///
@@ -19,11 +19,10 @@ pub fn lockctl<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     BUILT.get_or_init(|| build_programs(&["--bin", "lockctl", "--examples"]));
     let mut command = Command::new(programs().join("lockctl"));
     command.args(args);
-    for variable in
-        ["LOCK_URL", "LOCK_PREFIX", "LOCK_REQUEST_TIMEOUT", "NO_COLOR", "CLICOLOR_FORCE"]
-    {
+    for variable in ["LOCK_URL", "LOCK_PREFIX", "NO_COLOR", "CLICOLOR_FORCE"] {
         command.env_remove(variable);
     }
+    command.env("LOCK_REQUEST_TIMEOUT", "20s");
     command
 }
 

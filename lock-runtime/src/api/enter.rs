@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use crate::api::call_record::{self, PendingCall};
 use crate::api::entered::Entered;
 use crate::api::guard::LockGuard;
+use crate::api::lock_order;
 use crate::api::reentrancy;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
@@ -51,6 +52,7 @@ fn start(call: LockCall) -> Result<Entering, LockError> {
         let span = call_record::passed(&core, &label, holder.lease());
         return Ok(Entering::entered(Entered::nested(holder, policy.on_lost, span)));
     }
+    lock_order::check(&core, &label, &keys, &policy);
     let spec = LockSpec::new(label, keys, policy, prefix);
     let pending = PendingCall::begin(core, spec);
     match acquire(&pending.core, pending.spec.clone()) {

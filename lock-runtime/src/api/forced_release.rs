@@ -38,7 +38,8 @@ impl LockPool {
     /// # }
     /// ```
     ///
-    /// The event `released by force` has the host and the process of this call. Once polled, a call that is dropped may still
+    /// The event `released by force` has the host and the process of this call. The former holder learns neither: its event `lost`
+    /// has the same `owner`, and the reason `taken`. Once polled, a call that is dropped may still
     /// release the lock.
     ///
     /// # Errors

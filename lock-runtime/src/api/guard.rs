@@ -179,7 +179,7 @@ impl LockGuard {
             return Ok(());
         }
         if lease.lose(Loss::Taken) {
-            events::lost(lease.origin(), lease.held_for(), Loss::Taken);
+            events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::Taken);
         }
         Err(self.loss_error(Loss::Taken))
     }
@@ -285,7 +285,7 @@ impl LockGuard {
         }
         let lease = self.lease();
         if let Some(loss) = lease.expire(self.core.clock().now()) {
-            events::lost(lease.origin(), lease.held_for(), loss);
+            events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
         }
         self.loss_error(lease.loss().unwrap_or(Loss::Expired))
     }

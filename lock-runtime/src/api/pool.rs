@@ -15,6 +15,7 @@ use crate::base::clock::{Clock, TwoClocks};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 use crate::base::key_rules::RESERVED;
+use crate::base::lock_order::LockOrder;
 use crate::base::options::{
     Defaults, LockOptions, OnOutage, Policy, SHORTEST_INTERVAL, TIMER, Wait,
 };
@@ -78,6 +79,7 @@ impl LockPool {
             local_handoff_limit: Duration::from_millis(5),
             barging_window: None,
             on_outage: OnOutage::Wait,
+            lock_order: None,
             problem: ProblemMap::default(),
             // tokio panics where a runtime has no I/O driver, and this would end the process.
             connection_per_runtime: cfg!(panic = "unwind"),
@@ -200,6 +202,8 @@ pub struct PoolBuilder {
     local_handoff_limit: Duration,
     barging_window: Option<BargingWindow>,
     on_outage: OnOutage,
+    /// `None` for that of the process.
+    lock_order: Option<LockOrder>,
     problem: ProblemMap,
     connection_per_runtime: bool,
     drive: Drive,
@@ -283,6 +287,21 @@ impl PoolBuilder {
     /// ```
     pub fn on_outage(mut self, on_outage: OnOutage) -> Self {
         self.on_outage = on_outage;
+        self
+    }
+
+    /// What the pool does about locks that are nested in opposite orders. Defaults to the environment variable `LOCK_ORDER`
+    /// (`off`, `warn`, `panic`), without it to [`LockOrder::Warn`] in builds with debug assertions and to [`LockOrder::Off`] in
+    /// others. A lock of a pool with `Off` is never the requested one of a nesting.
+    ///
+    /// ```
+    /// use lock_runtime::{LockOrder, LockPool};
+    ///
+    /// let pool = LockPool::builder("memory://").lock_order(LockOrder::Panic);
+    /// # drop(pool);
+    /// ```
+    pub fn lock_order(mut self, lock_order: LockOrder) -> Self {
+        self.lock_order = Some(lock_order);
         self
     }
 
@@ -494,6 +513,7 @@ impl PoolBuilder {
             Drive::CurrentRuntime => (Driver::current()?, Clock::runtime()),
         };
         self.check()?;
+        let lock_order = self.lock_order.map_or_else(LockOrder::of_process, Ok)?;
         let connect_timeout = self
             .connect_timeout
             .unwrap_or_else(|| self.request_timeout.max(Duration::from_secs(5)));
@@ -541,6 +561,7 @@ impl PoolBuilder {
             local_handoff_limit: self.local_handoff_limit,
             barging_window: self.barging_window,
             on_outage: self.on_outage,
+            lock_order,
             problem: self.problem,
             connection_per_runtime: self.connection_per_runtime,
             backend: store,

@@ -61,6 +61,20 @@ pub(crate) fn find_held(core: &Arc<PoolCore>, keys: &[Key]) -> Option<LockGuard>
     AROUND.with_borrow(|around| around.iter().rev().find(holds).map(|hold| hold.guard.borrowed()))
 }
 
+/// The locks of this task in all pools, innermost last.
+pub(crate) fn held_by_task() -> Vec<(Arc<PoolCore>, Arc<Lease>)> {
+    AROUND.with_borrow(|around| {
+        let mut held = Vec::<(Arc<PoolCore>, Arc<Lease>)>::new();
+        for HeldAround { guard, .. } in around.iter().filter(|hold| hold.is_of_this_task()) {
+            // A call that passed through has the lease of another one.
+            if !held.iter().any(|(_, lease)| Arc::ptr_eq(lease, guard.lease())) {
+                held.push((guard.core().clone(), guard.lease().clone()));
+            }
+        }
+        held
+    })
+}
+
 /// Whether the body that holds `lease` polls the running code.
 pub(crate) fn is_polled_within(lease: &Arc<Lease>) -> bool {
     let holds =

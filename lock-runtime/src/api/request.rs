@@ -1,6 +1,7 @@
 //! The programmatic API: builds a request for a lock, then sends it.
 
 use std::future::Future;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,6 @@ use crate::api::locked_future::block;
 use crate::base::call_site::LockLabel;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
-use crate::base::lock_name::LockName;
 use crate::base::options::{LockOptions, OnLost, ReleaseMode, Renew, Wait};
 use crate::lock::core::PoolCore;
 
@@ -37,7 +37,7 @@ pub struct LockRequest(LockCall);
 impl LockRequest {
     /// A request for `keys`, with a fence.
     pub(crate) fn new(core: Arc<PoolCore>, keys: Vec<Key>) -> Self {
-        let label = LockLabel::of_key(keys.first().cloned().unwrap_or(Key::from_static("")));
+        let label = LockLabel::Key(keys.first().cloned().unwrap_or(Key::from_static("")));
         let keys = keys.into_iter().map(Key::checked).collect();
         let options = LockOptions::new().fencing(true);
         Self(LockCall { core, label, keys, options, shows_guard: true })
@@ -61,8 +61,9 @@ impl LockRequest {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn template(mut self, template: &'static str) -> Self {
-        self.0.label = LockLabel::Request(LockName::Template(template));
+        self.0.label = LockLabel::Template(template, Location::caller());
         self
     }
 

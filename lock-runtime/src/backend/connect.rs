@@ -90,7 +90,7 @@ pub(crate) async fn connect(
 }
 
 /// Settings of a pool that a URL is likely to be given, and the environment variable of each.
-const POOL_SETTINGS: [(&str, &str, Option<&str>); 17] = [
+const POOL_SETTINGS: [(&str, &str, Option<&str>); 18] = [
     ("prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("ttl", "ttl", Some("LOCK_TTL")),
@@ -99,6 +99,7 @@ const POOL_SETTINGS: [(&str, &str, Option<&str>); 17] = [
     ("max_waiters", "max_waiters", Some("LOCK_MAX_WAITERS")),
     ("on_outage", "on_outage", Some("LOCK_ON_OUTAGE")),
     ("owner_info", "owner_info", Some("LOCK_OWNER_INFO")),
+    ("lock_order", "lock_order", None),
     ("retry_delay", "retry_delay", None),
     ("retry_count", "retry_count", None),
     ("first_renewal", "first_renewal", None),

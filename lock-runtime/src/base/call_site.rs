@@ -1,9 +1,10 @@
 //! What is known of an annotated function at compile time.
 
 use std::fmt;
+use std::panic;
 
 use crate::base::key::Key;
-use crate::base::lock_name::LockName;
+use crate::base::lock_name::{LockName, UNNAMED};
 use crate::base::options::LockOptions;
 
 /// Where an annotated function is written.
@@ -118,20 +119,18 @@ pub(crate) fn registered() -> impl Iterator<Item = &'static Site> {
 pub(crate) enum LockLabel {
     /// Of an annotated function.
     Site(&'static Site),
-    /// Of the programmatic API.
-    Request(LockName),
+    /// Of the programmatic API: the template, and where the program gives it.
+    Template(&'static str, &'static panic::Location<'static>),
+    /// Of the programmatic API, without a template.
+    Key(Key),
 }
 
 impl LockLabel {
-    /// A request for `key` without a template.
-    pub(crate) fn of_key(key: Key) -> Self {
-        Self::Request(LockName::Key(key))
-    }
-
     pub(crate) fn lock_name(&self) -> LockName {
         match self {
             Self::Site(site) => LockName::Template(site.template),
-            Self::Request(name) => name.clone(),
+            Self::Template(template, _) => LockName::Template(template),
+            Self::Key(key) => LockName::Key(key.clone()),
         }
     }
 
@@ -139,7 +138,8 @@ impl LockLabel {
     pub(crate) const fn public_name(&self) -> &'static str {
         match self {
             Self::Site(site) => site.template,
-            Self::Request(name) => name.public(),
+            Self::Template(template, _) => template,
+            Self::Key(_) => UNNAMED,
         }
     }
 
@@ -147,7 +147,7 @@ impl LockLabel {
     pub(crate) fn function(&self) -> Option<tracing::field::DisplayValue<&'static Site>> {
         match self {
             Self::Site(site) => Some(tracing::field::display(*site)),
-            Self::Request(_) => None,
+            Self::Template(..) | Self::Key(_) => None,
         }
     }
 }

@@ -2,6 +2,9 @@
 
 use crate::base::key::Key;
 
+/// The name of a lock without a template in events and metrics.
+pub(crate) const UNNAMED: &str = "unnamed";
+
 /// The name of a lock.
 #[derive(Clone, Debug)]
 pub(crate) enum LockName {
@@ -24,7 +27,7 @@ impl LockName {
     pub(crate) const fn public(&self) -> &'static str {
         match self {
             Self::Template(template) => template,
-            Self::Key(_) => "unnamed",
+            Self::Key(_) => UNNAMED,
         }
     }
 }

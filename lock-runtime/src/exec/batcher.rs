@@ -142,12 +142,28 @@ impl<T: Send + 'static> Batcher<T> {
         Self::schedule(flusher, flusher.batcher().pending(), item);
     }
 
-    /// Adds `item` to the next batch of `caller`, the runtime of this thread.
-    pub(crate) fn push_on<F: Flusher<Item = T>>(flusher: &Arc<F>, caller: &Handle, item: T) {
+    /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if none is begun and `may_begin` says no.
+    pub(crate) fn push_on<F: Flusher<Item = T>>(
+        flusher: &Arc<F>,
+        caller: &Handle,
+        item: T,
+        may_begin: impl FnOnce() -> bool,
+    ) -> Result<(), T> {
         let (runtime, kind) = (caller.id(), F::kind(&item));
         let mut pending = flusher.batcher().pending();
-        if let Some(batch) = pending.of_callers.iter_mut().find(|of| of.runtime == runtime) {
-            return batch.items[kind].push(item);
+        if let Some(items) = pending.of_caller(runtime) {
+            items[kind].push(item);
+            return Ok(());
+        }
+        drop(pending);
+        if !may_begin() {
+            return Err(item);
+        }
+        pending = flusher.batcher().pending();
+        // Another thread of the runtime may have begun it meanwhile.
+        if let Some(items) = pending.of_caller(runtime) {
+            items[kind].push(item);
+            return Ok(());
         }
         let mut batch = CallerBatch { runtime, items: Default::default(), is_late: false };
         batch.items[kind].push(item);
@@ -160,6 +176,7 @@ impl<T: Send + 'static> Batcher<T> {
         let flush =
             ScheduledFlush { flusher: flusher.clone(), caller: Some(runtime), is_done: false };
         spawn_on(caller, flush.run());
+        Ok(())
     }
 
     fn schedule<F: Flusher<Item = T>>(
@@ -265,6 +282,12 @@ impl<T: Send + 'static> Batcher<T> {
 }
 
 impl<T> Pending<T> {
+    /// What the callers on `runtime` have collected, if they have begun a batch.
+    fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut ByKind<T>> {
+        let mut batches = self.of_callers.iter_mut();
+        batches.find(|batch| batch.runtime == runtime).map(|batch| &mut batch.items)
+    }
+
     /// Adds `items` to the next batch of the driver.
     fn add(&mut self, items: ByKind<T>) {
         for (all, some) in self.of_driver.iter_mut().zip(items) {

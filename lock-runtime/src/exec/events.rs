@@ -185,10 +185,10 @@ pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &Backe
     }
 }
 
-pub(crate) fn lost(origin: Origin<'_>, held: Duration, loss: Loss) {
+pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Loss) {
     if is_wanted!(WARN, origin.span.subscriber()) {
         let (held_ms, reason) = (millis(held), loss.as_str());
-        emit!(warn, origin, held_ms, reason, "lost");
+        emit!(warn, origin, held_ms, reason, %owner, "lost");
     }
 }
 
@@ -249,6 +249,27 @@ pub(crate) fn shared_template(template: &'static str, pool: &Arc<str>, functions
         event_thread::send(move || {
             let pool = &*pool;
             warn!(target: "lock_runtime", lock = template, pool, functions, "functions share a template");
+        });
+    }
+}
+
+/// A call is nested in locks in the opposite order of earlier calls. The stacks are in text.
+#[cold]
+pub(crate) fn lock_order_inversion(
+    label: &LockLabel,
+    pool: &Arc<str>,
+    stack: String,
+    opposite: String,
+) {
+    if is_wanted!(WARN, None) {
+        let (label, pool) = (label.clone(), pool.clone());
+        event_thread::send(move || {
+            let (lock, name, pool) = (label.public_name(), label.function(), &*pool);
+            warn!(
+                target: "lock_runtime",
+                lock, name, pool, stack, opposite,
+                "locks are nested in opposite orders"
+            );
         });
     }
 }

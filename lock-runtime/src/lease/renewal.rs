@@ -219,7 +219,7 @@ fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
 /// A lock that lingers has no holder to miss it.
 fn report_loss(lease: &Lease, loss: Loss) {
     if lease.has_holder() {
-        events::lost(lease.origin(), lease.held_for(), loss);
+        events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
     }
 }
 

@@ -17,6 +17,7 @@ use crate::backend::{
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
+use crate::base::lock_order::LockOrder;
 use crate::base::lock_spec::LockSpec;
 use crate::base::metrics::PoolMetrics;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
@@ -77,6 +78,7 @@ pub(crate) struct PoolConfig {
     pub(crate) local_handoff_limit: Duration,
     pub(crate) barging_window: Option<BargingWindow>,
     pub(crate) on_outage: OnOutage,
+    pub(crate) lock_order: LockOrder,
     #[cfg_attr(not(any(feature = "actix", feature = "tower")), allow(dead_code))]
     pub(crate) problem: ProblemMap,
     /// Whether requests may take a connection on the runtime of their caller.
@@ -170,6 +172,11 @@ impl PoolCore {
     pub(crate) fn name(&self) -> &Arc<str> {
         static UNNAMED: Lazy<Arc<str>> = Lazy::new(|| Arc::from("unnamed"));
         self.name.get().unwrap_or(&UNNAMED)
+    }
+
+    /// The name under which the pool is installed, if it is.
+    pub(crate) fn given_name(&self) -> Option<&Arc<str>> {
+        self.name.get()
     }
 
     /// Names the pool, unless it has a name.

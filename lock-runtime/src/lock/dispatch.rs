@@ -25,20 +25,35 @@ impl PoolCore {
     /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one: alone, or
     /// under load with the next batch of that runtime.
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
-        if self.config.connection_per_runtime
-            && let Ok(caller) = Handle::try_current()
-            && let Some(place) = self.backend().foreground(&caller)
-        {
-            return match place {
-                ForegroundPlace::Alone(in_flight) if !self.outgoing.prefers_batch() => {
-                    self.send_now(Some(&caller), in_flight, item);
-                }
-                ForegroundPlace::Alone(_) | ForegroundPlace::InBatch => {
-                    Batcher::push_on(self, &caller, item);
-                }
-            };
+        let Some(caller) = self.caller() else { return self.send(item) };
+        let foreground = || self.backend().foreground(&caller);
+        let place = if self.outgoing.prefers_batch() {
+            ForegroundPlace::InBatch
+        } else {
+            match foreground() {
+                Some(place) => place,
+                None => return self.send(item),
+            }
+        };
+        let left = match place {
+            ForegroundPlace::Alone(in_flight) => {
+                return self.send_now(Some(&caller), in_flight, item);
+            }
+            ForegroundPlace::InBatch => {
+                Batcher::push_on(self, &caller, item, || foreground().is_some())
+            }
+        };
+        if let Err(item) = left {
+            self.send(item);
         }
-        self.send(item);
+    }
+
+    /// The runtime of this thread, if its requests may have a connection of their own.
+    fn caller(&self) -> Option<Handle> {
+        if !self.config.connection_per_runtime {
+            return None;
+        }
+        Handle::try_current().ok()
     }
 
     /// Starts `work` from a thread of the runtime `caller`, or of the driver.

@@ -178,7 +178,7 @@ fn on_released(
 
 fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
     if !is_released && lease.lost_before_release() {
-        events::lost(lease.origin(), lease.held_for(), Loss::FoundAtRelease);
+        events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::FoundAtRelease);
     }
     events::released(lease.origin(), lease.held_for(), was_held);
 }

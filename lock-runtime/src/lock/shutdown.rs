@@ -37,7 +37,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     if !idle_by(&core, clock.now() + grace).await {
         for lease in core.tracker.leases() {
             if lease.lose(Loss::PoolClosed) {
-                events::lost(lease.origin(), lease.held_for(), Loss::PoolClosed);
+                events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::PoolClosed);
             }
         }
         // Cancelled bodies end at their next await, and release. The leases of the others are released here.

@@ -8,7 +8,6 @@ use crate::base::call_site::LockLabel;
 use crate::base::clock::Instant;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-use crate::base::lock_name::LockName;
 use crate::base::owner::Owner;
 use crate::base::owner_tag::OwnerTag;
 use crate::lease::lease::Lease;
@@ -93,8 +92,8 @@ fn held_lock(lease: &Lease, queued: &HashMap<&Key, usize>) -> HeldLock {
     let spec = &lease.spec;
     let (template, name) = match &spec.label {
         LockLabel::Site(site) => (Some(site.template()), Some(site.to_string())),
-        LockLabel::Request(LockName::Template(template)) => (Some(*template), None),
-        LockLabel::Request(LockName::Key(_)) => (None, None),
+        LockLabel::Template(template, _) => (Some(*template), None),
+        LockLabel::Key(_) => (None, None),
     };
     HeldLock {
         keys: spec.keys.clone(),

@@ -4,6 +4,7 @@ use std::fmt;
 #[cfg(feature = "axum")]
 use std::fmt::Display;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 #[cfg(feature = "axum")]
 use std::str::FromStr;
@@ -26,7 +27,6 @@ use crate::base::call_site::LockLabel;
 use crate::base::error::ErrorKind;
 use crate::base::error::LockError;
 use crate::base::key::Key;
-use crate::base::lock_name::LockName;
 use crate::base::options::Wait;
 use crate::base::problem::Problem;
 use crate::web::body_lock::BodyLock;
@@ -68,7 +68,7 @@ pub struct LockLayer {
     route: Arc<RouteLock>,
     key: RequestKey,
     /// Replaces the name of the lock.
-    template: Option<&'static str>,
+    name: Option<LockLabel>,
     until_body_end: bool,
 }
 
@@ -124,13 +124,14 @@ impl LockLayer {
     }
 
     fn with_key(key: RequestKey) -> Self {
-        Self { route: Arc::default(), key, template: None, until_body_end: false }
+        Self { route: Arc::default(), key, name: None, until_body_end: false }
     }
 
     /// The name of the lock in events, spans, metrics and errors, as [`LockRequest::template`](crate::LockRequest::template).
     /// Defaults to the template of [`for_path`](Self::for_path); a computed key has none, and is `unnamed`.
+    #[track_caller]
     pub fn template(self, template: &'static str) -> Self {
-        Self { template: Some(template), ..self }
+        Self { name: Some(LockLabel::Template(template, Location::caller())), ..self }
     }
 
     /// Uses the pool that is installed under `name`. Defaults to `"default"`.
@@ -194,7 +195,7 @@ impl LockLayer {
             }
             RequestKey::Computed(key) => {
                 let key = key(parts);
-                (Ok(key.clone()), LockLabel::of_key(key))
+                (Ok(key.clone()), LockLabel::Key(key))
             }
         }
     }
@@ -240,8 +241,7 @@ where
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
             let (key, label) = layer.key_of(&mut parts).await;
-            let named = layer.template.map(|name| LockLabel::Request(LockName::Template(name)));
-            let label = named.unwrap_or(label);
+            let label = layer.name.clone().unwrap_or(label);
             let entered = match layer.route.enter(key, label).await {
                 Ok(entered) => entered,
                 Err(error) => return Ok(refused(&error)),

@@ -1,6 +1,7 @@
 //! Key templates of routes: `"order:<id>"` with the names of path parameters.
 
 use std::fmt::Display;
+use std::panic;
 use std::str::FromStr;
 
 use crate::attribute::key_template::KeyWriter;
@@ -38,7 +39,9 @@ impl PathTemplate {
             Ok(parts) => parts,
             Err(fault) => panic!("the lock key `{template}` of a route is invalid: {fault}"),
         };
-        let location = Location { module: "route", function: template, file: "", line: 0 };
+        let at = panic::Location::caller();
+        let (file, line) = (at.file(), at.line());
+        let location = Location { module: "route", function: template, file, line };
         let site = Site::new(location, template, LockOptions::new()).name(template);
         Self { site: Box::leak(Box::new(site)), parts, types: Vec::new() }
     }

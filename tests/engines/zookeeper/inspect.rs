@@ -51,6 +51,27 @@ async fn nodes_of_other_clients_are_held_by_another_client() {
     ours.release().await.unwrap();
 }
 
+/// One key that the login may not read is listed, and hides no other one.
+#[tokio::test]
+async fn a_queue_that_may_not_be_read_is_listed() {
+    let (server, root) = ZooKeeperServer::shared();
+    let pool = LockPool::connect(&server.url_of(&root)).await.unwrap();
+    cycle(&pool, "order:1").await;
+    let guard = pool.lock("order:2").acquire().await.unwrap();
+    let mut client = server.client();
+    // All but reading.
+    client.set_rights(&format!("{root}/order:1"), 0b11110).unwrap();
+    let listed = pool.list("*", 10).await.unwrap();
+    let keys: Vec<_> = listed.keys.iter().map(|key| key.as_str()).collect();
+    assert_eq!((keys, listed.is_complete), (vec!["order:1", "order:2"], true));
+    let error = pool.inspect("order:1").await.unwrap_err();
+    assert!(error.to_string().contains("refuses access"), "{error}");
+    assert!(!pool.inspect("order:2").await.unwrap().is_free());
+    client.set_rights(&format!("{root}/order:1"), 31).unwrap();
+    assert_eq!(pool.list("*", 10).await.unwrap().keys.len(), 1);
+    guard.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn an_inspection_makes_no_node() {
     let (server, root) = ZooKeeperServer::shared();

@@ -16,7 +16,7 @@ fn fit() -> Config {
 }
 
 fn doctor(url: &str) -> Ended {
-    run(lockctl(["doctor", url, "--request-timeout", "20s"]))
+    run(lockctl(["doctor", url]))
 }
 
 /// The checks that are not good.

@@ -1,11 +1,11 @@
 //! `lockctl ls`, `watch` and `bench`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 use lock_tests::lockctl::{lockctl, run};
 use lock_tests::prelude::*;
-use lock_tests::{EtcdServer, RedisServer};
+use lock_tests::{EtcdServer, RedisServer, eventually, eventually_some};
 use serde_json::Value;
 
 #[tokio::test]
@@ -88,16 +88,7 @@ fn costs_are_measured_and_nothing_is_left() {
     let server = RedisServer::start();
     let (etcd, root) = EtcdServer::shared();
     for url in [server.url(), etcd.url_of(&root)] {
-        let measured = run(lockctl([
-            "bench",
-            &url,
-            "--time",
-            "300ms",
-            "--tasks",
-            "4",
-            "--request-timeout",
-            "20s",
-        ]));
+        let measured = run(lockctl(["bench", &url, "--time", "300ms", "--tasks", "4"]));
         assert_eq!(measured.code, 0, "{measured:?}");
         let json = measured.json();
         let parts = json["parts"].as_array().unwrap();
@@ -110,4 +101,56 @@ fn costs_are_measured_and_nothing_is_left() {
         let left = run(lockctl(["ls", "--url", &url])).json();
         assert_eq!(left["locks"], Value::Array(Vec::new()));
     }
+}
+
+/// Locks of other tasks are released behind the failure of one.
+#[test]
+fn nothing_is_left_of_a_measurement_that_fails() {
+    let server = RedisServer::start();
+    let keys = || server.cli(&["KEYS", "lockctl-bench:*"]);
+    let mut bench = lockctl(["bench", &server.url(), "--time", "2s", "--tasks", "64"]);
+    let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually(DEADLINE, "several tasks hold a lock", || keys().lines().count() > 8);
+    server.cli(&["ACL", "SETUSER", "default", "-set"]);
+    let ended = bench.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("NOPERM"), "{ended:?}");
+    assert_eq!(keys(), "");
+}
+
+/// Others are shown all the same.
+#[tokio::test]
+async fn a_holder_that_is_not_known_is_no_success() {
+    let rights = "user worker on >pw ~* &* +@all -pttl (+@all ~order:* ~lock_runtime:*)";
+    let server = RedisServer::builder().config_line(rights).start();
+    let pool = patient(server.url(), ms(20_000)).await;
+    let guards = pool.lock_all(["order:1", "stock:1"]).acquire().await.unwrap();
+    let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    let listed = run(lockctl(["ls", "--url", &url]));
+    assert_eq!(listed.code, 4, "{listed:?}");
+    let json = listed.json();
+    assert!(json["locks"][0]["holder"]["owner"].is_string(), "{json:#}");
+    let error = &json["locks"][1]["error"];
+    assert!(error.as_str().is_some_and(|it| it.contains("pttl")), "{json:#}");
+    let text = run(lockctl(["ls", "--text", "--url", &url])).stdout;
+    let row = |key, state| text.lines().any(|it| it.starts_with(key) && it.contains(state));
+    assert!(row("stock:1 ", " unknown") && row("unknown: ", "pttl"), "{text}");
+    // None is known.
+    let listed = run(lockctl(["ls", "stock:*", "--url", &url]));
+    assert_eq!((listed.code, &listed.json()["complete"]), (1, &true.into()), "{listed:?}");
+    guards.release().await.unwrap();
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let server = RedisServer::start();
+    let mut watch = lockctl(["watch", "--interval", "10ms", "--url", &server.url()]);
+    let mut child = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    reader.read_line(&mut String::new()).unwrap();
+    drop(reader);
+    let has_ended = eventually_some(DEADLINE, "it ends", || child.try_wait().unwrap());
+    let mut errors = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!((has_ended.code(), &*errors), (Some(0), ""));
 }

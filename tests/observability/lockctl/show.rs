@@ -84,6 +84,15 @@ fn what_fails_has_a_code_and_a_remedy() {
     let help = run(help);
     assert_eq!(help.code, 0, "{help:?}");
     assert!(help.stdout.contains("Exit codes") && !help.stdout.contains("canary"), "{help:?}");
+    // A URL in a wrong place.
+    let sentinels = "redis+sentinel://127.0.0.1/orders?sentinel_password=canary";
+    for misused in [&["ls", "order:*", &url][..], &["ls", "--limit", &url], &["ls", "a", sentinels]]
+    {
+        let misused = run(lockctl(misused.iter().copied()));
+        assert_eq!((misused.code, &*misused.stdout), (2, ""), "{misused:?}");
+        let names_it = misused.stderr.contains("redis://***") || misused.stderr.contains("?***");
+        assert!(names_it && !misused.stderr.contains("canary"), "{misused:?}");
+    }
     let unknown = run(lockctl(["shw", "order:1"]));
     assert_eq!(unknown.code, 2);
     assert!(unknown.stderr.contains("'show'"), "{unknown:?}");

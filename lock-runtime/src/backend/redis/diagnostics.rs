@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, FromRedisValue, RedisError, Value};
@@ -72,11 +73,14 @@ pub(crate) fn findings(
     checks.into_iter().map(|check| finding(check).at(server)).collect()
 }
 
-/// The check of a server's clock, by its answer to `TIME` that has come now.
-pub(crate) fn clock_finding(server: &str, time: &InfoAnswer) -> Finding {
-    /// More than a round trip explains.
+/// The check of a server's clock, by its answer to `TIME`, which was asked for and received at the moments of `asked`.
+pub(crate) fn clock_finding(
+    server: &str,
+    time: &InfoAnswer,
+    asked: &RangeInclusive<SystemTime>,
+) -> Finding {
     const FAR: Duration = Duration::from_secs(1);
-    let distance = time.as_ref().ok().and_then(|time| clock_distance(time, SystemTime::now()));
+    let distance = time.as_ref().ok().and_then(|time| clock_distance(time, asked));
     let finding = match distance {
         None => {
             Finding::unknown("clock", "this login may not read it", "allow `TIME` to the login")
@@ -206,19 +210,22 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// The distance of a server's clock from `local`, by its answer to `TIME`. `None` if the answer is not a time. The
-/// difference of two distances is by how much two nodes of a quorum disagree on the expiry of a lease.
-pub(crate) fn clock_distance(time: &Value, local: SystemTime) -> Option<ClockDistance> {
+/// The least distance of a server's clock from the local one, by its answer to `TIME`: the server has read its clock at some
+/// moment of `asked`. `None` if the answer is not a time. The difference of two distances is by how much two nodes of a quorum
+/// disagree on the expiry of a lease.
+pub(crate) fn clock_distance(
+    time: &Value,
+    asked: &RangeInclusive<SystemTime>,
+) -> Option<ClockDistance> {
     let Value::Array(parts) = time else { return None };
     let [seconds, micros] = parts.as_slice() else { return None };
     let number = |part: &Value| u64::from_redis_value_ref(part).ok();
     let since_epoch = Duration::from_secs(number(seconds)?)
         .checked_add(Duration::from_micros(number(micros)?))?;
     let node = SystemTime::UNIX_EPOCH.checked_add(since_epoch)?;
-    Some(match node.duration_since(local) {
-        Ok(ahead) => ClockDistance::Ahead(ahead),
-        Err(error) => ClockDistance::Behind(error.duration()),
-    })
+    let ahead = node.duration_since(*asked.end()).unwrap_or_default();
+    let behind = asked.start().duration_since(node).unwrap_or_default();
+    Some(if behind.is_zero() { ClockDistance::Ahead(ahead) } else { ClockDistance::Behind(behind) })
 }
 
 /// The distance of a server's clock from the local clock.
@@ -325,16 +332,33 @@ mod tests {
     fn distances_of_clocks_are_compared() {
         let text = |number: u64| Value::BulkString(number.to_string().into_bytes());
         let at = |seconds, micros| Value::Array(vec![text(seconds), text(micros)]);
-        let local = SystemTime::UNIX_EPOCH + Duration::from_millis(10_500);
-        let ahead = clock_distance(&at(10, 700_000), local).unwrap();
-        let behind = clock_distance(&at(9, 0), local).unwrap();
+        let local = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        let asked = local(10_500)..=local(10_500);
+        let ahead = clock_distance(&at(10, 700_000), &asked).unwrap();
+        let behind = clock_distance(&at(9, 0), &asked).unwrap();
         assert_eq!(ahead, ClockDistance::Ahead(Duration::from_millis(200)));
         assert_eq!(behind, ClockDistance::Behind(Duration::from_millis(1_500)));
         assert_eq!(ahead.to(behind), Duration::from_millis(1_700));
         assert_eq!(behind.to(ahead), Duration::from_millis(1_700));
         assert_eq!(ahead.to(ahead), Duration::ZERO);
         for odd in [Value::Nil, Value::Array(vec![text(1)]), at(u64::MAX, 0)] {
-            assert_eq!(clock_distance(&odd, local), None);
+            assert_eq!(clock_distance(&odd, &asked), None);
         }
+    }
+
+    #[test]
+    fn the_way_of_an_answer_is_no_distance() {
+        let text = |number: u64| Value::BulkString(number.to_string().into_bytes());
+        let local = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        // Asked for at 10 s, received three seconds later.
+        let asked = local(10_000)..=local(13_000);
+        let at = |seconds| {
+            let time = Value::Array(vec![text(seconds), text(500_000)]);
+            clock_distance(&time, &asked).unwrap()
+        };
+        assert_eq!(at(10).abs(), Duration::ZERO);
+        assert_eq!(at(12).abs(), Duration::ZERO);
+        assert_eq!(at(13), ClockDistance::Ahead(Duration::from_millis(500)));
+        assert_eq!(at(8), ClockDistance::Behind(Duration::from_millis(1_500)));
     }
 }

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::Format;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done; 1 the store failed; 2 wrong usage, or refused; 3 the key is free, or its holder is another one;\n4 a check has led to a warning.
+Exit codes: 0 done; 1 the store failed; 2 wrong usage, or refused; 3 the key is free, or its holder is another one;\n4 a check has led to a warning, or a holder is not known.
 
 On a terminal the output is text, elsewhere JSON.";
 

@@ -15,6 +15,9 @@ use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::output::{End, Output, STRONG, latency_text};
 
+/// How long the release of all locks may take behind a failure.
+const RELEASED_WITHIN: Duration = Duration::from_secs(2);
+
 /// What one part has measured.
 struct Measured {
     name: &'static str,
@@ -46,7 +49,14 @@ pub(crate) async fn run(
     ];
     let mut all = Vec::with_capacity(parts.len());
     for (name, tasks, keys) in parts {
-        all.push(measure(pool, name, &key, tasks, keys, args.time).await?);
+        match measure(pool, name, &key, tasks, keys, args.time).await {
+            Ok(measured) => all.push(measured),
+            Err(failure) => {
+                // The locks of the other tasks would stay until their ttl is over.
+                pool.shutdown(RELEASED_WITHIN).await;
+                return Err(failure);
+            }
+        }
     }
     let json = json!({ "parts": all.iter().map(Measured::json).collect::<Vec<_>>() });
     output.print(&json, || all.iter().map(Measured::text).collect())?;

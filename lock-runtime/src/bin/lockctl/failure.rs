@@ -11,7 +11,7 @@ use crate::output::{BAD, printable};
 /// The store failed.
 const FAILED: u8 = 1;
 /// The command line is wrong, or what it asks for is refused. clap has the same code.
-const REFUSED: u8 = 2;
+pub(crate) const REFUSED: u8 = 2;
 
 #[derive(Debug)]
 pub(crate) enum Failure {

@@ -1,13 +1,15 @@
 //! `lockctl ls`: the locks of a store, with their holders.
 
 use std::fmt::Write;
+use std::panic::resume_unwind;
 
 use lock_runtime::{Inspection, Key, LockError, LockPool};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::args::ListArgs;
 use crate::failure::Failure;
-use crate::output::{End, FAINT, Output, STRONG, duration_text, owner_text, printable};
+use crate::output::{BAD, End, FAINT, Output, STRONG, duration_text, owner_text, printable};
 
 /// Locks of a store, one row each.
 pub(crate) struct Listing {
@@ -19,21 +21,48 @@ pub(crate) struct Listing {
 pub(crate) async fn run(pool: &LockPool, args: &ListArgs, output: &Output) -> Result<End, Failure> {
     let listing = Listing::read(pool, args).await?;
     output.print(&listing.json(), || listing.text())?;
-    Ok(End::Done)
+    Ok(listing.end())
 }
 
 impl Listing {
     /// The locks that match now. One that is released meanwhile is left out.
     pub(crate) async fn read(pool: &LockPool, args: &ListArgs) -> Result<Self, Failure> {
+        /// How many locks are read at the same time.
+        const TOGETHER: usize = 32;
         let found = pool.list(args.pattern.as_deref().unwrap_or("*"), args.limit).await?;
-        let mut rows = Vec::with_capacity(found.keys.len());
-        for key in found.keys {
-            let shown = pool.inspect(&key).await;
-            if !shown.as_ref().is_ok_and(Inspection::is_free) {
-                rows.push((key, shown));
+        let mut listing =
+            Self { rows: Vec::with_capacity(found.keys.len()), is_complete: found.is_complete };
+        let mut keys = found.keys.into_iter();
+        loop {
+            let reads: Vec<_> = keys.by_ref().take(TOGETHER).map(|key| read(pool, key)).collect();
+            if reads.is_empty() {
+                return Ok(listing);
+            }
+            let mut has_answer = false;
+            for read in reads {
+                let (key, shown) =
+                    read.await.unwrap_or_else(|error| resume_unwind(error.into_panic()));
+                has_answer |= shown.is_ok();
+                if !shown.as_ref().is_ok_and(Inspection::is_free) {
+                    listing.rows.push((key, shown));
+                }
+            }
+            // A store that has gone would take its time limit for each of the others.
+            if !has_answer && keys.len() > 0 {
+                listing.is_complete = false;
+                return Ok(listing);
             }
         }
-        Ok(Self { rows, is_complete: found.is_complete })
+    }
+
+    /// Rows without a holder are no success.
+    fn end(&self) -> End {
+        let unknown = self.rows.iter().filter(|(_, shown)| shown.is_err()).count();
+        match unknown {
+            0 => End::Done,
+            _ if unknown == self.rows.len() => End::Unreachable,
+            _ => End::Warned,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -75,8 +104,20 @@ impl Listing {
         if !self.is_complete {
             text += "there are more: pass a pattern, or a greater `--limit`\n";
         }
+        let errors = self.rows.iter().filter_map(|(_, shown)| shown.as_ref().err());
+        if let Some(error) = errors.into_iter().next() {
+            let _ = writeln!(text, "{BAD}unknown:{BAD:#} {}", printable(&error.to_string()));
+        }
         text
     }
+}
+
+fn read(pool: &LockPool, key: Key) -> JoinHandle<(Key, Result<Inspection, LockError>)> {
+    let pool = pool.clone();
+    tokio::spawn(async move {
+        let shown = pool.inspect(&key).await;
+        (key, shown)
+    })
 }
 
 fn row(key: &Key, shown: &Result<Inspection, LockError>) -> [String; 5] {

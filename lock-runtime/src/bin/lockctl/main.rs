@@ -1,7 +1,7 @@
 //! `lockctl`: shows and tends the locks of a store, from any machine that reaches it.
 //!
 //! A client of the public API: it imports nothing of the library's layers. `args` is the command line, `failure` its exit
-//! codes, `output` text or JSON, and each command has a file.
+//! codes, `output` text or JSON, `secret` keeps passwords out of both, and each command has a file.
 
 mod args;
 mod bench;
@@ -11,11 +11,13 @@ mod latency;
 mod list;
 mod output;
 mod release;
+mod secret;
 mod show;
 mod watch;
 
 use std::process::ExitCode;
 
+use anstream::eprint;
 use clap::{CommandFactory, Parser};
 
 use crate::args::{Command, CommandLine};
@@ -24,7 +26,10 @@ use crate::output::{End, Output};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let line = CommandLine::parse();
+    let line = match CommandLine::try_parse() {
+        Ok(line) => line,
+        Err(error) => return misused(&error),
+    };
     let output = Output::new(line.format());
     match run(&line, &output).await {
         Ok(end) => end.exit_code(),
@@ -33,6 +38,17 @@ async fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// Help goes to the standard output, errors without the passwords of the arguments to the standard error.
+fn misused(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    let text = error.render().ansi().to_string();
+    let arguments = std::env::args_os();
+    eprint!("{}", arguments.fold(text, |text, it| secret::hidden(&text, &it.to_string_lossy())));
+    failure::REFUSED.into()
 }
 
 async fn run(line: &CommandLine, output: &Output) -> Result<End, Failure> {

@@ -27,11 +27,11 @@ pub(crate) enum Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Done,
-    /// The store cannot be reached.
+    /// The store cannot be reached, or tells no holder.
     Unreachable,
     /// The key is free, or another owner holds it.
     NotHeld,
-    /// A check has led to a warning, or could not be made.
+    /// A check has led to a warning, or could not be made; or a holder is not known.
     Warned,
 }
 
@@ -72,15 +72,25 @@ impl Output {
     }
 }
 
-/// `text` without characters that a terminal would obey.
+/// `text` without characters that a terminal would obey, or that change the order or the width of others.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if !text.contains(is_unprintable) {
         return Cow::Borrowed(text);
     }
     let escaped = |it: char| {
-        if it.is_control() { it.escape_default().to_string() } else { it.to_string() }
+        if is_unprintable(it) { it.escape_default().to_string() } else { it.to_string() }
     };
     Cow::Owned(text.chars().map(escaped).collect())
+}
+
+fn is_unprintable(it: char) -> bool {
+    let is_invisible = matches!(
+        it,
+        // Marks, embeddings, overrides and isolates of bidirectional text, and ends of lines.
+        '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    it.is_control() || is_invisible
 }
 
 /// The tag of an owner. A client of another library has none.
@@ -132,6 +142,8 @@ mod tests {
         assert_eq!(printable("order:42 ä"), "order:42 ä");
         assert_eq!(printable("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
         assert_eq!(printable("\u{9b}"), "\\u{9b}");
+        assert_eq!(printable("a\u{202e}b\u{2069}\u{200b}"), "a\\u{202e}b\\u{2069}\\u{200b}");
+        assert_eq!(printable("注文:42 é"), "注文:42 é");
     }
 
     #[test]

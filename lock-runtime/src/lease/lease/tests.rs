@@ -41,7 +41,7 @@ impl Task {
 
 fn spec() -> LockSpec {
     let keys: Arc<[Key]> = [Key::from_static("k")].into();
-    let label = LockLabel::of_key(keys[0].clone());
+    let label = LockLabel::Key(keys[0].clone());
     LockSpec::new(label, keys, Policy::new(&LockOptions::new(), &Defaults::default()).unwrap(), "")
 }
 

@@ -37,7 +37,7 @@ impl TestWaiter {
         let keys: Arc<[Key]> = [Key::from_static(key)].into();
         let options = LockOptions::new().fencing(fencing);
         let policy = Policy::new(&options, &Defaults::default()).unwrap();
-        let spec = LockSpec::new(LockLabel::of_key(keys[0].clone()), keys, policy, "");
+        let spec = LockSpec::new(LockLabel::Key(keys[0].clone()), keys, policy, "");
         let (is_cancelled, rejected) = (Arc::default(), Arc::default());
         Self { spec: Arc::new(spec), is_cancelled, rejected }
     }

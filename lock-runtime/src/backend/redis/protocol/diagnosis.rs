@@ -1,5 +1,7 @@
 //! All checks of one server.
 
+use std::time::SystemTime;
+
 use redis::{Pipeline, Value};
 
 use crate::backend::redis::conn::connection::Connection;
@@ -26,12 +28,14 @@ pub(crate) async fn of_server(
         for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
+        let sent = SystemTime::now();
         let mut answers = connection.send_all(&questions).await?.into_iter();
+        let asked = sent..=SystemTime::now();
         let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
         // `PING` is allowed to every user, so its error is an error of the server.
         next().map_err(|error| connection.failure(error))?;
         let (info, time) = (next(), next());
-        let clock = diagnostics::clock_finding(&server, &time);
+        let clock = diagnostics::clock_finding(&server, &time, &asked);
         let settings: Vec<_> = answers.collect();
         findings.extend(diagnostics::findings(&server, for_all, &info, &settings));
         findings.push(clock);

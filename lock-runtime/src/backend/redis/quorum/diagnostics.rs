@@ -91,7 +91,9 @@ impl NodeReport {
         for question in diagnostics::config_commands() {
             questions.add_command(question);
         }
+        let sent = SystemTime::now();
         let mut answers = node.send_all(&questions).await?.into_iter();
+        let asked = sent..=SystemTime::now();
         let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
         // Every user may send PING, so only its failure is a failure of the node.
         next().map_err(|error| node.failure(error))?;
@@ -100,9 +102,9 @@ impl NodeReport {
         let for_all = false;
         let more: Vec<_> = answers.collect();
         self.findings.extend(diagnostics::findings(name, for_all, &info, &more));
-        self.findings.push(diagnostics::clock_finding(name, &time));
+        self.findings.push(diagnostics::clock_finding(name, &time, &asked));
         self.warnings.extend(diagnostics::warnings(name, for_all, &info, &more));
-        let distance = |time| diagnostics::clock_distance(&time, SystemTime::now());
+        let distance = |time| diagnostics::clock_distance(&time, &asked);
         self.distances.extend(time.ok().and_then(distance));
         Ok(Info::of(&info))
     }

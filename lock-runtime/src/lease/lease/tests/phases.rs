@@ -33,7 +33,7 @@ async fn pass(time: Duration) {
 /// Renewed every three seconds, unless `options` say otherwise.
 fn spec_of(options: LockOptions) -> LockSpec {
     let keys: Arc<[Key]> = [Key::from_static("k")].into();
-    let label = LockLabel::of_key(keys[0].clone());
+    let label = LockLabel::Key(keys[0].clone());
     LockSpec::new(label, keys, Policy::new(&options, &Defaults::default()).unwrap(), "app:")
 }
 

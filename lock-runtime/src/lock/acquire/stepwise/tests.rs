@@ -17,7 +17,7 @@ fn at(millis: u64) -> Instant {
 fn spec_with(options: LockOptions) -> LockSpec {
     let keys: Arc<[Key]> = ["a", "b", "c"].map(Key::from_static).into();
     let policy = Policy::new(&options.ttl(TTL).fencing(true), &Defaults::default()).unwrap();
-    LockSpec::new(LockLabel::of_key(keys[0].clone()), keys, policy, "")
+    LockSpec::new(LockLabel::Key(keys[0].clone()), keys, policy, "")
 }
 
 fn spec() -> LockSpec {

@@ -1,0 +1,311 @@
+//! Finds locks that calls nest in opposite orders, before they deadlock.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::api::reentrancy;
+use crate::base::call_site::{LockLabel, Site};
+use crate::base::key::Key;
+use crate::base::lock_order::LockOrder;
+use crate::base::options::Policy;
+use crate::base::order_graph::OrderGraph;
+use crate::base::process::OfProcess;
+use crate::base::template_shape::TemplateShape;
+use crate::exec::events;
+use crate::lease::lease::Lease;
+use crate::lock::core::PoolCore;
+
+/// Locks that calls nest in opposite orders, from [`lock_order_inversions`].
+///
+/// `Display` has all stacks, each with the outermost lock first.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockOrderInversion {
+    /// At least two. Each has the locks that a task held, outermost first, and as its last one the lock that it requested.
+    /// The first stack was the last one to happen. Each of the others is the first one that requested its last lock under the
+    /// last lock of the stack before it; the last lock of the last stack is held in the first stack.
+    pub stacks: Vec<Vec<LockedAt>>,
+}
+
+/// A lock in a stack of a [`LockOrderInversion`]. `Display` is as `orders::settle (src/orders.rs:12)`.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockedAt {
+    /// The key as it is written.
+    pub template: &'static str,
+    /// The annotated function, or its `name`. `None` for the programmatic API.
+    pub name: Option<String>,
+    /// Where the attribute is, or the call of [`template`](crate::LockRequest::template).
+    pub file: &'static str,
+    /// The line in the file.
+    pub line: u32,
+    /// The name of the pool, `unnamed` without one.
+    pub pool: String,
+}
+
+/// All inversions so far, in their order; see [`LockOrder`]. Each is listed once, however often it happens.
+#[must_use]
+pub fn lock_order_inversions() -> Vec<LockOrderInversion> {
+    checker().inversions.clone()
+}
+
+/// Checks a call that may wait for `keys`, before it requests them.
+///
+/// # Panics
+/// If this call closes a cycle and the pool has [`LockOrder::Panic`].
+pub(super) fn check(core: &Arc<PoolCore>, label: &LockLabel, keys: &[Key], policy: &Policy) {
+    // One attempt waits for no holder, so it is no part of a deadlock.
+    if core.config.lock_order == LockOrder::Off || !policy.waits() {
+        return;
+    }
+    let held = reentrancy::held_by_task();
+    if !held.is_empty() {
+        check_under(&held, core, label, keys);
+    }
+}
+
+#[cold]
+fn check_under(
+    held: &[(Arc<PoolCore>, Arc<Lease>)],
+    core: &Arc<PoolCore>,
+    label: &LockLabel,
+    keys: &[Key],
+) {
+    let Some(requested) = NestedLock::new(core, label, keys) else { return };
+    let held = held
+        .iter()
+        .filter_map(|(core, lease)| NestedLock::new(core, &lease.spec.label, &lease.spec.keys));
+    let held: Vec<_> = held.collect();
+    let mut found = Vec::new();
+    {
+        let mut checker = checker();
+        for outer in &held {
+            for (from, to) in edges(outer, &requested) {
+                found.extend(checker.add(from, to, &held, &requested));
+            }
+        }
+    }
+    let Some(first) = found.first() else { return };
+    for LockOrderInversion { stacks } in &found {
+        let (stack, opposite) = (shown(&stacks[..1]), shown(&stacks[1..]));
+        events::lock_order_inversion(label, core.name(), stack, opposite);
+    }
+    if core.config.lock_order == LockOrder::Panic {
+        panic!("{first}");
+    }
+}
+
+fn checker() -> MutexGuard<'static, OrderChecker> {
+    static CHECKER: OfProcess<Mutex<OrderChecker>> = OfProcess::new();
+    CHECKER.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The nestings of this process. Bounded by the number of call sites, whatever keys they have.
+#[derive(Default)]
+struct OrderChecker {
+    graph: OrderGraph<LockClass, LockStack>,
+    inversions: Vec<LockOrderInversion>,
+}
+
+type LockStack = Arc<[LockedAt]>;
+
+impl OrderChecker {
+    /// Adds an edge. Returns the inversion that it completes, if that is a new one.
+    fn add(
+        &mut self,
+        from: LockClass,
+        to: LockClass,
+        held: &[NestedLock<'_>],
+        requested: &NestedLock<'_>,
+    ) -> Option<LockOrderInversion> {
+        if self.graph.knows(&from, &to) {
+            return None;
+        }
+        self.graph.retain(|class| class.pool.exists());
+        let stack: LockStack = held.iter().chain([requested]).map(NestedLock::shown).collect();
+        let stacks: Vec<_> =
+            self.graph.add(from, to, stack).iter().map(|stack| stack.to_vec()).collect();
+        let inversion = LockOrderInversion { stacks };
+        // Pools without a name come and go.
+        if inversion.stacks.is_empty() || self.inversions.contains(&inversion) {
+            return None;
+        }
+        self.inversions.push(inversion.clone());
+        Some(inversion)
+    }
+}
+
+/// A lock that is held or requested, with its classes.
+struct NestedLock<'a> {
+    pool: PoolIdentity,
+    classes: Vec<KeyClass>,
+    /// Sorted.
+    keys: &'a [Key],
+    core: &'a PoolCore,
+    template: &'static str,
+    /// `None` for the programmatic API.
+    site: Option<&'static Site>,
+    /// File and line.
+    at: (&'static str, u32),
+}
+
+impl<'a> NestedLock<'a> {
+    /// `None` for a request without a template: nothing tells which other locks have keys of its kind.
+    fn new(core: &'a Arc<PoolCore>, label: &LockLabel, keys: &'a [Key]) -> Option<Self> {
+        let (classes, template, site, at) = match *label {
+            LockLabel::Site(site) => {
+                let at = site.location();
+                (KeyClass::of_site(site), site.template(), Some(site), (at.file, at.line))
+            }
+            LockLabel::Template(template, at) => {
+                (KeyClass::of_template(template), template, None, (at.file(), at.line()))
+            }
+            LockLabel::Key(_) => return None,
+        };
+        Some(Self { pool: PoolIdentity::of(core), classes, keys, core, template, site, at })
+    }
+
+    fn shown(&self) -> LockedAt {
+        let (template, (file, line)) = (self.template, self.at);
+        let name = self.site.map(ToString::to_string);
+        LockedAt { template, name, file, line, pool: self.core.name().to_string() }
+    }
+
+    fn class(&self, keys: &KeyClass, part: ClassPart) -> LockClass {
+        LockClass { pool: self.pool.clone(), keys: keys.clone(), part }
+    }
+}
+
+/// The edges from the classes of `held` to those of `requested`.
+fn edges(held: &NestedLock<'_>, requested: &NestedLock<'_>) -> Vec<(LockClass, LockClass)> {
+    let mut edges = Vec::new();
+    for outer in &held.classes {
+        for inner in &requested.classes {
+            if outer != inner || held.pool != requested.pool {
+                let whole = |of: &NestedLock<'_>, keys| of.class(keys, ClassPart::Whole);
+                edges.push((whole(held, outer), whole(requested, inner)));
+            } else if let Some((from, to)) = directions(held, requested) {
+                edges.push((held.class(outer, from), requested.class(inner, to)));
+            }
+        }
+    }
+    edges
+}
+
+/// Of two locks of one class. One order of their keys everywhere is none that can deadlock.
+fn directions(held: &NestedLock<'_>, requested: &NestedLock<'_>) -> Option<(ClassPart, ClassPart)> {
+    if held.classes.len() != 1 || requested.classes.len() != 1 {
+        return None;
+    }
+    if held.keys.last() < requested.keys.first() {
+        Some((ClassPart::Lower, ClassPart::Upper))
+    } else if requested.keys.last() < held.keys.first() {
+        Some((ClassPart::Upper, ClassPart::Lower))
+    } else {
+        None
+    }
+}
+
+/// Locks that count as one in the order: those of one kind of keys in one pool.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct LockClass {
+    pool: PoolIdentity,
+    keys: KeyClass,
+    part: ClassPart,
+}
+
+/// Two locks of one class, held together, are nodes of their own: the one with the lower key, and the one with the upper key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum ClassPart {
+    Whole,
+    Lower,
+    Upper,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum KeyClass {
+    Template(TemplateShape),
+    /// An expression gives the key: the function at this file and line.
+    Computed(&'static str, u32),
+}
+
+impl KeyClass {
+    fn of_site(site: &'static Site) -> Vec<Self> {
+        if site.is_computed() {
+            let at = site.location();
+            return vec![Self::Computed(at.file, at.line)];
+        }
+        Self::of_template(site.template())
+    }
+
+    fn of_template(template: &'static str) -> Vec<Self> {
+        TemplateShape::all_in(template).into_iter().map(Self::Template).collect()
+    }
+}
+
+/// Pools with one name are one: the tests of a program have a pool each.
+#[derive(Clone)]
+enum PoolIdentity {
+    Named(Arc<str>),
+    /// The address stays taken as long as this exists.
+    Unnamed(Weak<PoolCore>),
+}
+
+impl PoolIdentity {
+    fn of(core: &Arc<PoolCore>) -> Self {
+        match core.given_name() {
+            Some(name) => Self::Named(name.clone()),
+            None => Self::Unnamed(Arc::downgrade(core)),
+        }
+    }
+
+    fn exists(&self) -> bool {
+        match self {
+            Self::Named(_) => true,
+            Self::Unnamed(pool) => pool.strong_count() > 0,
+        }
+    }
+}
+
+impl PartialEq for PoolIdentity {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Named(one), Self::Named(other)) => one == other,
+            (Self::Unnamed(one), Self::Unnamed(other)) => one.ptr_eq(other),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for PoolIdentity {}
+
+impl Hash for PoolIdentity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Self::Named(name) => name.hash(state),
+            Self::Unnamed(pool) => pool.as_ptr().hash(state),
+        }
+    }
+}
+
+/// Stacks, separated by `; `, of locks, separated by ` > `.
+fn shown(stacks: &[Vec<LockedAt>]) -> String {
+    let stack = |locks: &Vec<LockedAt>| {
+        locks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" > ")
+    };
+    stacks.iter().map(stack).collect::<Vec<_>>().join("; ")
+}
+
+impl fmt::Display for LockedAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = self.name.as_deref().unwrap_or(self.template);
+        write!(f, "{what} ({}:{})", self.file, self.line)
+    }
+}
+
+impl fmt::Display for LockOrderInversion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "locks are nested in opposite orders: {}", shown(&self.stacks))
+    }
+}
