@@ -46,7 +46,7 @@ impl LockSpec {
         }
         match &self.label {
             LockLabel::Site(site) => OwnerLabel::of_process(Some(*site)),
-            LockLabel::Request(_) => OwnerLabel::of_process(None),
+            LockLabel::Template(..) | LockLabel::Key(_) => OwnerLabel::of_process(None),
         }
     }
 
