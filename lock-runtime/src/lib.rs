@@ -148,6 +148,7 @@ pub use base::key::Key;
 pub use base::key_pattern::KeyList;
 pub use base::lock_order::LockOrder;
 pub use base::options::{OnLost, OnOutage, ReleaseMode, Renew, Wait};
+pub use base::owner_info::OwnerInfo;
 pub use base::owner_tag::OwnerTag;
 pub use base::problem::Problem;
 pub use base::sequencer::{InvalidSequencer, Sequencer};

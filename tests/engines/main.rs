@@ -4,6 +4,7 @@ mod chaos;
 mod etcd;
 mod fence_gate;
 mod mysql;
+mod old_tables;
 mod pin;
 mod postgres;
 mod zookeeper;

@@ -86,6 +86,8 @@ async fn both_frameworks_serve_the_page_its_files_and_a_lookup() {
         let owner = other.snapshot().held[0].owner.to_string();
         assert!(page.contains("<h2>held &amp; &lt;elsewhere&gt;</h2>"), "{page}");
         assert!(page.contains(&owner) && page.contains("expires in"), "{page}");
+        let process = format!("/{}</code>", std::process::id());
+        assert!(page.contains("<dt>process</dt>") && page.contains(&process), "{page}");
         let (_, _, page) = get(address, "/ops/locks?key=free").await;
         assert!(page.contains("none, the key is free"), "{page}");
         let (_, _, page) = get(address, "/ops/locks?key=free&pool=1").await;

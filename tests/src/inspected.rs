@@ -2,8 +2,8 @@
 
 use lock_runtime::{Inspection, LockPool, OwnerTag, Wait};
 
-use crate::eventually_async;
 use crate::prelude::*;
+use crate::{Worker, eventually_async};
 
 /// Whether a store shows its wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,48 @@ pub async fn tells_the_holder_and_its_queue(url: &str, queue: ShownQueue) {
         shown.is_free() && shown.waiting.unwrap_or(0) == 0
     })
     .await;
+}
+
+/// Another process holds a lock by an annotated function, and is told with its host, its number, and the function; or not, if
+/// its pool is set so. `holder` is the program `annotated-holder`. `stored` reads what the store keeps for the key `order:42`, as
+/// other clients see it.
+pub async fn tells_the_process_of_the_holder(url: &str, holder: &str, stored: impl Fn() -> String) {
+    let pool = LockPool::connect(url).await.unwrap();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let stored = || tokio::task::block_in_place(&stored);
+    for setting in ["off", "on", "off"] {
+        let worker = Worker::start(holder, &[url, setting]);
+        tokio::task::block_in_place(|| worker.wait_for_line(DEADLINE, |line| line == "ready"));
+        let shown = pool.inspect("order:42").await.unwrap().holder.unwrap();
+        assert!(shown.owner.is_some(), "{shown:?}");
+        let text = format!("{}/{}", host.trim(), worker.pid());
+        if setting == "off" {
+            assert_eq!(shown.info, None);
+            for part in [text.as_str(), &format!("{}/", host.trim()), "annotated-holder"] {
+                assert!(!stored().contains(part), "{part}: {}", stored());
+            }
+        } else {
+            assert!(stored().contains(&text), "{}", stored());
+            let info = shown.info.unwrap();
+            assert_eq!((info.host.as_str(), info.process_id), (host.trim(), worker.pid()));
+            let site = info.call_site.as_deref().unwrap();
+            let (file, line) = site.rsplit_once(':').unwrap();
+            assert!(file.ends_with("src/bin/annotated-holder.rs"), "{site}");
+            assert!((8..14).contains(&line.parse().unwrap()), "{site}");
+            assert_eq!(info.to_string(), format!("{text} {site}"));
+            // Waiters leave it as it is.
+            let waiting = pool.lock("order:42").wait(ms(1_500)).acquire();
+            assert!(waiting.await.is_err_and(|error| error.is_conflict()));
+            let behind = pool.inspect("order:42").await.unwrap().holder.unwrap();
+            assert_eq!(behind.info, Some(info));
+        }
+        worker.kill();
+        // By its ttl.
+        let next = pool.lock("order:42").wait(2 * DEADLINE).acquire().await.unwrap();
+        let own = pool.inspect("order:42").await.unwrap().holder.unwrap().info.unwrap();
+        assert_eq!((own.process_id, own.call_site), (std::process::id(), None));
+        next.release().await.unwrap();
+    }
 }
 
 /// The owner that holds the key.

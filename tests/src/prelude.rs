@@ -170,6 +170,18 @@ pub async fn until_queued(server: &RedisServer, key: &str, count: usize) {
     .await;
 }
 
+/// Whether `value`, of a lock in Redis, has the contended mark: it stands behind the token.
+#[must_use]
+pub fn has_contended_mark(value: &str) -> bool {
+    value.as_bytes().get(49) == Some(&b'+')
+}
+
+/// `value` with the contended mark.
+#[must_use]
+pub fn with_contended_mark(value: &str) -> String {
+    format!("{}+{}", &value[..49], value.get(50..).unwrap_or_default())
+}
+
 /// Waits until the server has neither locks nor wait queues, long before a wait queue expires by itself.
 pub async fn until_nothing_is_left(server: &RedisServer) {
     eventually_async(ms(6_000), "nothing is left in the store", async || {

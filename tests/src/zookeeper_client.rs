@@ -43,6 +43,15 @@ impl ZooKeeperClient {
         Ok((0..count).map(|_| String::from_utf8(bytes(&mut rest)).expect("UTF-8")).collect())
     }
 
+    /// The data of a node.
+    pub fn data(&mut self, path: &str) -> Result<Vec<u8>, Code> {
+        let mut request = Vec::new();
+        put(&mut request, path.as_bytes());
+        request.push(0);
+        let answer = self.ask(4, &request)?;
+        Ok(bytes(&mut &answer[..]))
+    }
+
     /// Makes an ephemeral node; its path, with a number if `sequential`.
     pub fn create(&mut self, path: &str, sequential: bool) -> Result<String, Code> {
         self.create_with(path, if sequential { EPHEMERAL_SEQUENTIAL } else { EPHEMERAL })

@@ -1,7 +1,9 @@
 //! The holder of a key, as each store of Redis tells it; and keys of other clients.
 
-use lock_runtime::{ErrorKind, LockPool};
-use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
+use lock_runtime::{ErrorKind, LockError, LockPool, OwnerInfo, distributed_lock};
+use lock_tests::inspected::{
+    ShownQueue, owner_of, tells_the_holder_and_its_queue, tells_the_process_of_the_holder,
+};
 use lock_tests::prelude::*;
 use lock_tests::quorum::Quorum;
 use lock_tests::sentinel::Watched;
@@ -158,4 +160,97 @@ async fn what_is_no_key_is_refused_and_a_silent_store_is_an_error() {
     server.resume();
     assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
     assert_eq!(error.key().map(|key| key.as_str()), Some("order:1"));
+}
+
+const HOLDER: &str = env!("CARGO_BIN_EXE_annotated-holder");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_tells_the_process_of_the_holder() {
+    let server = RedisServer::start();
+    let stored = || server.cli(&["GET", "order:42"]);
+    tells_the_process_of_the_holder(&server.url(), HOLDER, stored).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_tells_the_process_of_the_holder() {
+    let cluster = RedisCluster::start();
+    let stored = || cluster.owner(cluster.slot("order:42")).cli(&["GET", "order:42"]);
+    tells_the_process_of_the_holder(&cluster.url(), HOLDER, stored).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_master_behind_sentinels_tells_the_process_of_the_holder() {
+    let watched = Watched::start().without_failover();
+    let stored = || watched.master().unwrap().cli(&["GET", "order:42"]);
+    tells_the_process_of_the_holder(&watched.url(), HOLDER, stored).await;
+}
+
+#[distributed_lock(key = "order:<id>", pool = pool)]
+async fn inspected_inside(pool: &LockPool, id: u32) -> Result<Option<OwnerInfo>, LockError> {
+    let shown = pool.inspect(format!("order:{id}")).await?;
+    Ok(shown.holder.and_then(|holder| holder.info))
+}
+
+#[tokio::test]
+async fn memory_tells_the_function_of_the_holder() {
+    let pool = LockPool::connect("memory://").await.unwrap();
+    let info = inspected_inside(&pool, 42).await.unwrap().unwrap();
+    assert_eq!(info.process_id, std::process::id());
+    let site = info.call_site.unwrap();
+    assert!(site.contains("topologies/inspect.rs:"), "{site}");
+    let silent = LockPool::builder("memory://").owner_info(false).connect().await.unwrap();
+    assert_eq!(inspected_inside(&silent, 42).await.unwrap(), None);
+}
+
+/// Neither compares values in one step with a text behind the token.
+#[tokio::test]
+async fn redis_without_scripts_and_a_quorum_tell_no_process() {
+    let (server, quorum) = (RedisServer::start(), Quorum::start(3));
+    for url in [format!("{}?scripts=off", server.url()), quorum.url()] {
+        let pool = LockPool::connect(&url).await.unwrap();
+        assert_eq!(inspected_inside(&pool, 42).await.unwrap(), None, "{url}");
+    }
+}
+
+/// The text stands behind the token, and the plain commands of an uncontended lock stay what they are.
+#[tokio::test]
+async fn without_a_text_the_value_is_the_token() {
+    let server = RedisServer::start();
+    let connect = |tells: bool| LockPool::builder(server.url()).owner_info(tells).connect();
+    let (silent, telling) = (connect(false).await.unwrap(), connect(true).await.unwrap());
+    for (pool, tells) in [(&silent, false), (&telling, true)] {
+        for fencing in [false, true] {
+            let guard = pool.lock("order:1").fencing(fencing).acquire().await.unwrap();
+            let value = server.cli(&["GET", "order:1"]);
+            assert_eq!(value.len() > 49, tells, "{value}");
+            assert_eq!(value.contains(&format!("/{}", std::process::id())), tells, "{value}");
+            guard.release().await.unwrap();
+            assert_eq!(server.cli(&["GET", "order:1"]), "(nil)");
+        }
+    }
+}
+
+/// A pool that tells and one that does not pass a lock to each other in the order of the queue.
+#[tokio::test]
+async fn pools_with_and_without_a_text_share_one_queue() {
+    let server = RedisServer::start();
+    let connect = |tells: bool| {
+        let builder = LockPool::builder(server.url()).owner_info(tells).ttl(ms(20_000));
+        builder.wait(lock_runtime::Wait::Forever).connect()
+    };
+    let (silent, telling) = (connect(false).await.unwrap(), connect(true).await.unwrap());
+    let mut guard = silent.lock("order:1").acquire().await.unwrap();
+    for round in 0..10 {
+        let next = if round % 2 == 0 { &telling } else { &silent };
+        let waiting = acquire_in_task(next, "order:1");
+        until_queued(&server, "order:1", 1).await;
+        assert!(has_contended_mark(&server.cli(&["GET", "order:1"])));
+        guard.release().await.unwrap();
+        guard = joined("the next", waiting).await.1;
+        let info = silent.inspect("order:1").await.unwrap().holder.unwrap().info;
+        assert_eq!(info.is_some(), round % 2 == 0, "round {round}");
+        assert!(guard.verify().await.is_ok());
+    }
+    guard.release().await.unwrap();
+    until_nothing_is_left(&server).await;
 }

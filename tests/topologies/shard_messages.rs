@@ -43,7 +43,7 @@ async fn hand_over(node: &RedisServer, pools: &[LockPool; 2], key: &str) {
         let waiting = tokio::spawn(pools[(round + 1) % 2].lock(key).acquire());
         eventually_async(SOON, "the other is queued", async || {
             let line = node.cli(&["KEYS", &format!("*{key}:lock_runtime:line")]);
-            !line.is_empty() && node.cli(&["GET", key]).ends_with('+')
+            !line.is_empty() && has_contended_mark(&node.cli(&["GET", key]))
         })
         .await;
         held.release().await.unwrap();

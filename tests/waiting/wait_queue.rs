@@ -498,7 +498,7 @@ mod given_up {
         until_queued(&server, KEY, 0).await;
         assert_eq!(server.cli(&["KEYS", "*line*"]), "");
         // The contention mark still exists and does no harm.
-        assert!(server.cli(&["GET", KEY]).ends_with('+'));
+        assert!(has_contended_mark(&server.cli(&["GET", KEY])));
         release(guard).await;
         until_nothing_is_left(&server).await;
     }
@@ -569,7 +569,7 @@ mod given_up {
                 until_queued(&server, KEY, followers).await;
                 server.cli(&["ZADD", "k:lock_runtime:line", "1", &ghost]);
                 if next.is_none() {
-                    let marked = server.cli(&["GET", KEY]) + "+";
+                    let marked = with_contended_mark(&server.cli(&["GET", KEY]));
                     server.cli(&["SET", KEY, &marked, "KEEPTTL"]);
                 }
                 let freed = release(guard).await;
@@ -658,7 +658,7 @@ mod contention_marks {
     use super::*;
 
     fn is_marked(server: &RedisServer, key: &str) -> bool {
-        server.cli(&["GET", key]).ends_with('+')
+        has_contended_mark(&server.cli(&["GET", key]))
     }
 
     #[tokio::test]

@@ -474,6 +474,26 @@ impl PoolBuilder {
         self
     }
 
+    /// Whether a grant tells of which process it is: the name of the host, the number of the process, and file and line of the
+    /// annotated function. [`LockPool::inspect`] shows that from any process ([`LockHolder::info`](crate::LockHolder::info)).
+    /// With false nothing about the host leaves the process. `LOCK_OWNER_INFO` sets it from the environment. Defaults to true.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// use lock_runtime::LockPool;
+    ///
+    /// let pool = LockPool::builder("memory://").owner_info(false).connect().await?;
+    /// let guard = pool.lock("order:42").acquire().await?;
+    /// assert_eq!(pool.inspect("order:42").await?.holder.unwrap().info, None);
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub fn owner_info(mut self, on: bool) -> Self {
+        self.defaults.owner_info = on;
+        self
+    }
+
     /// Drives the pool from the tokio runtime that calls [`connect`](Self::connect), on that runtime's clock, instead of
     /// the driver thread. For deterministic tests under paused time. The pool must not outlive the runtime, and no lease is
     /// renewed while the runtime is blocked.

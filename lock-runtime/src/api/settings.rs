@@ -22,6 +22,7 @@ impl PoolBuilder {
     /// | `LOCK_REQUEST_TIMEOUT` | `1s` | [`request_timeout`](Self::request_timeout) |
     /// | `LOCK_MAX_WAITERS` | `10000` | [`max_waiters`](Self::max_waiters) |
     /// | `LOCK_ON_OUTAGE` | `wait`, `fail` | [`on_outage`](Self::on_outage) |
+    /// | `LOCK_OWNER_INFO` | `on`, `off` | [`owner_info`](Self::owner_info) |
     ///
     /// Times are whole numbers of `ms`, `s`, `m` or `h`. An empty value counts as not set. The other settings belong to the
     /// program, or to the URL.
@@ -80,6 +81,13 @@ fn from_variables(
             "wait" => OnOutage::Wait,
             "fail" => OnOutage::Fail,
             _ => return Err(on_outage.invalid("write `wait` or `fail`")),
+        });
+    }
+    if let Some(owner_info) = value_of("OWNER_INFO")? {
+        builder = builder.owner_info(match owner_info.value.as_str() {
+            "on" => true,
+            "off" => false,
+            _ => return Err(owner_info.invalid("write `on` or `off`")),
         });
     }
     Ok(builder)
@@ -143,11 +151,18 @@ mod tests {
             ("LOCK_REQUEST_TIMEOUT", "250ms"),
             ("LOCK_MAX_WAITERS", "17"),
             ("LOCK_ON_OUTAGE", "fail"),
+            ("LOCK_OWNER_INFO", "off"),
         ];
         let shown = format!("{:?}", read(DEFAULT, &all).unwrap());
-        for part in
-            ["app:", "ttl: 7s", "wait: Forever", "request_timeout: 250ms", "17", "on_outage: Fail"]
-        {
+        for part in [
+            "app:",
+            "ttl: 7s",
+            "wait: Forever",
+            "request_timeout: 250ms",
+            "17",
+            "on_outage: Fail",
+            "owner_info: false",
+        ] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
         let other =
@@ -163,6 +178,7 @@ mod tests {
             ("LOCK_WAIT", "never", "such as `5s`"),
             ("LOCK_MAX_WAITERS", "many", "such as `10000`"),
             ("LOCK_ON_OUTAGE", "no", "`wait` or `fail`"),
+            ("LOCK_OWNER_INFO", "no", "`on` or `off`"),
         ] {
             let error = read(DEFAULT, &[(variable, value), ("LOCK_URL", "memory://")]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);

@@ -90,7 +90,7 @@ pub(crate) async fn connect(
 }
 
 /// Settings of a pool that a URL is likely to be given, and the environment variable of each.
-const POOL_SETTINGS: [(&str, &str, Option<&str>); 17] = [
+const POOL_SETTINGS: [(&str, &str, Option<&str>); 18] = [
     ("prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("key_prefix", "key_prefix", Some("LOCK_PREFIX")),
     ("ttl", "ttl", Some("LOCK_TTL")),
@@ -98,6 +98,7 @@ const POOL_SETTINGS: [(&str, &str, Option<&str>); 17] = [
     ("request_timeout", "request_timeout", Some("LOCK_REQUEST_TIMEOUT")),
     ("max_waiters", "max_waiters", Some("LOCK_MAX_WAITERS")),
     ("on_outage", "on_outage", Some("LOCK_ON_OUTAGE")),
+    ("owner_info", "owner_info", Some("LOCK_OWNER_INFO")),
     ("lock_order", "lock_order", None),
     ("retry_delay", "retry_delay", None),
     ("retry_count", "retry_count", None),
@@ -168,6 +169,7 @@ mod tests {
         for (rest, words) in [
             ("host:6379/0?db=1&ttl=5s", "set LOCK_TTL, or call `PoolBuilder::ttl`"),
             ("host?prefix=app:", "set LOCK_PREFIX, or call `PoolBuilder::key_prefix`"),
+            ("host/db?owner_info=off", "set LOCK_OWNER_INFO, or call `PoolBuilder::owner_info`"),
             ("a,b,c/root?retry_count", "`retry_count` is a setting of the pool"),
         ] {
             let error = setting_of_the_pool(rest).unwrap();

@@ -13,6 +13,7 @@ use super::{
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::owner_info::OwnerLabel;
 use crate::base::process::OfProcess;
 use crate::base::sync::{Mutex, MutexGuard};
 
@@ -49,6 +50,7 @@ struct StoredLease {
     until: Instant,
     /// The first one of the grant.
     fence: Option<Fence>,
+    label: OwnerLabel,
 }
 
 impl Memory {
@@ -98,7 +100,8 @@ impl Memory {
             // Never shortens the lease: this may be a late request with a shorter ttl.
             let until = table.holder(key, now).map_or(now, |stored| stored.until);
             let until = until.max(now + claim.kept_for());
-            table.by_key.insert(key.clone(), StoredLease { owner: claim.owner, until, fence });
+            let (owner, label) = (claim.owner, claim.label);
+            table.by_key.insert(key.clone(), StoredLease { owner, until, fence, label });
         }
         AcquireOutcome::Acquired {
             fence,
@@ -232,6 +235,7 @@ impl Backend for Memory {
                 .with_token(Some(stored.owner))
                 .with_expiry(expires_in)
                 .with_fence(stored.fence)
+                .with_info(stored.label.info())
         });
         Ok(Some(Inspection::new(holder)))
     }

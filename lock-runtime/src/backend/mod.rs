@@ -15,6 +15,8 @@ use crate::base::key::Key;
 pub use crate::base::key_pattern::{KeyList, KeyPattern};
 use crate::base::lock_spec::LockSpec;
 pub use crate::base::owner::Owner;
+pub use crate::base::owner_info::OwnerInfo;
+use crate::base::owner_info::OwnerLabel;
 pub use crate::base::owner_tag::OwnerTag;
 use crate::exec::foreground::ForegroundPlace;
 
@@ -85,6 +87,8 @@ pub struct AcquireRequest {
     /// Whether the store may put the owner into its wait queue if the lock is held. An owner in the queue is
     /// released like a holder, also if it was never granted the lock. `false` by default.
     pub enqueue: bool,
+    /// What the request says of its owner.
+    pub(crate) label: OwnerLabel,
 }
 
 impl AcquireRequest {
@@ -100,6 +104,7 @@ impl AcquireRequest {
             extra_fences: 0,
             attempt: 0,
             enqueue: false,
+            label: OwnerLabel::default(),
         }
     }
 
@@ -119,7 +124,15 @@ impl AcquireRequest {
             },
             attempt: 0,
             enqueue: spec.single_key().is_some() && policy.waits(),
+            label: spec.owner_label(),
         }
+    }
+
+    /// The process and the call of the owner, for [`LockHolder::info`]. `None` if the pool does not tell it. A store may keep it
+    /// with the grant; no request compares it.
+    #[must_use]
+    pub fn owner_info(&self) -> Option<OwnerInfo> {
+        self.label.info()
     }
 
     /// How long the store keeps the grant without any further request: the longer of [`ttl`](Self::ttl) and
@@ -217,13 +230,26 @@ pub struct Successor {
     pub owner: Owner,
     /// The ttl of its request.
     pub ttl: Duration,
+    /// What its request says of it.
+    pub(crate) label: OwnerLabel,
 }
 
 impl Successor {
     /// An owner that requests the lock for `ttl`.
     #[must_use]
     pub const fn new(owner: Owner, ttl: Duration) -> Self {
-        Self { owner, ttl }
+        Self { owner, ttl, label: OwnerLabel::EMPTY }
+    }
+
+    /// `owner`, which requests the lock of `spec`.
+    pub(crate) fn for_owner(spec: &LockSpec, owner: Owner) -> Self {
+        Self { owner, ttl: spec.policy.ttl.stored(), label: spec.owner_label() }
+    }
+
+    /// The process and the call of the owner, as [`AcquireRequest::owner_info`].
+    #[must_use]
+    pub fn owner_info(&self) -> Option<OwnerInfo> {
+        self.label.info()
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::base::fence::Fence;
 use crate::base::owner::Owner;
+use crate::base::owner_info::OwnerInfo;
 use crate::base::owner_tag::OwnerTag;
 
 /// The state of one key in the store: its holder, and the owners in its wait queue.
@@ -33,6 +34,9 @@ pub struct LockHolder {
     /// The fencing token of the grant, where the store keeps it. A task that the lock was handed off to within its process
     /// has a greater one.
     pub fence: Option<Fence>,
+    /// The process that holds it, and the annotated function that it acquired the lock for. `None` where the store does not
+    /// keep it, and if the holder's pool does not tell it ([`PoolBuilder::owner_info`](crate::PoolBuilder::owner_info)).
+    pub info: Option<OwnerInfo>,
     /// By which a release by force names the owner. Neither shown nor serialized.
     token: Option<Owner>,
 }
@@ -79,7 +83,7 @@ impl LockHolder {
     /// A holder with this owner token. `None` for a client of another library.
     #[must_use]
     pub const fn new(owner: Option<OwnerTag>) -> Self {
-        Self { owner, expires_in: None, fence: None, token: None }
+        Self { owner, expires_in: None, fence: None, info: None, token: None }
     }
 
     /// The same holder with its whole owner token, by which [`LockPool::force_release`](crate::LockPool::force_release) names it to
@@ -108,13 +112,20 @@ impl LockHolder {
         self.fence = fence;
         self
     }
+
+    /// The same holder, of this process.
+    #[must_use]
+    pub fn with_info(mut self, info: Option<OwnerInfo>) -> Self {
+        self.info = info;
+        self
+    }
 }
 
 /// By what is shown.
 impl PartialEq for LockHolder {
     fn eq(&self, other: &Self) -> bool {
         let shown = |it: &Self| (it.owner, it.expires_in, it.fence);
-        shown(self) == shown(other)
+        shown(self) == shown(other) && self.info == other.info
     }
 }
 
@@ -148,10 +159,11 @@ mod serialized {
 
     impl Serialize for LockHolder {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("LockHolder", 3)?;
+            let mut fields = serializer.serialize_struct("LockHolder", 4)?;
             fields.serialize_field("owner", &self.owner)?;
             fields.serialize_field("expires_in_ms", &self.expires_in.map(millis))?;
             fields.serialize_field("fence", &self.fence)?;
+            fields.serialize_field("info", &self.info)?;
             fields.end()
         }
     }

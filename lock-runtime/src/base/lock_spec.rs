@@ -6,6 +6,7 @@ use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::metrics::LockMetrics;
 use crate::base::options::Policy;
+use crate::base::owner_info::OwnerLabel;
 use crate::base::span_slot::SpanSlot;
 
 /// The keys and the policy of one acquire. Constant from the call to the release.
@@ -36,6 +37,17 @@ impl LockSpec {
         };
         let (span, metrics) = (SpanSlot::default(), LockMetrics::default());
         Self { label, keys, store_keys, policy, span, metrics }
+    }
+
+    /// What requests for it say of their owner.
+    pub(crate) fn owner_label(&self) -> OwnerLabel {
+        if !self.policy.owner_info {
+            return OwnerLabel::default();
+        }
+        match &self.label {
+            LockLabel::Site(site) => OwnerLabel::of_process(Some(*site)),
+            LockLabel::Template(..) | LockLabel::Key(_) => OwnerLabel::of_process(None),
+        }
     }
 
     /// The key, if there is only one.

@@ -24,6 +24,7 @@ pub(crate) mod options;
 pub(crate) mod order_graph;
 pub(crate) mod outcome;
 pub(crate) mod owner;
+pub(crate) mod owner_info;
 pub(crate) mod owner_tag;
 pub(crate) mod problem;
 pub(crate) mod process;

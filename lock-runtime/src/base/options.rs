@@ -174,6 +174,8 @@ pub(crate) struct Defaults {
     pub(crate) first_renewal: Option<Duration>,
     /// For locks that can linger.
     pub(crate) linger: Duration,
+    /// Whether a grant says of which process it is.
+    pub(crate) owner_info: bool,
 }
 
 impl Default for Defaults {
@@ -186,6 +188,7 @@ impl Default for Defaults {
             drift_factor: 0.01,
             first_renewal: None,
             linger: Duration::ZERO,
+            owner_info: true,
         }
     }
 }
@@ -314,6 +317,7 @@ pub(crate) struct Policy {
     pub(crate) retry_delay: Option<Duration>,
     pub(crate) retry_count: Option<u32>,
     pub(crate) fencing: bool,
+    pub(crate) owner_info: bool,
 }
 
 impl Policy {
@@ -344,6 +348,7 @@ impl Policy {
             retry_delay,
             retry_count: options.retry_count.or(defaults.retry_count),
             fencing: options.fencing.unwrap_or(false),
+            owner_info: defaults.owner_info,
         };
         policy.renewal_is_in_time(renew, defaults)?;
         policy.hold_limits_are_valid()?;

@@ -27,15 +27,6 @@ impl Process {
     }
 }
 
-/// The running process in text: its host and its number there.
-pub(crate) fn host_and_number() -> String {
-    #[cfg(unix)]
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
-    let host = std::env::var("COMPUTERNAME").unwrap_or_default();
-    format!("{host}/{}", std::process::id())
-}
-
 /// A lazy static value, one per process. A fork copies it; the child ignores the copy and does not drop it.
 #[derive(Debug)]
 pub(crate) struct OfProcess<T> {

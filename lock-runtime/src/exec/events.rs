@@ -16,8 +16,8 @@ use crate::base::fence::Fence;
 use crate::base::loss::Loss;
 use crate::base::measurement::{Measurement, ReleaseResult, RenewalResult};
 use crate::base::metrics::LockMetrics;
+use crate::base::owner_info;
 use crate::base::owner_tag::OwnerTag;
-use crate::base::process;
 use crate::base::span_slot::SpanSlot;
 use crate::exec::event_thread::{self, is_wanted};
 use crate::exec::panic_boundary;
@@ -214,7 +214,7 @@ pub(crate) fn released_by_force(pool: &Arc<str>, owner: OwnerTag, was_held: bool
     if is_wanted!(WARN, None) {
         let pool = pool.clone();
         event_thread::send(move || {
-            let (pool, by) = (&*pool, process::host_and_number());
+            let (pool, by) = (&*pool, owner_info::process_text());
             warn!(target: "lock_runtime", pool, %owner, was_held, by, "released by force");
         });
     }

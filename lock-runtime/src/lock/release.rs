@@ -231,7 +231,7 @@ fn request(core: &PoolCore, lease: &Lease) -> ReleaseRequest {
             request.successor = Owner::random().ok().map(|owner| {
                 // Before the store knows the owner, so that its notification is not missed.
                 core.queue.set_owner(key, owner);
-                Successor::new(owner, spec.policy.ttl.stored())
+                Successor::for_owner(&spec, owner)
             });
         }
     }

@@ -15,6 +15,7 @@ use crate::backend::{
 use crate::base::clock::Clock;
 use crate::base::fence::Fence;
 use crate::base::key::Key;
+use crate::base::owner_info::OwnerLabel;
 
 mod batches;
 mod dropped;
@@ -114,6 +115,7 @@ impl<B: Backend> Suite<B> {
         self.leases_of_different_sizes_are_renewed_together().await;
         self.one_of_a_batch_has_the_key().await;
         self.the_holder_of_a_key_is_shown().await;
+        self.the_process_of_a_holder_is_shown().await;
         self.the_wait_queue_of_a_key_is_shown().await;
         self.a_change_is_notified_if_the_store_can().await;
         self.unusual_keys_are_distinct().await;
@@ -381,6 +383,7 @@ fn claim<K: Into<Key>>(keys: impl IntoIterator<Item = K>, ttl: Duration) -> Acqu
         extra_fences: 0,
         attempt: 0,
         enqueue: false,
+        label: OwnerLabel::of_process(None),
     }
 }
 

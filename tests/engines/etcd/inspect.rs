@@ -3,7 +3,9 @@
 use lock_runtime::LockPool;
 use lock_tests::EtcdServer;
 use lock_tests::forced::is_taken_from_its_holder;
-use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
+use lock_tests::inspected::{
+    ShownQueue, owner_of, tells_the_holder_and_its_queue, tells_the_process_of_the_holder,
+};
 use lock_tests::listed::{lists_more_than_a_page, lists_the_locks_that_are_held};
 use lock_tests::prelude::*;
 
@@ -67,4 +69,13 @@ async fn an_inspection_makes_no_revision() {
     }
     assert_eq!(server.revision(), before);
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_the_process_of_the_holder() {
+    let (server, root) = EtcdServer::shared();
+    let holder = env!("CARGO_BIN_EXE_annotated-holder");
+    let name = format!("{root}/order:42/");
+    let stored = || server.etcdctl(&["get", "--prefix", "--print-value-only", &name]);
+    tells_the_process_of_the_holder(&server.url_of(&root), holder, stored).await;
 }

@@ -1,7 +1,9 @@
 //! The holder of a key and its queue, as rows tell them.
 
 use lock_tests::forced::is_taken_from_its_holder;
-use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::inspected::{
+    ShownQueue, tells_the_holder_and_its_queue, tells_the_process_of_the_holder,
+};
 use lock_tests::listed::{lists_more_than_a_page, lists_the_locks_that_are_held};
 use lock_tests::prelude::*;
 
@@ -42,4 +44,13 @@ async fn an_inspection_waits_for_no_row() {
     assert!(pool.inspect("order:2").await.unwrap().is_free());
     assert_eq!(server.query(rows), before);
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_the_process_of_the_holder() {
+    let (server, url) = (shared(), shared().database("inspected_info"));
+    let row = "SELECT CONVERT(info USING utf8mb4), channel, owner FROM inspected_info.lock_lease";
+    let stored = || format!("{:?}", server.query(row));
+    let holder = env!("CARGO_BIN_EXE_annotated-holder");
+    tells_the_process_of_the_holder(&url, holder, stored).await;
 }

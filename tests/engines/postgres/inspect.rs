@@ -2,7 +2,9 @@
 
 use lock_tests::PostgresServer;
 use lock_tests::forced::is_taken_from_its_holder;
-use lock_tests::inspected::{ShownQueue, tells_the_holder_and_its_queue};
+use lock_tests::inspected::{
+    ShownQueue, tells_the_holder_and_its_queue, tells_the_process_of_the_holder,
+};
 use lock_tests::listed::{lists_more_than_a_page, lists_the_locks_that_are_held};
 use lock_tests::prelude::*;
 
@@ -46,4 +48,13 @@ async fn an_inspection_writes_no_row_and_waits_for_none() {
     let [row] = &before[..] else { panic!("one row: {before:?}") };
     assert_eq!(after, [[row[0].as_str(), &row[2], &row[3]]]);
     guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_the_process_of_the_holder() {
+    let server = PostgresServer::start();
+    let row = "SELECT encode(info, 'escape'), channel, encode(owner, 'escape') FROM lock_lease";
+    let stored = || format!("{:?}", server.query(row));
+    let holder = env!("CARGO_BIN_EXE_annotated-holder");
+    tells_the_process_of_the_holder(&server.url(), holder, stored).await;
 }

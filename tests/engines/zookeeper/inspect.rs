@@ -3,7 +3,9 @@
 use lock_runtime::LockPool;
 use lock_tests::ZooKeeperServer;
 use lock_tests::forced::is_taken_from_its_holder;
-use lock_tests::inspected::{ShownQueue, owner_of, tells_the_holder_and_its_queue};
+use lock_tests::inspected::{
+    ShownQueue, owner_of, tells_the_holder_and_its_queue, tells_the_process_of_the_holder,
+};
 use lock_tests::listed::lists_the_locks_that_are_held;
 use lock_tests::prelude::*;
 
@@ -77,4 +79,17 @@ async fn an_inspection_makes_no_node() {
     assert!(pool.inspect("order:1").await.unwrap().is_free());
     let children = server.client().children(&root).unwrap();
     assert!(!children.contains(&"order:1".to_owned()), "{children:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_the_process_of_the_holder() {
+    let (server, root) = ZooKeeperServer::shared();
+    let holder = env!("CARGO_BIN_EXE_annotated-holder");
+    let stored = || {
+        let mut client = server.client();
+        let names = server.queue(&root, "order:42");
+        let data = names.iter().map(|name| client.data(&format!("{root}/order:42/{name}")));
+        data.map(|data| String::from_utf8(data.unwrap()).unwrap()).collect()
+    };
+    tells_the_process_of_the_holder(&server.url_of(&root), holder, stored).await;
 }

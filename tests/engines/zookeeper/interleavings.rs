@@ -95,6 +95,29 @@ async fn a_release_ends_the_hold_of_a_retry_over_another_connection() {
     assert_eq!(release().await, ReleaseOutcome::NotHeld);
 }
 
+/// As above, with a successor: there is no node that could be passed on to it.
+#[tokio::test]
+async fn a_release_for_a_successor_ends_the_hold_of_a_retry_too() {
+    let (server, root) = ZooKeeperServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
+    let other = open_backend(&server.url_of(&root)).await.unwrap();
+    let mut mine = request("k", 20_000);
+    assert!(is_granted(&acquire(&store, &mine).await));
+    proxy.hold(Direction::ToClient);
+    mine.attempt = 1;
+    assert!(is_granted(&acquire(&other, &mine).await));
+    let mut lease = ReleaseRequest::new(mine.lease());
+    lease.successor = Some(Successor::new(Owner::random().unwrap(), ms(20_000)));
+    let releases = [lease];
+    let mut releasing = pin!(store.release(&releases));
+    assert!(poll_n(releasing.as_mut(), 3).await.is_pending(), "its answer is held");
+    proxy.release_held();
+    let released = within(DEADLINE, "the release", releasing).await.remove(0);
+    assert_eq!(released.unwrap(), ReleaseOutcome::Freed);
+    assert_eq!(server.queue(&root, "k"), [""; 0]);
+}
+
 /// The notification comes in the same bytes as the list that has set the watch.
 #[tokio::test]
 async fn a_waiter_that_queues_right_behind_the_list_of_a_grant_is_served() {

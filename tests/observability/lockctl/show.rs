@@ -23,6 +23,12 @@ async fn the_holder_and_its_queue_are_shown() {
     assert_eq!(json["key"], "order:1");
     assert_eq!(json["holder"]["owner"], held.owner.to_string());
     assert!(json["holder"]["expires_in_ms"].as_u64().is_some_and(|left| left <= 20_000), "{json}");
+    let info = &json["holder"]["info"];
+    assert_eq!(
+        (&info["process_id"], &info["call_site"]),
+        (&json!(std::process::id()), &json!(null))
+    );
+    let host = info["host"].as_str().unwrap();
     assert_eq!((&json["waiting"], json["waiters"].as_array().unwrap().len()), (&json!(1), 1));
 
     // The variables of a pool, and text without colours.
@@ -34,6 +40,7 @@ async fn the_holder_and_its_queue_are_shown() {
         shown.stdout.lines().any(|it| it.trim().starts_with(name) && it.ends_with(&value))
     };
     assert!(row("state", "held") && row("waiting", "1"), "{shown:?}");
+    assert!(row("process", &format!("{host}/{}", std::process::id())), "{shown:?}");
     assert!(
         row("holder", &held.owner.to_string()) && !shown.stdout.contains('\u{1b}'),
         "{shown:?}"

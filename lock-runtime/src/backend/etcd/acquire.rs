@@ -155,7 +155,8 @@ impl EtcdLocks {
         let (owner, names) = (it.owner(), &self.keys.names);
         let get_lease = KeyOperation::Get { key: names.of_lease(it.lease.id) };
         let belongs = self.leases.belongs_to(&it.member, &it.lease);
-        let mut puts: Vec<_> = missing.iter().map(|key| self.put(owner, key, &it.lease)).collect();
+        let put = |key| self.put((owner, it.request.label), key, &it.lease);
+        let mut puts: Vec<_> = missing.iter().map(put).collect();
         if it.is_queuing()
             && let [key] = missing
         {

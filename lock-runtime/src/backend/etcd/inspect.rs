@@ -10,7 +10,7 @@ use crate::backend::etcd::member::Member;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyOperation, SearchOrder, Transaction};
-use crate::backend::{BackendError, Inspection, LockHolder, Owner, WaitingOwner};
+use crate::backend::{BackendError, Inspection, LockHolder, Owner, OwnerInfo, WaitingOwner};
 use crate::base::key::Key;
 
 /// The holder and the waiters that are listed.
@@ -39,7 +39,8 @@ impl EtcdLocks {
         let has_fence = owner.is_some() && fenced < first.created;
         let fence = of_revision(first.created).filter(|_| has_fence);
         let expires_in = self.time_left(&member, first.lease).await?;
-        let holder = LockHolder::new(owner).with_token(token(first));
+        let info = owner.and_then(|_| OwnerInfo::parse(&first.value));
+        let holder = LockHolder::new(owner).with_token(token(first)).with_info(info);
         let holder = holder.with_expiry(expires_in).with_fence(fence);
         let waiters = waiters.iter().map(|it| WaitingOwner::new(tag(it)));
         Ok(Inspection::new(Some(holder)).with_queue(waiters, count.saturating_sub(1)))

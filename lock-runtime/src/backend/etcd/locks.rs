@@ -18,6 +18,7 @@ use crate::backend::etcd::server_error::{closed, malformed, unanswered};
 use crate::backend::{BackendError, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
+use crate::base::owner_info::OwnerLabel;
 
 /// How many keys one transaction reads or deletes. The servers' default limit is 128 steps.
 pub(crate) const KEYS_AT_ONCE: usize = 30;
@@ -241,7 +242,8 @@ impl EtcdLocks {
             .iter()
             .map(|(lock, created)| KeyCondition::Created { key: name(lock), revision: *created });
         let belongs = self.leases.belongs_to(member, lease);
-        let puts = keys.iter().map(|(lock, _)| self.put(owner, lock, lease));
+        let puts =
+            keys.iter().map(|(lock, _)| KeyOperation::Move { key: name(lock), lease: lease.id });
         let moving = Transaction {
             conditions: std::iter::once(belongs).chain(created).collect(),
             success: puts.collect(),
@@ -257,8 +259,14 @@ impl EtcdLocks {
         Ok(answer.is_met)
     }
 
-    pub(crate) fn put(&self, owner: &Owner, lock: &Key, lease: &PoolLease) -> KeyOperation {
-        let key = self.keys.names.of_owner(lock, owner);
-        KeyOperation::Put { key, value: Vec::new(), lease: lease.id }
+    /// Makes the key of an owner for a lock. Other clients do not read the value.
+    pub(crate) fn put(
+        &self,
+        (owner, label): (&Owner, OwnerLabel),
+        lock: &Key,
+        lease: &PoolLease,
+    ) -> KeyOperation {
+        let (key, value) = (self.keys.names.of_owner(lock, owner), label.to_string().into_bytes());
+        KeyOperation::Put { key, value, lease: lease.id }
     }
 }

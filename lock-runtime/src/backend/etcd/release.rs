@@ -237,7 +237,7 @@ impl EtcdLocks {
         let next = self.keys.begin(successor.owner, successor.ttl).await;
         let next = next.owner();
         let Ok(lease) = self.leases.holding(member, successor.ttl).await else { return Ok(None) };
-        let passing = self.passing(member, own, lock, (owner, next), &lease);
+        let passing = self.passing(member, own, lock, (owner, successor), &lease);
         let before = self.mark_leaving(owner, std::slice::from_ref(lock));
         self.keys.expect_puts(next, std::slice::from_ref(lock));
         let answer = match self.transact(member, &passing).await {
@@ -299,7 +299,7 @@ impl EtcdLocks {
         member: &Arc<Member>,
         own: &OwnerKey,
         lock: &Key,
-        (owner, next): (&Owner, &Owner),
+        (owner, next): (&Owner, &Successor),
         lease: &PoolLease,
     ) -> Transaction {
         let names = &self.keys.names;
@@ -311,7 +311,7 @@ impl EtcdLocks {
             ],
             success: vec![
                 KeyOperation::Delete { key },
-                self.put(next, lock, lease),
+                self.put((&next.owner, next.label), lock, lease),
                 KeyOperation::Find(names.search(lock, SearchOrder::NewestFirst, 2)),
             ],
             failure: vec![KeyOperation::Get { key: names.of_lease(lease.id) }],

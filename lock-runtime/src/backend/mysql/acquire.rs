@@ -11,7 +11,8 @@ use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
 use crate::backend::sql::job::{Acquires, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
-use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
+use crate::backend::sql::stored_info::stored_info;
+use crate::backend::sql::tables::{InfoColumn, PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
 use crate::base::fence::Fence;
 use crate::base::jitter;
@@ -79,7 +80,10 @@ impl MysqlBatch<'_> {
             // One that failed before may have shown that a row is locked.
             let free = self.without_locked(vec![pending], |request| &request.keys).await;
             for (request, reply) in free {
-                let outcome = self.acquire_all(&request).await;
+                let mut outcome = self.acquire_all(&request).await;
+                if outcome.as_ref().is_err_and(|error| self.leaves_info_out(error)) {
+                    outcome = self.acquire_all(&request).await;
+                }
                 if outcome.as_ref().is_err_and(is_lock_timeout) {
                     self.remember_locked(request.keys.iter());
                 }
@@ -194,6 +198,7 @@ impl MysqlBatch<'_> {
         let statements = self.statements();
         let mut script = self.begin();
         for (number, (request, _)) in requests.iter().enumerate() {
+            let info = self.info(request);
             let values = [
                 ("number", Literal::Number(i64::try_from(number).unwrap_or(i64::MAX))),
                 ("key", Literal::Bytes(request.keys[0].as_str().as_bytes())),
@@ -201,6 +206,7 @@ impl MysqlBatch<'_> {
                 ("kept", Literal::Number(micros(request.kept_for()))),
                 ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
                 ("channel", Literal::Bytes(self.channel.as_bytes())),
+                ("info", Literal::Bytes(&info)),
                 ("queues", Literal::Number(i64::from(request.enqueue))),
             ];
             script.add(&statements.enqueue, &values);
@@ -286,6 +292,7 @@ impl MysqlBatch<'_> {
     ) -> Result<AcquireOutcome, BackendError> {
         let statements = self.statements();
         let keys = ByteList::of_keys(request.keys.iter());
+        let info = self.info(request);
         self.add_rows(request.keys.iter()).await?;
         let values = [
             ("keys", keys.as_literal()),
@@ -294,6 +301,7 @@ impl MysqlBatch<'_> {
             ("kept", Literal::Number(micros(request.kept_for()))),
             ("further", Literal::Number(i64::from(further(request, self.statements().pins)))),
             ("channel", Literal::Bytes(self.channel.as_bytes())),
+            ("info", Literal::Bytes(&info)),
         ];
         let mut script = self
             .begin()
@@ -312,6 +320,14 @@ impl MysqlBatch<'_> {
         })
     }
 
+    /// The text about the owner, where the leases have a column for it.
+    fn info(&self, request: &AcquireRequest) -> Vec<u8> {
+        match self.session.info {
+            InfoColumn::Named => stored_info(&request.owner, &request.label),
+            InfoColumn::LeftOut => Vec::new(),
+        }
+    }
+
     fn push_row(&self, rows: &mut String, request: &AcquireRequest) {
         rows.push_str(if rows.is_empty() { "(" } else { ",(" });
         push_bytes(rows, &[request.keys[0].as_str().as_bytes()]);
@@ -321,6 +337,10 @@ impl MysqlBatch<'_> {
             (micros(request.kept_for()), further(request, self.statements().pins));
         let _ = write!(rows, ",@now+{kept},@now,@now+{further},");
         push_bytes(rows, &[self.channel.as_bytes()]);
+        if self.statements().info == InfoColumn::Named {
+            rows.push(',');
+            push_bytes(rows, &[&self.info(request)]);
+        }
         rows.push(')');
     }
 }

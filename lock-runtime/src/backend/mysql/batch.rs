@@ -14,10 +14,11 @@ use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
-    ends_connection, failure, is_lock_timeout, is_rolled_back, row_is_locked,
+    ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back, row_is_locked,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
+use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;
 use crate::base::jitter;
@@ -201,7 +202,7 @@ impl<'a> MysqlBatch<'a> {
     }
 
     pub(super) fn statements(&self) -> &'a MysqlStatements {
-        &self.state.connector.statements
+        self.state.connector.statements_for(self.session)
     }
 
     pub(super) fn now(&self) -> Instant {
@@ -234,14 +235,27 @@ impl<'a> MysqlBatch<'a> {
         }
     }
 
+    /// Whether the server has refused a statement for the column `info`: it may be missing, have another type, or other rights. No
+    /// lock depends on it. From now on the session leaves it out.
+    pub(super) fn leaves_info_out(&mut self, error: &BackendError) -> bool {
+        let is_refused = self.session.info == InfoColumn::Named && is_about_info(error);
+        if is_refused {
+            self.session.info = InfoColumn::LeftOut;
+        }
+        is_refused
+    }
+
     /// Behind a script that failed with `error`: fails the requests for rows that are locked, and returns the others to be sent
-    /// again. All fail if the reason is another one.
+    /// again. All fail if the reason is another one, but for the column `info`.
     pub(super) async fn others<R, T>(
         &mut self,
         requests: Vec<PendingRequest<R, T>>,
         keys: impl Fn(&R) -> &[Key],
         error: BackendError,
     ) -> Vec<PendingRequest<R, T>> {
+        if self.leaves_info_out(&error) {
+            return requests;
+        }
         let is_locked = is_lock_timeout(&error);
         if !is_locked || requests.len() < 2 {
             // A row may be the reason for silence, too. Its key is looked at before it is waited for again.

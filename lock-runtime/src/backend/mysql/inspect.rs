@@ -1,6 +1,7 @@
 //! Reads of the holder of a key and its wait queue, and of the keys that are held.
 
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
+use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{Literal, SqlScript};
 use crate::backend::sql::inspected_rows::InspectedRows;
 use crate::backend::sql::listed_keys::{ListedRow, PAGE};
@@ -10,14 +11,20 @@ use crate::base::key::Key;
 impl MysqlBatch<'_> {
     pub(super) async fn inspect(&mut self, key: &Key) -> Result<Inspection, BackendError> {
         let most = i64::try_from(Inspection::MAX_WAITERS).unwrap_or(i64::MAX);
+        let server = self.session.identity.server.clone();
         let values = [
             ("key", Literal::Bytes(key.as_str().as_bytes())),
             ("most", Literal::Number(most)),
-            ("server", Literal::Bytes(self.session.identity.server.as_bytes())),
+            ("server", Literal::Bytes(server.as_bytes())),
         ];
-        let statements = self.statements();
-        let script = SqlScript::of(&statements.clock, &[]).then(&statements.inspect, &values);
-        let answered = self.execute(&script, usize::MAX).await?;
+        let script = |statements: &MysqlStatements| {
+            SqlScript::of(&statements.clock, &[]).then(&statements.inspect, &values)
+        };
+        let mut answered = self.execute(&script(self.statements()), usize::MAX).await;
+        if answered.as_ref().is_err_and(|error| self.leaves_info_out(error)) {
+            answered = self.execute(&script(self.statements()), usize::MAX).await;
+        }
+        let answered = answered?;
         let mut found = InspectedRows::default();
         for row in answered.sets.iter().flatten() {
             let (Some(position), Some(owner)) = (row.number(0), row.bytes(1)) else {
@@ -28,6 +35,8 @@ impl MysqlBatch<'_> {
                     owner,
                     row.number(2).unwrap_or_default(),
                     row.number(3).unwrap_or_default(),
+                    // The last column is there with the one of the table.
+                    row.bytes(5),
                 ),
                 _ => found.add_waiter(owner, row.number(4).unwrap_or_default()),
             }

@@ -83,6 +83,7 @@ pub(crate) async fn open(
     let config = config.with_connect_timeout(database.connect_timeout);
     let connector = MysqlConnector {
         statements: MysqlStatements::new(database.names()),
+        without_info: MysqlStatements::new(database.names().without_info()),
         encryption: MysqlEncryption::new(database.tls.clone()).await?,
         database,
         credentials: config.credentials.cloned(),

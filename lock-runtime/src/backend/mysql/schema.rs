@@ -1,7 +1,7 @@
 //! The tables of the locks, and the statements on them.
 
 use crate::backend::mysql::script::Template;
-use crate::backend::sql::tables::{Pins, TableNames};
+use crate::backend::sql::tables::{InfoColumn, Pins, TableNames};
 
 /// What to do where the tables are missing.
 pub(crate) const REMEDY: &str = "run the statements in `docs/mysql.md`, or add `?create=on` to the URL of a user that may create tables";
@@ -46,6 +46,8 @@ pub(crate) struct MysqlStatements {
     pub(crate) settings: Template,
     /// Whether a grant raises the fence in its table.
     pub(crate) pins: Pins,
+    /// Whether the statements name the column for a text about the owner.
+    pub(crate) info: InfoColumn,
 }
 
 impl MysqlStatements {
@@ -85,6 +87,7 @@ impl MysqlStatements {
             sweep_queue: sql(include_str!("sql/sweep_queue.sql")),
             settings: sql(include_str!("sql/settings.sql")),
             pins: names.pins,
+            info: names.info,
         }
     }
 }

@@ -77,6 +77,15 @@ pub(crate) fn is_rolled_back(error: &BackendError) -> bool {
     code(error).is_some_and(|code| ROLLED_BACK.contains(&code))
 }
 
+/// Whether the server refuses a statement for the column `info`, which its message names then.
+pub(crate) fn is_about_info(error: &BackendError) -> bool {
+    let names_it = |answer: &ServerError| {
+        ["'info'", ".info'", ".info`", "`info`"].iter().any(|name| answer.message.contains(name))
+    };
+    error.kind() == FailureKind::Rejected
+        && matches!(error.cause::<Error>(), Some(Error::Server(answer)) if names_it(answer))
+}
+
 /// Whether the connection is of no further use.
 pub(crate) fn ends_connection(error: &BackendError) -> bool {
     match code(error) {

@@ -18,6 +18,7 @@ use crate::backend::mysql::server_error::{
 };
 use crate::backend::mysql::url::{MysqlHost, MysqlUrl};
 use crate::backend::sql::job::closed;
+use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits, Owner};
 use crate::base::clock::Clock;
 
@@ -25,6 +26,8 @@ use crate::base::clock::Clock;
 pub(crate) struct MysqlConnector {
     pub(crate) database: MysqlUrl,
     pub(crate) statements: MysqlStatements,
+    /// For leases without the column `info`.
+    pub(super) without_info: MysqlStatements,
     pub(crate) credentials: Option<Provider>,
     pub(crate) encryption: MysqlEncryption,
     pub(crate) limits: Limits,
@@ -39,6 +42,8 @@ pub(crate) struct MysqlConnector {
 pub(crate) struct MysqlSession {
     conn: Conn,
     pub(crate) identity: MysqlSessionIdentity,
+    /// Whether statements name the column `info`. Not any more once the server has refused one for it.
+    pub(super) info: InfoColumn,
     /// The position of its server in the URL.
     host: usize,
     /// The longest packet that the server takes.
@@ -119,7 +124,8 @@ impl MysqlConnector {
         let identity = MysqlSessionIdentity::default();
         // For the first statements.
         let longest = SHORTEST_PACKET;
-        let mut session = MysqlSession { conn, identity, host, longest };
+        let info = InfoColumn::Named;
+        let mut session = MysqlSession { conn, identity, info, host, longest };
         let script =
             SqlScript::of(&self.statements.session, &[]).then(&self.statements.introduction, &[]);
         let answer = session.run(&script).await.map_err(|(error, _)| refused(error))?;
@@ -156,6 +162,13 @@ impl MysqlConnector {
             .client_found_rows(true)
             .stmt_cache_size(0);
         Ok(self.encryption.applied(options).into())
+    }
+
+    pub(super) fn statements_for(&self, session: &MysqlSession) -> &MysqlStatements {
+        match session.info {
+            InfoColumn::Named => &self.statements,
+            InfoColumn::LeftOut => &self.without_info,
+        }
     }
 
     async fn prepare_tables(&self, session: &mut MysqlSession) -> Result<(), Error> {

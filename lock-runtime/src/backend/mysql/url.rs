@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::backend::sql::encryption::tls_of_url;
-use crate::backend::sql::tables::{FORGET_AFTER, Pins, TableNames, is_identifier};
+use crate::backend::sql::tables::{FORGET_AFTER, InfoColumn, Pins, TableNames, is_identifier};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
@@ -58,7 +58,8 @@ pub(crate) struct MysqlUrl {
 impl MysqlUrl {
     /// The names of the tables.
     pub(crate) fn names(&self) -> TableNames<'_> {
-        TableNames { prefix: &self.table, quote: '`', pins: self.pins }
+        let info = InfoColumn::Named;
+        TableNames { prefix: &self.table, quote: '`', pins: self.pins, info }
     }
 
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {

@@ -10,6 +10,7 @@ use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::stored_info::stored_info;
 use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::fence::Fence;
@@ -51,7 +52,7 @@ impl Batch<'_> {
         requests: Acquires,
         parts: &mut Parts<PendingRequest<AcquireRequest, AcquireOutcome>>,
     ) -> Acquires {
-        let columns = AcquireColumns::of(&requests, self.statements.pins);
+        let columns = AcquireColumns::of(&requests, self);
         let rows = self.query(&self.statements.acquire, &columns.parameters(self.channel())).await;
         let rows = match rows {
             Ok(rows) => rows,
@@ -73,7 +74,7 @@ impl Batch<'_> {
         requests: Acquires,
         parts: &mut Parts<PendingRequest<AcquireRequest, AcquireOutcome>>,
     ) {
-        let columns = AcquireColumns::of(&requests, self.statements.pins);
+        let columns = AcquireColumns::of(&requests, self);
         let (keys, parameters) =
             ((&columns.keys as _, Type::BYTEA_ARRAY), columns.parameters(self.channel()));
         match self.in_transaction(keys, &self.statements.enqueue, &parameters).await {
@@ -150,16 +151,27 @@ impl Batch<'_> {
         })
     }
 
+    /// The text about the owner, where the leases have a column for it.
+    fn info(&self, request: &AcquireRequest) -> Vec<u8> {
+        if self.session.has_info() {
+            stored_info(&request.owner, &request.label)
+        } else {
+            Vec::new()
+        }
+    }
+
     async fn acquire_all(&self, request: &AcquireRequest) -> Result<AcquireOutcome, BackendError> {
         let keys = texts(&request.keys);
         let (owner, kept) = (request.owner.as_bytes(), micros(request.kept_for()));
         let further = i64::from(further(request, self.statements.pins));
+        let info = self.info(request);
         let parameters: Parameters<'_> = vec![
             (&keys, Type::BYTEA_ARRAY),
             (&owner, Type::BYTEA),
             (&kept, Type::INT8),
             (&further, Type::INT8),
             self.channel(),
+            (&info, Type::BYTEA),
         ];
         self.query(&self.statements.add_rows, &parameters[..1])
             .await
@@ -187,16 +199,19 @@ struct AcquireColumns<'a> {
     owners: Vec<&'a [u8]>,
     kept: Vec<i64>,
     further: Vec<i64>,
+    infos: Vec<Vec<u8>>,
 }
 
 impl<'a> AcquireColumns<'a> {
-    fn of(requests: &'a Acquires, pins: Pins) -> Self {
+    fn of(requests: &'a Acquires, batch: &Batch<'_>) -> Self {
         let requests = || requests.iter().map(|(request, _)| request);
+        let pins = batch.statements.pins;
         Self {
             keys: requests().map(|request| request.keys[0].as_str().as_bytes()).collect(),
             owners: requests().map(|request| request.owner.as_bytes()).collect(),
             kept: requests().map(|request| micros(request.kept_for())).collect(),
             further: requests().map(|request| i64::from(further(request, pins))).collect(),
+            infos: requests().map(|request| batch.info(request)).collect(),
         }
     }
 
@@ -207,6 +222,8 @@ impl<'a> AcquireColumns<'a> {
             (&self.kept, Type::INT8_ARRAY),
             (&self.further, Type::INT8_ARRAY),
             channel,
+            // Unused without the column `info`.
+            (&self.infos, Type::BYTEA_ARRAY),
         ]
     }
 }

@@ -11,13 +11,13 @@ use tokio::time::timeout;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error, Row, Statement};
 
-use crate::backend::BackendError;
 use crate::backend::postgres::diagnostics;
 use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::{failure, is_lock_timeout};
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::job::{Jobs, answer, no_answer};
+use crate::backend::{BackendError, FailureKind};
 
 /// What the statements of a batch need.
 pub(crate) struct Batch<'a> {
@@ -89,6 +89,55 @@ impl<'a> Batch<'a> {
         statement: &Sql,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, BackendError> {
+        self.with_or_without_info(None, statement, parameters).await
+    }
+
+    /// Locks the rows of `keys`, runs one statement that sees every change made under these locks, and commits.
+    pub(super) async fn in_transaction(
+        &self,
+        keys: Parameter<'_>,
+        statement: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, BackendError> {
+        self.with_or_without_info(Some(keys), statement, parameters).await
+    }
+
+    /// Runs `statement`, and without the column `info` if the server refuses it: that column may be missing, or have another type or
+    /// other rights. No lock depends on it. The session goes on without it.
+    async fn with_or_without_info(
+        &self,
+        keys: Option<Parameter<'_>>,
+        statement: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, BackendError> {
+        let without_info = statement.without_info.as_deref();
+        if let Some(without_info) = without_info.filter(|_| !self.session.has_info()) {
+            return self.run_once(keys, without_info, parameters).await;
+        }
+        let answer = self.run_once(keys.clone(), statement, parameters).await;
+        // Nothing was applied then.
+        let is_refused = |error: &BackendError| error.kind() == FailureKind::Rejected;
+        match without_info {
+            Some(without_info) if answer.as_ref().is_err_and(is_refused) => {
+                let answer = self.run_once(keys, without_info, parameters).await;
+                if answer.is_ok() {
+                    self.session.go_on_without_info();
+                }
+                answer
+            }
+            _ => answer,
+        }
+    }
+
+    async fn run_once(
+        &self,
+        keys: Option<Parameter<'_>>,
+        statement: &Sql,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, BackendError> {
+        if let Some(keys) = keys {
+            return self.transaction(keys, statement, parameters).await;
+        }
         let prepared = self.prepared(statement, parameters).await?;
         self.in_time(self.session.run(statement, prepared.as_ref(), parameters)).await
     }
@@ -104,9 +153,8 @@ impl<'a> Batch<'a> {
         prepared.map_err(BackendError::before_sending)
     }
 
-    /// Locks the rows of `keys`, runs one statement that sees every change made under these locks, and commits. All in
-    /// one write, because no part depends on an answer.
-    pub(super) async fn in_transaction(
+    /// As [`in_transaction`](Self::in_transaction). All in one write, because no part depends on an answer.
+    async fn transaction(
         &self,
         keys: Parameter<'_>,
         statement: &Sql,

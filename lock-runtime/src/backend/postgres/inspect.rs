@@ -12,13 +12,18 @@ use crate::base::key::Key;
 
 impl Batch<'_> {
     pub(super) async fn inspect(&self, key: &Key) -> Result<Inspection, BackendError> {
+        const INFO: usize = 5;
         let key = key.as_str().as_bytes();
         let most = i64::try_from(Inspection::MAX_WAITERS).unwrap_or(i64::MAX);
         let parameters: Parameters<'_> = vec![(&key, Type::BYTEA), (&most, Type::INT8)];
         let mut found = InspectedRows::default();
         for row in &self.query(&self.statements.inspect, &parameters).await? {
             match get::<i64>(row, 0)? {
-                0 => found.add_holder(get(row, 1)?, get(row, 2)?, get(row, 3)?),
+                0 => {
+                    // The last column is there with the one of the table.
+                    let info = if row.len() > INFO { get(row, INFO)? } else { None };
+                    found.add_holder(get(row, 1)?, get(row, 2)?, get(row, 3)?, info);
+                }
                 _ => found.add_waiter(get(row, 1)?, get(row, 4)?),
             }
         }

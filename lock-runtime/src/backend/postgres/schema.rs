@@ -20,10 +20,12 @@ pub(crate) struct Sql {
     /// Below [`STATEMENTS`]; no other statement has it.
     pub(crate) number: usize,
     pub(crate) text: String,
+    /// The same statement for leases without the column `info`, if this one names it.
+    pub(crate) without_info: Option<Box<Self>>,
 }
 
 /// How many statements there are.
-pub(crate) const STATEMENTS: usize = 14;
+pub(crate) const STATEMENTS: usize = 18;
 
 /// A value of a statement, and its type.
 pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -56,19 +58,24 @@ pub(crate) struct Statements {
 impl Statements {
     pub(crate) fn new(names: TableNames<'_>) -> Self {
         let named = |text: &str| names.apply(text);
-        let sql = |number, text: &str| Sql { number, text: named(text) };
+        let sql = |number, text: &str| Sql { number, text: named(text), without_info: None };
+        let with_info = |number, plain: usize, text: &str| {
+            let text_without = names.without_info().apply(text);
+            let plain = Sql { number: plain, text: text_without, without_info: None };
+            Sql { without_info: Some(Box::new(plain)), ..sql(number, text) }
+        };
         Self {
-            acquire: sql(0, include_str!("sql/acquire.sql")),
+            acquire: with_info(0, 14, include_str!("sql/acquire.sql")),
             lock_rows: sql(1, include_str!("sql/lock_rows.sql")),
-            enqueue: sql(2, include_str!("sql/enqueue.sql")),
+            enqueue: with_info(2, 15, include_str!("sql/enqueue.sql")),
             add_rows: sql(3, include_str!("sql/add_rows.sql")),
-            acquire_all: sql(4, include_str!("sql/acquire_all.sql")),
+            acquire_all: with_info(4, 16, include_str!("sql/acquire_all.sql")),
             renew: sql(5, include_str!("sql/renew.sql")),
             renew_rest: sql(6, &include_str!("sql/renew.sql").replace(" SKIP LOCKED", "")),
             release: sql(7, include_str!("sql/release.sql")),
             hand_off: sql(8, include_str!("sql/hand_off.sql")),
             is_held: sql(9, include_str!("sql/is_held.sql")),
-            inspect: sql(10, include_str!("sql/inspect.sql")),
+            inspect: with_info(10, 17, include_str!("sql/inspect.sql")),
             sweep: sql(11, include_str!("sql/sweep.sql")),
             settings: sql(12, include_str!("sql/settings.sql")),
             list: sql(13, include_str!("sql/list.sql")),

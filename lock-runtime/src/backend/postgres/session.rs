@@ -1,7 +1,7 @@
 //! One connection to the database, from its log-in to its end.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ pub(crate) struct Session {
     /// Whether the server process belongs to this connection alone, so that settings of the session stay in effect. Not behind a
     /// pooler.
     pub(crate) is_direct: bool,
+    /// Whether the server has refused statements for the column `info`.
+    lacks_info: AtomicBool,
     /// By number. Each is prepared when it is first used.
     prepared: Mutex<[Option<Statement>; STATEMENTS]>,
     /// Resolves with the end of the connection.
@@ -153,8 +155,9 @@ impl Connector {
         let row = client.query_typed_one(INTRODUCTION, &[]).await.map_err(refused)?;
         let process = ServerProcess { id: get(&row, 0)?, started: get(&row, 1)? };
         let is_direct = get(&row, 2)?;
-        let prepared = Mutex::default();
-        let session = Session { client, process, is_direct, prepared, ended, _closing: closing };
+        let (lacks_info, prepared) = (AtomicBool::default(), Mutex::default());
+        let session =
+            Session { client, process, is_direct, lacks_info, prepared, ended, _closing: closing };
         self.prepare_tables(&session).await.map_err(refused)?;
         Ok(session)
     }
@@ -220,6 +223,16 @@ impl Session {
             }
             None => self.client.query_typed(&statement.text, parameters).await,
         }
+    }
+
+    /// Whether statements name the column `info`.
+    pub(crate) fn has_info(&self) -> bool {
+        !self.lacks_info.load(Ordering::Relaxed)
+    }
+
+    /// From now on no statement names the column `info`.
+    pub(crate) fn go_on_without_info(&self) {
+        self.lacks_info.store(true, Ordering::Relaxed);
     }
 
     fn known(&self) -> MutexGuard<'_, [Option<Statement>; STATEMENTS]> {

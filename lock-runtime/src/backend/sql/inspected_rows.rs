@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::sql::stored_info::info_of;
 use crate::backend::{Inspection, LockHolder, Owner, WaitingOwner};
 use crate::base::fence::Fence;
 
@@ -15,11 +16,19 @@ pub(crate) struct InspectedRows {
 }
 
 impl InspectedRows {
-    /// The row of a lease that ends in `expires_in` microseconds.
-    pub(crate) fn add_holder(&mut self, owner: &[u8], expires_in: i64, fence: i64) {
+    /// The row of a lease that ends in `expires_in` microseconds, with the value of its column `info` if it has one.
+    pub(crate) fn add_holder(
+        &mut self,
+        owner: &[u8],
+        expires_in: i64,
+        fence: i64,
+        info: Option<&[u8]>,
+    ) {
         let expires_in = Duration::from_micros(u64::try_from(expires_in).unwrap_or_default());
         let owner = Owner::in_bytes(owner);
-        let holder = LockHolder::new(owner.map(|owner| owner.tag())).with_token(owner);
+        let tag = owner.map(|owner| owner.tag());
+        let info = tag.zip(info).and_then(|(tag, info)| info_of(tag, info));
+        let holder = LockHolder::new(tag).with_token(owner).with_info(info);
         let holder = holder.with_expiry(Some(expires_in));
         self.holder = Some(holder.with_fence(Fence::try_from(fence).ok()));
     }

@@ -8,4 +8,5 @@ pub(crate) mod parts;
 pub(crate) mod pin;
 pub(crate) mod sender;
 pub(crate) mod store;
+pub(crate) mod stored_info;
 pub(crate) mod tables;

@@ -65,6 +65,7 @@ END $pin$"
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::sql::tables::InfoColumn;
 
     #[test]
     fn a_pin_has_no_text_of_a_key() {
@@ -73,7 +74,8 @@ mod tests {
             (SqlDialect::Postgres, '"', "\"app\".\"lock_fence\""),
             (SqlDialect::MySql, '`', "`app`.`lock_fence`"),
         ] {
-            let names = TableNames { prefix: "app.lock", quote, pins: Pins::On };
+            let info = InfoColumn::Named;
+            let names = TableNames { prefix: "app.lock", quote, pins: Pins::On, info };
             let pin = FenceTable::of(dialect, names).unwrap().pin(&keys, Fence::new(34));
             assert!(
                 pin.contains(table) && pin.contains("fence = 34") && pin.contains("<> 2"),

@@ -28,21 +28,36 @@ impl Pins {
     }
 }
 
-/// What makes the statements of a store from the files in `sql/`: the names of its tables, and whether it has pins.
+/// Whether statements name the column `info` of the leases, for a text about the owner. Tables of an older version have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InfoColumn {
+    Named,
+    LeftOut,
+}
+
+/// What makes the statements of a store from the files in `sql/`: the names of its tables, and what they have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableNames<'a> {
     /// What the names start with, with a schema in front if there is one.
     pub(crate) prefix: &'a str,
     pub(crate) quote: char,
     pub(crate) pins: Pins,
+    pub(crate) info: InfoColumn,
 }
 
 impl TableNames<'_> {
-    /// `text` with the names of the tables, each part in quotes, so that it may be a word of SQL. Comments are left out, and what
-    /// stands between `/*pin` and `pin*/` is there with pins alone.
+    /// The same names, for leases without the column `info`.
+    pub(crate) fn without_info(self) -> Self {
+        Self { info: InfoColumn::LeftOut, ..self }
+    }
+
+    /// `text` with the names of the tables, each part in quotes, so that it may be a word of SQL. Comments are left out. What
+    /// stands between `/*pin` and `pin*/` is there with pins alone, and what stands between `/*info` and `info*/` with that column.
     pub(crate) fn apply(self, text: &str) -> String {
         let lines = text.lines().filter(|line| !line.trim_start().starts_with("--"));
-        let text = with_pins(&lines.collect::<Vec<_>>().join("\n"), self.pins);
+        let text = lines.collect::<Vec<_>>().join("\n");
+        let text = optional(&text, ("/*pin", "pin*/"), self.pins == Pins::On);
+        let text = optional(&text, ("/*info", "info*/"), self.info == InfoColumn::Named);
         // One pass: the name of one table may contain that of another.
         let mut named = String::with_capacity(text.len());
         let mut rest = &*text;
@@ -76,16 +91,15 @@ impl TableNames<'_> {
     }
 }
 
-fn with_pins(text: &str, pins: Pins) -> String {
-    match pins {
-        Pins::On => text.replace("/*pin", "").replace("pin*/", ""),
-        Pins::Off => {
-            let mut parts = text.split("/*pin");
-            let first = parts.next().unwrap_or_default().to_owned();
-            let behind = parts.filter_map(|part| part.split_once("pin*/").map(|(_, rest)| rest));
-            behind.fold(first, |text, rest| text + rest)
-        }
+/// `text` with the parts between these marks, or without them.
+fn optional(text: &str, (start, end): (&str, &str), is_there: bool) -> String {
+    if is_there {
+        return text.replace(start, "").replace(end, "");
     }
+    let mut parts = text.split(start);
+    let first = parts.next().unwrap_or_default().to_owned();
+    let behind = parts.filter_map(|part| part.split_once(end).map(|(_, rest)| rest));
+    behind.fold(first, |text, rest| text + rest)
 }
 
 /// Whether `name` can stand in a statement without quotes, as a table or a schema and a table.
@@ -119,16 +133,18 @@ mod tests {
             ("app.lock_queue", "`app`.`lock_queue_lease` `app`.`lock_queue_queue` lock_"),
             ("user.lock_lease", "`user`.`lock_lease_lease` `user`.`lock_lease_queue` lock_"),
         ] {
-            let names = TableNames { prefix, quote: '`', pins: Pins::Off };
+            let info = InfoColumn::Named;
+            let names = TableNames { prefix, quote: '`', pins: Pins::Off, info };
             assert_eq!(names.apply(text), named);
         }
     }
 
     #[test]
-    fn parts_for_pins_are_there_with_pins_alone() {
-        let text = "a /*pin, lock_fence\n-- x\npin*/ b /*pin c pin*/";
-        let with = |pins| TableNames { prefix: "l", quote: '"', pins }.apply(text);
-        assert_eq!(with(Pins::Off), "a  b ");
-        assert_eq!(with(Pins::On), "a , \"l_fence\"\n b  c ");
+    fn parts_of_statements_are_there_with_what_they_are_for() {
+        let text = "a /*pin, lock_fence\n-- x\npin*/ b /*pin c pin*/ /*info , info info*/";
+        let names = |pins| TableNames { prefix: "l", quote: '"', pins, info: InfoColumn::Named };
+        assert_eq!(names(Pins::Off).apply(text), "a  b   , info ");
+        assert_eq!(names(Pins::Off).without_info().apply(text), "a  b  ");
+        assert_eq!(names(Pins::On).without_info().apply(text), "a , \"l_fence\"\n b  c  ");
     }
 }

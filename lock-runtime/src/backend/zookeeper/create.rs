@@ -36,9 +36,10 @@ impl LockNodes {
         absent: &[Key],
     ) -> Result<Creation, BackendError> {
         let (owner, keys) = (&request.owner, &request.keys);
+        let label = request.label.to_string().into_bytes();
         let create = |key: &Key| {
             let path = node_path::new_node(&self.container(key), owner);
-            self.create(path, NodeMode::EphemeralSequential)
+            self.create_with(label.clone(), path, NodeMode::EphemeralSequential)
         };
         let containers = absent
             .iter()

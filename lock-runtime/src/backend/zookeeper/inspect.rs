@@ -9,9 +9,9 @@ use crate::backend::zookeeper::protocol::server_code::ServerCode;
 use crate::backend::zookeeper::server_error::{failure, malformed};
 use crate::backend::zookeeper::session::LiveSession;
 use crate::backend::{
-    BackendError, Inspection, KeyList, KeyPattern, LockHolder, Owner, OwnerTag, WaitingOwner,
+    BackendError, Inspection, KeyList, KeyPattern, LockHolder, Owner, OwnerInfo, OwnerTag,
+    WaitingOwner,
 };
-use crate::base::fence::Fence;
 use crate::base::key::Key;
 
 impl LockNodes {
@@ -26,8 +26,7 @@ impl LockNodes {
         let Some(first) = owners.next() else {
             return Ok(Inspection::new(None).with_queue([], 0));
         };
-        let fence = self.fence_of(&session, key, &listing, &first).await?;
-        let holder = LockHolder::new(tag(&first)).with_token(token(&first)).with_fence(fence);
+        let holder = self.holder(&session, key, &listing, &first).await?;
         let waiting = owners.len();
         let waiters = owners.map(|it| WaitingOwner::new(tag(&it)));
         Ok(Inspection::new(Some(holder)).with_queue(waiters, waiting))
@@ -73,26 +72,36 @@ impl LockNodes {
         Ok(KeyList::new(held, true, limit))
     }
 
-    /// The number of the node's creation, if that is the fence of its owner: see `fence`. A node that was moved has another
-    /// one, and so has the owner of several keys behind a later write to the container.
-    async fn fence_of(
+    /// The owner of the first node. Its fence is the number of the node's creation, see `fence`. A node that was moved has
+    /// another one, and so has the owner of several keys behind a later write to the container.
+    async fn holder(
         &self,
         session: &LiveSession,
         key: &Key,
         listing: &KeyListing,
-        holder: &Contender,
-    ) -> Result<Option<Fence>, BackendError> {
-        if holder.owner().is_none() || holder.is_moved() {
-            return Ok(None);
+        first: &Contender,
+    ) -> Result<LockHolder, BackendError> {
+        let holder = LockHolder::new(tag(first)).with_token(token(first));
+        if holder.owner.is_none() {
+            return Ok(holder);
         }
-        let path = format!("{}/{}", self.container(key), holder.name);
-        let created = match session.run([NodeOperation::Exists { path }]).await? {
-            [Ok(OperationAnswer::Node(stat))] => stat.created,
+        let path = format!("{}/{}", self.container(key), first.name);
+        let exists = NodeOperation::Exists { path: path.clone() };
+        let [stat, data] = session.run([exists, NodeOperation::Read { path }]).await?;
+        let fence = match stat {
+            Ok(OperationAnswer::Node(stat)) => {
+                let is_fence = !first.is_moved() && listing.written <= stat.created;
+                u64::try_from(stat.created).ok().and_then(of_transaction).filter(|_| is_fence)
+            }
             // Gone by now.
-            [_] => return Ok(None),
+            _ => None,
         };
-        let is_fence = listing.written <= created;
-        Ok(u64::try_from(created).ok().and_then(of_transaction).filter(|_| is_fence))
+        let info = match data {
+            Ok(OperationAnswer::Data(data)) => OwnerInfo::parse(&data),
+            // Gone by now, or this user may not read it.
+            _ => None,
+        };
+        Ok(holder.with_fence(fence).with_info(info))
     }
 }
 

@@ -85,7 +85,12 @@ impl LockNodes {
     }
 
     pub(crate) fn create(&self, path: String, mode: NodeMode) -> NodeOperation {
-        NodeOperation::Create { path, mode, access: self.access }
+        self.create_with(Vec::new(), path, mode)
+    }
+
+    /// A new node with data, which no other request reads.
+    pub(crate) fn create_with(&self, data: Vec<u8>, path: String, mode: NodeMode) -> NodeOperation {
+        NodeOperation::Create { path, data, mode, access: self.access }
     }
 
     /// Makes the nodes above the containers, as far as they are missing.
@@ -222,9 +227,16 @@ impl LockNodes {
         let name = path.rsplit_once('/').map_or("", |(_, name)| name);
         let Some(contender) = Contender::parse(name) else { return Ok(None) };
         let moved = node_path::moved_node(&self.container(key), owner, session.id(), &contender);
+        let read = NodeOperation::Read { path: path.to_owned() };
+        let read = session.run([self.sync(), read]).await.map_err(BackendError::before_sending)?;
+        let data = match read {
+            [_, Ok(OperationAnswer::Data(data))] => data,
+            // This user may not read it, or it is gone: that is for the transaction to say.
+            _ => Vec::new(),
+        };
         let transaction = NodeOperation::Transaction(vec![
             NodeOperation::Delete { path: path.to_owned() },
-            self.create(moved.clone(), NodeMode::Ephemeral),
+            self.create_with(data, moved.clone(), NodeMode::Ephemeral),
         ]);
         // The session has not expired, or no request of it is sent.
         let unanswered = UnansweredNode { session: session.clone(), fence };

@@ -20,6 +20,7 @@
 //! 4. **A fence is the number of a transaction**: of the node's creation, or of a write to the container.
 //! 5. **A node moves between sessions** in one transaction that deletes it and makes it anew, in the same position: when
 //!    a lease becomes longer than its session.
+//! 6. **The data of a node is a text about its owner**, or empty. No request decides by it, and Curator reads none.
 //!
 //! The files from bottom to top: `protocol`, `url`, `node_path`, `server_error`, `transport`, `exchange` and `open_exchange`
 //! (requests without an answer), `session` with `session_task`, `ttl_classes` (all sessions), `lock_node`, `owner_claims` and

@@ -46,7 +46,11 @@ impl LockNodes {
             return self.keep(&session, &turn, request).await;
         }
         if let Some((node, successor)) = self.for_successor(request) {
-            return self.pass_on(&node, &lease.keys[0], &lease.owner, successor).await;
+            let passed = self.pass_on(&node, &lease.keys[0], &lease.owner, successor).await?;
+            if passed != ReleaseOutcome::NotHeld {
+                return Ok(passed);
+            }
+            // A retry over another connection may have moved the node.
         }
         let is_held = self.free(&session, &turn, &lease.keys, false).await?;
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
@@ -285,9 +289,10 @@ impl LockNodes {
     ) -> Result<ReleaseOutcome, BackendError> {
         let next = self.claims.begin(successor.owner, successor.ttl).await;
         let (next, session) = (next.owner(), &node.session);
-        let container = self.container(key);
+        let path = node_path::new_node(&self.container(key), next);
+        let label = successor.label.to_string().into_bytes();
         let transaction = NodeOperation::Transaction(vec![
-            self.create(node_path::new_node(&container, next), NodeMode::EphemeralSequential),
+            self.create_with(label, path, NodeMode::EphemeralSequential),
             NodeOperation::Delete { path: node.path.clone() },
         ]);
         let before = self.mark_leaving(owner, std::iter::once(key));
@@ -344,7 +349,7 @@ impl LockNodes {
             self.claims.mark_granted(next, key, &queued, &listed);
             return Ok(ReleaseOutcome::SuccessorGranted);
         };
-        let predecessor = format!("{container}/{}", before.name);
+        let predecessor = format!("{}/{}", self.container(key), before.name);
         let waiting = self.wait_behind(session, next, key, &queued, predecessor).await;
         Ok(ReleaseOutcome::successor_queued(match waiting {
             Ok(Some(AcquireOutcome::Contended {

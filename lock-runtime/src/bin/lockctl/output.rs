@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Style};
-use lock_runtime::{LockHolder, OwnerTag};
+use lock_runtime::{LockHolder, OwnerInfo, OwnerTag};
 use serde_json::Value;
 
 use crate::latency::Latency;
@@ -98,9 +98,17 @@ pub(crate) fn owner_text(owner: Option<OwnerTag>) -> String {
     owner.map_or_else(|| "another client".to_owned(), |tag| tag.to_string())
 }
 
+/// The host and the number of a process.
+pub(crate) fn process_text(info: &OwnerInfo) -> String {
+    format!("{}/{}", printable(&info.host), info.process_id)
+}
+
 /// The holder in one line.
 pub(crate) fn holder_text(holder: &LockHolder) -> String {
     let mut text = owner_text(holder.owner);
+    if let Some(info) = &holder.info {
+        text += &format!(" ({})", printable(&info.to_string()));
+    }
     if let Some(left) = holder.expires_in {
         text += &format!(", for {} if it does not renew", duration_text(left));
     }
@@ -136,6 +144,18 @@ mod tests {
         assert_eq!(printable("\u{9b}"), "\\u{9b}");
         assert_eq!(printable("a\u{202e}b\u{2069}\u{200b}"), "a\\u{202e}b\\u{2069}\\u{200b}");
         assert_eq!(printable("注文:42 é"), "注文:42 é");
+    }
+
+    #[test]
+    fn a_holder_is_told_with_its_process() {
+        let holder = LockHolder::new(None).with_expiry(Some(Duration::from_secs(7)));
+        assert_eq!(holder_text(&holder), "another client, for 7.0 s if it does not renew");
+        let known = holder.with_info(OwnerInfo::parse(b"we\x1bb/4711 src/orders.rs:42"));
+        let text = holder_text(&known);
+        assert!(
+            text.starts_with("another client (we\\u{1b}b/4711 src/orders.rs:42), for"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -6,7 +6,9 @@ use lock_runtime::{Inspection, LockPool};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::output::{End, FAINT, GOOD, HELD, Output, STRONG, duration_text, owner_text, printable};
+use crate::output::{
+    End, FAINT, GOOD, HELD, Output, STRONG, duration_text, owner_text, printable, process_text,
+};
 
 pub(crate) async fn run(pool: &LockPool, key: &str, output: &Output) -> Result<End, Failure> {
     let shown = pool.inspect(key).await?;
@@ -31,6 +33,12 @@ fn text(key: &str, shown: &Inspection) -> String {
         Some(holder) => {
             row("state", format!("{HELD}held{HELD:#}"));
             row("holder", owner_text(holder.owner));
+            if let Some(info) = &holder.info {
+                row("process", process_text(info));
+                if let Some(call_site) = &info.call_site {
+                    row("site", printable(call_site).into_owned());
+                }
+            }
             if let Some(left) = holder.expires_in {
                 row("expires", format!("in {}, if it is not renewed", duration_text(left)));
             }
@@ -52,7 +60,7 @@ fn text(key: &str, shown: &Inspection) -> String {
 mod tests {
     use std::time::Duration;
 
-    use lock_runtime::{Fence, LockHolder, WaitingOwner};
+    use lock_runtime::{Fence, LockHolder, OwnerInfo, WaitingOwner};
 
     use super::*;
 
@@ -60,17 +68,22 @@ mod tests {
     fn everything_that_is_known_is_shown() {
         let holder = LockHolder::new(None)
             .with_expiry(Some(Duration::from_secs(7)))
-            .with_fence(Some(Fence::new(34)));
+            .with_fence(Some(Fence::new(34)))
+            .with_info(OwnerInfo::parse(b"web-7/4711 src/my\torders.rs:42"));
         let shown = Inspection::new(Some(holder)).with_queue([WaitingOwner::new(None)], 12);
         let plain = anstream::adapter::strip_str(&text("order:1\n", &shown)).to_string();
         assert_eq!(
             plain,
             "order:1\\n\n  state    held\n  holder   another client\n  \
+             process  web-7/4711\n  site     src/my\\torders.rs:42\n  \
              expires  in 7.0 s, if it is not renewed\n  fence    34\n  waiting  12\n           1. another client\n"
         );
         let value = json("order:1", &shown);
         assert_eq!(value["holder"]["fence"], 34);
         assert_eq!(value["holder"]["expires_in_ms"], 7_000);
+        let info =
+            json!({ "host": "web-7", "process_id": 4711, "call_site": "src/my\torders.rs:42" });
+        assert_eq!(value["holder"]["info"], info);
         assert_eq!((&value["key"], &value["waiting"]), (&json!("order:1"), &json!(12)));
     }
 }

@@ -34,6 +34,22 @@ impl<B: Backend> Suite<B> {
         self.until_free(&mine).await;
     }
 
+    /// A store may keep a longer lease elsewhere.
+    pub(super) async fn the_process_of_a_holder_is_shown(&self) {
+        let mut mine = claim(["process shown"], LONG / 2);
+        granted(&self.one, &mine).await;
+        let told = self.told_process(&mine).await;
+        assert!(
+            told.is_none_or(|told| told == std::process::id()),
+            "the holder is in this process"
+        );
+        (mine.attempt, mine.ttl) = (1, LONG);
+        granted(&self.one, &mine).await;
+        assert_eq!(self.told_process(&mine).await, told, "a longer lease tells the same process");
+        release(&self.other, &mine).await;
+        self.until_free(&mine).await;
+    }
+
     /// The wait queue is shown in its order, if the store has one and shows it.
     pub(super) async fn the_wait_queue_of_a_key_is_shown(&self) {
         if !self.one.capabilities().wait_queue {
@@ -80,6 +96,11 @@ impl<B: Backend> Suite<B> {
             assert!(shown.is_none() || shown == fence, "{shown:?} is shown for {fence:?}");
         }
         release(&self.one, &mine).await;
+    }
+
+    /// The number of the process that the store tells of.
+    async fn told_process(&self, claim: &AcquireRequest) -> Option<u32> {
+        inspect(&self.other, claim).await?.holder?.info.map(|info| info.process_id)
     }
 
     /// Servers of one store may disagree for a moment when a lock ends.

@@ -23,7 +23,7 @@ pub(super) struct Document<'a> {
 pub(super) enum Lookup {
     None,
     NoPool,
-    Answer { index: usize, key: String, answer: Result<Inspection, LockError> },
+    Answer { index: usize, key: String, answer: Box<Result<Inspection, LockError>> },
 }
 
 impl Display for Document<'_> {
@@ -86,13 +86,14 @@ impl Display for Lookup {
             Self::NoPool => {
                 writeln!(f, "<p class=\"error\">No pool of this name is installed.</p>")
             }
-            Self::Answer { key, answer: Err(error), .. } => {
+            Self::Answer { key, answer, .. } => {
                 write!(f, "<section><h2>{}</h2>", Escaped(key))?;
-                writeln!(f, "<p class=\"error\">{}</p></section>", Escaped(&error.to_string()))
-            }
-            Self::Answer { key, answer: Ok(inspection), .. } => {
-                write!(f, "<section><h2>{}</h2>", Escaped(key))?;
-                looked_up(f, inspection)?;
+                match &**answer {
+                    Ok(inspection) => looked_up(f, inspection)?,
+                    Err(error) => {
+                        write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()))?;
+                    }
+                }
                 writeln!(f, "</section>")
             }
         }
@@ -107,6 +108,13 @@ fn looked_up(f: &mut Formatter<'_>, inspection: &Inspection) -> fmt::Result {
             match &holder.owner {
                 Some(owner) => write!(f, "<dt>holder</dt><dd><code>{owner}</code></dd>")?,
                 None => write!(f, "<dt>holder</dt><dd>a client of another library</dd>")?,
+            }
+            if let Some(info) = &holder.info {
+                let (host, process) = (Escaped(&info.host), info.process_id);
+                write!(f, "<dt>process</dt><dd><code>{host}/{process}</code></dd>")?;
+                if let Some(call_site) = &info.call_site {
+                    write!(f, "<dt>call site</dt><dd><code>{}</code></dd>", Escaped(call_site))?;
+                }
             }
             if let Some(expires_in) = holder.expires_in {
                 write!(f, "<dt>expires in</dt><dd>{}</dd>", Span(expires_in))?;
@@ -241,6 +249,8 @@ impl Display for Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::inspection::LockHolder;
+    use crate::base::owner_info::OwnerInfo;
 
     #[test]
     fn markup_in_a_key_is_text() {
@@ -248,6 +258,16 @@ mod tests {
             Escaped("<script>\"a\" & 'b'</script>").to_string(),
             "&lt;script&gt;&quot;a&quot; &amp; &#39;b&#39;&lt;/script&gt;"
         );
+    }
+
+    #[test]
+    fn a_holder_is_shown_with_its_process() {
+        let holder = LockHolder::new(None).with_info(OwnerInfo::parse(b"web-7/4711 src/<b>.rs:42"));
+        let answer = Box::new(Ok(Inspection::new(Some(holder))));
+        let text = Lookup::Answer { index: 0, key: "order:1".to_owned(), answer }.to_string();
+        for part in ["<code>web-7/4711</code>", "<code>src/&lt;b&gt;.rs:42</code>"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl LocksPage {
     async fn look_up(&self, index: Option<usize>, key: String) -> Lookup {
         let index = index.unwrap_or_default();
         let Some(pool) = self.pools().into_iter().nth(index) else { return Lookup::NoPool };
-        Lookup::Answer { answer: pool.inspect(key.as_str()).await, index, key }
+        Lookup::Answer { answer: Box::new(pool.inspect(key.as_str()).await), index, key }
     }
 
     /// `None` if nothing is held or waited for.

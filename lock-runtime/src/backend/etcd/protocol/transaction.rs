@@ -17,10 +17,23 @@ pub(crate) enum KeyCondition {
 /// One step of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyOperation {
-    Get { key: Vec<u8> },
+    Get {
+        key: Vec<u8>,
+    },
     Find(KeySearch),
-    Put { key: Vec<u8>, value: Vec<u8>, lease: i64 },
-    Delete { key: Vec<u8> },
+    Put {
+        key: Vec<u8>,
+        value: Vec<u8>,
+        lease: i64,
+    },
+    /// Puts a key that exists under another lease, with the value that it has.
+    Move {
+        key: Vec<u8>,
+        lease: i64,
+    },
+    Delete {
+        key: Vec<u8>,
+    },
 }
 
 /// A search for keys by the revisions that have made them.
@@ -107,6 +120,12 @@ impl KeyOperation {
                 put.bytes(1, key);
                 put.bytes(2, value);
                 put.int(3, *lease);
+            }),
+            Self::Move { key, lease } => writer.message(2, |put| {
+                const KEEPS_VALUE: u64 = 5;
+                put.bytes(1, key);
+                put.int(3, *lease);
+                put.int(KEEPS_VALUE, 1);
             }),
             Self::Delete { key } => writer.message(3, |delete| delete.bytes(1, key)),
         }

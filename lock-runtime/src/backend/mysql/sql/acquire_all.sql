@@ -1,5 +1,6 @@
 -- Grants all keys to one owner, or none. Every key has a row; one that was swept meanwhile is a refusal too.
--- :keys, :owner, :count number of keys, :kept microseconds of the lease, :further number of further fences, :channel
+-- :keys, :owner, :count number of keys, :kept microseconds of the lease, :further number of further fences, :channel,
+-- :info a text about the owner
 -- One row: first fence or NULL if refused, whether owners are queued, microseconds until the last lease of another
 -- owner ends
 SET @fence = NULL, @expires = NULL;
@@ -23,6 +24,7 @@ UPDATE lock_lease FORCE INDEX (PRIMARY) SET
     fence = @fence,
     last_fence = GREATEST(last_fence, @fence + :further),
     channel = :channel,
+    /*info info = :info, info*/
     owner = :owner
 WHERE `key` IN (:keys) AND @fence IS NOT NULL;
 /*pin

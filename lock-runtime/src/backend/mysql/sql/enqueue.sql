@@ -1,5 +1,6 @@
 -- Queues the owner if the key is held, and grants it otherwise.
--- :number of the request, :key, :owner, :kept microseconds of the lease, :further number of further fences, :channel
+-- :number of the request, :key, :owner, :kept microseconds of the lease, :further number of further fences, :channel,
+-- :info a text about the owner
 -- With pins also :queues, whether the owner may be queued.
 -- One row: the number, fence or NULL if queued, whether other owners are queued, microseconds until the holder's
 -- lease ends or NULL if the key is pinned, rank in the queue. No row where the lease has no row: such a row cannot be locked, so nothing is changed.
@@ -18,6 +19,7 @@ UPDATE lock_lease SET
     fence = IF(owner = :owner AND until > @now, fence, last_fence - :further),
     until = IF(owner = :owner, GREATEST(until, @now + :kept), @now + :kept),
     channel = :channel,
+    /*info info = :info, info*/
     owner = :owner,
     contended = EXISTS (SELECT 1 FROM lock_queue AS other WHERE other.`key` = :key AND other.owner <> :owner)
 WHERE `key` = :key AND @holder IS NOT NULL AND (owner IN ('', :owner) OR until <= @now) /*pin AND NOT @is_pinned pin*/;

@@ -6,6 +6,7 @@ CREATE TABLE IF NOT EXISTS lock_lease (
     last_fence bigint NOT NULL,
     channel varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '',
     contended boolean NOT NULL DEFAULT false,
+    info varbinary(255),
     PRIMARY KEY (`key`)
 ) ENGINE = InnoDB;
 CREATE TABLE IF NOT EXISTS lock_queue (

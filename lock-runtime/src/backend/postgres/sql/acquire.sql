@@ -1,12 +1,13 @@
 -- Grants each key that is free, expired or the owner's already. The keys are distinct.
--- $1 keys, $2 owners, $3 microseconds of the leases, $4 numbers of further fences, $5 channel of this process or ''
+-- $1 keys, $2 owners, $3 microseconds of the leases, $4 numbers of further fences, $5 channel of this process or '',
+-- $6 texts about the owners
 -- One row for each request: its number from 1; first fence or NULL if refused; whether owners are queued; microseconds
 -- until the holder's lease expires; rank of this owner if it is queued, and was not long ago.
 WITH asked AS MATERIALIZED (
-    SELECT number, key, owner, kept * interval '1 microsecond' AS kept, further,
+    SELECT number, key, owner, kept * interval '1 microsecond' AS kept, further, /*info info, info*/
         (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS clock
-    FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[])
-        WITH ORDINALITY AS asked (key, owner, kept, further, number)
+    FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[] /*info , $6::bytea[] info*/)
+        WITH ORDINALITY AS asked (key, owner, kept, further, /*info info, info*/ number)
 ), /*pin unpinned AS MATERIALIZED (
     -- A fence row that is locked is pinned by an open transaction of a former holder. Held keys are left alone.
     SELECT pin.key FROM lock_fence AS pin JOIN asked ON asked.key = pin.key
@@ -18,8 +19,8 @@ WITH asked AS MATERIALIZED (
     ORDER BY pin.key
     FOR UPDATE OF pin SKIP LOCKED
 ), pin*/ granted AS (
-    INSERT INTO lock_lease AS lease (key, owner, until, fence, last_fence, channel)
-    SELECT key, owner, statement_timestamp() + kept, clock, clock + further, $5
+    INSERT INTO lock_lease AS lease (key, owner, until, fence, last_fence, channel /*info , info info*/)
+    SELECT key, owner, statement_timestamp() + kept, clock, clock + further, $5 /*info , info info*/
     FROM asked
     -- A refused request writes nothing. The condition below decides if another one gets there first.
     WHERE NOT EXISTS (
@@ -36,6 +37,7 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (key) DO UPDATE SET
         owner = excluded.owner,
         channel = excluded.channel,
+        /*info info = excluded.info, info*/
         -- A request by the present owner is a retry: it gets the same fence, and never shortens the lease.
         until = CASE WHEN lease.owner = excluded.owner AND lease.until > statement_timestamp()
             THEN greatest(lease.until, excluded.until) ELSE excluded.until END,

@@ -1,5 +1,6 @@
 -- Grants all keys to one owner, or none. Runs behind lock_rows.sql, and every key has a row.
--- $1 keys, $2 owner, $3 microseconds of the lease, $4 number of further fences, $5 channel of this process or ''
+-- $1 keys, $2 owner, $3 microseconds of the lease, $4 number of further fences, $5 channel of this process or '',
+-- $6 a text about the owner
 -- One row: first fence or NULL if refused; whether owners are queued; microseconds until the last lease of another
 -- owner expires.
 WITH found AS MATERIALIZED (
@@ -35,6 +36,7 @@ WITH found AS MATERIALIZED (
     UPDATE lock_lease AS lease SET
         owner = $2::bytea,
         channel = $5,
+        /*info info = $6::bytea, info*/
         until = CASE WHEN is_own THEN greatest(lease.until, statement_timestamp() + $3 * interval '1 microsecond')
             ELSE statement_timestamp() + $3 * interval '1 microsecond' END,
         fence = number.fence,

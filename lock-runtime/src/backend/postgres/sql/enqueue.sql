@@ -1,12 +1,13 @@
 -- Queues each owner whose key is held, and grants the others. Runs behind lock_rows.sql. The keys are distinct.
--- $1 keys, $2 owners, $3 microseconds of the leases, $4 numbers of further fences, $5 channel of this process or ''
+-- $1 keys, $2 owners, $3 microseconds of the leases, $4 numbers of further fences, $5 channel of this process or '',
+-- $6 texts about the owners
 -- One row for each request: its number from 1; first fence or NULL if queued; whether other owners are queued;
 -- microseconds until the holder's lease expires, NULL without a holder; rank in the queue. No row where the lease has no row.
 WITH asked AS MATERIALIZED (
-    SELECT number, key, owner, kept * interval '1 microsecond' AS kept, further,
+    SELECT number, key, owner, kept * interval '1 microsecond' AS kept, further, /*info info, info*/
         (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS clock
-    FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[])
-        WITH ORDINALITY AS asked (key, owner, kept, further, number)
+    FROM unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bigint[] /*info , $6::bytea[] info*/)
+        WITH ORDINALITY AS asked (key, owner, kept, further, /*info info, info*/ number)
 ), locked AS MATERIALIZED (
     SELECT asked.*, lease.until, lease.contended, lease.channel,
         lease.until > statement_timestamp() AND lease.owner = asked.owner AS is_own,
@@ -34,6 +35,7 @@ WITH asked AS MATERIALIZED (
     UPDATE lock_lease AS lease SET
         owner = found.owner,
         channel = $5,
+        /*info info = found.info, info*/
         until = CASE WHEN is_own THEN greatest(lease.until, statement_timestamp() + kept)
             ELSE statement_timestamp() + kept END,
         fence = CASE WHEN is_own THEN lease.fence ELSE greatest(lease.last_fence + 1, clock) END,

@@ -5,7 +5,8 @@ CREATE TABLE IF NOT EXISTS lock_lease (
     fence bigint NOT NULL,
     last_fence bigint NOT NULL,
     channel text NOT NULL DEFAULT '',
-    contended boolean NOT NULL DEFAULT false
+    contended boolean NOT NULL DEFAULT false,
+    info bytea
 ) WITH (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0,

@@ -1,5 +1,5 @@
 -- Takes all keys for one owner, or none. Keys that the owner already holds count as taken: the request is a retry.
--- KEYS the locks, then the fence counter if a fence is required; ARGV token, ttl in ms, number of locks, number of fences
+-- KEYS the locks, then the fence counter if a fence is required; ARGV value of the locks, ttl in ms, number of locks, number of fences
 -- Reply {1, first fence or ''} if granted; {0, ms until the last lease expires or -1 if unknown} if held by another owner
 local locks = tonumber(ARGV[3])
 local own = {}

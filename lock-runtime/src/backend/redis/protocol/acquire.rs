@@ -11,7 +11,7 @@ use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer
 use crate::backend::redis::protocol::value::{
     ROUNDING, duration, fences, millis, unexpected, watch,
 };
-use crate::backend::redis::protocol::wait_queue::recheck_interval;
+use crate::backend::redis::protocol::wait_queue::{LockValue, recheck_interval};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
 use crate::base::jitter;
 
@@ -86,20 +86,20 @@ impl ScriptedServer {
     }
 
     fn command(&self, request: &AcquireRequest, form: RequestForm, by: By) -> Cmd {
-        let token = self.token(&request.owner);
+        let value = LockValue::new(self.token(&request.owner), request.label);
         let ttl = millis(request.kept_for());
         let counter = request.fencing.then(|| self.keyspace.fence_counter(&request.keys));
         let fences = u64::from(request.extra_fences) + 1;
         match (form, &*request.keys) {
             (RequestForm::Set, [key]) => {
                 let mut set = Cmd::with_capacity(6, 6 * 48);
-                set.arg("SET").arg(key.as_str()).arg(token.as_bytes()).arg("NX").arg("PX").arg(ttl);
+                set.arg("SET").arg(key.as_str()).arg(value).arg("NX").arg("PX").arg(ttl);
                 set
             }
             (RequestForm::Queue, [key]) => {
-                let mut call = WAIT_QUEUE.call(by, 2 + usize::from(request.fencing), 4);
+                let mut call = WAIT_QUEUE.call(by, 2 + usize::from(request.fencing), 5);
                 call.arg(key.as_str()).arg(self.keyspace.wait_queue(key)).arg(counter);
-                call.arg("claim").arg(token.as_bytes()).arg(ttl).arg(fences);
+                call.arg("claim").arg(value.token()).arg(ttl).arg(fences).arg(value.text());
                 call
             }
             (_, keys) => {
@@ -107,7 +107,7 @@ impl ScriptedServer {
                 for key in keys {
                     call.arg(key.as_str());
                 }
-                call.arg(counter).arg(token.as_bytes()).arg(ttl).arg(keys.len()).arg(fences);
+                call.arg(counter).arg(value).arg(ttl).arg(keys.len()).arg(fences);
                 call
             }
         }

@@ -6,7 +6,7 @@ use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::protocol::script::{By, INSPECT};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::value::{duration, unexpected};
-use crate::backend::redis::protocol::wait_queue::{owner_in, owner_tag};
+use crate::backend::redis::protocol::wait_queue::{owner_in, owner_info, owner_tag};
 use crate::backend::{BackendError, Inspection, LockHolder, WaitingOwner};
 use crate::base::key::Key;
 
@@ -59,6 +59,7 @@ fn inspection(reply: &Value) -> Result<Inspection, BackendError> {
         LockHolder::new(owner_tag(&lock.value))
             .with_token(owner_in(&lock.value))
             .with_expiry(duration(lock.left))
+            .with_info(owner_info(&lock.value))
     };
     let inspection = Inspection::new(lock.map(holder));
     let [Value::Int(queued), tokens @ ..] = queue else { return Err(unexpected(reply)) };

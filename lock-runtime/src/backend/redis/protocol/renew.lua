@@ -21,7 +21,7 @@ for lease = 1, #ARGV - 2 do
       outcome = 0
       break
     end
-    if #holder == 50 then outcome = 2 end
+    if string.sub(holder, 50, 50) == '+' then outcome = 2 end
   end
   if outcome == 1 or outcome == 2 then
     for i = first, first + locks - 1 do

@@ -477,7 +477,8 @@ impl Backend for Scriptless {
             Observed::Free => None,
             Observed::Held { by, expires_in } => {
                 let holder = LockHolder::new(wait_queue::owner_tag(&by));
-                Some(holder.with_token(wait_queue::owner_in(&by)).with_expiry(expires_in))
+                let holder = holder.with_token(wait_queue::owner_in(&by)).with_expiry(expires_in);
+                Some(holder.with_info(wait_queue::owner_info(&by)))
             }
             // No lock, and it keeps all owners out.
             Observed::WrongType(_) => Some(LockHolder::new(None)),

@@ -2,14 +2,23 @@
 -- ARGV[1] operation: release, claim or probe
 
 -- A token starts with its owner, 32 digits. The token of a process with a channel goes on with `@` and the channel id.
--- A final `+` is the contended mark: the queue is not empty, so a release has to serve it.
+-- The value of a lock goes on with the contended mark `+`: the queue is not empty, so a release has to serve it. Or with a
+-- space: it is empty. Behind either follows a text about the owner. Without a text there is no space.
+local TOKEN = 49
 local function owner_of(token) return string.sub(token, 1, 32) end
-local function has_channel(token)
-  local length = #token
-  return (length == 49 or length == 50 and string.sub(token, 50) == '+')
-    and string.find(token, '^%x+@%x+%+?$') and string.sub(token, 33, 33) == '@'
+local function is_contended(value) return string.sub(value, TOKEN + 1, TOKEN + 1) == '+' end
+local function has_channel(value)
+  if not string.find(string.sub(value, 1, TOKEN), '^%x+@%x+$') or string.sub(value, 33, 33) ~= '@' then return false end
+  local mark, text = string.sub(value, TOKEN + 1, TOKEN + 1), string.sub(value, TOKEN + 2)
+  -- Values of other libraries may begin alike.
+  if text == '' then return #value == TOKEN or mark == '+' end
+  return (mark == ' ' or mark == '+') and string.find(text, '^[%w._-]+/%d+') ~= nil
 end
-local function is_contended(token) return #token == 50 end
+local function compose(token, contended, text)
+  if contended then return token .. '+' .. text end
+  return text == '' and token or token .. ' ' .. text
+end
+local function marked(value) return compose(string.sub(value, 1, TOKEN), true, string.sub(value, TOKEN + 2)) end
 -- Sends a message to the process of `token`; returns the number of receivers.
 local function notify(token, kind, key)
   local message = kind .. owner_of(token) .. key
@@ -33,7 +42,7 @@ local function hand_off(lock, queue, reservation, more)
     local behind = redis.call('ZCARD', queue) + more
     -- The channel of a dead process has no receiver.
     if notify(head, 'called:0:', lock) > 0 then
-      redis.call('SET', lock, behind > 0 and head .. '+' or head, 'PX', reservation)
+      redis.call('SET', lock, compose(string.sub(head, 1, TOKEN), behind > 0, ''), 'PX', reservation)
       local next = redis.call('ZRANGE', queue, 0, 0)[1]
       if next then notify(next, 'called:' .. reservation .. ':', lock) end
       return true
@@ -91,7 +100,7 @@ end
 
 if ARGV[1] == 'claim' then
   -- KEYS[1] lock, [2] its wait queue, [3] the fence counter if a fence is required
-  -- ARGV[2] token, [3] ttl in ms, [4] number of fences
+  -- ARGV[2] token, [3] ttl in ms, [4] number of fences, [5] a text about the owner or ''
   -- Reply {1, first fence or '', number of queued tokens} if granted; {0, ms until the holder's lease expires
   -- or -1 if unknown, rank in the queue, 1 if the holder's process has a channel} if held by another owner
   local lock, queue, token = KEYS[1], KEYS[2], ARGV[2]
@@ -101,7 +110,7 @@ if ARGV[1] == 'claim' then
     enqueue(queue, token)
     local rank, notifiable = redis.call('ZRANK', queue, token), has_channel(holder)
     local is_first = notifiable and not is_contended(holder)
-    if is_first then redis.call('SET', lock, holder .. '+', 'KEEPTTL') end
+    if is_first then redis.call('SET', lock, marked(holder), 'KEEPTTL') end
     -- Repeated at every recheck of the first in the queue, as a message may be lost.
     if is_first or notifiable and rank == 0 then notify(holder, 'wanted:0:', lock) end
     return {0, redis.call('PTTL', lock), rank, notifiable and 1 or 0}
@@ -112,13 +121,18 @@ if ARGV[1] == 'claim' then
   if is_own then
     -- Never shorten the lease: this may be a late request with a shorter ttl.
     local left = math.max(redis.call('PTTL', lock), tonumber(ARGV[3]))
-    if waiting > 0 and has_channel(holder) and not is_contended(holder) then holder = holder .. '+' end
+    if has_channel(holder) then
+      -- A reservation has no text.
+      local text = string.sub(holder, TOKEN + 2)
+      if text == '' then text = ARGV[5] end
+      holder = compose(string.sub(holder, 1, TOKEN), is_contended(holder) or waiting > 0, text)
+    end
     redis.call('SET', lock, holder, 'PX', left)
   else
     local was_queued = redis.call('ZSCORE', queue, token)
     if was_queued then waiting = waiting - 1 end
     -- The first write, so that a server that refuses writes refuses all of them.
-    redis.call('SET', lock, waiting > 0 and token .. '+' or token, 'PX', ARGV[3])
+    redis.call('SET', lock, compose(token, waiting > 0, ARGV[5]), 'PX', ARGV[3])
     if was_queued then redis.call('ZREM', queue, token) end
   end
   return {1, fence, waiting}

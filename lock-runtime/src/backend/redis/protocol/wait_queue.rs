@@ -22,7 +22,7 @@
 //! 2. **One token from the first claim to the release.** A claim is idempotent. It reports a lock that the owner already
 //!    holds, and keeps the position of a queued token. The token belongs to the queue of the process, not to a task.
 //!    If the head waiter gives up, the next waiter continues with the same token.
-//! 3. **The contended mark.** The first claim that waits appends a `+` to the holder's token. The plain
+//! 3. **The contended mark.** The first claim that waits puts a `+` behind the holder's token. The plain
 //!    compare-and-delete of a release then fails inside the script, and the release goes on to serve the queue. So an
 //!    uncontended lock costs two plain commands, and no command reads the queue of a free key.
 //! 4. **Contention.** A holder learns of waiters from the count in the reply to its claim, and from its renewals.
@@ -39,11 +39,18 @@
 //! 7. **Other libraries.** A holder with a token of another format does not know the queue. Client tracking and the end of
 //!    the ttl wake its waiters. A process that may not use channels or these scripts does not enqueue and leaves no
 //!    mark; its own token has such another format.
+//! 8. **A text about the owner** stands behind the token and the mark, in the value of the key alone. Nothing compares it. Entries
+//!    of the queue, releases and renewals have the token without it. A process of an older version takes the value for one of
+//!    another library.
 
+use std::io::Write;
 use std::time::Duration;
 
+use redis::{RedisWrite, ToRedisArgs, ToSingleRedisArg};
+
 use crate::backend::redis::channel::{Channel, OWNER_LEN};
-use crate::backend::{Owner, OwnerTag};
+use crate::backend::{Owner, OwnerInfo, OwnerTag};
+use crate::base::owner_info::OwnerLabel;
 
 /// The owner token, `@`, and the id of a channel.
 const MAX_LEN: usize = OWNER_LEN + 1 + 16;
@@ -72,6 +79,53 @@ impl QueueToken {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+
+    const fn has_channel(&self) -> bool {
+        self.len == MAX_LEN
+    }
+}
+
+/// The value of a lock: a token, and behind a space a text about its owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockValue {
+    token: QueueToken,
+    label: OwnerLabel,
+}
+
+impl LockValue {
+    /// A token without a channel has no text.
+    pub(crate) const fn new(token: QueueToken, label: OwnerLabel) -> Self {
+        Self { token, label: if token.has_channel() { label } else { OwnerLabel::EMPTY } }
+    }
+
+    pub(crate) fn token(&self) -> &[u8] {
+        self.token.as_bytes()
+    }
+
+    /// The text, or nothing.
+    pub(crate) fn text(&self) -> String {
+        self.label.to_string()
+    }
+}
+
+impl ToRedisArgs for LockValue {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        let mut argument = out.writer_for_next_arg();
+        // A buffer in memory takes all of it.
+        let _ = argument.write_all(self.token.as_bytes());
+        if self.label.is_some() {
+            let _ = write!(argument, " {}", self.label);
+        }
+    }
+}
+
+impl ToSingleRedisArg for LockValue {}
+
+/// What the value of a lock says of its owner.
+pub(crate) fn owner_info(value: &[u8]) -> Option<OwnerInfo> {
+    let (token, text) = value.split_at_checked(MAX_LEN)?;
+    let text = text.strip_prefix(b" ").or_else(|| text.strip_prefix(b"+"))?;
+    owner_tag(token).and_then(|_| OwnerInfo::parse(text))
 }
 
 /// Whether `holder`, the value of a key, is a token of `owner`.
@@ -125,5 +179,23 @@ mod tests {
             );
         }
         assert_eq!((owner_tag(b""), owner_tag(b"worker-7")), (None, None));
+    }
+
+    #[test]
+    fn a_text_about_the_owner_follows_the_token() {
+        let label = OwnerLabel::of_process(None);
+        let (owner, channel) = (Owner::random().unwrap(), Channel::random().unwrap());
+        let value = |channel, label| {
+            let token = QueueToken::new(&owner, channel);
+            LockValue::new(token, label).to_redis_args().concat()
+        };
+        let mut told = value(Some(channel), label);
+        assert_eq!(owner_info(&told), label.info());
+        assert_eq!(owner_tag(&told), Some(owner.tag()));
+        told[MAX_LEN] = b'+';
+        assert_eq!(owner_info(&told), label.info(), "contended");
+        assert_eq!(value(Some(channel), OwnerLabel::EMPTY).len(), MAX_LEN);
+        assert_eq!(value(None, label).len(), OWNER_LEN);
+        assert_eq!(owner_info(&told[..=MAX_LEN]), None);
     }
 }

@@ -55,6 +55,7 @@ pub(crate) enum OperationAnswer {
     Done,
     Created { path: String, stat: NodeStat },
     Node(NodeStat),
+    Data(Vec<u8>),
     Children { names: Vec<String>, stat: NodeStat },
     Access(Vec<AccessEntry>),
     Transaction(Vec<Self>),
@@ -92,8 +93,9 @@ impl OperationAnswer {
             }
             AnswerKind::Node => Self::Node(NodeStat::read(reader)?),
             AnswerKind::Data => {
-                reader.buffer()?;
-                Self::Node(NodeStat::read(reader)?)
+                let data = reader.buffer()?.to_vec();
+                NodeStat::read(reader)?;
+                Self::Data(data)
             }
             AnswerKind::Children => {
                 let names = reader.list(|reader| reader.text().map(str::to_owned))?;

@@ -7,6 +7,7 @@ use crate::backend::zookeeper::protocol::jute::JuteWriter;
 pub(crate) enum NodeOperation {
     Create {
         path: String,
+        data: Vec<u8>,
         mode: NodeMode,
         access: NodeAccess,
     },
@@ -15,6 +16,10 @@ pub(crate) enum NodeOperation {
     },
     /// Reads the node's properties.
     Exists {
+        path: String,
+    },
+    /// Reads the node.
+    Read {
         path: String,
     },
     /// Reads the node and watches it.
@@ -129,7 +134,7 @@ impl NodeOperation {
             Self::Create { .. } => CREATE_WITH_STAT,
             Self::Delete { .. } => DELETE,
             Self::Exists { .. } => EXISTS,
-            Self::Watch { .. } => READ,
+            Self::Read { .. } | Self::Watch { .. } => READ,
             Self::Children { .. } | Self::List { .. } => CHILDREN,
             Self::Touch { .. } => WRITE,
             Self::Check { .. } => CHECK,
@@ -146,7 +151,7 @@ impl NodeOperation {
             Self::Create { .. } => AnswerKind::Created,
             Self::Delete { .. } | Self::Check { .. } | Self::CloseSession => AnswerKind::Empty,
             Self::Exists { .. } | Self::Touch { .. } => AnswerKind::Node,
-            Self::Watch { .. } => AnswerKind::Data,
+            Self::Read { .. } | Self::Watch { .. } => AnswerKind::Data,
             Self::Children { .. } | Self::List { .. } => AnswerKind::Children,
             Self::ReadAccess { .. } => AnswerKind::Access,
             Self::Transaction(_) => AnswerKind::Transaction,
@@ -155,15 +160,15 @@ impl NodeOperation {
 
     fn write(&self, writer: &mut JuteWriter) {
         match self {
-            Self::Create { path, mode, access } => {
-                writer.text(path).buffer(&[]);
+            Self::Create { path, data, mode, access } => {
+                writer.text(path).buffer(data);
                 access.write(writer);
                 writer.int(mode.flags());
             }
             Self::Delete { path } | Self::Check { path } => {
                 writer.text(path).int(ANY_VERSION);
             }
-            Self::Exists { path } | Self::List { path } => {
+            Self::Exists { path } | Self::List { path } | Self::Read { path } => {
                 writer.text(path).boolean(false);
             }
             Self::Watch { path } | Self::Children { path } => {
