@@ -30,10 +30,11 @@ use std::time::Duration;
 
 use crate::report::Report;
 use crate::scenarios::{
-    between, cost, crowd, handoff, held, hot, low_load, memory, quorum, uncontended,
+    annotated, between, cost, crowd, first_renewal, handoff, held, hot, low_load, memory, quorum,
+    uncontended,
 };
 
-const SCENARIOS: [&str; 10] = [
+const SCENARIOS: [&str; 12] = [
     "low-load",
     "uncontended",
     "hot",
@@ -43,7 +44,9 @@ const SCENARIOS: [&str; 10] = [
     "crowd",
     "memory",
     "quorum",
+    "first-renewal",
     "cost",
+    "annotated",
 ];
 
 /// The extent of the measurements.
@@ -93,6 +96,8 @@ fn main() {
             "crowd" => crowd::measure(plan, &mut report),
             "memory" => memory::measure(plan, &mut report),
             "quorum" => quorum::measure(plan, &mut report),
+            "first-renewal" => first_renewal::measure(plan, &mut report),
+            "annotated" => annotated::measure(plan, &mut report),
             _ => cost::measure(plan, &mut report),
         }
     }

@@ -1,8 +1,10 @@
 //! One file for each scenario.
 
+pub(crate) mod annotated;
 pub(crate) mod between;
 pub(crate) mod cost;
 pub(crate) mod crowd;
+pub(crate) mod first_renewal;
 pub(crate) mod handoff;
 pub(crate) mod held;
 pub(crate) mod hot;
