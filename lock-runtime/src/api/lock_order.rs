@@ -1,5 +1,6 @@
 //! Finds locks that calls nest in opposite orders, before they deadlock.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -91,7 +92,8 @@ fn check_under(
         let (stack, opposite) = (shown(&stacks[..1]), shown(&stacks[1..]));
         events::lock_order_inversion(label, core.name(), stack, opposite);
     }
-    if core.config.lock_order == LockOrder::Panic {
+    // A second panic would abort the program.
+    if core.config.lock_order == LockOrder::Panic && !std::thread::panicking() {
         panic!("{first}");
     }
 }
@@ -182,6 +184,15 @@ fn edges(held: &NestedLock<'_>, requested: &NestedLock<'_>) -> Vec<(LockClass, L
     let mut edges = Vec::new();
     for outer in &held.classes {
         for inner in &requested.classes {
+            let are_in_both = || {
+                held.pool == requested.pool
+                    && held.classes.contains(inner)
+                    && requested.classes.contains(outer)
+            };
+            if outer != inner && are_in_both() {
+                // Two locks of the same kinds of keys: their keys would tell the order.
+                continue;
+            }
             if outer != inner || held.pool != requested.pool {
                 let whole = |of: &NestedLock<'_>, keys| of.class(keys, ClassPart::Whole);
                 edges.push((whole(held, outer), whole(requested, inner)));
@@ -198,13 +209,47 @@ fn directions(held: &NestedLock<'_>, requested: &NestedLock<'_>) -> Option<(Clas
     if held.classes.len() != 1 || requested.classes.len() != 1 {
         return None;
     }
-    if held.keys.last() < requested.keys.first() {
+    let is_below = |one: &NestedLock<'_>, other: &NestedLock<'_>| {
+        let is_below_all = |key: &Key| {
+            other.keys.iter().all(|other| by_number(key.as_str(), other.as_str()).is_lt())
+        };
+        one.keys.iter().all(is_below_all)
+    };
+    if is_below(held, requested) {
         Some((ClassPart::Lower, ClassPart::Upper))
-    } else if requested.keys.last() < held.keys.first() {
+    } else if is_below(requested, held) {
         Some((ClassPart::Upper, ClassPart::Lower))
     } else {
         None
     }
+}
+
+/// Compares keys as text, but the numbers within them as numbers: programs sort numbers before they lock.
+fn by_number(one: &str, other: &str) -> Ordering {
+    let (mut one, mut other) = (one.as_bytes(), other.as_bytes());
+    while let (Some(a), Some(b)) = (one.first(), other.first()) {
+        let order = if a.is_ascii_digit() && b.is_ascii_digit() {
+            let (a, b) = (take_number(&mut one), take_number(&mut other));
+            a.len().cmp(&b.len()).then_with(|| a.cmp(b))
+        } else {
+            let order = a.cmp(b);
+            (one, other) = (&one[1..], &other[1..]);
+            order
+        };
+        if order.is_ne() {
+            return order;
+        }
+    }
+    one.len().cmp(&other.len())
+}
+
+/// Takes the digits at the start of `text`. Returns them without leading zeros.
+fn take_number<'a>(text: &mut &'a [u8]) -> &'a [u8] {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    *text = rest;
+    let zeros = number.iter().take_while(|byte| **byte == b'0').count();
+    &number[zeros..]
 }
 
 /// Locks that count as one in the order: those of one kind of keys in one pool.
@@ -307,5 +352,21 @@ impl fmt::Display for LockedAt {
 impl fmt::Display for LockOrderInversion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "locks are nested in opposite orders: {}", shown(&self.stacks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_keys_are_compared_as_numbers() {
+        let ascending =
+            [("order:9", "order:10"), ("a:2:x", "a:10:b"), ("a", "a:1"), ("a:1", "b:0")];
+        for (one, other) in ascending {
+            assert_eq!(by_number(one, other), Ordering::Less, "{one} {other}");
+            assert_eq!(by_number(other, one), Ordering::Greater, "{other} {one}");
+        }
+        assert_eq!(by_number("order:007", "order:7"), Ordering::Equal);
     }
 }

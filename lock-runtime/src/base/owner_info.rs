@@ -51,6 +51,17 @@ impl OwnerInfo {
             None => (text, None),
         };
         let (host, process_id) = process.rsplit_once('/')?;
+        // A value of another program is not shown as a process.
+        let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_host = (1..=LONGEST_HOST).contains(&host.len()) && host.bytes().all(is_of_host);
+        let is_number = process_id.bytes().all(|byte| byte.is_ascii_digit());
+        // A file, and the number of a line.
+        let is_call_site = call_site.as_ref().is_none_or(|text| {
+            text.len() <= LONGEST_FILE + 12 && !text.chars().any(char::is_control)
+        });
+        if !is_host || !is_number || !is_call_site {
+            return None;
+        }
         Some(Self { host: host.to_owned(), process_id: process_id.parse().ok()?, call_site })
     }
 }
@@ -168,7 +179,17 @@ mod tests {
             assert_eq!(info.call_site.as_deref(), call_site);
         }
         assert_eq!(OwnerLabel::default().to_string(), "");
-        for other in ["", "web-7", "web-7/x", "10.0.0.7", "web-7/99999999999"] {
+        for other in [
+            "",
+            "web-7",
+            "web-7/x",
+            "10.0.0.7",
+            "web-7/99999999999",
+            "/5",
+            "web/+5",
+            "\u{1b}]0;x/5",
+            "web/5 a\u{9b}31m",
+        ] {
             assert_eq!(OwnerInfo::parse(other.as_bytes()), None, "{other}");
         }
     }

@@ -5,13 +5,14 @@
 //! on the runtime of the callers if it has a connection of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::{self, Handle};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
+use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard, spawn_on};
 use crate::exec::driver::Driver;
 
@@ -70,8 +71,17 @@ type ByKind<T> = [Vec<T>; KINDS];
 struct CallerBatch<T> {
     runtime: runtime::Id,
     items: ByKind<T>,
+    progress: CallerProgress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallerProgress {
+    /// Begun, or sent in part, since the driver has looked last.
+    New,
     /// The driver has seen it once.
-    is_late: bool,
+    Late,
+    /// The driver has sent it. Until its task runs, requests of this runtime are the driver's.
+    Stalled,
 }
 
 /// Expects the next batch to be as large as recent ones.
@@ -151,9 +161,8 @@ impl<T: Send + 'static> Batcher<T> {
     ) -> Result<(), T> {
         let (runtime, kind) = (caller.id(), F::kind(&item));
         let mut pending = flusher.batcher().pending();
-        if let Some(items) = pending.of_caller(runtime) {
-            items[kind].push(item);
-            return Ok(());
+        if let Some(batch) = pending.of_caller(runtime) {
+            return batch.push(kind, item);
         }
         drop(pending);
         if !may_begin() {
@@ -161,11 +170,11 @@ impl<T: Send + 'static> Batcher<T> {
         }
         pending = flusher.batcher().pending();
         // Another thread of the runtime may have begun it meanwhile.
-        if let Some(items) = pending.of_caller(runtime) {
-            items[kind].push(item);
-            return Ok(());
+        if let Some(batch) = pending.of_caller(runtime) {
+            return batch.push(kind, item);
         }
-        let mut batch = CallerBatch { runtime, items: Default::default(), is_late: false };
+        let progress = CallerProgress::New;
+        let mut batch = CallerBatch { runtime, items: Default::default(), progress };
         batch.items[kind].push(item);
         pending.of_callers.push(batch);
         let was_watched = std::mem::replace(&mut pending.is_watched, true);
@@ -173,8 +182,8 @@ impl<T: Send + 'static> Batcher<T> {
         if !was_watched {
             flusher.driver().spawn(Self::watch(flusher.clone()));
         }
-        let flush =
-            ScheduledFlush { flusher: flusher.clone(), caller: Some(runtime), is_done: false };
+        let flusher = Arc::downgrade(flusher);
+        let flush = CallerFlush { flusher, runtime, process: Process::current(), is_done: false };
         spawn_on(caller, flush.run());
         Ok(())
     }
@@ -194,7 +203,7 @@ impl<T: Send + 'static> Batcher<T> {
     ) {
         if !std::mem::replace(&mut pending.is_scheduled, true) {
             drop(pending);
-            let flush = ScheduledFlush { flusher: flusher.clone(), caller: None, is_done: false };
+            let flush = ScheduledFlush { flusher: flusher.clone(), is_done: false };
             flusher.driver().spawn(flush.run());
         }
     }
@@ -205,14 +214,25 @@ impl<T: Send + 'static> Batcher<T> {
         loop {
             sleep(LATE).await;
             let mut pending = flusher.batcher().pending();
-            if pending.of_callers.is_empty() {
+            let mut is_needed = false;
+            let mut late = Vec::new();
+            for batch in &mut pending.of_callers {
+                match batch.progress {
+                    CallerProgress::New => batch.progress = CallerProgress::Late,
+                    CallerProgress::Late => {
+                        batch.progress = CallerProgress::Stalled;
+                        late.push(std::mem::take(&mut batch.items));
+                    }
+                    CallerProgress::Stalled => continue,
+                }
+                is_needed = true;
+            }
+            if !is_needed {
                 pending.is_watched = false;
                 return;
             }
-            let is_late = |batch: &mut CallerBatch<T>| std::mem::replace(&mut batch.is_late, true);
-            let late: Vec<_> = pending.of_callers.extract_if(.., is_late).collect();
             if !late.is_empty() {
-                late.into_iter().for_each(|batch| pending.add(batch.items));
+                late.into_iter().for_each(|items| pending.add(items));
                 Self::schedule_driver(&flusher, pending);
             }
         }
@@ -262,7 +282,7 @@ impl<T: Send + 'static> Batcher<T> {
         match at {
             None => pending.is_scheduled = batch.is_some(),
             Some(at) if batch.is_none() => drop(pending.of_callers.swap_remove(at)),
-            Some(at) => pending.of_callers[at].is_late = false,
+            Some(at) => pending.of_callers[at].progress = CallerProgress::New,
         }
         batch
     }
@@ -283,9 +303,8 @@ impl<T: Send + 'static> Batcher<T> {
 
 impl<T> Pending<T> {
     /// What the callers on `runtime` have collected, if they have begun a batch.
-    fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut ByKind<T>> {
-        let mut batches = self.of_callers.iter_mut();
-        batches.find(|batch| batch.runtime == runtime).map(|batch| &mut batch.items)
+    fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<T>> {
+        self.of_callers.iter_mut().find(|batch| batch.runtime == runtime)
     }
 
     /// Adds `items` to the next batch of the driver.
@@ -293,6 +312,17 @@ impl<T> Pending<T> {
         for (all, some) in self.of_driver.iter_mut().zip(items) {
             all.extend(some);
         }
+    }
+}
+
+impl<T> CallerBatch<T> {
+    /// Adds `item`, or returns it if the runtime does not send.
+    fn push(&mut self, kind: usize, item: T) -> Result<(), T> {
+        if self.progress == CallerProgress::Stalled {
+            return Err(item);
+        }
+        self.items[kind].push(item);
+        Ok(())
     }
 }
 
@@ -325,22 +355,25 @@ impl<F: Flusher> Drop for InFlight<F> {
     }
 }
 
-/// The task that sends batches until nothing is pending. Dropped before that, because its runtime ends, it leaves the
-/// pending items of a caller to the driver, and drops those of the driver.
+/// Sends the next batch of each kind of the runtime `caller`, or of the driver. Returns whether there was one.
+fn send_next<F: Flusher>(flusher: &Arc<F>, caller: Option<runtime::Id>) -> bool {
+    let Some(batches) = flusher.batcher().take(caller) else { return false };
+    for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
+        flusher.send_batch(caller, InFlight::begin(flusher), batch);
+    }
+    true
+}
+
+/// The driver's task that sends batches until nothing is pending. Dropped before that, because the driver's runtime ends, it
+/// drops the pending items.
 struct ScheduledFlush<F: Flusher> {
     flusher: Arc<F>,
-    /// `None`: the driver.
-    caller: Option<runtime::Id>,
     is_done: bool,
 }
 
 impl<F: Flusher> ScheduledFlush<F> {
     async fn run(mut self) {
-        while let Some(batches) = self.flusher.batcher().take(self.caller) {
-            for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
-                let in_flight = InFlight::begin(&self.flusher);
-                self.flusher.send_batch(self.caller, in_flight, batch);
-            }
+        while send_next(&self.flusher, None) {
             // The server works on this batch while the next one is collected.
             yield_now().await;
         }
@@ -350,10 +383,39 @@ impl<F: Flusher> ScheduledFlush<F> {
 
 impl<F: Flusher> Drop for ScheduledFlush<F> {
     fn drop(&mut self) {
-        match self.caller {
-            _ if self.is_done => {}
-            Some(caller) => Batcher::move_to_driver(&self.flusher, caller),
-            None => self.flusher.batcher().clear(),
+        if !self.is_done {
+            self.flusher.batcher().clear();
+        }
+    }
+}
+
+/// The task that does the same on the runtime of callers. Dropped early, it leaves the pending items to the driver. A runtime
+/// that is not polled keeps no pool alive by it.
+struct CallerFlush<F: Flusher> {
+    flusher: Weak<F>,
+    runtime: runtime::Id,
+    process: Process,
+    is_done: bool,
+}
+
+impl<F: Flusher> CallerFlush<F> {
+    async fn run(mut self) {
+        while self.flusher.upgrade().is_some_and(|flusher| send_next(&flusher, Some(self.runtime)))
+        {
+            yield_now().await;
+        }
+        self.is_done = true;
+    }
+}
+
+impl<F: Flusher> Drop for CallerFlush<F> {
+    fn drop(&mut self) {
+        // In a forked child another thread may have locked the mutex at the fork.
+        if !self.is_done
+            && self.process.is_current()
+            && let Some(flusher) = self.flusher.upgrade()
+        {
+            Batcher::move_to_driver(&flusher, self.runtime);
         }
     }
 }

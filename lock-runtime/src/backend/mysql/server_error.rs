@@ -77,10 +77,14 @@ pub(crate) fn is_rolled_back(error: &BackendError) -> bool {
     code(error).is_some_and(|code| ROLLED_BACK.contains(&code))
 }
 
-/// Whether the server refuses a statement for the column `info`, which its message names then.
+/// What may be wrong with the column `info` where the message does not name it: its type, a check, a trigger.
+const OF_A_COLUMN: [u16; 5] = [1416, 1644, 3144, 3819, 4025];
+
+/// Whether the server refuses a statement for the column `info`, which its message names as a rule.
 pub(crate) fn is_about_info(error: &BackendError) -> bool {
     let names_it = |answer: &ServerError| {
-        ["'info'", ".info'", ".info`", "`info`"].iter().any(|name| answer.message.contains(name))
+        OF_A_COLUMN.contains(&answer.code)
+            || ["'info'", ".info'", ".info`", "`info`"].iter().any(|it| answer.message.contains(it))
     };
     error.kind() == FailureKind::Rejected
         && matches!(error.cause::<Error>(), Some(Error::Server(answer)) if names_it(answer))

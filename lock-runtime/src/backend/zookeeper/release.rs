@@ -87,7 +87,10 @@ impl LockNodes {
         if !ending.is_empty() {
             let deleted = self.delete_ending(session, &ending).await;
             let gone = deleted.inspect_err(|error| self.restore_unsent(owner, before, error))?;
-            if !gone.is_empty() {
+            if !gone.is_empty() && is_last {
+                // An overdue claim ends only what this process has made.
+                is_held = false;
+            } else if !gone.is_empty() {
                 // A retry over another connection has a node of its own, and has deleted this one.
                 let deleted = self.free_others(session, owner, &gone).await;
                 is_held &= deleted.map_err(BackendError::after_a_part)?;
@@ -103,7 +106,7 @@ impl LockNodes {
         Ok(is_held)
     }
 
-    /// Deletes `ending`. Returns the keys of granted ones that were gone already.
+    /// Deletes `ending`. Returns the granted keys of which all nodes were gone already.
     async fn delete_ending(
         &self,
         session: &LiveSession,
@@ -111,15 +114,17 @@ impl LockNodes {
     ) -> Result<Vec<Key>, BackendError> {
         let deletes = ending.iter().map(|node| NodeOperation::Delete { path: node.path.clone() });
         let answers = session.send(deletes.collect()).get().await?;
-        let mut gone = Vec::new();
+        let (mut gone, mut deleted) = (Vec::new(), Vec::new());
         for (node, answer) in ending.iter().zip(answers) {
             match answer {
-                Ok(_) => {}
+                Ok(_) => deleted.push(&node.key),
                 Err(ServerCode::NO_NODE) if node.is_granted => gone.push(node.key.clone()),
                 Err(ServerCode::NO_NODE) => {}
                 Err(code) => return Err(failure(code).after_a_part()),
             }
         }
+        // Of several nodes for a key, one may have ended meanwhile.
+        gone.retain(|key| !deleted.contains(&key));
         Ok(gone)
     }
 
