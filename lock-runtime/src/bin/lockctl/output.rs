@@ -150,10 +150,11 @@ mod tests {
     fn a_holder_is_told_with_its_process() {
         let holder = LockHolder::new(None).with_expiry(Some(Duration::from_secs(7)));
         assert_eq!(holder_text(&holder), "another client, for 7.0 s if it does not renew");
-        let known = holder.with_info(OwnerInfo::parse(b"we\x1bb/4711 src/orders.rs:42"));
+        let known =
+            holder.with_info(OwnerInfo::parse("web/4711 src/\u{202e}orders.rs:42".as_bytes()));
         let text = holder_text(&known);
         assert!(
-            text.starts_with("another client (we\\u{1b}b/4711 src/orders.rs:42), for"),
+            text.starts_with("another client (web/4711 src/\\u{202e}orders.rs:42), for"),
             "{text}"
         );
     }

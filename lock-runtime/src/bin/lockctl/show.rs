@@ -69,20 +69,20 @@ mod tests {
         let holder = LockHolder::new(None)
             .with_expiry(Some(Duration::from_secs(7)))
             .with_fence(Some(Fence::new(34)))
-            .with_info(OwnerInfo::parse(b"web-7/4711 src/my\torders.rs:42"));
+            .with_info(OwnerInfo::parse("web-7/4711 src/\u{202e}orders.rs:42".as_bytes()));
         let shown = Inspection::new(Some(holder)).with_queue([WaitingOwner::new(None)], 12);
         let plain = anstream::adapter::strip_str(&text("order:1\n", &shown)).to_string();
         assert_eq!(
             plain,
             "order:1\\n\n  state    held\n  holder   another client\n  \
-             process  web-7/4711\n  site     src/my\\torders.rs:42\n  \
+             process  web-7/4711\n  site     src/\\u{202e}orders.rs:42\n  \
              expires  in 7.0 s, if it is not renewed\n  fence    34\n  waiting  12\n           1. another client\n"
         );
         let value = json("order:1", &shown);
         assert_eq!(value["holder"]["fence"], 34);
         assert_eq!(value["holder"]["expires_in_ms"], 7_000);
         let info =
-            json!({ "host": "web-7", "process_id": 4711, "call_site": "src/my\torders.rs:42" });
+            json!({ "host": "web-7", "process_id": 4711, "call_site": "src/\u{202e}orders.rs:42" });
         assert_eq!(value["holder"]["info"], info);
         assert_eq!((&value["key"], &value["waiting"]), (&json!("order:1"), &json!(12)));
     }
