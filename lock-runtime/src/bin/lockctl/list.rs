@@ -83,12 +83,15 @@ impl Listing {
 
     /// A table. Colours stand around whole cells, so that the columns stay aligned.
     pub(crate) fn text(&self) -> String {
-        let mut cells = vec![["KEY", "HOLDER", "EXPIRES", "FENCE", "WAITING"].map(str::to_owned)];
+        let head = ["KEY", "HOLDER", "EXPIRES", "FENCE", "WAITING", "PROCESS"];
+        let mut cells = vec![head.map(str::to_owned)];
         cells.extend(self.rows.iter().map(|(key, shown)| row(key, shown)));
         let width = |column: usize| {
             cells.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
         };
-        let widths: [usize; 5] = std::array::from_fn(width);
+        // The last one ends the line.
+        let widths: [usize; 6] =
+            std::array::from_fn(|column| if column == 5 { 0 } else { width(column) });
         let mut text = String::new();
         for (number, row) in cells.iter().enumerate() {
             let style = if number == 0 { FAINT } else { STRONG };
@@ -120,34 +123,37 @@ fn read(pool: &LockPool, key: Key) -> JoinHandle<(Key, Result<Inspection, LockEr
     })
 }
 
-fn row(key: &Key, shown: &Result<Inspection, LockError>) -> [String; 5] {
+fn row(key: &Key, shown: &Result<Inspection, LockError>) -> [String; 6] {
     let key = printable(key.as_str()).into_owned();
     let Ok(shown) = shown else {
-        let [expires, fence, waiting] = ["-"; 3].map(str::to_owned);
-        return [key, "unknown".to_owned(), expires, fence, waiting];
+        let [expires, fence, waiting, process] = ["-"; 4].map(str::to_owned);
+        return [key, "unknown".to_owned(), expires, fence, waiting, process];
     };
     let holder = shown.holder.as_ref();
     let owner = holder.map_or_else(String::new, |holder| owner_text(holder.owner));
     let expires = holder.and_then(|holder| holder.expires_in).map(duration_text);
     let fence = holder.and_then(|holder| holder.fence).map(|fence| fence.to_string());
     let waiting = shown.waiting.map(|count| count.to_string());
-    let [expires, fence, waiting] =
-        [expires, fence, waiting].map(|cell| cell.unwrap_or_else(|| "-".to_owned()));
-    [key, owner, expires, fence, waiting]
+    let process = holder.and_then(|holder| holder.info.as_ref());
+    let process = process.map(|info| printable(&info.to_string()).into_owned());
+    let [expires, fence, waiting, process] =
+        [expires, fence, waiting, process].map(|cell| cell.unwrap_or_else(|| "-".to_owned()));
+    [key, owner, expires, fence, waiting, process]
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use lock_runtime::{Fence, LockHolder};
+    use lock_runtime::{Fence, LockHolder, OwnerInfo};
 
     use super::*;
 
     #[test]
     fn columns_are_aligned() {
         let holder = LockHolder::new(None).with_expiry(Some(Duration::from_secs(7)));
-        let fenced = holder.clone().with_fence(Some(Fence::new(34)));
+        let info = OwnerInfo::parse(b"web-7/4711 src/orders.rs:42");
+        let fenced = holder.clone().with_fence(Some(Fence::new(34))).with_info(info);
         let listing = Listing {
             rows: vec![
                 (Key::from("a"), Ok(Inspection::new(Some(fenced)).with_queue([], 2))),
@@ -158,9 +164,9 @@ mod tests {
         let plain = anstream::adapter::strip_str(&listing.text()).to_string();
         assert_eq!(
             plain,
-            "KEY      HOLDER          EXPIRES  FENCE  WAITING\n\
-             a        another client  7.0 s    34     2\n\
-             order:ä  another client  7.0 s    -      -\n\
+            "KEY      HOLDER          EXPIRES  FENCE  WAITING  PROCESS\n\
+             a        another client  7.0 s    34     2        web-7/4711 src/orders.rs:42\n\
+             order:ä  another client  7.0 s    -      -        -\n\
              there are more: pass a pattern, or a greater `--limit`\n"
         );
         assert_eq!(listing.json()["locks"][0]["key"], "a");
