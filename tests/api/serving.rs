@@ -38,7 +38,7 @@ const FOREIGN: usize = 1_000_000;
 #[derive(Clone, Default)]
 struct App {
     begun: Arc<AtomicUsize>,
-    /// How long each handler has run, of those that have ended.
+    /// How long each handler that has ended has run.
     ended: Arc<Mutex<Vec<Duration>>>,
     /// Handlers end from here on.
     finishes: watch::Sender<bool>,

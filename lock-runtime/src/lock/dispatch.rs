@@ -27,23 +27,16 @@ impl PoolCore {
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
         let Some(caller) = self.caller() else { return self.send(item) };
         let foreground = || self.backend().foreground(&caller);
-        let place = if self.outgoing.prefers_batch() {
-            ForegroundPlace::InBatch
-        } else {
+        if !self.outgoing.prefers_batch() {
             match foreground() {
-                Some(place) => place,
+                Some(ForegroundPlace::Alone(in_flight)) => {
+                    return self.send_now(Some(&caller), in_flight, item);
+                }
+                Some(ForegroundPlace::InBatch) => {}
                 None => return self.send(item),
             }
-        };
-        let left = match place {
-            ForegroundPlace::Alone(in_flight) => {
-                return self.send_now(Some(&caller), in_flight, item);
-            }
-            ForegroundPlace::InBatch => {
-                Batcher::push_on(self, &caller, item, || foreground().is_some())
-            }
-        };
-        if let Err(item) = left {
+        }
+        if let Err(item) = Batcher::push_on(self, &caller, item, || foreground().is_some()) {
             self.send(item);
         }
     }

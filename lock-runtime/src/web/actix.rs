@@ -68,7 +68,7 @@ fn status(problem: &Problem) -> StatusCode {
 /// An actix-web middleware: the resource behind it serves a request only while the lock of that request is held. The response
 /// for a lock that is not acquired, or lost, is that of its [`Problem`].
 ///
-/// With [`for_path`](Self::for_path) it goes on a resource, whose path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
+/// With [`for_path`](Self::for_path) it goes on a resource, where the path parameters are known. A handler finds the [`Fence`](crate::Fence) of its request with
 /// `web::ReqData<Fence>`. The body of a request is read under the lock, and actix-web runs a handler to its end when the
 /// client disconnects: `max_hold` bounds both.
 ///
@@ -138,7 +138,7 @@ impl LockMiddleware {
         self
     }
 
-    /// Locks by a key that is computed from the request, whose body is not there yet. Values of a client are escaped in the
+    /// Locks by a key that is computed from the request without its body, which is not there yet. Values of a client are escaped in the
     /// template of [`for_path`](Self::for_path) alone: here two of them may not give one key by accident.
     ///
     /// ```

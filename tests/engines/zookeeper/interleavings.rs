@@ -70,21 +70,32 @@ async fn a_process_that_stood_still_connects_anew_before_it_reads_an_answer() {
     worker.kill();
 }
 
+/// A hold of `k` through `proxy` that a retry over another connection has moved. What tells the first store of it is kept
+/// back. Returns both stores.
+async fn moved_hold(
+    server: &ZooKeeperServer,
+    root: &str,
+    proxy: &FaultProxy,
+) -> (impl Backend, impl Backend, AcquireRequest) {
+    let store = open_backend(&url_at(proxy.port(), root)).await.unwrap();
+    let other = open_backend(&server.url_of(root)).await.unwrap();
+    let mut mine = request("k", 20_000);
+    assert!(is_granted(&acquire(&store, &mine).await));
+    let before = server.queue(root, "k");
+    proxy.hold(Direction::ToClient);
+    mine.attempt = 1;
+    assert!(is_granted(&acquire(&other, &mine).await));
+    let retried = server.queue(root, "k");
+    assert!(retried.len() == 1 && retried != before, "{retried:?}");
+    (store, other, mine)
+}
+
 /// The notification that its node is gone has not arrived when the release is sent.
 #[tokio::test]
 async fn a_release_ends_the_hold_of_a_retry_over_another_connection() {
     let (server, root) = ZooKeeperServer::shared();
     let proxy = FaultProxy::to_port(server.port());
-    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
-    let other = open_backend(&server.url_of(&root)).await.unwrap();
-    let mut mine = request("k", 20_000);
-    assert!(is_granted(&acquire(&store, &mine).await));
-    let before = server.queue(&root, "k");
-    proxy.hold(Direction::ToClient);
-    mine.attempt = 1;
-    assert!(is_granted(&acquire(&other, &mine).await));
-    let retried = server.queue(&root, "k");
-    assert!(retried.len() == 1 && retried != before, "{retried:?}");
+    let (store, _other, mine) = moved_hold(server, &root, &proxy).await;
     let lease = ReleaseRequest::new(LeaseRef::new(mine.keys.clone(), mine.owner, mine.ttl));
     let release = async || store.release(std::slice::from_ref(&lease)).await.remove(0).unwrap();
     let mut releasing = pin!(release());
@@ -100,13 +111,7 @@ async fn a_release_ends_the_hold_of_a_retry_over_another_connection() {
 async fn a_release_for_a_successor_ends_the_hold_of_a_retry_too() {
     let (server, root) = ZooKeeperServer::shared();
     let proxy = FaultProxy::to_port(server.port());
-    let store = open_backend(&url_at(proxy.port(), &root)).await.unwrap();
-    let other = open_backend(&server.url_of(&root)).await.unwrap();
-    let mut mine = request("k", 20_000);
-    assert!(is_granted(&acquire(&store, &mine).await));
-    proxy.hold(Direction::ToClient);
-    mine.attempt = 1;
-    assert!(is_granted(&acquire(&other, &mine).await));
+    let (store, _other, mine) = moved_hold(server, &root, &proxy).await;
     let mut lease = ReleaseRequest::new(mine.lease());
     lease.successor = Some(Successor::new(Owner::random().unwrap(), ms(20_000)));
     let releases = [lease];

@@ -1,13 +1,43 @@
 //! All checks of one server.
 
+use std::ops::RangeInclusive;
 use std::time::SystemTime;
 
-use redis::{Pipeline, Value};
+use redis::{Pipeline, RedisError, Value};
 
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::{BackendError, Finding, Warning};
+
+/// What a server says of itself.
+pub(crate) struct ServerAnswers {
+    pub(crate) info: Result<Value, RedisError>,
+    pub(crate) time: Result<Value, RedisError>,
+    pub(crate) settings: Vec<Result<Value, RedisError>>,
+    /// The local time at the question and at the answers.
+    pub(crate) asked: RangeInclusive<SystemTime>,
+}
+
+impl ServerAnswers {
+    /// Asks in one write. Fails if the server does.
+    pub(crate) async fn of(connection: &Connection) -> Result<Self, BackendError> {
+        let mut questions = Pipeline::with_capacity(5);
+        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
+        questions.add_command(redis::cmd("TIME"));
+        for question in diagnostics::config_commands() {
+            questions.add_command(question);
+        }
+        let sent = SystemTime::now();
+        let mut answers = connection.send_all(&questions).await?.into_iter();
+        let asked = sent..=SystemTime::now();
+        let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
+        // `PING` is allowed to every user, so its error is an error of the server.
+        next().map_err(|error| connection.failure(error))?;
+        let (info, time) = (next(), next());
+        Ok(Self { info, time, settings: answers.collect(), asked })
+    }
+}
 
 /// The checks that need neither scripts nor pushes. `for_all`: the server has to serve all keys.
 pub(crate) async fn of_server(
@@ -22,22 +52,9 @@ pub(crate) async fn of_server(
         let remedy = "look at the server itself";
         findings.push(Finding::unknown("server", unknown, remedy).at(&*server));
     } else {
-        let mut questions = Pipeline::with_capacity(5);
-        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
-        questions.add_command(redis::cmd("TIME"));
-        for question in diagnostics::config_commands() {
-            questions.add_command(question);
-        }
-        let sent = SystemTime::now();
-        let mut answers = connection.send_all(&questions).await?.into_iter();
-        let asked = sent..=SystemTime::now();
-        let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
-        // `PING` is allowed to every user, so its error is an error of the server.
-        next().map_err(|error| connection.failure(error))?;
-        let (info, time) = (next(), next());
-        let clock = diagnostics::clock_finding(&server, &time, &asked);
-        let settings: Vec<_> = answers.collect();
-        findings.extend(diagnostics::findings(&server, for_all, &info, &settings));
+        let answers = ServerAnswers::of(connection).await?;
+        findings.extend(diagnostics::findings(&server, for_all, &answers.info, &answers.settings));
+        let clock = diagnostics::clock_finding(&server, &answers.time, &answers.asked);
         findings.push(clock);
     }
     let warning = connection.warning();

@@ -1,13 +1,13 @@
 //! Checks whether the nodes are fit for a quorum: independent of each other, configured well, with synchronised clocks.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use redis::{Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics::{self, ClockDistance, Info};
+use crate::backend::redis::protocol::diagnosis::ServerAnswers;
 use crate::backend::redis::quorum::fence_block::{MAX_AHEAD, SYNCHRONISE};
 use crate::backend::redis::quorum::node::{NodeKind, QuorumNode, timeout_error};
 use crate::backend::redis::quorum::url::Dependent;
@@ -85,25 +85,12 @@ impl NodeReport {
     }
 
     async fn query_server(&mut self, node: &Connection, name: &str) -> Result<Info, BackendError> {
-        let mut questions = Pipeline::with_capacity(5);
-        questions.add_command(redis::cmd("PING")).add_command(diagnostics::info_command());
-        questions.add_command(redis::cmd("TIME"));
-        for question in diagnostics::config_commands() {
-            questions.add_command(question);
-        }
-        let sent = SystemTime::now();
-        let mut answers = node.send_all(&questions).await?.into_iter();
-        let asked = sent..=SystemTime::now();
-        let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
-        // Every user may send PING, so only its failure is a failure of the node.
-        next().map_err(|error| node.failure(error))?;
-        let (info, time) = (next(), next());
+        let ServerAnswers { info, time, settings, asked } = ServerAnswers::of(node).await?;
         // A node that belongs to a cluster is reported by `dependent` instead.
         let for_all = false;
-        let more: Vec<_> = answers.collect();
-        self.findings.extend(diagnostics::findings(name, for_all, &info, &more));
+        self.findings.extend(diagnostics::findings(name, for_all, &info, &settings));
         self.findings.push(diagnostics::clock_finding(name, &time, &asked));
-        self.warnings.extend(diagnostics::warnings(name, for_all, &info, &more));
+        self.warnings.extend(diagnostics::warnings(name, for_all, &info, &settings));
         let distance = |time| diagnostics::clock_distance(&time, &asked);
         self.distances.extend(time.ok().and_then(distance));
         Ok(Info::of(&info))
