@@ -10,7 +10,7 @@ use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, Fence, LockPool, LockRequest, Wait};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::quorum::says_busy;
+use lock_tests::quorum::{says_busy, until_all_nodes_answer};
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Latency, Quorum, RedisServer, Skew, Watched, eventually_async};
 use tokio::task::JoinSet;
@@ -154,6 +154,7 @@ async fn a_lock_is_acquired_if_and_only_if_a_majority_can_be_had() {
             node.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
         }
         until_free(&quorum, key, "other").await;
+        until_all_nodes_answer(&pool, DEADLINE).await;
     }
 }
 

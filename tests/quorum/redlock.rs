@@ -27,11 +27,11 @@ use std::time::Duration;
 
 use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseRequest};
 use lock_runtime::testing::open_backend;
-use lock_runtime::{Fence, Health, LockError, LockGuard, LockPool, PoolBuilder};
+use lock_runtime::{Fence, LockError, LockGuard, LockPool, PoolBuilder};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, Direction};
-use lock_tests::quorum::says_busy;
+use lock_tests::quorum::{says_busy, until_all_nodes_answer};
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Worker, eventually, eventually_async};
 use tempfile::TempDir;
@@ -145,14 +145,7 @@ impl Client {
 
     /// All nodes answer, and the try is refused.
     async fn assert_busy(&self) {
-        // The quorum works without a silent node.
-        let misses_one = |health: &Health| {
-            health.warnings.iter().any(|warning| warning.to_string().contains("still stands"))
-        };
-        eventually_async(DEADLINE, "all nodes answer", async || {
-            self.pool.health().await.is_ok_and(|health| !misses_one(&health))
-        })
-        .await;
+        until_all_nodes_answer(&self.pool, DEADLINE).await;
         let busy = async || says_busy(self.pool.lock("k")).await;
         for _ in 0..3 {
             eventually_async(DEADLINE, "the answer is that the lock is held", busy).await;

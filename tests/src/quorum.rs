@@ -1,7 +1,10 @@
 //! Several servers that vote.
 
-use lock_runtime::LockRequest;
+use std::time::Duration;
 
+use lock_runtime::{LockPool, LockRequest};
+
+use crate::eventually::eventually_async;
 use crate::server::{Config, RedisServer};
 
 /// Independent servers, the nodes of a `redlock://` quorum.
@@ -74,4 +77,19 @@ pub async fn says_busy(request: LockRequest) -> bool {
             false
         }
     }
+}
+
+/// Waits until all nodes of the quorum of `pool` answer. A node that was silent has a new connection first.
+///
+/// # Panics
+///
+/// When `deadline` has passed.
+pub async fn until_all_nodes_answer(pool: &LockPool, deadline: Duration) {
+    eventually_async(deadline, "all nodes answer", async || {
+        // The quorum works without a node that does not answer, and names it.
+        pool.health().await.is_ok_and(|health| {
+            !health.warnings.iter().any(|warning| warning.to_string().contains("still stands"))
+        })
+    })
+    .await;
 }
