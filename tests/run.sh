@@ -161,6 +161,28 @@ tests() {
     tested=$((tested + took))
 }
 
+# `together COMMAND..`: these at once, each a call of a function below, for programs that leave cores idle. Their outputs
+# follow each other.
+together() {
+    local began="${SECONDS}" outputs ended=() at failed=()
+    outputs="$(mktemp -d)"
+    for at in $(seq $#); do
+        # The port of a server that one of them has killed must not go to a server of another one.
+        # shellcheck disable=SC2086
+        LOCK_TEST_PORTS="$((4000 + at * 7000)) $((11000 + at * 7000))" ${!at} >"${outputs}/${at}" 2>&1 &
+        ended+=($!)
+    done
+    for at in $(seq $#); do
+        current="in: ${!at}"
+        wait "${ended[at - 1]}" || failed+=("${!at}")
+        cat "${outputs}/${at}"
+    done
+    rm -rf "${outputs}"
+    tested=$((tested + SECONDS - began))
+    current="in: ${failed[*]}"
+    [[ ${#failed[@]} -eq 0 ]]
+}
+
 # Tests that no program runs.
 left_out=()
 
@@ -172,31 +194,44 @@ for part in browser etcd mysql postgres zookeeper; do
     fi
 done
 
-# `program NAME [TEST..]`: tests with a path that contains one of TEST measure time, or create load. A quarter as many of
-# them run at once, after all others.
+# `program NAME [TEST..]`: the tests of a program, but for those with a path that contains one of TEST: they measure time,
+# or create load. `a_few NAME TEST..` runs these, a quarter as many at once.
 program() {
     local name="$1" skip=() test
     shift
     for test in "$@"; do skip+=(--skip "${test}"); done
-    local command=(cargo test "${all[@]}" --quiet --test "${name}" -- "${left_out[@]}")
-    tests "testing ${name}" "${command[@]}" --test-threads "${threads}" "${skip[@]}"
-    [[ $# -eq 0 ]] || tests "testing ${name}, a few at once" "${command[@]}" --test-threads "${few}" "$@"
+    tests "testing ${name}" cargo test "${all[@]}" --quiet --test "${name}" -- "${left_out[@]}" \
+        --test-threads "${threads}" "${skip[@]}"
+}
+a_few() {
+    local name="$1"
+    shift
+    tests "testing ${name}, a few at once" cargo test "${all[@]}" --quiet --test "${name}" -- \
+        "${left_out[@]}" --test-threads "${few}" "$@"
+}
+doctests() {
+    tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 }
 
-tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
-program api shutdown:: serving::
-program observability
-program waiting push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm \
-    multi_key::an_a multi_key::keys_ multi_key::a_key multi_key::given_up
-program faults outage::requests
-program topologies
-program quorum load::
-program engines wait_queue::hand_offs
 if ! rust-analyzer --version >/dev/null 2>&1; then
     echo "==> skipped: rust-analyzer is not installed (rustup component add rust-analyzer): project language_server"
 fi
-tests "testing project" cargo test "${all[@]}" --quiet --test project -- --test-threads 4
-tests "running the doctests" cargo test "${all[@]}" --quiet --doc
+busy_api="shutdown:: serving::"
+busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
+    multi_key::keys_ multi_key::a_key multi_key::given_up"
+
+tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
+program api ${busy_api}
+program waiting ${busy_waiting}
+together "program faults outage::requests" "program observability"
+program topologies
+program quorum load::
+program engines wait_queue::hand_offs
+together "a_few project" doctests
+together "a_few waiting ${busy_waiting}" "a_few quorum load::"
+a_few api ${busy_api}
+a_few faults outage::requests
+a_few engines wait_queue::hand_offs
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart
 if command -v cargo-deny >/dev/null; then

@@ -114,6 +114,27 @@ async fn every_end_of_a_guard_resolves_lost_on_redis() {
     exits_of_a_guard(&LockPool::connect(&server.url()).await.unwrap()).await;
 }
 
+#[tokio::test]
+async fn a_release_behind_the_end_of_the_hold_reports_the_loss_that_nothing_has_noticed_yet() {
+    let (builder, short) = (LockPool::builder("memory://"), ms(20));
+    // Its tasks cannot run while the thread is blocked.
+    let pool = builder.on_current_runtime().connect().await.unwrap();
+    let requests = [
+        pool.lock("limited").max_hold(short),
+        pool.lock("limited, without a fence").fencing(false).max_hold(short),
+        pool.lock("not renewed").ttl(short).renew(false),
+    ];
+    for request in requests {
+        let guard = request.acquire().await.unwrap();
+        while guard.is_held() {
+            std::thread::sleep(ms(1));
+        }
+        let error = guard.release().await.unwrap_err();
+        assert!(error.is_lost(), "{error}");
+        assert_eq!(error.progress(), Progress::Finished);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_reported_and_stays_reported() {
     let pool = on_virtual_time("memory://", |it| it).await.0;

@@ -1,13 +1,15 @@
 //! A private Redis server per test.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -391,11 +393,19 @@ pub fn another_port() -> u16 {
 
 /// A listener at a free port of this machine, below the ephemeral range: there, an outgoing connection could take the
 /// port of a killed server, or a client that looks for it could connect to itself. Another port with every call: a
-/// client that still looks for a server of one test must not find that of another.
+/// client that still looks for a server of one test must not find that of another. Test programs that run at once have
+/// ranges of their own, `LOCK_TEST_PORTS="first end"`.
 pub fn listener() -> TcpListener {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    static RANGE: LazyLock<Range<u16>> = LazyLock::new(|| {
+        let Ok(ports) = env::var("LOCK_TEST_PORTS") else { return 11_000..32_000 };
+        let (first, end) =
+            ports.split_once(' ').expect("LOCK_TEST_PORTS has a first port and an end");
+        let port = |text: &str| text.parse().expect("LOCK_TEST_PORTS has port numbers");
+        port(first)..port(end)
+    });
     loop {
-        let port = fastrand::u16(11_000..32_000);
+        let port = fastrand::u16(RANGE.clone());
         if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             && GIVEN.lock().unwrap().insert(port)
         {

@@ -258,7 +258,7 @@ impl LockGuard {
         if self.core.is_inherited() {
             return Err(self.locate(LockError::inherited()));
         }
-        let loss = self.lease().loss();
+        let loss = self.loss();
         self.span.on_hold_ended();
         let released = match self.begin_release(ReleaseMode::Awaited) {
             Some(releasing) => {
@@ -276,18 +276,25 @@ impl LockGuard {
         outcome.map_err(|error| error.after(Progress::Finished))
     }
 
-    /// Why the lease is over. After a suspend of the machine, or on a blocked thread, this call may be the first to
-    /// notice.
+    /// Why the lease is over.
     #[cold]
     pub(crate) fn end_error(&self) -> LockError {
         if self.core.is_inherited() {
             return self.locate(LockError::inherited());
         }
+        self.loss_error(self.loss().unwrap_or(Loss::Expired))
+    }
+
+    /// Why the hold was lost, if it was. After a suspend of the machine, on a blocked thread, or within the moment that
+    /// the driver needs, this call may be the first to notice.
+    fn loss(&self) -> Option<Loss> {
         let lease = self.lease();
-        if let Some(loss) = lease.expire(self.core.clock().now()) {
+        if lease.is_overdue()
+            && let Some(loss) = lease.expire(self.core.clock().now())
+        {
             events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
         }
-        self.loss_error(lease.loss().unwrap_or(Loss::Expired))
+        lease.loss()
     }
 
     /// Starts the release; `None` if this guard is borrowed, or the lock is released already.
