@@ -166,6 +166,9 @@ tests() {
 together() {
     local began="${SECONDS}" outputs ended=() at failed=()
     outputs="$(mktemp -d)"
+    printf '==> at once, their outputs follow:\n'
+    printf '        %s\n' "$@"
+    trap 'kill "${ended[@]}"; cat "${outputs}"/*; rm -rf "${outputs}"; exit 130' INT TERM
     for at in $(seq $#); do
         # The port of a server that one of them has killed must not go to a server of another one.
         # shellcheck disable=SC2086
@@ -177,6 +180,7 @@ together() {
         wait "${ended[at - 1]}" || failed+=("${!at}")
         cat "${outputs}/${at}"
     done
+    trap - INT TERM
     rm -rf "${outputs}"
     tested=$((tested + SECONDS - began))
     current="in: ${failed[*]}"

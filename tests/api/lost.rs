@@ -116,7 +116,7 @@ async fn every_end_of_a_guard_resolves_lost_on_redis() {
 
 #[tokio::test]
 async fn a_release_behind_the_end_of_the_hold_reports_the_loss_that_nothing_has_noticed_yet() {
-    let (builder, short) = (LockPool::builder("memory://"), ms(20));
+    let (builder, short) = (LockPool::builder("memory://"), ms(300));
     // Its tasks cannot run while the thread is blocked.
     let pool = builder.on_current_runtime().connect().await.unwrap();
     let requests = [

@@ -1,8 +1,10 @@
 //! Releases of locks that other owners hold.
 
+use tokio::time::timeout;
+
 use crate::api::pool::LockPool;
 use crate::api::store_request::silence;
-use crate::backend::{ReleaseOutcome, ReleaseRequest};
+use crate::backend::{FailureKind, ReleaseOutcome, ReleaseRequest};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::inspection::LockHolder;
 use crate::base::key::Key;
@@ -38,7 +40,7 @@ impl LockPool {
     /// # }
     /// ```
     ///
-    /// The event `released by force` has the host and the process of this call. The former holder learns neither: its event `lost`
+    /// The event `released by force` has the host and the process of this call, also if the call is dropped. The former holder learns neither: its event `lost`
     /// has the same `owner`, and the reason `taken`. Once polled, a call that is dropped may still
     /// release the lock.
     ///
@@ -60,24 +62,40 @@ impl LockPool {
         key: &Key,
         holder: &LockHolder,
     ) -> Result<bool, LockError> {
-        let released = self.released_by_force(key, holder).await;
-        let released = released.map_err(|error| self.locate(error, key))?;
-        if let Some(owner) = holder.owner {
-            events::released_by_force(self.core().name(), owner, released, operator);
-        }
-        Ok(released)
+        let released = self.released_by_force(operator, key, holder).await;
+        released.map_err(|error| self.locate(error, key))
     }
 
-    async fn released_by_force(&self, key: &Key, holder: &LockHolder) -> Result<bool, LockError> {
+    async fn released_by_force(
+        &self,
+        operator: Option<&str>,
+        key: &Key,
+        holder: &LockHolder,
+    ) -> Result<bool, LockError> {
         let request = ReleaseRequest::by_force(self.stored_key(key)?, holder.clone());
         let request = request.ok_or_else(of_another_library)?;
-        let core = self.core().clone();
+        let (core, owner) = (self.core().clone(), holder.owner);
+        let operator = operator.map(str::to_owned);
         let limit = core.request_timeout();
+        // The caller may be gone by the answer, as a handler is behind a disconnect of its client. The event is sent all the same.
         let releasing = async move {
-            let answer = core.backend().release(&[request]).await.pop();
-            answer.unwrap_or_else(|| Err(silence()))
+            let requests = [request];
+            let answer = timeout(limit, core.backend().release(&requests)).await;
+            let answer = answer.ok().and_then(|mut answers| answers.pop());
+            let released = answer
+                .unwrap_or_else(|| Err(silence()))
+                .map(|outcome| outcome != ReleaseOutcome::NotHeld);
+            let was_held = match &released {
+                Ok(released) => Some(Some(*released)),
+                Err(error) if error.kind() == FailureKind::NotApplied => None,
+                Err(_) => Some(None),
+            };
+            if let (Some(owner), Some(was_held)) = (owner, was_held) {
+                events::released_by_force(core.name(), owner, was_held, operator);
+            }
+            released
         };
-        Ok(self.asked(limit, releasing).await? != ReleaseOutcome::NotHeld)
+        self.asked(limit * 2, releasing).await
     }
 }
 

@@ -209,15 +209,16 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     }
 }
 
-/// This process has taken a lock from another owner, for `operator` if a person is known.
+/// This process has taken a lock from another owner, for `operator` if one is known. `was_held` is `None` if the store did
+/// not tell.
 pub(crate) fn released_by_force(
     pool: &Arc<str>,
     owner: OwnerTag,
-    was_held: bool,
-    operator: Option<&str>,
+    was_held: Option<bool>,
+    operator: Option<String>,
 ) {
     if is_wanted!(WARN, None) {
-        let (pool, operator) = (pool.clone(), operator.map(str::to_owned));
+        let pool = pool.clone();
         event_thread::send(move || {
             let process = owner_info::process_text();
             let by = operator.map(|operator| format!("{operator} at {process}"));

@@ -50,23 +50,25 @@ impl Listing {
         let rows = Vec::with_capacity(found.keys.len());
         let mut listing = Self { rows, left_out, has_answer: false };
         let mut keys = found.keys.into_iter();
-        let mut answered_at = Instant::now();
+        let mut silent_since = Instant::now();
         loop {
             let reads: Vec<_> = keys.by_ref().take(TOGETHER).map(|key| read(pool, key)).collect();
             if reads.is_empty() {
                 return Ok(listing);
             }
+            let mut has_answer = false;
             for read in reads {
                 let (key, shown) =
                     read.await.unwrap_or_else(|error| resume_unwind(error.into_panic()));
-                if shown.is_ok() {
-                    (listing.has_answer, answered_at) = (true, Instant::now());
-                }
+                has_answer |= shown.is_ok();
                 if !shown.as_ref().is_ok_and(Inspection::is_free) {
                     listing.rows.push((key, shown));
                 }
             }
-            if keys.len() > 0 && answered_at.elapsed() >= PATIENCE {
+            if has_answer {
+                listing.has_answer = true;
+                silent_since = Instant::now();
+            } else if keys.len() > 0 && silent_since.elapsed() >= PATIENCE {
                 listing.left_out = LeftOut::Unread(keys.len());
                 return Ok(listing);
             }

@@ -7,13 +7,15 @@ use std::task::{Context, Poll};
 use actix_web::body::{BodySize, MessageBody};
 use actix_web::http::StatusCode;
 use actix_web::http::header::CONTENT_TYPE;
-use actix_web::web::{Bytes, Data, get, post};
+use actix_web::web::{Bytes, Data, PayloadConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, Scope, web};
 
 use crate::web::locks_page::assets::{Asset, SCRIPT, STYLE};
 use crate::web::locks_page::events::PageEvents;
 use crate::web::locks_page::operator::PageRequest;
-use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage, REFUSED, TEXT};
+use crate::web::locks_page::{
+    EVENT_STREAM, EVENTS, HEADERS, HTML, LONGEST_FORM, LocksPage, REFUSED, TEXT,
+};
 
 impl LocksPage {
     /// The page as a scope at `path`, such as `"/locks"`.
@@ -23,7 +25,10 @@ impl LocksPage {
         };
         let allows_release = self.authorization.is_some();
         // Its files follow behind a slash of their own.
-        let mut scope = web::scope(path.trim_end_matches('/')).app_data(Data::new(self));
+        let mut scope = web::scope(path.trim_end_matches('/'))
+            .app_data(Data::new(self))
+            // In place of the limits and media types of the application.
+            .app_data(PayloadConfig::new(LONGEST_FORM));
         if allows_release {
             scope = scope.route("", post().to(release)).route("/", post().to(release));
         }

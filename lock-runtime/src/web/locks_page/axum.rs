@@ -17,10 +17,9 @@ use http_body::Frame;
 use crate::web::locks_page::assets::{Asset, SCRIPT, STYLE};
 use crate::web::locks_page::events::PageEvents;
 use crate::web::locks_page::operator::PageRequest;
-use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage, REFUSED, TEXT};
-
-/// In bytes.
-const LONGEST_FORM: usize = 16 * 1024;
+use crate::web::locks_page::{
+    EVENT_STREAM, EVENTS, HEADERS, HTML, LONGEST_FORM, LocksPage, REFUSED, TEXT,
+};
 
 impl LocksPage {
     /// The page as a router, to be mounted with [`nest`](Router::nest) at a path of its own, without a slash at its end, or
@@ -64,7 +63,10 @@ async fn release(
         return with_status(StatusCode::FORBIDDEN, response(TEXT, REFUSED));
     };
     let Ok(form) = axum::body::to_bytes(body, LONGEST_FORM).await else {
-        return with_status(StatusCode::BAD_REQUEST, response(TEXT, "No form was sent.\n"));
+        return with_status(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            response(TEXT, "The form is too long.\n"),
+        );
     };
     let form = String::from_utf8_lossy(&form);
     response(HTML, page.release(uri.path(), uri.query(), &form, &operator).await)

@@ -1,6 +1,7 @@
 //! The text of the page.
 
 use std::fmt::{self, Display, Formatter, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::LockError;
@@ -27,8 +28,8 @@ pub(super) enum Lookup {
         index: usize,
         key: String,
         answer: Box<Result<Inspection, LockError>>,
-        /// Whether the request may take the lock from its holder.
-        may_release: bool,
+        /// The pool's name, if the request may take the lock from its holder.
+        may_release: Option<Arc<str>>,
         /// What such a request has led to, just before the answer.
         forced: Option<Forced>,
     },
@@ -110,8 +111,8 @@ impl Display for Lookup {
                 match &**answer {
                     Ok(inspection) => {
                         looked_up(f, inspection)?;
-                        if *may_release {
-                            release_form(f, inspection)?;
+                        if let Some(pool) = may_release {
+                            release_form(f, pool, inspection)?;
                         }
                     }
                     Err(error) => {
@@ -128,7 +129,9 @@ impl Display for Forced {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let text = match self {
             Self::Released => "The lock was taken from its holder.",
-            Self::NotHeld => "That holder no longer has the lock, and nothing was done.",
+            Self::NotHeld => {
+                "That holder no longer has the lock. It may have been taken just before."
+            }
             Self::Failed(error) => {
                 return write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()));
             }
@@ -138,15 +141,17 @@ impl Display for Forced {
 }
 
 /// It names the holder: a later one keeps its lock.
-fn release_form(f: &mut Formatter<'_>, inspection: &Inspection) -> fmt::Result {
+fn release_form(f: &mut Formatter<'_>, pool: &str, inspection: &Inspection) -> fmt::Result {
     let Some(owner) = inspection.holder.as_ref().and_then(|holder| holder.owner) else {
         return Ok(());
     };
     write!(
         f,
-        "<form method=\"post\"><input type=\"hidden\" name=\"owner\" value=\"{owner}\">\
-         <label><input type=\"checkbox\" required> its work is cancelled, and until then runs beside the next holder's</label> \
-         <button>Release by force</button></form>"
+        "<form method=\"post\" autocomplete=\"off\"><input type=\"hidden\" name=\"pool_name\" value=\"{}\">\
+         <input type=\"hidden\" name=\"owner\" value=\"{owner}\"><label><input type=\"checkbox\" required> \
+         the task of that process that has the lock now is cancelled, and until then runs beside the next holder's</label> \
+         <button>Release by force</button></form>",
+        Escaped(pool)
     )
 }
 
@@ -315,7 +320,8 @@ mod tests {
         let holder = LockHolder::new(None).with_info(OwnerInfo::parse(b"web-7/4711 src/<b>.rs:42"));
         let answer = Box::new(Ok(Inspection::new(Some(holder))));
         let key = "order:1".to_owned();
-        let lookup = Lookup::Answer { index: 0, key, answer, may_release: true, forced: None };
+        let lookup =
+            Lookup::Answer { index: 0, key, answer, may_release: Some("p".into()), forced: None };
         let text = lookup.to_string();
         assert!(!text.contains("<form"), "it is no holder of this framework: {text}");
         for part in ["<code>web-7/4711</code>", "<code>src/&lt;b&gt;.rs:42</code>"] {

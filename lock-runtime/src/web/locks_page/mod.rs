@@ -72,6 +72,9 @@ const FINGERPRINT_AGE: Duration = Duration::from_millis(200);
 const EVENTS: &str = "events";
 
 const HTML: &str = "text/html; charset=utf-8";
+/// The longest form, in bytes.
+const LONGEST_FORM: usize = 16 * 1024;
+
 const TEXT: &str = "text/plain; charset=utf-8";
 const EVENT_STREAM: &str = "text/event-stream";
 
@@ -84,7 +87,8 @@ const HEADERS: [(&str, &str); 5] = [
     ("cache-control", "no-store, no-transform"),
     // A proxy passes events on as they come.
     ("x-accel-buffering", "no"),
-    ("referrer-policy", "no-referrer"),
+    // With `no-referrer` a form of the page would have no origin. No other site gets the URL, which may have a key.
+    ("referrer-policy", "same-origin"),
     ("x-content-type-options", "nosniff"),
     (
         "content-security-policy",
@@ -106,7 +110,8 @@ impl LocksPage {
     }
 
     /// Lets operators take a lock from its holder, by [`force_release`](LockPool::force_release): behind the lookup of a key
-    /// that is held, the page then has a button for it.
+    /// that is held, the page then has a button for it. It names the owner and the pool that are shown: a later owner keeps the lock. Within a
+    /// process the lock may have passed to another task, which is then the one that loses it.
     ///
     /// `authorize` is called with each request for the page. It returns the name of the operator, which the event `released by force`
     /// has in its field `by`, or `None` for a request that may only read. It must not block. Forms that a browser sends for pages of other sites are
@@ -142,7 +147,8 @@ impl LocksPage {
 
     /// The operator that sends this form; `None` if it has to be refused.
     fn sender(&self, request: PageRequest<'_>) -> Option<String> {
-        self.operator(request).filter(|_| request.is_of_this_site())
+        // Another site must not have the application called in the name of its visitor.
+        if request.is_of_this_site() { self.operator(request) } else { None }
     }
 
     fn pools(&self) -> Vec<LockPool> {
@@ -169,9 +175,14 @@ impl LocksPage {
     async fn release(&self, path: &str, query: Option<&str>, form: &str, operator: &str) -> String {
         let Query { pool: index, key, .. } = Query::parse(query.unwrap_or_default());
         let key = key.unwrap_or_default();
-        let owner = Query::parse(form).owner.unwrap_or_default();
-        let Some(pool) = self.pool_at(index) else { return self.document(path, Lookup::NoPool) };
-        let outcome = match pool.inspect(key.as_str()).await {
+        let Query { owner, pool_name, .. } = Query::parse(form);
+        let (owner, pool_name) = (owner.unwrap_or_default(), pool_name.unwrap_or_default());
+        // Another one may be at this index by now.
+        let is_named = |pool: &LockPool| **pool.core().name() == *pool_name;
+        let Some(pool) = self.pool_at(index).filter(is_named) else {
+            return self.document(path, Lookup::NoPool);
+        };
+        let forced = match pool.inspect(key.as_str()).await {
             Ok(inspection) => {
                 let is_meant = |owned: &OwnerTag| owned.to_string() == owner;
                 let holder = inspection.holder.filter(|it| it.owner.as_ref().is_some_and(is_meant));
@@ -185,15 +196,15 @@ impl LocksPage {
             }
             Err(error) => Err(error),
         };
-        let mut lookup = self.look_up(index, key, true).await;
-        if let Lookup::Answer { forced, .. } = &mut lookup {
-            *forced = Some(match outcome {
-                Ok(true) => Forced::Released,
-                Ok(false) => Forced::NotHeld,
-                Err(error) => Forced::Failed(error),
-            });
-        }
-        self.document(path, lookup)
+        let forced = Some(match forced {
+            Ok(true) => Forced::Released,
+            Ok(false) => Forced::NotHeld,
+            Err(error) => Forced::Failed(error),
+        });
+        let answer = Box::new(pool.inspect(key.as_str()).await);
+        let may_release = Some(pool.core().name().clone());
+        let index = index.unwrap_or_default();
+        self.document(path, Lookup::Answer { index, key, answer, may_release, forced })
     }
 
     fn document(&self, path: &str, lookup: Lookup) -> String {
@@ -205,6 +216,7 @@ impl LocksPage {
     async fn look_up(&self, index: Option<usize>, key: String, may_release: bool) -> Lookup {
         let Some(pool) = self.pool_at(index) else { return Lookup::NoPool };
         let answer = Box::new(pool.inspect(key.as_str()).await);
+        let may_release = may_release.then(|| pool.core().name().clone());
         let index = index.unwrap_or_default();
         Lookup::Answer { index, key, answer, may_release, forced: None }
     }

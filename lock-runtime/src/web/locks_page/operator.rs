@@ -4,10 +4,10 @@ use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 
 /// A request to a [`LocksPage`](crate::web::LocksPage), for the function that decides whether it may release locks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct PageRequest<'a>(Source<'a>);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 enum Source<'a> {
     #[cfg(feature = "axum")]
     Axum(&'a http::request::Parts),
@@ -55,7 +55,7 @@ impl<'a> PageRequest<'a> {
         if let Some(site) = self.header("sec-fetch-site") {
             return site == "same-origin";
         }
-        // Without TLS a browser sends the origin alone. Other clients send neither.
+        // Without TLS a browser sends the origin alone, as the page's referrer policy allows. Other clients send neither.
         let Some(origin) = self.header("origin") else { return true };
         let host = origin.split_once("://").map(|(_, host)| host);
         host.is_some() && host == self.host()
@@ -72,6 +72,13 @@ impl<'a> PageRequest<'a> {
             }
         };
         self.header("host").or(authority)
+    }
+}
+
+/// Without headers: they may have secrets.
+impl Debug for PageRequest<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageRequest").finish_non_exhaustive()
     }
 }
 

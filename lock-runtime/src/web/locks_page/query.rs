@@ -12,6 +12,7 @@ pub(super) struct Query {
     pub(super) key: Option<String>,
     /// The owner that the lock is to be taken from.
     pub(super) owner: Option<String>,
+    pub(super) pool_name: Option<String>,
 }
 
 impl Query {
@@ -22,6 +23,7 @@ impl Query {
             match name {
                 "pool" => query.pool = value.parse().ok(),
                 "key" => query.key = Some(decode(value)),
+                "pool_name" => query.pool_name = Some(decode(value)),
                 "owner" => query.owner = Some(decode(value)),
                 _ => {}
             }
