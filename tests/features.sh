@@ -18,7 +18,7 @@ build() {
 }
 
 if [[ $# -eq 0 ]]; then
-    features=(redis rediss mysql postgres-tls zookeeper etcd-tls tower actix metrics)
+    features=(serde redis rediss mysql postgres-tls zookeeper etcd-tls tower actix metrics)
 fi
 # None, each, and each pair.
 n="${#features[@]}"
