@@ -34,10 +34,26 @@ pub async fn request(
     path: &str,
     body: &str,
 ) -> std::io::Result<(u16, String, String)> {
+    request_with(address, method, path, &[], body).await
+}
+
+/// [`request`] with these headers.
+///
+/// # Errors
+/// As [`request`].
+pub async fn request_with(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> std::io::Result<(u16, String, String)> {
     let mut stream = TcpStream::connect(address).await?;
     let length = body.len();
+    let headers: String =
+        headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let text = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(text.as_bytes()).await?;
     let mut text = Vec::new();

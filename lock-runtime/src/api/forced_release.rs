@@ -50,11 +50,20 @@ impl LockPool {
         key: impl Into<Key>,
         holder: &LockHolder,
     ) -> Result<bool, LockError> {
-        let key: Key = key.into();
-        let released = self.released_by_force(&key, holder).await;
-        let released = released.map_err(|error| self.locate(error, &key))?;
+        self.force_release_for(None, &key.into(), holder).await
+    }
+
+    /// [`force_release`](Self::force_release), with an operator that the event names.
+    pub(crate) async fn force_release_for(
+        &self,
+        operator: Option<&str>,
+        key: &Key,
+        holder: &LockHolder,
+    ) -> Result<bool, LockError> {
+        let released = self.released_by_force(key, holder).await;
+        let released = released.map_err(|error| self.locate(error, key))?;
         if let Some(owner) = holder.owner {
-            events::released_by_force(self.core().name(), owner, released);
+            events::released_by_force(self.core().name(), owner, released, operator);
         }
         Ok(released)
     }

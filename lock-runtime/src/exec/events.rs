@@ -209,12 +209,19 @@ pub(crate) fn not_released(origin: Origin<'_>, error: &BackendError) {
     }
 }
 
-/// This process has taken a lock from another owner.
-pub(crate) fn released_by_force(pool: &Arc<str>, owner: OwnerTag, was_held: bool) {
+/// This process has taken a lock from another owner, for `operator` if a person is known.
+pub(crate) fn released_by_force(
+    pool: &Arc<str>,
+    owner: OwnerTag,
+    was_held: bool,
+    operator: Option<&str>,
+) {
     if is_wanted!(WARN, None) {
-        let pool = pool.clone();
+        let (pool, operator) = (pool.clone(), operator.map(str::to_owned));
         event_thread::send(move || {
-            let (pool, by) = (&*pool, owner_info::process_text());
+            let process = owner_info::process_text();
+            let by = operator.map(|operator| format!("{operator} at {process}"));
+            let (pool, by) = (&*pool, by.as_deref().unwrap_or(process));
             warn!(target: "lock_runtime", pool, %owner, was_held, by, "released by force");
         });
     }

@@ -29,4 +29,4 @@ pub use locked_body::LockedBody;
 #[cfg(feature = "actix")]
 pub use locked_message_body::LockedMessageBody;
 #[cfg(any(feature = "actix", feature = "axum"))]
-pub use locks_page::LocksPage;
+pub use locks_page::{LocksPage, PageRequest};

@@ -124,13 +124,16 @@ async fn a_holder_that_is_not_known_is_no_success() {
     let rights = "user worker on >pw ~* &* +@all -pttl (+@all ~order:* ~lock_runtime:*)";
     let server = RedisServer::builder().config_line(rights).start();
     let pool = patient(server.url(), ms(20_000)).await;
-    let guards = pool.lock_all(["order:1", "stock:1"]).acquire().await.unwrap();
+    // More than are read at once come before the one that is known.
+    let items = (0..40).map(|number| format!("item:{number:02}"));
+    let keys = items.chain(["order:1", "stock:1"].map(str::to_owned));
+    let guards = pool.lock_all(keys).acquire().await.unwrap();
     let url = format!("redis://worker:pw@127.0.0.1:{}", server.port());
     let listed = run(lockctl(["ls", "--url", &url]));
     assert_eq!(listed.code, 4, "{listed:?}");
     let json = listed.json();
-    assert!(json["locks"][0]["holder"]["owner"].is_string(), "{json:#}");
-    let error = &json["locks"][1]["error"];
+    assert!(json["locks"][40]["holder"]["owner"].is_string(), "{json:#}");
+    let error = &json["locks"][41]["error"];
     assert!(error.as_str().is_some_and(|it| it.contains("pttl")), "{json:#}");
     let text = run(lockctl(["ls", "--text", "--url", &url])).stdout;
     let row = |key, state| text.lines().any(|it| it.starts_with(key) && it.contains(state));

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::panic::resume_unwind;
+use std::time::{Duration, Instant};
 
 use lock_runtime::{Inspection, Key, LockError, LockPool};
 use serde_json::{Value, json};
@@ -15,7 +16,19 @@ use crate::output::{BAD, End, FAINT, Output, STRONG, duration_text, owner_text, 
 pub(crate) struct Listing {
     /// Where silent nodes of a quorum decide, the holder is not known.
     rows: Vec<(Key, Result<Inspection, LockError>)>,
-    is_complete: bool,
+    left_out: LeftOut,
+    /// Whether any lock could be read, one that is free by now included.
+    has_answer: bool,
+}
+
+/// Locks that match, and have no row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LeftOut {
+    None,
+    /// More than the limit.
+    AboveLimit,
+    /// Not read, as the store no longer answered.
+    Unread(usize),
 }
 
 pub(crate) async fn run(pool: &LockPool, args: &ListArgs, output: &Output) -> Result<End, Failure> {
@@ -26,30 +39,35 @@ pub(crate) async fn run(pool: &LockPool, args: &ListArgs, output: &Output) -> Re
 
 impl Listing {
     /// The locks that match now. One that is released meanwhile is left out.
+    #[allow(clippy::disallowed_methods)]
     pub(crate) async fn read(pool: &LockPool, args: &ListArgs) -> Result<Self, Failure> {
         /// How many locks are read at the same time.
         const TOGETHER: usize = 32;
+        /// How long reads without any answer may take: a store that has gone takes its time limit for each of them.
+        const PATIENCE: Duration = Duration::from_secs(2);
         let found = pool.list(args.pattern.as_deref().unwrap_or("*"), args.limit).await?;
-        let mut listing =
-            Self { rows: Vec::with_capacity(found.keys.len()), is_complete: found.is_complete };
+        let left_out = if found.is_complete { LeftOut::None } else { LeftOut::AboveLimit };
+        let rows = Vec::with_capacity(found.keys.len());
+        let mut listing = Self { rows, left_out, has_answer: false };
         let mut keys = found.keys.into_iter();
+        let mut answered_at = Instant::now();
         loop {
             let reads: Vec<_> = keys.by_ref().take(TOGETHER).map(|key| read(pool, key)).collect();
             if reads.is_empty() {
                 return Ok(listing);
             }
-            let mut has_answer = false;
             for read in reads {
                 let (key, shown) =
                     read.await.unwrap_or_else(|error| resume_unwind(error.into_panic()));
-                has_answer |= shown.is_ok();
+                if shown.is_ok() {
+                    (listing.has_answer, answered_at) = (true, Instant::now());
+                }
                 if !shown.as_ref().is_ok_and(Inspection::is_free) {
                     listing.rows.push((key, shown));
                 }
             }
-            // A store that has gone would take its time limit for each of the others.
-            if !has_answer && keys.len() > 0 {
-                listing.is_complete = false;
+            if keys.len() > 0 && answered_at.elapsed() >= PATIENCE {
+                listing.left_out = LeftOut::Unread(keys.len());
                 return Ok(listing);
             }
         }
@@ -57,11 +75,10 @@ impl Listing {
 
     /// Rows without a holder are no success.
     fn end(&self) -> End {
-        let unknown = self.rows.iter().filter(|(_, shown)| shown.is_err()).count();
-        match unknown {
-            0 => End::Done,
-            _ if unknown == self.rows.len() => End::Unreachable,
-            _ => End::Warned,
+        match self.rows.iter().any(|(_, shown)| shown.is_err()) {
+            false => End::Done,
+            true if self.has_answer => End::Warned,
+            true => End::Unreachable,
         }
     }
 
@@ -78,7 +95,8 @@ impl Listing {
             value["key"] = key.as_str().into();
             value
         };
-        json!({ "locks": self.rows.iter().map(row).collect::<Vec<_>>(), "complete": self.is_complete })
+        let is_complete = self.left_out == LeftOut::None;
+        json!({ "locks": self.rows.iter().map(row).collect::<Vec<_>>(), "complete": is_complete })
     }
 
     /// A table. Colours stand around whole cells, so that the columns stay aligned.
@@ -104,8 +122,14 @@ impl Listing {
             text.truncate(text.trim_end().len());
             text.push('\n');
         }
-        if !self.is_complete {
-            text += "there are more: pass a pattern, or a greater `--limit`\n";
+        match self.left_out {
+            LeftOut::None => {}
+            LeftOut::AboveLimit => {
+                text += "there are more: pass a pattern, or a greater `--limit`\n";
+            }
+            LeftOut::Unread(count) => {
+                let _ = writeln!(text, "{count} more were not read: the store no longer answers");
+            }
         }
         let errors = self.rows.iter().filter_map(|(_, shown)| shown.as_ref().err());
         if let Some(error) = errors.into_iter().next() {
@@ -143,8 +167,6 @@ fn row(key: &Key, shown: &Result<Inspection, LockError>) -> [String; 6] {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lock_runtime::{Fence, LockHolder, OwnerInfo};
 
     use super::*;
@@ -159,7 +181,8 @@ mod tests {
                 (Key::from("a"), Ok(Inspection::new(Some(fenced)).with_queue([], 2))),
                 (Key::from("order:ä"), Ok(Inspection::new(Some(holder)))),
             ],
-            is_complete: false,
+            left_out: LeftOut::AboveLimit,
+            has_answer: true,
         };
         let plain = anstream::adapter::strip_str(&listing.text()).to_string();
         assert_eq!(

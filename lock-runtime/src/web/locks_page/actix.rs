@@ -5,13 +5,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, MessageBody};
+use actix_web::http::StatusCode;
 use actix_web::http::header::CONTENT_TYPE;
-use actix_web::web::{Bytes, Data, get};
+use actix_web::web::{Bytes, Data, get, post};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder, Scope, web};
 
 use crate::web::locks_page::assets::{Asset, SCRIPT, STYLE};
 use crate::web::locks_page::events::PageEvents;
-use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage};
+use crate::web::locks_page::operator::PageRequest;
+use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage, REFUSED, TEXT};
 
 impl LocksPage {
     /// The page as a scope at `path`, such as `"/locks"`.
@@ -19,9 +21,13 @@ impl LocksPage {
         let asset = |asset: &'static Asset| {
             get().to(move || async { response(asset.media_type).body(asset.text) })
         };
+        let allows_release = self.authorization.is_some();
         // Its files follow behind a slash of their own.
-        web::scope(path.trim_end_matches('/'))
-            .app_data(Data::new(self))
+        let mut scope = web::scope(path.trim_end_matches('/')).app_data(Data::new(self));
+        if allows_release {
+            scope = scope.route("", post().to(release)).route("/", post().to(release));
+        }
+        scope
             .route("", get().to(page))
             .route("/", get().to(page))
             .route(STYLE.name, asset(&STYLE))
@@ -31,7 +37,16 @@ impl LocksPage {
 }
 
 async fn page(page: Data<LocksPage>, request: HttpRequest) -> HttpResponse {
-    response(HTML).body(page.html(request.path(), request.uri().query()).await)
+    let may_release = page.operator(PageRequest::actix(&request)).is_some();
+    response(HTML).body(page.html(request.path(), request.uri().query(), may_release).await)
+}
+
+async fn release(page: Data<LocksPage>, request: HttpRequest, form: Bytes) -> HttpResponse {
+    let Some(operator) = page.sender(PageRequest::actix(&request)) else {
+        return response(TEXT).status(StatusCode::FORBIDDEN).body(REFUSED);
+    };
+    let (form, query) = (String::from_utf8_lossy(&form), request.uri().query());
+    response(HTML).body(page.release(request.path(), query, &form, &operator).await)
 }
 
 async fn events(page: Data<LocksPage>) -> HttpResponse {

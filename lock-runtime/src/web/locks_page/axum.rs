@@ -6,17 +6,21 @@ use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{OriginalUri, State};
+use axum::extract::{OriginalUri, Request, State};
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
-use http::HeaderValue;
 use http::header::{CONTENT_TYPE, HeaderName};
+use http::{HeaderValue, StatusCode};
 use http_body::Frame;
 
 use crate::web::locks_page::assets::{Asset, SCRIPT, STYLE};
 use crate::web::locks_page::events::PageEvents;
-use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage};
+use crate::web::locks_page::operator::PageRequest;
+use crate::web::locks_page::{EVENT_STREAM, EVENTS, HEADERS, HTML, LocksPage, REFUSED, TEXT};
+
+/// In bytes.
+const LONGEST_FORM: usize = 16 * 1024;
 
 impl LocksPage {
     /// The page as a router, to be mounted with [`nest`](Router::nest) at a path of its own, without a slash at its end, or
@@ -24,8 +28,12 @@ impl LocksPage {
     pub fn into_router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let asset =
             |asset: &'static Asset| get(move || async { response(asset.media_type, asset.text) });
+        let mut pages = get(page);
+        if self.authorization.is_some() {
+            pages = pages.post(release);
+        }
         Router::new()
-            .route("/", get(page))
+            .route("/", pages)
             .route(&path(STYLE.name), asset(&STYLE))
             .route(&path(SCRIPT.name), asset(&SCRIPT))
             .route(&path(EVENTS), get(events))
@@ -37,8 +45,34 @@ fn path(name: &str) -> String {
     format!("/{name}")
 }
 
-async fn page(State(page): State<LocksPage>, OriginalUri(uri): OriginalUri) -> Response {
-    response(HTML, page.html(uri.path(), uri.query()).await)
+async fn page(
+    State(page): State<LocksPage>,
+    OriginalUri(uri): OriginalUri,
+    request: Request,
+) -> Response {
+    let may_release = page.operator(PageRequest::axum(&request.into_parts().0)).is_some();
+    response(HTML, page.html(uri.path(), uri.query(), may_release).await)
+}
+
+async fn release(
+    State(page): State<LocksPage>,
+    OriginalUri(uri): OriginalUri,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let Some(operator) = page.sender(PageRequest::axum(&parts)) else {
+        return with_status(StatusCode::FORBIDDEN, response(TEXT, REFUSED));
+    };
+    let Ok(form) = axum::body::to_bytes(body, LONGEST_FORM).await else {
+        return with_status(StatusCode::BAD_REQUEST, response(TEXT, "No form was sent.\n"));
+    };
+    let form = String::from_utf8_lossy(&form);
+    response(HTML, page.release(uri.path(), uri.query(), &form, &operator).await)
+}
+
+fn with_status(status: StatusCode, mut response: Response) -> Response {
+    *response.status_mut() = status;
+    response
 }
 
 async fn events(State(page): State<LocksPage>) -> Response {

@@ -23,7 +23,23 @@ pub(super) struct Document<'a> {
 pub(super) enum Lookup {
     None,
     NoPool,
-    Answer { index: usize, key: String, answer: Box<Result<Inspection, LockError>> },
+    Answer {
+        index: usize,
+        key: String,
+        answer: Box<Result<Inspection, LockError>>,
+        /// Whether the request may take the lock from its holder.
+        may_release: bool,
+        /// What such a request has led to, just before the answer.
+        forced: Option<Forced>,
+    },
+}
+
+/// The outcome of a forced release.
+pub(super) enum Forced {
+    Released,
+    /// The lock is free, or another owner's.
+    NotHeld,
+    Failed(LockError),
 }
 
 impl Display for Document<'_> {
@@ -86,10 +102,18 @@ impl Display for Lookup {
             Self::NoPool => {
                 writeln!(f, "<p class=\"error\">No pool of this name is installed.</p>")
             }
-            Self::Answer { key, answer, .. } => {
+            Self::Answer { key, answer, may_release, forced, .. } => {
                 write!(f, "<section><h2>{}</h2>", Escaped(key))?;
+                if let Some(forced) = forced {
+                    forced.fmt(f)?;
+                }
                 match &**answer {
-                    Ok(inspection) => looked_up(f, inspection)?,
+                    Ok(inspection) => {
+                        looked_up(f, inspection)?;
+                        if *may_release {
+                            release_form(f, inspection)?;
+                        }
+                    }
                     Err(error) => {
                         write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()))?;
                     }
@@ -98,6 +122,32 @@ impl Display for Lookup {
             }
         }
     }
+}
+
+impl Display for Forced {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Released => "The lock was taken from its holder.",
+            Self::NotHeld => "That holder no longer has the lock, and nothing was done.",
+            Self::Failed(error) => {
+                return write!(f, "<p class=\"error\">{}</p>", Escaped(&error.to_string()));
+            }
+        };
+        write!(f, "<p class=\"forced\" role=\"status\">{text}</p>")
+    }
+}
+
+/// It names the holder: a later one keeps its lock.
+fn release_form(f: &mut Formatter<'_>, inspection: &Inspection) -> fmt::Result {
+    let Some(owner) = inspection.holder.as_ref().and_then(|holder| holder.owner) else {
+        return Ok(());
+    };
+    write!(
+        f,
+        "<form method=\"post\"><input type=\"hidden\" name=\"owner\" value=\"{owner}\">\
+         <label><input type=\"checkbox\" required> its work is cancelled, and until then runs beside the next holder's</label> \
+         <button>Release by force</button></form>"
+    )
 }
 
 fn looked_up(f: &mut Formatter<'_>, inspection: &Inspection) -> fmt::Result {
@@ -264,7 +314,10 @@ mod tests {
     fn a_holder_is_shown_with_its_process() {
         let holder = LockHolder::new(None).with_info(OwnerInfo::parse(b"web-7/4711 src/<b>.rs:42"));
         let answer = Box::new(Ok(Inspection::new(Some(holder))));
-        let text = Lookup::Answer { index: 0, key: "order:1".to_owned(), answer }.to_string();
+        let key = "order:1".to_owned();
+        let lookup = Lookup::Answer { index: 0, key, answer, may_release: true, forced: None };
+        let text = lookup.to_string();
+        assert!(!text.contains("<form"), "it is no holder of this framework: {text}");
         for part in ["<code>web-7/4711</code>", "<code>src/&lt;b&gt;.rs:42</code>"] {
             assert!(text.contains(part), "{part}: {text}");
         }

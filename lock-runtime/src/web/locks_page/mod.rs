@@ -7,6 +7,7 @@ mod assets;
 mod axum;
 mod events;
 mod html;
+mod operator;
 mod query;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,15 +17,21 @@ use std::time::Duration;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::base::clock::{Clock, Instant};
+use crate::base::key::Key;
+use crate::base::owner_tag::OwnerTag;
 use crate::lock::snapshot::Snapshot;
-use crate::web::locks_page::html::{Document, Lookup};
+pub use crate::web::locks_page::operator::PageRequest;
+
+use crate::web::locks_page::html::{Document, Forced, Lookup};
+use crate::web::locks_page::operator::Authorization;
 use crate::web::locks_page::query::Query;
 
 /// A page that shows the locks of this process, and of any process for a key that is looked up.
 ///
 /// It lists what [`snapshot`](LockPool::snapshot) tells: held locks with function, fence, time and number of waits, and the
 /// keys that tasks wait for. A form looks up one key in the store by [`inspect`](LockPool::inspect). The page follows
-/// changes within a second by server-sent events, and works without JavaScript too. It changes nothing.
+/// changes within a second by server-sent events, and works without JavaScript too. It changes nothing, but for operators
+/// of [`allow_release`](Self::allow_release).
 ///
 /// Scripts and styles are files of their own, so the page works under the strict content policy that it is sent with. All
 /// its links are relative to the last segment of its path: a proxy may change the segments before it.
@@ -46,6 +53,7 @@ use crate::web::locks_page::query::Query;
 pub struct LocksPage {
     /// Empty for all installed pools.
     pools: Vec<LockPool>,
+    authorization: Option<Authorization>,
     last: Arc<Mutex<Option<Fingerprint>>>,
 }
 
@@ -64,7 +72,12 @@ const FINGERPRINT_AGE: Duration = Duration::from_millis(200);
 const EVENTS: &str = "events";
 
 const HTML: &str = "text/html; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
 const EVENT_STREAM: &str = "text/event-stream";
+
+/// The answer to a form that is refused.
+const REFUSED: &str =
+    "This request may not release locks: no operator has sent it, or a page of another site.\n";
 
 /// The headers of every response of the page.
 const HEADERS: [(&str, &str); 5] = [
@@ -92,6 +105,46 @@ impl LocksPage {
         self
     }
 
+    /// Lets operators take a lock from its holder, by [`force_release`](LockPool::force_release): behind the lookup of a key
+    /// that is held, the page then has a button for it.
+    ///
+    /// `authorize` is called with each request for the page. It returns the name of the operator, which the event `released by force`
+    /// has in its field `by`, or `None` for a request that may only read. It must not block. Forms that a browser sends for pages of other sites are
+    /// refused before: a proxy in front has to leave the header `host` as it is.
+    ///
+    /// ```
+    /// use lock_runtime::web::LocksPage;
+    ///
+    /// /// Inserted by the authentication of the service.
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     name: String,
+    ///     may_release: bool,
+    /// }
+    ///
+    /// let page = LocksPage::new().allow_release(|request| {
+    ///     request.extension::<User>().filter(|user| user.may_release).map(|user| user.name)
+    /// });
+    /// # drop(page);
+    /// ```
+    pub fn allow_release(
+        mut self,
+        authorize: impl Fn(&PageRequest<'_>) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.authorization = Some(Authorization(Arc::new(authorize)));
+        self
+    }
+
+    /// The name of the operator that sends this request.
+    fn operator(&self, request: PageRequest<'_>) -> Option<String> {
+        self.authorization.as_ref().and_then(|authorization| (authorization.0)(&request))
+    }
+
+    /// The operator that sends this form; `None` if it has to be refused.
+    fn sender(&self, request: PageRequest<'_>) -> Option<String> {
+        self.operator(request).filter(|_| request.is_of_this_site())
+    }
+
     fn pools(&self) -> Vec<LockPool> {
         let mut pools = if self.pools.is_empty() { named_pools::all() } else { self.pools.clone() };
         pools.sort_by_key(|pool| pool.core().name().clone());
@@ -103,21 +156,61 @@ impl LocksPage {
     }
 
     /// The page, for a request to `path` with this query.
-    async fn html(&self, path: &str, query: Option<&str>) -> String {
+    async fn html(&self, path: &str, query: Option<&str>, may_release: bool) -> String {
         let query = Query::parse(query.unwrap_or_default());
         let lookup = match query.key.filter(|key| !key.is_empty()) {
-            Some(key) => self.look_up(query.pool, key).await,
+            Some(key) => self.look_up(query.pool, key, may_release).await,
             None => Lookup::None,
         };
+        self.document(path, lookup)
+    }
+
+    /// Takes the lock of the key in the query from the owner in `form`. The page, as [`html`](Self::html), with the outcome.
+    async fn release(&self, path: &str, query: Option<&str>, form: &str, operator: &str) -> String {
+        let Query { pool: index, key, .. } = Query::parse(query.unwrap_or_default());
+        let key = key.unwrap_or_default();
+        let owner = Query::parse(form).owner.unwrap_or_default();
+        let Some(pool) = self.pool_at(index) else { return self.document(path, Lookup::NoPool) };
+        let outcome = match pool.inspect(key.as_str()).await {
+            Ok(inspection) => {
+                let is_meant = |owned: &OwnerTag| owned.to_string() == owner;
+                let holder = inspection.holder.filter(|it| it.owner.as_ref().is_some_and(is_meant));
+                match holder {
+                    Some(holder) => {
+                        let key = Key::from(key.as_str());
+                        pool.force_release_for(Some(operator), &key, &holder).await
+                    }
+                    None => Ok(false),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        let mut lookup = self.look_up(index, key, true).await;
+        if let Lookup::Answer { forced, .. } = &mut lookup {
+            *forced = Some(match outcome {
+                Ok(true) => Forced::Released,
+                Ok(false) => Forced::NotHeld,
+                Err(error) => Forced::Failed(error),
+            });
+        }
+        self.document(path, lookup)
+    }
+
+    fn document(&self, path: &str, lookup: Lookup) -> String {
         let folder = path.rsplit('/').next().unwrap_or_default();
         Document { folder, snapshots: &self.snapshots(), lookup }.to_string()
     }
 
     /// `index` is that of the pool on the page.
-    async fn look_up(&self, index: Option<usize>, key: String) -> Lookup {
+    async fn look_up(&self, index: Option<usize>, key: String, may_release: bool) -> Lookup {
+        let Some(pool) = self.pool_at(index) else { return Lookup::NoPool };
+        let answer = Box::new(pool.inspect(key.as_str()).await);
         let index = index.unwrap_or_default();
-        let Some(pool) = self.pools().into_iter().nth(index) else { return Lookup::NoPool };
-        Lookup::Answer { answer: Box::new(pool.inspect(key.as_str()).await), index, key }
+        Lookup::Answer { index, key, answer, may_release, forced: None }
+    }
+
+    fn pool_at(&self, index: Option<usize>) -> Option<LockPool> {
+        self.pools().into_iter().nth(index.unwrap_or_default())
     }
 
     /// `None` if nothing is held or waited for.

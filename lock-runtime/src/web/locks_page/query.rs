@@ -1,4 +1,4 @@
-//! The query of a URL.
+//! The fields of a form, in the query of a URL or in a body.
 
 use std::borrow::Cow;
 
@@ -10,6 +10,8 @@ pub(super) struct Query {
     /// The number of the pool on the page, from 0.
     pub(super) pool: Option<usize>,
     pub(super) key: Option<String>,
+    /// The owner that the lock is to be taken from.
+    pub(super) owner: Option<String>,
 }
 
 impl Query {
@@ -20,6 +22,7 @@ impl Query {
             match name {
                 "pool" => query.pool = value.parse().ok(),
                 "key" => query.key = Some(decode(value)),
+                "owner" => query.owner = Some(decode(value)),
                 _ => {}
             }
         }
