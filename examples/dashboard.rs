@@ -1,18 +1,37 @@
-//! A page of the locks, beside workers that settle orders. Several instances on one Redis show their own locks, and look
-//! up any key.
+//! A page of the locks and their metrics, beside workers that settle orders. Several instances on one Redis show their own
+//! locks, and look up any key.
 //!
 //! ```text
 //! cargo run --example dashboard                                   # then open http://127.0.0.1:8080/locks
 //! cargo run --example dashboard -- redis://127.0.0.1:6379 8081
 //! ```
+//!
+//! The folder `dashboard` has a configuration for Prometheus that scrapes port 8080, its alert rules with tests, and
+//! `grafana.json`, a dashboard to import into Grafana.
+//!
+//! ```text
+//! prometheus --config.file=examples/dashboard/prometheus.yml \
+//!     --storage.tsdb.path=target/prometheus --web.listen-address=127.0.0.1:9091
+//! promtool test rules examples/dashboard/alerts_test.yml
+//! ```
 
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
 use lock_runtime::web::LocksPage;
-use lock_runtime::{LockError, distributed_lock};
+use lock_runtime::{ErrorKind, LockError, distributed_lock};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+
+/// Upper bounds in seconds, for round trips, waits and holds. Without any, each instance exports quantiles of its own, which
+/// cannot be combined.
+const BUCKETS: [f64; 17] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 300.0,
+];
 
 /// Each order is settled by one worker at a time; the others wait.
 #[distributed_lock(key = "order:<id>", ttl = "5s", wait = "30s", guard = lock)]
@@ -29,29 +48,57 @@ async fn report() -> Result<(), LockError> {
     Ok(())
 }
 
+/// Repeats a call until the pool is closed. The metrics count what else went wrong.
+async fn repeat<F: Future<Output = Result<(), LockError>>>(call: impl Fn() -> F) {
+    loop {
+        match call().await {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::PoolClosed => return,
+            Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
+    }
+}
+
+/// Sorts the measured times into the buckets. Between two scrapes, or without any, they would fill the memory.
+async fn keep_up(metrics: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(5));
+    loop {
+        ticks.tick().await;
+        metrics.run_upkeep();
+    }
+}
+
 #[tokio::main]
 #[allow(clippy::disallowed_methods)]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let url = args.next().unwrap_or_else(|| "memory://".to_owned());
     let port: u16 = args.next().map_or(Ok(8080), |port| port.parse())?;
+
+    // Before the pool: its metrics then exist from the start, at zero.
+    let metrics = PrometheusBuilder::new().set_buckets(&BUCKETS)?.install_recorder()?;
     lock_runtime::init(&url).await?;
 
-    let mut workers = JoinSet::new();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(keep_up(metrics.clone()));
     for worker in 0..12 {
-        workers.spawn(async move {
-            // Ends with the pool.
-            while settle(worker % 5).await.is_ok() {}
-        });
+        tasks.spawn(repeat(move || settle(worker % 5)));
     }
     for _ in 0..2 {
-        workers.spawn(async { while report().await.is_ok() {} });
+        tasks.spawn(repeat(report));
     }
 
     // For operators alone: keys are shown in full.
     let routes = Router::new().nest("/locks", LocksPage::new().into_router());
+    // No metric has a key.
+    let scrape =
+        move || async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4")], metrics.render()) };
+    let routes = routes.route("/metrics", get(scrape));
+
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
-    println!("open http://{}/locks", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    println!("open http://{address}/locks");
+    println!("scrape http://{address}/metrics");
     let served = lock_runtime::serve(Duration::from_secs(1), |stopped| {
         axum::serve(listener, routes).with_graceful_shutdown(stopped)
     })

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # All checks before a commit, in one command and from any directory: formatting, lints, all tests on real servers,
 # docs, examples, dependency policy.
-# Installs missing packages on Debian and Ubuntu. The tests start servers of their own on free ports; other Redis
-# servers of this machine, such as the one that Debian starts on installation, are not touched.
+# Installs missing packages on Debian and Ubuntu. The tests start servers of their own on free ports; other servers
+# of this machine, such as those that Debian starts on installation, are not touched.
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default eight for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
@@ -12,6 +12,7 @@
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
 # LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
+# LOCK_TEST_PROMETHEUS=off leaves Prometheus out
 # LOCK_TEST_ZOOKEEPER=off leaves ZooKeeper out
 # LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
@@ -62,6 +63,9 @@ install_missing() {
     if [[ "${LOCK_TEST_POSTGRES:-on}" != off ]]; then
         compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || packages+=(postgresql)
         command -v pgbouncer >/dev/null || packages+=(pgbouncer)
+    fi
+    if [[ "${LOCK_TEST_PROMETHEUS:-on}" != off ]]; then
+        command -v prometheus >/dev/null && command -v promtool >/dev/null || packages+=(prometheus)
     fi
     if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off ]]; then
         command -v javac >/dev/null || packages+=(default-jdk-headless)
@@ -150,7 +154,7 @@ step "checking the format" cargo fmt --all --check
 step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 step "building with single features" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
-step "installing the lock libraries of other languages" tests/foreign/install.sh
+step "installing libraries of other languages" tests/foreign/install.sh
 # Most tests wait: more of them run at once than there are cores.
 cores="$(nproc)"
 threads="${LOCK_TEST_THREADS:-$((cores < 2 ? 8 : 16))}"
@@ -190,7 +194,7 @@ together() {
 # Tests that no program runs.
 left_out=()
 
-for part in browser etcd mysql postgres zookeeper; do
+for part in browser etcd mysql postgres prometheus zookeeper; do
     variable="LOCK_TEST_${part^^}"
     if [[ "${!variable:-on}" == off ]]; then
         echo "==> skipped: ${variable}=off leaves the tests of ${part} out"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the lock libraries of other languages for the interoperability tests into target/foreign. Existing
-# installations stay.
+# Installs the lock libraries of other languages for the interoperability tests, and the schema of Grafana, into
+# target/foreign. Existing installations stay.
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -26,6 +26,13 @@ if missing node "${node_redlock}"; then
     # shellcheck disable=SC2086
     npm install --silent --no-audit --no-fund --prefix "${folder}/node" ${node_redlock}
     echo "${node_redlock}" >"${folder}/node.done"
+fi
+
+grafana="@grafana/schema@13.2.3 typescript@5.9.3"
+if missing grafana "${grafana}"; then
+    # shellcheck disable=SC2086
+    npm install --silent --no-audit --no-fund --prefix "${folder}/grafana" ${grafana}
+    echo "${grafana}" >"${folder}/grafana.done"
 fi
 
 # A distribution's Go is often too old for it: used where it serves, and the test says so where not.

@@ -1,6 +1,6 @@
 //! The tables of the guide.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -35,6 +35,30 @@ pub(crate) fn rows(headings: &[&str]) -> Vec<Row> {
     }
     assert!(!rows.is_empty(), "no table with {headings:?}");
     rows
+}
+
+/// Type and labels of each metric, by the name that an exporter for Prometheus gives it.
+pub(crate) fn exported_metrics() -> BTreeMap<String, (String, BTreeSet<String>)> {
+    let exported =
+        |row: Row| (row.code().replace('.', "_"), (row.cells[1].clone(), names(&row.cells[3])));
+    rows(&["metric"]).into_iter().map(exported).collect()
+}
+
+/// The labels of each exported series, by its name: a histogram has several.
+pub(crate) fn exported_series() -> BTreeMap<String, BTreeSet<String>> {
+    let mut series = BTreeMap::new();
+    for (name, (kind, mut labels)) in exported_metrics() {
+        if kind != "histogram" {
+            series.insert(name, labels);
+            continue;
+        }
+        for part in ["sum", "count"] {
+            series.insert(format!("{name}_{part}"), labels.clone());
+        }
+        labels.insert("le".to_owned());
+        series.insert(format!("{name}_bucket"), labels);
+    }
+    series
 }
 
 /// The names in backticks.

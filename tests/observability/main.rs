@@ -4,11 +4,13 @@
 
 mod documented;
 mod events;
+mod grafana;
 mod guide;
 mod lock_order;
 mod lockctl;
 mod locks_page;
 mod metered;
+mod prometheus;
 mod seen;
 mod sites;
 mod spans;

@@ -22,8 +22,10 @@
 //! | [`process`] | worker processes that can be paused and killed |
 //! | [`mod@own_process`] | a test in a process of its own |
 //! | [`folder`] | temporary folders that end with the program |
+//! | [`foreign`] | programs and libraries of other languages |
 //! | [`http`] | one HTTP request over a connection of its own |
 //! | [`browser`] | a headless Chromium |
+//! | [`prometheus`] | a private Prometheus |
 //! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
@@ -54,6 +56,7 @@ pub mod examples;
 pub mod expected_error;
 pub mod folder;
 pub mod forced;
+pub mod foreign;
 pub mod history;
 pub mod http;
 pub mod inspected;
@@ -68,6 +71,7 @@ pub mod poll;
 pub mod postgres;
 pub mod prelude;
 pub mod process;
+pub mod prometheus;
 pub mod proxy;
 pub mod quorum;
 pub mod resp;
@@ -96,6 +100,7 @@ pub use mysql::MysqlServer;
 pub use own_process::in_own_process;
 pub use postgres::PostgresServer;
 pub use process::Worker;
+pub use prometheus::PrometheusServer;
 pub use proxy::FaultProxy;
 pub use quorum::Quorum;
 pub use sentinel::Watched;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::folder::new_folder;
+use crate::foreign::installed;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::tls::{Tls, TlsFiles};
@@ -436,10 +437,7 @@ pub fn url_at(port: u16, root: &str) -> String {
 ///
 /// When it is missing.
 pub fn libraries() -> PathBuf {
-    let test = std::env::current_exe().expect("a program knows its path");
-    let folders = test.ancestors().map(|folder| folder.join("foreign/zookeeper"));
-    let found = folders.into_iter().find(|folder| folder.is_dir());
-    found.expect("target/foreign/zookeeper is missing: run tests/foreign/install.sh")
+    installed("zookeeper")
 }
 
 fn spawn(dir: &Path, properties: &[String]) -> Process {

@@ -6,10 +6,11 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lock_runtime::{LockGuard, LockPool, Wait};
+use lock_tests::foreign::installed;
 use lock_tests::prelude::*;
 use lock_tests::{Latency, RedisServer, Worker, eventually_async};
 use redis::AsyncCommands;
@@ -45,13 +46,6 @@ enum Freed {
     Yes,
     /// The client did not hold it any more.
     No,
-}
-
-fn installed(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folders = test.ancestors().map(|folder| folder.join("foreign"));
-    let path = folders.map(|folder| folder.join(name)).find(|path| path.exists());
-    path.unwrap_or_else(|| panic!("target/foreign/{name} is missing: run tests/foreign/install.sh"))
 }
 
 fn source(name: &str) -> String {
