@@ -5,6 +5,7 @@ mod choose_store;
 mod clock_steps;
 mod etcd;
 mod fence_gate;
+mod moved_store;
 mod mysql;
 mod old_tables;
 mod pin;
