@@ -2,14 +2,14 @@
 
 use std::future::pending;
 
-use lock_runtime::{ErrorKind, LockPool, Wait};
+use lock_runtime::{ErrorKind, FenceGate, LockPool, Wait};
 use tokio::sync::oneshot;
 
 use crate::eventually_async;
 use crate::prelude::*;
 
 /// A lock is taken from a body that hangs, while another owner waits for it. The body is cancelled as lost, the waiter has a greater
-/// fence, and the same release again leaves it alone.
+/// fence, a late write of the former holder is refused, and the same release again leaves the new one alone.
 pub async fn is_taken_from_its_holder(url: &str) {
     let connect = || {
         let builder = LockPool::builder(url).key_prefix("forced:").ttl(ms(3_000));
@@ -36,6 +36,10 @@ pub async fn is_taken_from_its_holder(url: &str) {
     assert!(admin.force_release("order:1", &holder).await.unwrap());
     let (_, next) = joined("the next one", next).await;
     assert!(next.fence() > former.fence, "{:?} behind {:?}", next.fence(), former.fence);
+    let (gate, former_fence) = (FenceGate::new(), former.fence.unwrap());
+    gate.admit("order:1", former_fence).unwrap();
+    gate.admit("order:1", next.fence().unwrap()).unwrap();
+    gate.admit("order:1", former_fence).expect_err("the write is late");
     let error = joined("the end of the body", body).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert!(error.body_started(), "{error}");

@@ -39,6 +39,7 @@ pub(crate) async fn run(pool: &LockPool, args: &ListArgs, output: &Output) -> Re
 
 impl Listing {
     /// The locks that match now. One that is released meanwhile is left out.
+    #[allow(clippy::disallowed_methods)]
     pub(crate) async fn read(pool: &LockPool, args: &ListArgs) -> Result<Self, Failure> {
         /// How many locks are read at the same time.
         const TOGETHER: usize = 32;
