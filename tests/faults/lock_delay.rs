@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::{RedisServer, Worker, eventually, eventually_async};
+use lock_tests::{Quorum, RedisServer, Worker, eventually, eventually_async, lock_delays};
 
 const TTL: Duration = ms(1500);
 const DELAY: Duration = ms(15_000);
@@ -71,6 +71,17 @@ async fn a_release_frees_at_once() {
     assert_eq!(left(&server), -2, "no key is left");
     let guard = other.lock("k").wait(Duration::ZERO).acquire().await.unwrap();
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn it_delays_the_next_grant_behind_a_loss_on_every_store() {
+    let (server, quorum) = (RedisServer::start(), Quorum::start(3));
+    let (one, several) = (server.url(), quorum.url());
+    tokio::join!(
+        lock_delays::delay_the_next_grant("memory://lock_delays"),
+        lock_delays::delay_the_next_grant(&one),
+        lock_delays::delay_the_next_grant(&several),
+    );
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_tests::{RedisServer, Worker, eventually, example};
+use lock_tests::{Quorum, RedisServer, Worker, eventually, example};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -111,6 +111,14 @@ fn catches_sigterm(pid: u32) -> bool {
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     caught.is_some_and(|mask| mask & 1 << (15 - 1) != 0)
+}
+
+/// On the other stores: see the test program `engines`.
+#[test]
+fn choose_store() {
+    ends_well("choose_store", &["one at a time, and fences have grown", "round trip "]);
+    let quorum = Quorum::start(3);
+    run("choose_store", &[&quorum.url()], &["redlock: 80 calls in 2 processes, one at a time"]);
 }
 
 #[test]

@@ -27,6 +27,7 @@
 //! | [`browser`] | a headless Chromium |
 //! | [`prometheus`] | a private Prometheus |
 //! | [`sequencers`] | what a sequencer has to be on every store |
+//! | [`lock_delays`] | what a `lock_delay` does on every store |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -62,6 +63,7 @@ pub mod http;
 pub mod inspected;
 pub mod latency;
 pub mod listed;
+pub mod lock_delays;
 pub mod lockctl;
 pub mod logs;
 pub mod monitor;

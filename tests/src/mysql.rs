@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
+use crate::skew::Skew;
 use crate::tls::{Tls, TlsFiles};
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -27,6 +28,7 @@ pub struct MysqlServer {
     dir: TempDir,
     options: Vec<String>,
     tls_files: Option<TlsFiles>,
+    env: Vec<(&'static str, PathBuf)>,
 }
 
 /// What a [`MysqlServer`] is started with.
@@ -34,12 +36,19 @@ pub struct MysqlServer {
 pub struct Config {
     options: Vec<String>,
     tls: Option<Tls>,
+    env: Vec<(&'static str, PathBuf)>,
 }
 
 impl Config {
     /// An option of the command line, e.g. `.option("read-only")`.
     pub fn option(mut self, option: &str) -> Self {
         self.options.push(format!("--{option}"));
+        self
+    }
+
+    /// Its clock is this one.
+    pub fn clock(mut self, clock: &Skew) -> Self {
+        self.env.extend(clock.environment());
         self
     }
 
@@ -73,8 +82,8 @@ impl Config {
                 own(file);
             }
         }
-        let process = Mutex::new(spawn(dir.path(), port, &options));
-        let server = MysqlServer { process, port, dir, options, tls_files };
+        let process = Mutex::new(spawn(dir.path(), port, &options, &self.env));
+        let server = MysqlServer { process, port, dir, options, tls_files, env: self.env };
         server.wait_until_ready();
         server
     }
@@ -243,7 +252,7 @@ impl MysqlServer {
     #[track_caller]
     pub fn restart(&self) {
         self.kill();
-        *self.process() = spawn(self.dir.path(), self.port, &self.options);
+        *self.process() = spawn(self.dir.path(), self.port, &self.options, &self.env);
         self.wait_until_ready();
     }
 
@@ -399,7 +408,7 @@ fn as_server(program: PathBuf) -> Command {
     command
 }
 
-fn spawn(dir: &Path, port: u16, options: &[String]) -> Process {
+fn spawn(dir: &Path, port: u16, options: &[String], env: &[(&str, PathBuf)]) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
@@ -415,7 +424,7 @@ fn spawn(dir: &Path, port: u16, options: &[String]) -> Process {
     command.args(["--innodb-flush-log-at-trx-commit=0", "--max-connections=100"]);
     command.arg("--innodb-print-all-deadlocks");
     // The last one counts.
-    command.args(options);
+    command.args(options).envs(env.iter().cloned());
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
     Process::spawn(command).unwrap_or_else(|error| panic!("cannot start mariadbd: {error}"))
 }

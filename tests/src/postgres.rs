@@ -13,6 +13,7 @@ use tokio_postgres::{NoTls, SimpleQueryMessage};
 use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
+use crate::skew::Skew;
 use crate::tls::{Tls, TlsFiles};
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -25,6 +26,7 @@ pub struct PostgresServer {
     port: u16,
     dir: TempDir,
     tls_files: Option<TlsFiles>,
+    env: Vec<(&'static str, PathBuf)>,
 }
 
 /// What a [`PostgresServer`] is started with.
@@ -33,6 +35,7 @@ pub struct Config {
     settings: Vec<(String, String)>,
     standby: bool,
     tls: Option<Tls>,
+    env: Vec<(&'static str, PathBuf)>,
 }
 
 impl Config {
@@ -45,6 +48,12 @@ impl Config {
     /// Serves TLS too.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
+        self
+    }
+
+    /// Its clock is this one.
+    pub fn clock(mut self, clock: &Skew) -> Self {
+        self.env.extend(clock.environment());
         self
     }
 
@@ -91,8 +100,8 @@ impl Config {
         if self.standby {
             fs::write(dir.path().join("data/standby.signal"), "").expect("as above");
         }
-        let process = Mutex::new(spawn(dir.path()));
-        let server = PostgresServer { process, port, dir, tls_files };
+        let process = Mutex::new(spawn(dir.path(), &self.env));
+        let server = PostgresServer { process, port, dir, tls_files, env: self.env };
         server.wait_until_ready();
         server
     }
@@ -259,7 +268,7 @@ impl PostgresServer {
     pub fn restart(&self) {
         self.kill();
         let _ = fs::remove_file(self.dir.path().join("data/postmaster.pid"));
-        *self.process() = spawn(self.dir.path());
+        *self.process() = spawn(self.dir.path(), &self.env);
         self.wait_until_ready();
     }
 
@@ -479,13 +488,13 @@ fn as_server(program: PathBuf) -> Command {
     command
 }
 
-fn spawn(dir: &Path) -> Process {
+fn spawn(dir: &Path, env: &[(&str, PathBuf)]) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
     let mut command = as_server(programs().join("postgres"));
-    command.arg("-D").arg(dir.join("data"));
+    command.arg("-D").arg(dir.join("data")).envs(env.iter().cloned());
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
     Process::spawn(command).unwrap_or_else(|error| panic!("cannot start postgres: {error}"))
 }

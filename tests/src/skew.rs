@@ -1,22 +1,23 @@
 //! Servers with a clock that can be stepped, and made to run fast or slow.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
+use crate::folder::new_folder;
 use crate::server::{Config, RedisServer};
 
 /// The clock of one server, as far as it is from this machine's. It stays so over restarts.
 ///
-/// Only the wall clock is shifted, by which Redis expires keys, and not the monotonic one that its
-/// event loop runs on.
+/// Only the wall clock is shifted, by which leases expire, and not the monotonic one that event loops
+/// run on.
 #[derive(Debug)]
 pub struct Skew {
     file: NamedTempFile,
@@ -40,14 +41,35 @@ impl Skew {
     /// Like [`Config::start`], and when there is no C compiler.
     #[track_caller]
     pub fn start(config: Config) -> (RedisServer, Self) {
+        let skew = Self::new();
+        let server = skew
+            .environment()
+            .into_iter()
+            .fold(config, |config, (name, value)| config.env(name, value));
+        (server.start(), skew)
+    }
+
+    /// A correct clock, for a server with its [`environment`](Self::environment).
+    ///
+    /// # Panics
+    ///
+    /// When there is no C compiler.
+    #[allow(clippy::new_without_default)]
+    #[track_caller]
+    pub fn new() -> Self {
         let file = NamedTempFile::with_prefix("lock-tests-skew-").expect("a file can be made");
+        readable(file.path());
         let skew = Self { file, ahead_us: AtomicI64::new(0) };
         skew.write(0, 0);
         skew.write(1, 0);
         skew.write(2, 0);
-        let server =
-            config.env("LD_PRELOAD", shim()).env("LOCK_TESTS_SKEW", skew.file.path()).start();
-        (server, skew)
+        skew
+    }
+
+    /// The variables of a server process that has this clock.
+    #[track_caller]
+    pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
+        [("LD_PRELOAD", shim().to_owned()), ("LOCK_TESTS_SKEW", self.file.path().to_owned())]
     }
 
     /// Steps the clock, as an administrator does, or a time server after a long outage.
@@ -76,20 +98,25 @@ fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).expect("300,000 years")
 }
 
-/// The library, compiled once per process and put beside its program.
+/// The library, compiled once per process.
+#[track_caller]
 fn shim() -> &'static Path {
-    static SHIM: OnceLock<PathBuf> = OnceLock::new();
-    static COMPILING: Mutex<()> = Mutex::new(());
-    let _one = COMPILING.lock();
-    SHIM.get_or_init(|| {
-        let program = std::env::current_exe().expect("a program knows where it lies");
-        let library = program.with_file_name("lock-tests-skew.so");
-        // Another process may be loading it: it appears as a whole.
-        let draft = program.with_file_name(format!("lock-tests-skew.{}.so", std::process::id()));
-        compile(&draft);
-        std::fs::rename(&draft, &library).expect("a file can be renamed in its directory");
-        library
-    })
+    static SHIM: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, library) = SHIM.get_or_init(|| {
+        let folder = new_folder();
+        let library = folder.path().join("lock-tests-skew.so");
+        compile(&library);
+        readable(folder.path());
+        readable(&library);
+        (folder, library)
+    });
+    library
+}
+
+/// Some servers run as another user.
+fn readable(path: &Path) {
+    let permissions = Permissions::from_mode(0o755);
+    fs::set_permissions(path, permissions).expect("the owner can change them");
 }
 
 fn compile(library: &Path) {

@@ -4,7 +4,7 @@ use mysql_async::prelude::Queryable;
 use tokio::task::AbortHandle;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
-use crate::{MysqlServer, PostgresServer};
+use crate::{MysqlServer, PostgresServer, Skew};
 
 /// A private server.
 #[derive(Debug)]
@@ -26,6 +26,18 @@ impl SqlServer {
     #[track_caller]
     pub fn mysql() -> Self {
         Self::Mysql(MysqlServer::start())
+    }
+
+    /// A PostgreSQL server with this clock.
+    #[track_caller]
+    pub fn postgres_with(clock: &Skew) -> Self {
+        Self::Postgres(PostgresServer::builder().clock(clock).start())
+    }
+
+    /// A MariaDB server with this clock.
+    #[track_caller]
+    pub fn mysql_with(clock: &Skew) -> Self {
+        Self::Mysql(MysqlServer::builder().clock(clock).start())
     }
 
     /// Of the database `locks`, with `?create=on`.

@@ -22,6 +22,8 @@ use crate::exec::foreground::ForegroundPlace;
 
 #[cfg(feature = "_remote")]
 mod backoff;
+#[cfg(any(feature = "redis", feature = "_sql"))]
+mod clock_distance;
 mod connect;
 pub(crate) mod credentials;
 mod dyn_backend;

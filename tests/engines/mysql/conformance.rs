@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::prelude::*;
-use lock_tests::{MysqlServer, eventually_async, sequencers};
+use lock_tests::{MysqlServer, eventually_async, lock_delays, sequencers};
 
 /// The server of all tests that do not disturb it. Each has a database of its own.
 pub(super) fn shared() -> &'static MysqlServer {
@@ -22,6 +22,11 @@ async fn it_conforms() {
 #[tokio::test]
 async fn sequencers_stand_for_one_hold() {
     sequencers::stand_for_one_hold(&shared().database("sequencers")).await;
+}
+
+#[tokio::test]
+async fn a_lock_delay_delays_the_next_grant_behind_a_loss() {
+    lock_delays::delay_the_next_grant(&shared().database("lock_delays")).await;
 }
 
 #[tokio::test]

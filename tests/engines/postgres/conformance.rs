@@ -3,7 +3,7 @@
 use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::prelude::*;
-use lock_tests::{PostgresServer, eventually_async, sequencers};
+use lock_tests::{PostgresServer, eventually_async, lock_delays, sequencers};
 
 #[tokio::test]
 async fn it_conforms() {
@@ -16,6 +16,12 @@ async fn it_conforms() {
 async fn sequencers_stand_for_one_hold() {
     let server = PostgresServer::start();
     sequencers::stand_for_one_hold(&server.url()).await;
+}
+
+#[tokio::test]
+async fn a_lock_delay_delays_the_next_grant_behind_a_loss() {
+    let server = PostgresServer::start();
+    lock_delays::delay_the_next_grant(&server.url()).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, Rele
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::{ZooKeeperServer, eventually_async, sequencers};
+use lock_tests::{ZooKeeperServer, eventually_async, lock_delays, sequencers};
 
 #[tokio::test]
 async fn it_conforms() {
@@ -19,6 +19,12 @@ async fn it_conforms() {
 async fn sequencers_stand_for_one_hold() {
     let (server, root) = ZooKeeperServer::shared();
     sequencers::stand_for_one_hold(&server.url_of(&root)).await;
+}
+
+#[tokio::test]
+async fn a_lock_delay_delays_the_next_grant_behind_a_loss() {
+    let (server, root) = ZooKeeperServer::shared();
+    lock_delays::delay_the_next_grant(&server.url_of(&root)).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! Settings and states of a server by which locks could be lost.
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
 
+use crate::backend::clock_distance::ClockDistance;
 use crate::backend::mysql::batch::{MysqlBatch, incomplete};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::read_only;
@@ -37,7 +39,9 @@ impl MysqlBatch<'_> {
         let values = [("schema", Literal::Bytes(schema.as_bytes())), ("names", names.as_literal())];
         let statements = self.statements();
         let script = SqlScript::of(&statements.settings, &values);
+        let sent = SystemTime::now();
         let answered = self.execute(&script, usize::MAX).await?;
+        let asked = sent..=SystemTime::now();
         let [settings, states] = answered.sets.as_slice() else { return Err(incomplete()) };
         let settings = settings.first().ok_or_else(incomplete)?;
         if settings.is_true(0) {
@@ -56,6 +60,12 @@ impl MysqlBatch<'_> {
             .filter(|(column, _)| settings.is_true(*column))
             .map(|(_, (text, remedy))| Warning::new(text, remedy))
             .collect();
+        // A clock before 1970 has no distance.
+        let clock = settings.number(4).and_then(|micros| u64::try_from(micros).ok());
+        let distance =
+            clock.and_then(|micros| ClockDistance::of(Duration::from_micros(micros), &asked));
+        let server = self.state.connector.server();
+        warnings.extend(distance.and_then(|it| it.warning(format_args!("MySQL at {server}"))));
         warnings.extend(of_replication(&states));
         if self.replicates().await {
             warnings.push(Warning::new(

@@ -5,7 +5,7 @@
 //! their keys: no two wait for each other in a circle.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
 use tokio_postgres::types::Type;
@@ -71,11 +71,12 @@ impl<'a> Batch<'a> {
             answer(reply, self.list(&from).await);
         }
         for reply in health {
-            let settings = &self.statements.settings;
-            let found = match self.query(settings, &[]).await {
-                Ok(rows) => diagnostics::warnings(self.server, &rows, self.is_notified()),
-                Err(error) => Err(error),
-            };
+            let sent = SystemTime::now();
+            let answered = self.query(&self.statements.settings, &[]).await;
+            let asked = sent..=SystemTime::now();
+            let found = answered.and_then(|rows| {
+                diagnostics::warnings(self.server, &rows, &asked, self.is_notified())
+            });
             answer(reply, found);
         }
         for reply in probes {

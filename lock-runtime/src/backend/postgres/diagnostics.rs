@@ -1,7 +1,11 @@
 //! Settings and states of a server by which locks could be lost.
 
+use std::ops::RangeInclusive;
+use std::time::{Duration, SystemTime};
+
 use tokio_postgres::Row;
 
+use crate::backend::clock_distance::ClockDistance;
 use crate::backend::postgres::server_error::read_only;
 use crate::backend::postgres::session::get;
 use crate::backend::{BackendError, Warning};
@@ -30,10 +34,11 @@ const FOUND: [(&str, &str); 5] = [
     ),
 ];
 
-/// The warnings about a server with this answer to `settings.sql`.
+/// The warnings about a server with this answer to `settings.sql`, which was asked for and received at the moments of `asked`.
 pub(crate) fn warnings(
     server: &str,
     rows: &[Row],
+    asked: &RangeInclusive<SystemTime>,
     is_notified: bool,
 ) -> Result<Vec<Warning>, BackendError> {
     let Some(row) = rows.first() else { return Ok(Vec::new()) };
@@ -47,7 +52,20 @@ pub(crate) fn warnings(
             "connect to the server itself, or to a pooler in session mode, for faster hand-offs",
         ));
     }
+    warnings.extend(clock(server, row, asked)?);
     Ok(warnings)
+}
+
+fn clock(
+    server: &str,
+    row: &Row,
+    asked: &RangeInclusive<SystemTime>,
+) -> Result<Option<Warning>, BackendError> {
+    // A clock before 1970 has no distance.
+    let micros = u64::try_from(get::<i64>(row, FOUND.len() + 1)?).ok();
+    let distance =
+        micros.and_then(|micros| ClockDistance::of(Duration::from_micros(micros), asked));
+    Ok(distance.and_then(|it| it.warning(format_args!("PostgreSQL at {server}"))))
 }
 
 fn found(row: &Row) -> Result<Vec<Warning>, BackendError> {

@@ -1,12 +1,12 @@
 //! Settings and states of a server by which locks could be lost, as far as the user may read them.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, FromRedisValue, RedisError, Value};
 
+use crate::backend::clock_distance::ClockDistance;
 use crate::backend::{Finding, Warning};
 
 /// The oldest version with all commands that are used.
@@ -79,20 +79,15 @@ pub(crate) fn clock_finding(
     time: &InfoAnswer,
     asked: &RangeInclusive<SystemTime>,
 ) -> Finding {
-    const FAR: Duration = Duration::from_secs(1);
     let distance = time.as_ref().ok().and_then(|time| clock_distance(time, asked));
     let finding = match distance {
         None => {
             Finding::unknown("clock", "this login may not read it", "allow `TIME` to the login")
         }
-        Some(distance) if distance.abs() < FAR => {
-            Finding::good("clock", format!("{distance} this machine"))
-        }
-        Some(distance) => {
-            let text = format!("the clock of Redis at {server} is {distance} this machine");
-            let remedy = "synchronise both by a time server: a step of the server's clock ends locks early or late, and fences after a loss of data follow it";
-            Finding::warning("clock", &Warning::new(text, remedy))
-        }
+        Some(distance) => match distance.warning(format_args!("Redis at {server}")) {
+            Some(warning) => Finding::warning("clock", &warning),
+            None => Finding::good("clock", format!("{distance} this machine")),
+        },
     };
     finding.at(server)
 }
@@ -210,9 +205,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// The least distance of a server's clock from the local one, by its answer to `TIME`: the server has read its clock at some
-/// moment of `asked`. `None` if the answer is not a time. The difference of two distances is by how much two nodes of a quorum
-/// disagree on the expiry of a lease.
+/// The distance of a server's clock, by its answer to `TIME`. `None` if the answer is not a time.
 pub(crate) fn clock_distance(
     time: &Value,
     asked: &RangeInclusive<SystemTime>,
@@ -222,48 +215,7 @@ pub(crate) fn clock_distance(
     let number = |part: &Value| u64::from_redis_value_ref(part).ok();
     let since_epoch = Duration::from_secs(number(seconds)?)
         .checked_add(Duration::from_micros(number(micros)?))?;
-    let node = SystemTime::UNIX_EPOCH.checked_add(since_epoch)?;
-    let ahead = node.duration_since(*asked.end()).unwrap_or_default();
-    let behind = asked.start().duration_since(node).unwrap_or_default();
-    Some(if behind.is_zero() { ClockDistance::Ahead(ahead) } else { ClockDistance::Behind(behind) })
-}
-
-/// The distance of a server's clock from the local clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClockDistance {
-    Ahead(Duration),
-    Behind(Duration),
-}
-
-/// `4.99 s ahead of`
-impl fmt::Display for ClockDistance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ahead(by) => write!(f, "{:.2} s ahead of", by.as_secs_f64()),
-            Self::Behind(by) => write!(f, "{:.2} s behind", by.as_secs_f64()),
-        }
-    }
-}
-
-impl ClockDistance {
-    /// The distance without its direction.
-    pub(crate) const fn abs(self) -> Duration {
-        match self {
-            Self::Ahead(by) | Self::Behind(by) => by,
-        }
-    }
-
-    /// The difference of two clocks.
-    pub(crate) fn to(self, other: Self) -> Duration {
-        match (self, other) {
-            (Self::Ahead(one), Self::Ahead(two)) | (Self::Behind(one), Self::Behind(two)) => {
-                one.abs_diff(two)
-            }
-            (Self::Ahead(one), Self::Behind(two)) | (Self::Behind(one), Self::Ahead(two)) => {
-                one.saturating_add(two)
-            }
-        }
-    }
+    ClockDistance::of(since_epoch, asked)
 }
 
 fn parsed<T: FromRedisValue>(answer: &InfoAnswer) -> Option<T> {
@@ -344,21 +296,5 @@ mod tests {
         for odd in [Value::Nil, Value::Array(vec![text(1)]), at(u64::MAX, 0)] {
             assert_eq!(clock_distance(&odd, &asked), None);
         }
-    }
-
-    #[test]
-    fn the_way_of_an_answer_is_no_distance() {
-        let text = |number: u64| Value::BulkString(number.to_string().into_bytes());
-        let local = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
-        // Asked for at 10 s, received three seconds later.
-        let asked = local(10_000)..=local(13_000);
-        let at = |seconds| {
-            let time = Value::Array(vec![text(seconds), text(500_000)]);
-            clock_distance(&time, &asked).unwrap()
-        };
-        assert_eq!(at(10).abs(), Duration::ZERO);
-        assert_eq!(at(12).abs(), Duration::ZERO);
-        assert_eq!(at(13), ClockDistance::Ahead(Duration::from_millis(500)));
-        assert_eq!(at(8), ClockDistance::Behind(Duration::from_millis(1_500)));
     }
 }

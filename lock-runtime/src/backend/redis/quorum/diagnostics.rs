@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::backend::clock_distance::ClockDistance;
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::conn::connection::Connection;
-use crate::backend::redis::diagnostics::{self, ClockDistance, Info};
+use crate::backend::redis::diagnostics::{self, Info};
 use crate::backend::redis::protocol::diagnosis::ServerAnswers;
 use crate::backend::redis::quorum::fence_block::{MAX_AHEAD, SYNCHRONISE};
 use crate::backend::redis::quorum::node::{NodeKind, QuorumNode, timeout_error};
