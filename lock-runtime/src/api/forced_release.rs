@@ -95,7 +95,7 @@ impl LockPool {
             }
             released
         };
-        self.asked(limit * 2, releasing).await
+        self.on_driver(releasing).await
     }
 }
 

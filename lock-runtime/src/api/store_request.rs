@@ -16,12 +16,20 @@ impl LockPool {
         limit: Duration,
         request: impl Future<Output = Result<T, BackendError>> + Send + 'static,
     ) -> Result<T, LockError> {
+        let answering =
+            async move { timeout(limit, request).await.unwrap_or_else(|_| Err(silence())) };
+        self.on_driver(answering).await
+    }
+
+    /// The answer to `request`, which has a time limit of its own. It goes on if the caller is dropped.
+    pub(crate) async fn on_driver<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = Result<T, BackendError>> + Send + 'static,
+    ) -> Result<T, LockError> {
         if self.core().is_inherited() {
             return Err(LockError::inherited());
         }
-        let answering =
-            async move { timeout(limit, request).await.unwrap_or_else(|_| Err(silence())) };
-        self.core().driver().run(answering).await?.map_err(LockError::backend)
+        self.core().driver().run(request).await?.map_err(LockError::backend)
     }
 }
 

@@ -17,14 +17,15 @@ use std::time::Duration;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::base::clock::{Clock, Instant};
+use crate::base::error::LockError;
 use crate::base::key::Key;
 use crate::base::owner_tag::OwnerTag;
 use crate::lock::snapshot::Snapshot;
-pub use crate::web::locks_page::operator::PageRequest;
-
 use crate::web::locks_page::html::{Document, Forced, Lookup};
 use crate::web::locks_page::operator::Authorization;
 use crate::web::locks_page::query::Query;
+
+pub use crate::web::locks_page::operator::PageRequest;
 
 /// A page that shows the locks of this process, and of any process for a key that is looked up.
 ///
@@ -164,9 +165,11 @@ impl LocksPage {
     /// The page, for a request to `path` with this query.
     async fn html(&self, path: &str, query: Option<&str>, may_release: bool) -> String {
         let query = Query::parse(query.unwrap_or_default());
-        let lookup = match query.key.filter(|key| !key.is_empty()) {
-            Some(key) => self.look_up(query.pool, key, may_release).await,
-            None => Lookup::None,
+        let index = query.pool.unwrap_or_default();
+        let lookup = match (query.key.filter(|key| !key.is_empty()), self.pool_at(index)) {
+            (None, _) => Lookup::None,
+            (Some(_), None) => Lookup::NoPool,
+            (Some(key), Some(pool)) => look_up(&pool, index, key, may_release, None).await,
         };
         self.document(path, lookup)
     }
@@ -174,7 +177,7 @@ impl LocksPage {
     /// Takes the lock of the key in the query from the owner in `form`. The page, as [`html`](Self::html), with the outcome.
     async fn release(&self, path: &str, query: Option<&str>, form: &str, operator: &str) -> String {
         let Query { pool: index, key, .. } = Query::parse(query.unwrap_or_default());
-        let key = key.unwrap_or_default();
+        let (index, key) = (index.unwrap_or_default(), key.unwrap_or_default());
         let Query { owner, pool_name, .. } = Query::parse(form);
         let (owner, pool_name) = (owner.unwrap_or_default(), pool_name.unwrap_or_default());
         // Another one may be at this index by now.
@@ -182,29 +185,12 @@ impl LocksPage {
         let Some(pool) = self.pool_at(index).filter(is_named) else {
             return self.document(path, Lookup::NoPool);
         };
-        let forced = match pool.inspect(key.as_str()).await {
-            Ok(inspection) => {
-                let is_meant = |owned: &OwnerTag| owned.to_string() == owner;
-                let holder = inspection.holder.filter(|it| it.owner.as_ref().is_some_and(is_meant));
-                match holder {
-                    Some(holder) => {
-                        let key = Key::from(key.as_str());
-                        pool.force_release_for(Some(operator), &key, &holder).await
-                    }
-                    None => Ok(false),
-                }
-            }
-            Err(error) => Err(error),
-        };
-        let forced = Some(match forced {
+        let forced = match release_from(&pool, &key, &owner, operator).await {
             Ok(true) => Forced::Released,
             Ok(false) => Forced::NotHeld,
             Err(error) => Forced::Failed(error),
-        });
-        let answer = Box::new(pool.inspect(key.as_str()).await);
-        let may_release = Some(pool.core().name().clone());
-        let index = index.unwrap_or_default();
-        self.document(path, Lookup::Answer { index, key, answer, may_release, forced })
+        };
+        self.document(path, look_up(&pool, index, key, true, Some(forced)).await)
     }
 
     fn document(&self, path: &str, lookup: Lookup) -> String {
@@ -212,17 +198,8 @@ impl LocksPage {
         Document { folder, snapshots: &self.snapshots(), lookup }.to_string()
     }
 
-    /// `index` is that of the pool on the page.
-    async fn look_up(&self, index: Option<usize>, key: String, may_release: bool) -> Lookup {
-        let Some(pool) = self.pool_at(index) else { return Lookup::NoPool };
-        let answer = Box::new(pool.inspect(key.as_str()).await);
-        let may_release = may_release.then(|| pool.core().name().clone());
-        let index = index.unwrap_or_default();
-        Lookup::Answer { index, key, answer, may_release, forced: None }
-    }
-
-    fn pool_at(&self, index: Option<usize>) -> Option<LockPool> {
-        self.pools().into_iter().nth(index.unwrap_or_default())
+    fn pool_at(&self, index: usize) -> Option<LockPool> {
+        self.pools().into_iter().nth(index)
     }
 
     /// `None` if nothing is held or waited for.
@@ -233,6 +210,34 @@ impl LocksPage {
         let number = || fingerprint(&self.snapshots());
         last.insert(recent.unwrap_or_else(|| Fingerprint { taken_at: now, number: number() }))
             .number
+    }
+}
+
+/// What the store says about `key`. `index` is that of the pool on the page.
+async fn look_up(
+    pool: &LockPool,
+    index: usize,
+    key: String,
+    may_release: bool,
+    forced: Option<Forced>,
+) -> Lookup {
+    let answer = Box::new(pool.inspect(key.as_str()).await);
+    let may_release = may_release.then(|| pool.core().name().clone());
+    Lookup::Answer { index, key, answer, may_release, forced }
+}
+
+/// Takes the lock from its holder. `false` if that is another one than `owner`.
+async fn release_from(
+    pool: &LockPool,
+    key: &str,
+    owner: &str,
+    operator: &str,
+) -> Result<bool, LockError> {
+    let holder = pool.inspect(key).await?.holder;
+    let is_meant = |tag: &OwnerTag| tag.to_string() == owner;
+    match holder.filter(|holder| holder.owner.as_ref().is_some_and(is_meant)) {
+        Some(holder) => pool.force_release_for(Some(operator), &Key::from(key), &holder).await,
+        None => Ok(false),
     }
 }
 
