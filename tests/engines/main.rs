@@ -1,5 +1,25 @@
 //! Stores other than Redis. Each has a module, and a variable that leaves it out, see `tests/run.sh`.
 
+/// Each of these tests on each store.
+macro_rules! on_each_engine {
+    ($($name:ident),* $(,)?) => {
+        on_each_engine!(@ postgres Postgres $($name)*);
+        on_each_engine!(@ mysql Mysql $($name)*);
+        on_each_engine!(@ etcd Etcd $($name)*);
+        on_each_engine!(@ zookeeper ZooKeeper $($name)*);
+    };
+    (@ $engine:ident $kind:ident $($name:ident)*) => {
+        mod $engine {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name(lock_tests::EngineKind::$kind).await;
+                }
+            )*
+        }
+    };
+}
+
 mod chaos;
 mod choose_store;
 mod clock_steps;
@@ -10,4 +30,5 @@ mod mysql;
 mod old_tables;
 mod pin;
 mod postgres;
+mod renewals;
 mod zookeeper;

@@ -11,6 +11,7 @@
 //! | [`mysql`] | a private MariaDB server |
 //! | [`postgres`] | a private PostgreSQL server |
 //! | [`zookeeper`], [`zookeeper_client`] | private ZooKeeper servers, and a client to inspect them |
+//! | [`mod@engine`] | these four stores behind one interface |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
@@ -51,6 +52,7 @@
 pub mod browser;
 pub mod cargo;
 pub mod cluster;
+pub mod engine;
 pub mod etcd;
 pub mod eventually;
 pub mod examples;
@@ -93,6 +95,7 @@ pub mod zookeeper_client;
 
 pub use cargo::cargo;
 pub use cluster::RedisCluster;
+pub use engine::{Engine, EngineKind};
 pub use etcd::{EtcdServer, EtcdTrio};
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;
