@@ -24,6 +24,7 @@ mod chaos;
 mod choose_store;
 mod clock_steps;
 mod etcd;
+mod exit_paths;
 mod fence_gate;
 mod moved_store;
 mod mysql;

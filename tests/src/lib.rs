@@ -29,6 +29,7 @@
 //! | [`prometheus`] | a private Prometheus |
 //! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`lock_delays`] | what a `lock_delay` does on every store |
+//! | [`exits`] | ways out of a body, and what frees the lock then |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -56,6 +57,7 @@ pub mod engine;
 pub mod etcd;
 pub mod eventually;
 pub mod examples;
+pub mod exits;
 pub mod expected_error;
 pub mod folder;
 pub mod forced;
