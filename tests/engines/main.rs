@@ -20,6 +20,7 @@ macro_rules! on_each_engine {
     };
 }
 
+mod cancellation;
 mod chaos;
 mod choose_store;
 mod clock_steps;

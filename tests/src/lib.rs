@@ -30,6 +30,7 @@
 //! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`lock_delays`] | what a `lock_delay` does on every store |
 //! | [`exits`] | ways out of a body, and what frees the lock then |
+//! | [`dropped_acquires`] | acquires that are dropped at each of their polls |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -53,6 +54,7 @@
 pub mod browser;
 pub mod cargo;
 pub mod cluster;
+pub mod dropped_acquires;
 pub mod engine;
 pub mod etcd;
 pub mod eventually;
