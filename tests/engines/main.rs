@@ -20,6 +20,7 @@ macro_rules! on_each_engine {
     };
 }
 
+mod ambiguity;
 mod cancellation;
 mod chaos;
 mod choose_store;
@@ -27,6 +28,7 @@ mod clock_steps;
 mod etcd;
 mod exit_paths;
 mod fence_gate;
+mod late_writes;
 mod moved_store;
 mod mysql;
 mod old_tables;

@@ -31,6 +31,7 @@
 //! | [`lock_delays`] | what a `lock_delay` does on every store |
 //! | [`exits`] | ways out of a body, and what frees the lock then |
 //! | [`dropped_acquires`] | acquires that are dropped at each of their polls |
+//! | [`late_writes`] | a holder that is stopped, and writes after its ttl |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -67,6 +68,7 @@ pub mod foreign;
 pub mod history;
 pub mod http;
 pub mod inspected;
+pub mod late_writes;
 pub mod latency;
 pub mod listed;
 pub mod lock_delays;
