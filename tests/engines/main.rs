@@ -35,4 +35,5 @@ mod old_tables;
 mod pin;
 mod postgres;
 mod renewals;
+mod several_keys;
 mod zookeeper;

@@ -32,6 +32,7 @@
 //! | [`exits`] | ways out of a body, and what frees the lock then |
 //! | [`dropped_acquires`] | acquires that are dropped at each of their polls |
 //! | [`late_writes`] | a holder that is stopped, and writes after its ttl |
+//! | [`transfers`] | processes that lock overlapping sets of keys |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -94,6 +95,7 @@ pub mod skew;
 pub mod sql;
 pub mod statements;
 pub mod tls;
+pub mod transfers;
 pub mod tunnel;
 pub mod versions;
 pub mod zookeeper;
