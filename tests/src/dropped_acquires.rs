@@ -22,13 +22,16 @@ pub const RENEW: Duration = ms(800);
 /// What a busy machine may add to an immediate effect.
 pub const PROMPT: Duration = ms(10_000);
 
+/// Looks at the store.
+type FindHolder = dyn Fn(&str) -> Option<String> + Send + Sync;
+
 /// Two pools on one store.
 pub struct Rivals {
     /// The pool of the dropped acquires.
     pub ours: LockPool,
     /// Stands for another process.
     pub theirs: LockPool,
-    holder: Box<dyn Fn(&str) -> Option<String> + Send + Sync>,
+    holder: Box<FindHolder>,
 }
 
 impl fmt::Debug for Rivals {

@@ -38,6 +38,7 @@ pub fn overlap_without_an_error(program: &str, url: &str) {
     }
     let mut transfers = 0;
     for worker in &workers {
+        // The last ones do not meet new requests any more.
         let status = worker.wait_for_exit(3 * DEADLINE);
         assert!(status.success(), "{status}: {:#?}", worker.stderr());
         let done: u64 = worker.stdout()[1].parse().unwrap();
@@ -45,8 +46,11 @@ pub fn overlap_without_an_error(program: &str, url: &str) {
         transfers += done;
     }
     let history = read();
-    let (waits, longest) = (waits_for_others(&history), longest_wait(&history));
-    println!("{seconds} s: {transfers} transfers, {waits} waits for others, up to {longest:?}");
+    let waits = waits_for_others(&history);
+    let [half, most, all] = waiting_times(&history);
+    println!(
+        "{seconds} s: {transfers} transfers, {waits} waits for others; waited {half:.0?} (p50), {most:.0?} (p99), {all:.0?} (max)"
+    );
     history.assert_safe();
     assert!(waits > 10, "{waits} waits");
 }
@@ -64,7 +68,10 @@ fn waits_for_others(history: &History) -> usize {
     grants.windows(2).filter(waited).count()
 }
 
-fn longest_wait(history: &History) -> Duration {
+/// The 50th, 99th and 100th percentile.
+fn waiting_times(history: &History) -> [Duration; 3] {
     let waits = history.grants().iter().map(|grant| grant.granted_ns - grant.invoked_ns);
-    Duration::from_nanos(waits.max().unwrap_or_default())
+    let mut waits: Vec<_> = waits.map(Duration::from_nanos).collect();
+    waits.sort_unstable();
+    [50, 99, 100].map(|percent| waits[(waits.len() - 1) * percent / 100])
 }

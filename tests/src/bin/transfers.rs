@@ -10,13 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
-use lock_runtime::{Fence, LockError, LockPool};
+use lock_runtime::{Fence, LockError, LockPool, Wait};
 use lock_tests::history::{Recorder, now_ns};
 
 const TASKS: u64 = 4;
 const ACCOUNTS: u8 = 16;
-/// No task waits as long for so short holds, also on a busy machine.
-const WAIT: Duration = Duration::from_secs(60);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -25,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let recorder = Arc::new(Recorder::create(Path::new(dir), process)?);
     // Longer than a freeze of a busy machine, so that no lease is lost.
     let ttl = Duration::from_secs(30);
-    let pool = LockPool::builder(url).ttl(ttl).wait(WAIT).connect().await?;
+    let pool = LockPool::builder(url).ttl(ttl).wait(Wait::Forever).connect().await?;
     let mut rng = Rng::with_seed(seed.parse()?);
     let over = Arc::new(AtomicBool::new(false));
     let tasks: Vec<_> = (0..TASKS)
