@@ -42,17 +42,14 @@ async fn ticks(engine: &Engine) -> Vec<usize> {
         AcquireRequest::new(keys, Owner::random().unwrap(), TTL)
     };
     let requests: Vec<_> = (0..LEASES).map(request).collect();
-    let mut pending: Vec<_> = requests.iter().collect();
+    let mut pending = requests.clone();
     while !pending.is_empty() {
-        let together: Vec<_> = pending.iter().take(500).map(|request| (*request).clone()).collect();
-        let outcomes = store.acquire(&together).await.into_iter();
-        let granted = |it| matches!(it, Ok(AcquireOutcome::Acquired { .. }));
+        let again = pending.split_off(pending.len().min(500));
+        let mut outcomes = store.acquire(&pending).await.into_iter();
         // On a busy machine a connection may be replaced.
-        let granted: Vec<_> = outcomes.map(granted).collect();
-        let again = pending.split_off(together.len());
-        pending.retain({
-            let mut granted = granted.into_iter();
-            move |_| granted.next() == Some(false)
+        pending.retain_mut(|request| {
+            request.attempt += 1;
+            !matches!(outcomes.next(), Some(Ok(AcquireOutcome::Acquired { .. })))
         });
         pending.extend(again);
     }
@@ -60,12 +57,15 @@ async fn ticks(engine: &Engine) -> Vec<usize> {
     // Reading the counters may be a request too.
     let reading = engine.requests();
     let reading = engine.requests() - reading;
-    let tick = async || {
+    let tick = async || loop {
         let before = engine.requests();
-        for outcome in store.renew(&leases).await {
-            assert_eq!(outcome.unwrap(), LeaseStatus::Held);
+        let outcomes = store.renew(&leases).await;
+        let requests = engine.requests() - before - reading;
+        if outcomes.iter().all(Result::is_ok) {
+            let held = |outcome: &_| matches!(outcome, Ok(LeaseStatus::Held));
+            assert!(outcomes.iter().all(held));
+            return requests;
         }
-        engine.requests() - before - reading
     };
     let mut ticks = vec![tick().await];
     // etcd and ZooKeeper read keys until they watch them.
