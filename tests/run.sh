@@ -6,6 +6,7 @@
 #
 # LOCK_TEST_THREADS      how many tests run at once; by default eight for each core, at most 16
 # LOCK_CHAOS_SECONDS     how long faults hit several processes; by default 20
+# LOCK_OVERLAP_SECONDS   how long several processes lock overlapping sets of keys; by default 2
 # LOCK_OUTAGE_SECONDS    how long the store of a web service under load is down; by default 2
 # LOCK_TEST_BROWSER=off  leaves the tests of the page in Chromium out
 # LOCK_TEST_ETCD=off     leaves etcd out

@@ -2,89 +2,40 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::cell::RefCell;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, distributed_lock};
+use lock_runtime::{ErrorKind, LockGuard, LockPool};
+use lock_tests::dropped_acquires::{
+    self, DroppedCall, KEY, PROMPT, RENEW, Rivals, TTL, of_several_keys_behind,
+};
 use lock_tests::poll::drop_at_every_poll;
 use lock_tests::prelude::*;
 use lock_tests::proxy::{Action, named};
-use lock_tests::{FaultProxy, Monitor, RedisServer, eventually, eventually_async};
+use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
 use tokio::sync::Mutex;
 
-const KEY: &str = "order:7";
-/// Of the dropped acquires. No test waits as long, so that no ttl hides a leftover.
-const TTL: Duration = ms(20_000);
-/// Of the dropped acquires: a leftover lease would be renewed. A lease that is given back at once is not, even on a busy
-/// machine.
-const RENEW: Duration = ms(800);
-const PROMPT: Duration = ms(5_000);
-
 struct Scene {
-    server: RedisServer,
-    /// The pool of the dropped acquires.
-    ours: LockPool,
-    /// Stands for another process.
-    theirs: LockPool,
+    server: Arc<RedisServer>,
+    rivals: Rivals,
 }
 
 impl Scene {
     async fn new() -> Self {
-        let server = RedisServer::start();
-        let ours = LockPool::connect(&server.url()).await.unwrap();
-        let theirs = LockPool::connect(&server.url()).await.unwrap();
-        Self { server, ours, theirs }
-    }
-
-    fn holder_of(&self, key: &str) -> String {
-        self.server.cli(&["GET", key])
-    }
-
-    /// Each pool can acquire `key`: neither the store nor the wait queue of the pool blocks it.
-    async fn all_can_acquire(&self, key: &str) {
-        for pool in [&self.ours, &self.theirs, &self.ours] {
-            let guard = pool.lock(key).wait(PROMPT).acquire().await;
-            // With a short request timeout the answer may come too late. The release goes on.
-            if let Err(error) = guard.unwrap().release().await {
-                assert!(error.is_backend(), "{error}");
-            }
-        }
-        eventually_async(PROMPT, "the key is free", async || self.holder_of(key) == "(nil)").await;
+        let server = Arc::new(RedisServer::start());
+        let rivals = Rivals::new(&server.url(), holder_in(&server)).await;
+        Self { server, rivals }
     }
 }
 
-/// The future that is dropped.
-#[derive(Clone, Copy, Debug)]
-enum Api {
-    Acquire,
-    TryAcquire,
-    Run,
-    Attribute,
-}
-
-#[distributed_lock(key = "order:<id>", ttl = "20s", renew = "800ms", wait = "300ms", pool = pool)]
-async fn annotated(pool: LockPool, id: u32) -> Result<(), LockError> {
-    tokio::task::yield_now().await;
-    Ok(())
-}
-
-impl Api {
-    fn call(self, pool: &LockPool) -> Pin<Box<dyn Future<Output = ()>>> {
-        let request = pool.lock(KEY).ttl(TTL).renew(RENEW).wait(ms(300));
-        let pool = pool.clone();
-        Box::pin(async move {
-            match self {
-                Self::Acquire => drop(request.acquire().await),
-                Self::TryAcquire => drop(request.try_acquire().await),
-                Self::Run => drop(request.run(tokio::task::yield_now()).await),
-                Self::Attribute => drop(annotated(pool, 7).await),
-            }
-        })
+/// The holder of a key. A late request of a dropped acquire may add the contended mark.
+fn holder_in(server: &Arc<RedisServer>) -> impl Fn(&str) -> Option<String> + Send + Sync + 'static {
+    let server = server.clone();
+    move |key| {
+        let value = server.cli(&["GET", key]);
+        (value != "(nil)").then(|| with_contended_mark(&value))
     }
 }
 
@@ -93,76 +44,37 @@ macro_rules! dropped_at_every_poll {
         mod $situation {
             use super::*;
 
+            async fn of(call: DroppedCall) {
+                let scene = Scene::new().await;
+                let monitor = Monitor::start(&scene.server);
+                dropped_acquires::$situation(&scene.rivals, call).await;
+                nothing_is_renewed(&monitor).await;
+            }
+
             #[tokio::test]
             async fn acquire() {
-                super::$situation(Api::Acquire).await;
+                of(DroppedCall::Acquire).await;
             }
 
             #[tokio::test]
             async fn try_acquire() {
-                super::$situation(Api::TryAcquire).await;
+                of(DroppedCall::TryAcquire).await;
             }
 
             #[tokio::test]
             async fn run() {
-                super::$situation(Api::Run).await;
+                of(DroppedCall::Run).await;
             }
 
             #[tokio::test]
             async fn annotated_function() {
-                super::$situation(Api::Attribute).await;
+                of(DroppedCall::Attribute).await;
             }
         }
     )* };
 }
 
 dropped_at_every_poll! { while_the_key_is_free while_another_pool_holds_it behind_a_local_task }
-
-async fn while_the_key_is_free(api: Api) {
-    let scene = Scene::new().await;
-    let monitor = Monitor::start(&scene.server);
-    drop_at_every_poll(
-        || api.call(&scene.ours),
-        async |_| {
-            eventually(PROMPT, "the key is free", || scene.holder_of(KEY) == "(nil)");
-            scene.all_can_acquire(KEY).await;
-        },
-    )
-    .await;
-    nothing_is_renewed(&monitor).await;
-}
-
-async fn while_another_pool_holds_it(api: Api) {
-    behind(api, |scene| &scene.theirs).await;
-}
-
-async fn behind_a_local_task(api: Api) {
-    behind(api, |scene| &scene.ours).await;
-}
-
-async fn behind(api: Api, holder: impl Fn(&Scene) -> &LockPool) {
-    let scene = Scene::new().await;
-    let monitor = Monitor::start(&scene.server);
-    let take = async || holder(&scene).lock(KEY).wait(PROMPT).acquire().await.unwrap();
-    let held = RefCell::new(Some(take().await));
-    drop_at_every_poll(
-        || api.call(&scene.ours),
-        async |_| {
-            // A late request of the dropped acquire may add the contention mark.
-            let owner = || with_contended_mark(&scene.holder_of(KEY));
-            let before = owner();
-            let guard = held.take().unwrap();
-            guard.verify().await.unwrap();
-            assert_eq!(owner(), before, "nothing of the holder's was touched");
-            guard.release().await.unwrap();
-            scene.all_can_acquire(KEY).await;
-            held.replace(Some(take().await));
-        },
-    )
-    .await;
-    drop(held.take());
-    nothing_is_renewed(&monitor).await;
-}
 
 /// Watches for longer than a renewal interval of a leftover lease.
 async fn nothing_is_renewed(monitor: &Monitor<'_>) {
@@ -175,32 +87,18 @@ async fn nothing_is_renewed(monitor: &Monitor<'_>) {
 #[tokio::test]
 async fn several_keys_with_the_middle_one_held_elsewhere() {
     let scene = Scene::new().await;
-    several_keys_behind(&scene, &scene.theirs).await;
+    several_keys_behind(&scene, &scene.rivals.theirs).await;
 }
 
 #[tokio::test]
 async fn several_keys_with_the_middle_one_held_here() {
     let scene = Scene::new().await;
-    several_keys_behind(&scene, &scene.ours).await;
+    several_keys_behind(&scene, &scene.rivals.ours).await;
 }
 
 async fn several_keys_behind(scene: &Scene, holder: &LockPool) {
     let monitor = Monitor::start(&scene.server);
-    let middle = holder.lock("b").acquire().await.unwrap();
-    let owner = scene.holder_of("b");
-    let all = || scene.ours.lock_all(["c", "a", "b"]).ttl(TTL).renew(RENEW).wait(ms(300)).acquire();
-    drop_at_every_poll(all, async |_| {
-        scene.all_can_acquire("a").await;
-        scene.all_can_acquire("c").await;
-        // The contention mark exists once a waiter was queued.
-        assert_eq!(with_contended_mark(&scene.holder_of("b")), with_contended_mark(&owner));
-    })
-    .await;
-    middle.release().await.unwrap();
-    scene.all_can_acquire("b").await;
-    // Without another holder, the same acquire completes.
-    drop_at_every_poll(all, async |_| scene.all_can_acquire("b").await).await;
-    scene.all_can_acquire("a").await;
+    of_several_keys_behind(&scene.rivals, holder).await;
     nothing_is_renewed(&monitor).await;
 }
 
@@ -209,7 +107,7 @@ async fn overlapping_sets_of_keys_in_any_order_do_not_block_each_other() {
     let scene = Scene::new().await;
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..60 {
-        let pool = if n % 2 == 0 { scene.ours.clone() } else { scene.theirs.clone() };
+        let pool = if n % 2 == 0 { scene.rivals.ours.clone() } else { scene.rivals.theirs.clone() };
         let keys = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "b"]][n % 3];
         tasks.spawn(async move {
             let held = pool.lock_all(keys).wait(ms(30_000)).run(tokio::task::yield_now());
@@ -222,7 +120,7 @@ async fn overlapping_sets_of_keys_in_any_order_do_not_block_each_other() {
     }
     tasks.join_all().await;
     for key in ["a", "b", "c"] {
-        scene.all_can_acquire(key).await;
+        scene.rivals.all_can_acquire(key).await;
     }
 }
 
@@ -231,9 +129,9 @@ async fn through_a_proxy(request_timeout: Duration) -> (Scene, FaultProxy) {
     let mut scene = Scene::new().await;
     let proxy = FaultProxy::start(&scene.server);
     let builder = LockPool::builder(proxy.url()).request_timeout(request_timeout);
-    scene.ours = builder.connect().await.unwrap();
+    scene.rivals.ours = builder.connect().await.unwrap();
     // The server knows the scripts from here on.
-    scene.all_can_acquire(KEY).await;
+    scene.rivals.all_can_acquire(KEY).await;
     (scene, proxy)
 }
 
@@ -243,16 +141,16 @@ async fn with_a_fault(action: Action) {
     let make = || {
         // Met by this acquire, or by the next one if this one is dropped too early.
         let _ = proxy.on_next(named("EVALSHA"), action);
-        Api::Acquire.call(&scene.ours)
+        DroppedCall::Acquire.of(&scene.rivals.ours)
     };
     drop_at_every_poll(make, async |_| {
-        scene.all_can_acquire(KEY).await;
+        scene.rivals.all_can_acquire(KEY).await;
         proxy.release_held();
         eventually_async(PROMPT, "a late request's key is freed", async || {
-            scene.holder_of(KEY) == "(nil)"
+            scene.rivals.holder(KEY).is_none()
         })
         .await;
-        scene.all_can_acquire(KEY).await;
+        scene.rivals.all_can_acquire(KEY).await;
     })
     .await;
     nothing_is_renewed(&monitor).await;
@@ -286,19 +184,19 @@ async fn a_request_that_arrives_after_its_acquire_was_dropped_is_taken_back() {
     let monitor = Monitor::start(&scene.server);
     let trap = proxy.on_next(named("EVALSHA"), Action::HoldRequest);
     let acquire = tokio::spawn({
-        let request = scene.ours.lock(KEY).ttl(TTL);
+        let request = scene.rivals.ours.lock(KEY).ttl(TTL);
         async move { request.acquire().await.map(drop) }
     });
     eventually_async(PROMPT, "the request is under way", async || trap.sprung()).await;
     acquire.abort();
     acquire.await.unwrap_err();
-    scene.all_can_acquire(KEY).await;
+    scene.rivals.all_can_acquire(KEY).await;
     let granted = |ran: &lock_tests::monitor::Ran| ran.is("SET", KEY) && ran.is("SET", "20000");
     assert!(!monitor.settled().iter().any(granted), "it has not arrived yet");
     proxy.release_held();
     monitor.wait_for(PROMPT, granted);
-    eventually_async(PROMPT, "it is taken back", async || scene.holder_of(KEY) == "(nil)").await;
-    scene.all_can_acquire(KEY).await;
+    eventually_async(PROMPT, "it is taken back", async || scene.rivals.holder(KEY).is_none()).await;
+    scene.rivals.all_can_acquire(KEY).await;
 }
 
 /// Virtual time, a faulty store, and a drop at each moment from before the request to after the grant.
@@ -376,7 +274,7 @@ async fn a_thousand_random_aborts() {
         assert!(round < 1_000, "{done_so_far} bodies ran to their end, {aborted} were aborted");
         let mut tasks = Vec::new();
         for n in 0..20 {
-            let pool = if n % 4 == 0 { &scene.theirs } else { &scene.ours };
+            let pool = if n % 4 == 0 { &scene.rivals.theirs } else { &scene.rivals.ours };
             let request = pool.lock(KEY).wait(ms(60_000));
             let (inside, done) = (inside.clone(), done.clone());
             tasks.push(tokio::spawn(request.run(async move {
@@ -401,7 +299,7 @@ async fn a_thousand_random_aborts() {
             }
         }
     }
-    scene.all_can_acquire(KEY).await;
+    scene.rivals.all_can_acquire(KEY).await;
 }
 
 #[tokio::test]
@@ -436,11 +334,11 @@ async fn a_full_wait_queue_rejects_the_next_waiter_at_once() {
 #[tokio::test]
 async fn local_waiters_are_served_in_fifo_order() {
     let scene = Scene::new().await;
-    let held: LockGuard = scene.ours.lock(KEY).acquire().await.unwrap();
+    let held: LockGuard = scene.rivals.ours.lock(KEY).acquire().await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for n in 0..30 {
-        let (request, order) = (scene.ours.lock(KEY).wait(ms(60_000)), order.clone());
+        let (request, order) = (scene.rivals.ours.lock(KEY).wait(ms(60_000)), order.clone());
         tasks.push(tokio::spawn(request.run(async move { order.lock().await.push(n) })));
         // The only other task of this runtime enters the wait queue.
         tokio::task::yield_now().await;
@@ -460,10 +358,10 @@ async fn local_waiters_are_served_in_fifo_order() {
 async fn a_grant_to_a_waiter_that_is_being_dropped_goes_to_the_next() {
     let scene = Scene::new().await;
     for _ in 0..100 {
-        let held = scene.ours.lock(KEY).acquire().await.unwrap();
-        let mut waiting = Box::pin(scene.ours.lock(KEY).ttl(TTL).wait(ms(60_000)).acquire());
+        let held = scene.rivals.ours.lock(KEY).acquire().await.unwrap();
+        let mut waiting = Box::pin(scene.rivals.ours.lock(KEY).ttl(TTL).wait(ms(60_000)).acquire());
         assert!(poll_once(waiting.as_mut()).await.is_none());
-        let behind = scene.ours.lock(KEY).wait(PROMPT).acquire();
+        let behind = scene.rivals.ours.lock(KEY).wait(PROMPT).acquire();
         let mut behind = Box::pin(behind);
         assert!(poll_once(behind.as_mut()).await.is_none());
         held.release().await.unwrap();
@@ -471,5 +369,5 @@ async fn a_grant_to_a_waiter_that_is_being_dropped_goes_to_the_next() {
         drop(waiting);
         behind.await.unwrap().release().await.unwrap();
     }
-    scene.all_can_acquire(KEY).await;
+    scene.rivals.all_can_acquire(KEY).await;
 }

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
+use lock_tests::late_writes::{DELAY, StoppedHolder, rounds};
 use lock_tests::prelude::*;
-use lock_tests::{Quorum, RedisServer, Worker, eventually, eventually_async, lock_delays};
+use lock_tests::{Quorum, RedisServer, eventually, eventually_async, lock_delays};
 
-const TTL: Duration = ms(1500);
-const DELAY: Duration = ms(15_000);
 const SOON: Duration = ms(20_000);
 
 /// The remaining time of the lock on the server, in milliseconds.
@@ -16,48 +15,29 @@ fn left(server: &RedisServer) -> i64 {
     server.cli(&["PTTL", "k"]).parse().unwrap()
 }
 
-struct Stopped {
-    server: RedisServer,
-    holder: Worker,
-    waiter: tokio::task::JoinHandle<Result<LockGuard, LockError>>,
-}
-
-impl Stopped {
-    /// A process that holds the lock is stopped, and another pool waits for the lock.
-    async fn start(delay: Duration) -> Self {
-        let server = RedisServer::start();
-        let spans = [TTL, delay].map(|span| span.as_millis().to_string());
-        let program = env!("CARGO_BIN_EXE_late-writer");
-        let holder = Worker::start(program, &[&server.url(), &spans[0], &spans[1]]);
-        holder.wait_for_line(SOON, |line| line == "holding");
-        let pool = LockPool::connect(&server.url()).await.unwrap();
-        let waiter = tokio::spawn(async move { pool.lock("k").wait(ms(60_000)).acquire().await });
-        holder.pause();
-        Self { server, holder, waiter }
-    }
+async fn stopped(server: &RedisServer, delay: Duration) -> StoppedHolder {
+    StoppedHolder::start(env!("CARGO_BIN_EXE_late-writer"), &server.url(), "k", delay).await
 }
 
 #[tokio::test]
 async fn a_holder_that_resumes_within_it_writes_before_the_next_grant() {
     for _ in 0..rounds() {
-        let Stopped { server, holder, waiter } = Stopped::start(DELAY).await;
+        let server = RedisServer::start();
+        let stopped = stopped(&server, DELAY).await;
         eventually(SOON, "the ttl is over", || left(&server) < millis(DELAY));
-        holder.resume();
-        holder.wait_for_line(SOON, |line| line == "wrote");
-        assert!(!waiter.is_finished(), "the lock was granted before the late write");
-        holder.send_line("");
-        holder.wait_for_exit(SOON);
-        waiter.abort();
+        stopped.resume().await;
+        assert!(!stopped.waiter.is_finished(), "the lock was granted before the late write");
+        stopped.end().await;
     }
 }
 
 #[tokio::test]
 async fn without_it_the_same_holder_writes_behind_the_next_grant() {
-    let Stopped { server: _server, holder, waiter } = Stopped::start(Duration::ZERO).await;
-    let next = waiter.await.unwrap().unwrap();
-    assert!(!holder.stdout().iter().any(|line| line == "wrote"));
-    holder.resume();
-    holder.wait_for_line(SOON, |line| line == "wrote");
+    let server = RedisServer::start();
+    let mut stopped = stopped(&server, Duration::ZERO).await;
+    let next = (&mut stopped.waiter).await.unwrap().unwrap();
+    assert!(!stopped.has_written());
+    stopped.resume().await;
     assert!(next.is_held(), "another holder is active while the first one writes");
 }
 
@@ -117,9 +97,4 @@ async fn more_than_a_minute_and_a_reentrant_call_are_refused() {
 
 fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap()
-}
-
-/// How often a holder is stopped: `LOCK_STOPS`, by default 2.
-fn rounds() -> usize {
-    std::env::var("LOCK_STOPS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
 }

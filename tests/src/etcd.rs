@@ -270,6 +270,25 @@ impl EtcdServer {
         self.post("kv/compaction", &json!({ "revision": self.revision().to_string() }));
     }
 
+    /// How many messages have come in over gRPC.
+    ///
+    /// # Panics
+    ///
+    /// When the member does not say so.
+    #[track_caller]
+    pub fn messages(&self) -> usize {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("it answers");
+        let counts = text.lines().filter_map(|line| {
+            let (_, count) =
+                line.strip_prefix("grpc_server_msg_received_total{")?.split_once("} ")?;
+            count.parse::<f64>().ok()
+        });
+        counts.sum::<f64>() as usize
+    }
+
     /// A request of the JSON API.
     ///
     /// # Panics

@@ -11,6 +11,7 @@
 //! | [`mysql`] | a private MariaDB server |
 //! | [`postgres`] | a private PostgreSQL server |
 //! | [`zookeeper`], [`zookeeper_client`] | private ZooKeeper servers, and a client to inspect them |
+//! | [`mod@engine`] | these four stores behind one interface |
 //! | [`quorum`] | several independent servers that vote |
 //! | [`versions`] | the installed servers of other versions |
 //! | [`tls`], [`tunnel`] | a private certificate authority; TLS in front of a server that has none |
@@ -28,6 +29,10 @@
 //! | [`prometheus`] | a private Prometheus |
 //! | [`sequencers`] | what a sequencer has to be on every store |
 //! | [`lock_delays`] | what a `lock_delay` does on every store |
+//! | [`exits`] | ways out of a body, and what frees the lock then |
+//! | [`dropped_acquires`] | acquires that are dropped at each of their polls |
+//! | [`late_writes`] | a holder that is stopped, and writes after its ttl |
+//! | [`transfers`] | processes that lock overlapping sets of keys |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -51,9 +56,12 @@
 pub mod browser;
 pub mod cargo;
 pub mod cluster;
+pub mod dropped_acquires;
+pub mod engine;
 pub mod etcd;
 pub mod eventually;
 pub mod examples;
+pub mod exits;
 pub mod expected_error;
 pub mod folder;
 pub mod forced;
@@ -61,6 +69,7 @@ pub mod foreign;
 pub mod history;
 pub mod http;
 pub mod inspected;
+pub mod late_writes;
 pub mod latency;
 pub mod listed;
 pub mod lock_delays;
@@ -86,6 +95,7 @@ pub mod skew;
 pub mod sql;
 pub mod statements;
 pub mod tls;
+pub mod transfers;
 pub mod tunnel;
 pub mod versions;
 pub mod zookeeper;
@@ -93,6 +103,7 @@ pub mod zookeeper_client;
 
 pub use cargo::cargo;
 pub use cluster::RedisCluster;
+pub use engine::{Engine, EngineKind};
 pub use etcd::{EtcdServer, EtcdTrio};
 pub use eventually::{eventually, eventually_async, eventually_some};
 pub use examples::example;

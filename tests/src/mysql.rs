@@ -105,6 +105,17 @@ impl MysqlServer {
         Config::default()
     }
 
+    /// The server of all tests of this program that do not disturb it. Each has a [database](Self::database) of its own.
+    ///
+    /// # Panics
+    ///
+    /// Like [`Config::start`].
+    #[track_caller]
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<MysqlServer> = OnceLock::new();
+        SHARED.get_or_init(|| Self::builder().option("max-connections=400").start())
+    }
+
     /// Of the database `locks`, with `?create=on`.
     pub fn url(&self) -> String {
         self.url_at(self.port)

@@ -123,9 +123,30 @@ impl PostgresServer {
         Config::default()
     }
 
+    /// The server of all tests of this program that do not disturb it. Each has a [database](Self::database) of its own.
+    ///
+    /// # Panics
+    ///
+    /// Like [`Config::start`].
+    #[track_caller]
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<PostgresServer> = OnceLock::new();
+        SHARED.get_or_init(|| Self::builder().setting("max_connections", "400").start())
+    }
+
     /// Of the database `locks`, with `?create=on`.
     pub fn url(&self) -> String {
         self.url_at(self.port)
+    }
+
+    /// Makes a database. Its name takes the place of `locks` in URLs.
+    ///
+    /// # Panics
+    ///
+    /// With the server's error.
+    #[track_caller]
+    pub fn database(&self, name: &str) {
+        self.query(&format!("CREATE DATABASE {name}"));
     }
 
     /// The URL with another port: that of a proxy.
@@ -155,14 +176,25 @@ impl PostgresServer {
     /// With the server's error.
     #[track_caller]
     pub fn query(&self, statement: &str) -> Vec<Vec<String>> {
-        match self.try_query(statement) {
+        self.query_in("locks", statement)
+    }
+
+    /// [`query`](Self::query) in this database.
+    ///
+    /// # Panics
+    ///
+    /// With the server's error.
+    #[track_caller]
+    pub fn query_in(&self, database: &str, statement: &str) -> Vec<Vec<String>> {
+        match self.try_query(database, statement) {
             Ok(rows) => rows,
             Err(error) => panic!("{statement}: {error}\n{}", self.log()),
         }
     }
 
-    fn try_query(&self, statement: &str) -> Result<Vec<Vec<String>>, String> {
-        let url = format!("postgres://locks@127.0.0.1:{}/locks?connect_timeout=5", self.port);
+    fn try_query(&self, database: &str, statement: &str) -> Result<Vec<Vec<String>>, String> {
+        let port = self.port;
+        let url = format!("postgres://locks@127.0.0.1:{port}/{database}?connect_timeout=5");
         let statement = statement.to_owned();
         // On a thread of its own, so that a test may call this from any runtime.
         let asked = std::thread::spawn(move || {
@@ -288,7 +320,7 @@ impl PostgresServer {
     #[track_caller]
     fn wait_until_ready(&self) {
         let start = Instant::now();
-        while self.try_query("SELECT 1").is_err() {
+        while self.try_query("locks", "SELECT 1").is_err() {
             let ended = self.process().exit_status();
             assert!(ended.is_none(), "postgres did not start:\n{}", self.log());
             assert!(

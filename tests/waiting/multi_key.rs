@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{ErrorKind, LockGuard, LockPool};
 use lock_tests::prelude::*;
+use lock_tests::transfers::overlap_without_an_error;
 use lock_tests::{RedisServer, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -393,4 +394,10 @@ async fn given_up_in_the_instant_of_the_grant() {
     // A grant that is not passed on costs a second, in about every third round.
     assert!(slow <= ROUNDS / 20, "{slow} of {ROUNDS} rounds took {NOISE:?} and more");
     until_nothing_is_left(&server).await;
+}
+
+#[test]
+fn overlapping_keys_of_processes_end_in_no_deadlock() {
+    let server = RedisServer::start();
+    overlap_without_an_error(env!("CARGO_BIN_EXE_transfers"), &server.url());
 }

@@ -1,16 +1,12 @@
 //! The published suite, and what stands in the tables.
 
-use std::sync::OnceLock;
-
 use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::prelude::*;
 use lock_tests::{MysqlServer, eventually_async, lock_delays, sequencers};
 
-/// The server of all tests that do not disturb it. Each has a database of its own.
 pub(super) fn shared() -> &'static MysqlServer {
-    static SERVER: OnceLock<MysqlServer> = OnceLock::new();
-    SERVER.get_or_init(MysqlServer::start)
+    MysqlServer::shared()
 }
 
 #[tokio::test]

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use lock_runtime::{ErrorKind, LockPool};
-use lock_tests::poll::drop_at_every_poll;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, MysqlServer, eventually_async};
@@ -320,56 +319,6 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
         server.query(open) == [["0"]]
     })
     .await;
-}
-
-/// Each packet is one request of the server: what 1,000 leases take.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_are_renewed_together() {
-    const LOCKS: usize = 1_000;
-    let server = MysqlServer::start();
-    let pool = LockPool::builder(server.url()).ttl(ms(6_000)).connect().await.unwrap();
-    let mut guards = Vec::new();
-    for n in 0..10 {
-        let keys = (0..LOCKS / 10).map(|at| pool.lock(format!("held:{n}:{at}")).acquire());
-        let tasks: JoinSet<_> = keys.collect();
-        for guard in tasks.join_all().await {
-            guards.push(guard.unwrap());
-        }
-    }
-    let least = "SELECT MIN(until) FROM lock_lease";
-    let first: u64 = server.query(least)[0][0].parse().unwrap();
-    let before = server.status("Com_update");
-    eventually_async(DEADLINE, "all leases are renewed", async || {
-        server.query(least)[0][0].parse::<u64>().unwrap() > first
-    })
-    .await;
-    let updates = server.status("Com_update") - before;
-    println!("{updates} statements renew {LOCKS} leases");
-    // They were acquired at different moments, so some are due earlier.
-    assert!(updates <= 25, "{updates} statements");
-    assert!(guards.iter().all(lock_runtime::LockGuard::is_held));
-}
-
-#[tokio::test]
-async fn an_acquire_may_be_dropped_at_each_of_its_polls() {
-    let server = MysqlServer::start();
-    let [pool, other] =
-        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
-    drop_at_every_poll(
-        || pool.lock("order:1").acquire(),
-        async |_| {
-            cycle(&other, "order:1").await;
-        },
-    )
-    .await;
-    // The same while it waits.
-    for polls in 0..6 {
-        let guard = other.lock("order:2").acquire().await.unwrap();
-        let _ = lock_tests::poll::poll_n(pool.lock("order:2").acquire(), polls).await;
-        guard.release().await.unwrap();
-        cycle(&other, "order:2").await;
-    }
-    until_nothing_is_left(&server).await;
 }
 
 /// Several keys in opposite orders from several pools.

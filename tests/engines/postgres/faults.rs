@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use fastrand::Rng;
 use lock_runtime::{ErrorKind, LockPool};
-use lock_tests::poll::drop_at_every_poll;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::{FaultProxy, PostgresServer, eventually_async};
@@ -251,53 +249,6 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
         server.query(open) == [["0"]]
     })
     .await;
-}
-
-#[tokio::test]
-async fn an_acquire_may_be_dropped_at_each_of_its_polls() {
-    let server = PostgresServer::start();
-    let [pool, other] =
-        [patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await];
-    drop_at_every_poll(
-        || pool.lock("order:1").acquire(),
-        async |_| {
-            cycle(&other, "order:1").await;
-        },
-    )
-    .await;
-    // The same while it waits.
-    for polls in 0..6 {
-        let guard = other.lock("order:2").acquire().await.unwrap();
-        let _ = lock_tests::poll::poll_n(pool.lock("order:2").acquire(), polls).await;
-        guard.release().await.unwrap();
-        cycle(&other, "order:2").await;
-    }
-    until_nothing_is_left(&server).await;
-}
-
-/// Several keys in opposite orders from several pools.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn overlapping_keys_end_in_no_deadlock() {
-    const POOLS: usize = 4;
-    let server = PostgresServer::start();
-    let mut tasks = JoinSet::new();
-    for n in 0..POOLS {
-        let pool = patient(server.url(), ms(20_000)).await;
-        for task in 0..4 {
-            let (pool, mut rng) = (pool.clone(), Rng::with_seed((n * 10 + task) as u64));
-            tasks.spawn(async move {
-                for _ in 0..10 {
-                    let keys: Vec<_> =
-                        (0..3).map(|_| format!("account:{}", rng.u8(..16))).collect();
-                    let guard = pool.lock_all(keys).acquire().await.unwrap();
-                    guard.release().await.unwrap();
-                }
-            });
-        }
-    }
-    within(4 * DEADLINE, "all transfers", tasks.join_all()).await;
-    until_nothing_is_left(&server).await;
-    assert!(!server.log().contains("deadlock detected"), "{}", server.log());
 }
 
 /// Freezes of processes, some of them longer than the ttl of 300 ms, cuts of all connections, and kills of the server.

@@ -14,7 +14,7 @@ use lock_runtime::backend::{
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
 use lock_tests::history::now_ns;
-use lock_tests::poll::{drop_at_every_poll, poll_n};
+use lock_tests::poll::poll_n;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::zookeeper::url_at;
@@ -45,36 +45,6 @@ async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
             }
             Err(error) => assert_eq!(error.kind(), ErrorKind::Backend, "{error}"),
         }
-        until_nothing_is_left(server, &root).await;
-    }
-}
-
-/// The request is on its way while its caller gives up, its connection is replaced, and its owner is released.
-#[tokio::test]
-async fn a_request_that_arrives_behind_its_release_grants_nothing() {
-    let (server, root) = ZooKeeperServer::shared();
-    let proxy = FaultProxy::to_port(server.port());
-    let builder = LockPool::builder(url_at(proxy.port(), &root)).request_timeout(ms(300));
-    let pool = builder.connect().await.unwrap();
-    let other = patient(server.url_of(&root), ms(20_000)).await;
-    for n in 0..4 {
-        let key = format!("order:{n}");
-        cycle(&pool, &key).await;
-        proxy.hold(Direction::ToServer);
-        let acquiring = tokio::spawn(pool.lock(key.as_str()).wait(ms(700)).acquire());
-        if n % 2 == 0 {
-            let error = joined("the acquire", acquiring).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
-        } else {
-            tokio::time::sleep(ms(100)).await;
-            acquiring.abort();
-        }
-        proxy.release_held();
-        cycle(&other, &key).await;
-        eventually_async(DEADLINE, "the pool is back", async || {
-            pool.lock("other").wait(ms(500)).acquire().await.is_ok()
-        })
-        .await;
         until_nothing_is_left(server, &root).await;
     }
 }
@@ -147,28 +117,6 @@ async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
     eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
     guard.release().await.unwrap();
     until_nothing_is_left(&server, "/locks").await;
-}
-
-#[tokio::test]
-async fn an_acquire_may_be_dropped_at_each_of_its_polls() {
-    let (server, root) = ZooKeeperServer::shared();
-    let url = server.url_of(&root);
-    let [pool, other] = [patient(&url, ms(20_000)).await, patient(&url, ms(20_000)).await];
-    drop_at_every_poll(
-        || pool.lock("order:1").acquire(),
-        async |_| {
-            cycle(&other, "order:1").await;
-        },
-    )
-    .await;
-    // The same while it waits.
-    for polls in 0..6 {
-        let guard = other.lock("order:2").acquire().await.unwrap();
-        let _ = poll_n(pool.lock("order:2").acquire(), polls).await;
-        guard.release().await.unwrap();
-        cycle(&other, "order:2").await;
-    }
-    until_nothing_is_left(server, &root).await;
 }
 
 /// Several keys in opposite orders from several pools, while containers are deleted at any moment, as the servers do with those

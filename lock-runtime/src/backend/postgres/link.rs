@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use crate::backend::backoff::Backoff;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::channel::{self, ChannelPayload, PROBE};
+use crate::backend::postgres::renew::RENEWALS;
 use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
@@ -19,8 +20,8 @@ use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
-/// The most requests of one batch.
-const BATCH: usize = 256;
+/// The most requests of one batch of acquires and releases.
+const CLAIMS: usize = 256;
 
 /// How long the connection for upkeep is idle before it is checked.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
@@ -99,7 +100,8 @@ impl LinkTask {
     /// pool is closed.
     async fn serve(&mut self, session: &mut Session) -> Option<(BackendError, Instant)> {
         let mut answered = self.state.clock.now();
-        let mut jobs = Vec::with_capacity(BATCH);
+        let most = if self.purpose == Purpose::Claims { CLAIMS } else { RENEWALS };
+        let mut jobs = Vec::with_capacity(most);
         let server = self.state.connector.server();
         loop {
             let idle_until = answered + IDLE_CHECK;
@@ -108,7 +110,7 @@ impl LinkTask {
                 ended = &mut session.ended => {
                     return Some((ended.unwrap_or_else(|_| no_answer()), answered));
                 }
-                count = self.inbox.recv_many(&mut jobs, BATCH) => count,
+                count = self.inbox.recv_many(&mut jobs, most) => count,
                 () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
                     if self.purpose == Purpose::Upkeep =>
                 {

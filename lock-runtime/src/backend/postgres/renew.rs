@@ -14,8 +14,8 @@ use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
 
-/// How many leases one statement renews. It locks their rows until its flush.
-const TOGETHER: usize = 1_000;
+/// How many leases one statement renews, and the most requests of one batch of them. It locks their rows until its flush.
+pub(super) const RENEWALS: usize = 1_000;
 
 /// A lease by its owner and keys.
 type HeldKeys = (Owner, Arc<[Key]>);
@@ -23,7 +23,7 @@ type HeldKeys = (Owner, Arc<[Key]>);
 impl Batch<'_> {
     pub(super) async fn renew(&self, mut renewals: Renewals) {
         while !renewals.is_empty() {
-            let rest = renewals.split_off(renewals.len().min(TOGETHER));
+            let rest = renewals.split_off(renewals.len().min(RENEWALS));
             let mut held = HashSet::new();
             // First what is not locked, so that a lock delays no other renewal.
             let leases = distinct(renewals.iter().map(|(lease, _)| lease));

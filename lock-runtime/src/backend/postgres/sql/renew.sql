@@ -12,12 +12,13 @@ WITH asked AS MATERIALIZED (
     WHERE lease.until > statement_timestamp()
     ORDER BY lease.key
     FOR UPDATE OF lease SKIP LOCKED
-), complete AS MATERIALIZED (
-    SELECT number FROM held GROUP BY number, keys HAVING count(*) = keys
+), counted AS MATERIALIZED (
+    -- Not by a join: the planner expects one row, and would compare each key with each lease.
+    SELECT *, count(*) OVER (PARTITION BY number) AS held_keys FROM held
 )
 UPDATE lock_lease AS lease SET
-    until = greatest(lease.until, statement_timestamp() + held.kept * interval '1 microsecond'),
+    until = greatest(lease.until, statement_timestamp() + counted.kept * interval '1 microsecond'),
     channel = $6
-FROM held JOIN complete ON complete.number = held.number
-WHERE lease.key = held.key
-RETURNING held.number, lease.key, lease.contended
+FROM counted
+WHERE lease.key = counted.key AND counted.held_keys = counted.keys
+RETURNING counted.number, lease.key, lease.contended

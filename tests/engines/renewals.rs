@@ -1,0 +1,78 @@
+//! What the renewal of very many leases costs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_runtime::Key;
+use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, LeaseStatus, Owner};
+use lock_runtime::testing::open_backend;
+use lock_tests::prelude::*;
+use lock_tests::runtimes::current_thread;
+use lock_tests::{Engine, EngineKind};
+use tokio::time::sleep;
+
+on_each_engine!(ten_thousand_leases_of_one_tick_share_a_few_requests);
+
+const LEASES: usize = 10_000;
+/// Longer than the test takes, and as long as a session of the servers may be.
+const TTL: Duration = ms(50_000);
+
+/// A tick of the pool is one call of the store with all leases that are due. The call and the connections share a thread, as
+/// on the driver.
+async fn ten_thousand_leases_of_one_tick_share_a_few_requests(kind: EngineKind) {
+    let engine = Engine::start(kind);
+    let ticks = tokio::task::spawn_blocking(move || current_thread().block_on(ticks(&engine)));
+    let [first, .., last] = ticks.await.unwrap()[..] else { panic!("several ticks") };
+    println!(
+        "{kind:?}: {first} requests in the first tick of {LEASES} leases, {last} in the last one"
+    );
+    let limit = match kind {
+        EngineKind::Postgres | EngineKind::Mysql => 20,
+        // A sign of life, a request that a majority confirms, and one more of a connection.
+        EngineKind::Etcd | EngineKind::ZooKeeper => 3,
+    };
+    assert!(last <= limit, "{last} requests");
+}
+
+/// How many requests each of some ticks takes.
+async fn ticks(engine: &Engine) -> Vec<usize> {
+    let store = open_backend(&engine.url()).await.unwrap();
+    let request = |n| {
+        let keys: Arc<[Key]> = Arc::new([Key::from(format!("held:{n}"))]);
+        AcquireRequest::new(keys, Owner::random().unwrap(), TTL)
+    };
+    let requests: Vec<_> = (0..LEASES).map(request).collect();
+    let mut pending = requests.clone();
+    while !pending.is_empty() {
+        let again = pending.split_off(pending.len().min(500));
+        let mut outcomes = store.acquire(&pending).await.into_iter();
+        // On a busy machine a connection may be replaced.
+        pending.retain_mut(|request| {
+            request.attempt += 1;
+            !matches!(outcomes.next(), Some(Ok(AcquireOutcome::Acquired { .. })))
+        });
+        pending.extend(again);
+    }
+    let leases: Vec<_> = requests.iter().map(AcquireRequest::lease).collect();
+    // Reading the counters may be a request too.
+    let reading = engine.requests();
+    let reading = engine.requests() - reading;
+    let tick = async || loop {
+        let before = engine.requests();
+        let outcomes = store.renew(&leases).await;
+        let requests = engine.requests() - before - reading;
+        if outcomes.iter().all(Result::is_ok) {
+            let held = |outcome: &_| matches!(outcome, Ok(LeaseStatus::Held));
+            assert!(outcomes.iter().all(held));
+            return requests;
+        }
+    };
+    let mut ticks = vec![tick().await];
+    // etcd and ZooKeeper read keys until they watch them.
+    for _ in 0..4 {
+        sleep(ms(500)).await;
+        ticks.push(tick().await);
+    }
+    store.close().await;
+    ticks
+}
