@@ -96,13 +96,15 @@ if [[ "${LOCK_TEST_MYSQL:-on}" != off ]] && missing mysql-9 "${mysql}"; then
         cp -L "${loader}" "${new}/lib"
         "${loader}" --library-path "${libraries}" --list "${new}/lib/mysqld" | sed -n 's/.* => \([^ ]*\) .*/\1/p' |
             xargs cp -L -t "${new}/lib"
+        mkdir -p "${new}/plugin"
+        mv "${root}/usr/lib/mysql/plugin/component_reference_cache.so" "${new}/plugin"
         rm -rf "${new}/apt"
         # Its libraries are newer than those of the system.
         cat >"${new}/bin/mysqld" <<'SCRIPT'
 #!/bin/sh
 here="$(dirname "$(dirname "$(readlink -f "$0")")")"
 exec "$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib" "$here/lib/mysqld" "$@" \
-    --lc-messages-dir="$here/share" --character-sets-dir="$here/share/charsets"
+    --lc-messages-dir="$here/share" --character-sets-dir="$here/share/charsets" --plugin-dir="$here/plugin"
 SCRIPT
         chmod 755 "${new}/bin/mysqld"
         "${new}/bin/mysqld" --no-defaults --version

@@ -37,6 +37,7 @@ pub struct MysqlServer {
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     options: Vec<String>,
+    of_mariadb: Vec<String>,
     tls: Option<Tls>,
     env: Vec<(&'static str, PathBuf)>,
     program: Option<PathBuf>,
@@ -52,6 +53,12 @@ impl Config {
     /// An option of the command line, e.g. `.option("read-only")`.
     pub fn option(mut self, option: &str) -> Self {
         self.options.push(format!("--{option}"));
+        self
+    }
+
+    /// As [`option`](Self::option), if it is MariaDB.
+    pub fn mariadb_option(mut self, option: &str) -> Self {
+        self.of_mariadb.push(format!("--{option}"));
         self
     }
 
@@ -85,6 +92,9 @@ impl Config {
         let port = free_port();
         let tls_files = self.tls.as_ref().map(|tls| tls.write(dir.path()));
         let mut options = self.options;
+        if program.is_mariadb() {
+            options.extend(self.of_mariadb);
+        }
         if let Some(files) = &tls_files {
             options.push(format!("--ssl-cert={}", files.certificate.display()));
             options.push(format!("--ssl-key={}", files.key.display()));
@@ -133,7 +143,7 @@ impl MysqlServer {
     /// With the server's error.
     #[track_caller]
     pub fn database(&self, name: &str) -> String {
-        self.query(&format!("CREATE DATABASE {name}; GRANT ALL ON {name}.* TO locks@'%'"));
+        self.query(&format!("CREATE DATABASE `{name}`; GRANT ALL ON `{name}`.* TO locks@'%'"));
         format!("mysql://locks@127.0.0.1:{}/{name}?create=on", self.port)
     }
 
@@ -174,6 +184,17 @@ impl MysqlServer {
     pub fn status(&self, name: &str) -> u64 {
         let rows = self.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"));
         rows[0][1].parse().expect("a counter is a number")
+    }
+
+    /// How many deadlocks it has found since its start.
+    #[track_caller]
+    pub fn deadlocks(&self) -> u64 {
+        if self.is_mariadb() {
+            return self.status("Innodb_deadlocks");
+        }
+        let counter =
+            "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'";
+        self.query(counter)[0][0].parse().expect("a counter is a number")
     }
 
     /// As [`query`](Self::query), with the error of the server.
@@ -417,6 +438,8 @@ impl Program {
                 let mut initialize = as_server(path.clone());
                 initialize.args(["--no-defaults", "--initialize-insecure", "--skip-log-bin"]);
                 initialize.args(["--innodb-redo-log-capacity=8M", "--innodb-flush-method=nosync"]);
+                // With certificates of its own it serves TLS.
+                initialize.arg("--auto-generate-certs=off");
                 initialize.arg(format!("--init-file={}", file.display()));
                 run(initialize.args([&datadir, "--secure-file-priv=NULL"]), "");
             }
@@ -426,9 +449,12 @@ impl Program {
     fn options(&self) -> &'static [&'static str] {
         match self {
             Self::MariaDb(_) => &["--innodb-log-file-size=8M"],
-            Self::Mysql(_) => {
-                &["--innodb-redo-log-capacity=8M", "--mysqlx=off", "--secure-file-priv=NULL"]
-            }
+            Self::Mysql(_) => &[
+                "--innodb-redo-log-capacity=8M",
+                "--mysqlx=off",
+                "--secure-file-priv=NULL",
+                "--auto-generate-certs=off",
+            ],
         }
     }
 }

@@ -34,7 +34,8 @@ async fn a_lock_is_a_row_and_its_fence_is_kept_when_it_is_free() {
     let server = shared();
     let pool = LockPool::connect(&server.database("row")).await.unwrap();
     let guard = pool.lock("order:1").acquire().await.unwrap();
-    let held = "SELECT `key`, until > UNIX_TIMESTAMP(NOW(6)) * 1000000, fence FROM row.lock_lease";
+    let held =
+        "SELECT `key`, until > UNIX_TIMESTAMP(NOW(6)) * 1000000, fence FROM `row`.lock_lease";
     let fence = guard.fence().unwrap();
     assert_eq!(server.query(held), [["order:1", "1", &fence.to_string()]]);
     guard.release().await.unwrap();

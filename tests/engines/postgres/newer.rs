@@ -5,7 +5,7 @@ use lock_tests::{PostgresServer, versions};
 
 use super::conformance::{fences_grow, outlives_a_kill};
 
-/// The whole of `postgres::` runs on it with `LOCK_TEST_POSTGRES_BIN`.
+/// The whole of `postgres::` runs on it with `LOCK_TEST_POSTGRES_BIN`, but for TLS, which this build does not have.
 #[tokio::test]
 async fn postgres_18_conforms_and_keeps_locks_over_a_kill() {
     let Some(folder) = versions::of_store("postgres-18") else { return };
