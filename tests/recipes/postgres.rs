@@ -1,8 +1,5 @@
 //! PostgreSQL.
 
-use diesel::Connection;
-use diesel::connection::SimpleConnection;
-use diesel_async::async_connection_wrapper::AsyncConnectionWrapper;
 use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
 use lock_tests::SqlServer;
 use sea_orm::{ConnectionTrait, TransactionTrait};
@@ -32,20 +29,6 @@ async fn with_sqlx(database: String, guard: impl Holder) -> Outcome {
     Ok(transaction.commit().await?)
 }
 
-/// As `PgConnection`, without the C library.
-type Blocking = AsyncConnectionWrapper<AsyncPgConnection>;
-
-async fn with_diesel(database: String, guard: impl Holder) -> Outcome {
-    let transaction = move || {
-        let mut connection = <Blocking as Connection>::establish(&database)?;
-        connection.transaction(|connection| {
-            connection.batch_execute(&guard.pin_sql()?)?;
-            Ok(connection.batch_execute(PAY)?)
-        })
-    };
-    tokio::task::spawn_blocking(transaction).await?
-}
-
 async fn with_diesel_async(database: String, guard: impl Holder) -> Outcome {
     let mut connection = <AsyncPgConnection as AsyncConnection>::establish(&database).await?;
     connection
@@ -64,6 +47,30 @@ async fn with_sea_orm(database: String, guard: impl Holder) -> Outcome {
     Ok(transaction.commit().await?)
 }
 
+/// Apart from the traits of diesel-async, which have the same names.
+mod blocking {
+    use diesel::Connection;
+    use diesel::connection::SimpleConnection;
+    use diesel_async::AsyncPgConnection;
+    use diesel_async::async_connection_wrapper::AsyncConnectionWrapper;
+
+    use super::{Holder, Outcome, PAY};
+
+    /// As `PgConnection`, without the C library.
+    type Blocking = AsyncConnectionWrapper<AsyncPgConnection>;
+
+    pub(super) async fn with_diesel(database: String, guard: impl Holder) -> Outcome {
+        let transaction = move || {
+            let mut connection = <Blocking as Connection>::establish(&database)?;
+            connection.transaction(|connection| {
+                connection.batch_execute(&guard.pin_sql()?)?;
+                Ok(connection.batch_execute(PAY)?)
+            })
+        };
+        tokio::task::spawn_blocking(transaction).await?
+    }
+}
+
 #[tokio::test]
 async fn tokio_postgres() {
     let server = SqlServer::postgres();
@@ -77,7 +84,13 @@ async fn sqlx() {
 
 #[tokio::test]
 async fn diesel() {
-    a_stale_holder_is_refused(SqlServer::postgres(), TOLD, with_diesel, with_diesel).await;
+    a_stale_holder_is_refused(
+        SqlServer::postgres(),
+        TOLD,
+        blocking::with_diesel,
+        blocking::with_diesel,
+    )
+    .await;
 }
 
 #[tokio::test]

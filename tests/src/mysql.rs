@@ -417,10 +417,11 @@ impl Program {
                 // Beside the program, if it is not the distribution's.
                 let base = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
                 let script = base.join("scripts/mariadb-install-db");
-                let mut install = as_server(match script.is_file() {
+                let program = match script.is_file() {
                     true => script.clone(),
                     false => "mariadb-install-db".into(),
-                });
+                };
+                let mut install = as_server(program, dir);
                 install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
                 install.args(["--skip-test-db", "--skip-name-resolve", "--skip-log-bin"]);
                 install.args(["--innodb-log-file-size=8M", "--innodb-flush-method=nosync"]);
@@ -428,14 +429,14 @@ impl Program {
                     install.arg(format!("--basedir={}", base.display()));
                 }
                 run(install.arg(&datadir), "");
-                let mut bootstrap = as_server(path.clone());
+                let mut bootstrap = as_server(path.clone(), dir);
                 bootstrap.args(["--no-defaults", "--bootstrap", "--innodb-log-file-size=8M"]);
                 run(bootstrap.arg(&datadir), &format!("FLUSH PRIVILEGES;\n{statements}"));
             }
             Self::Mysql(path) => {
                 let file = dir.join("users.sql");
                 fs::write(&file, statements).expect("the temporary directory takes files");
-                let mut initialize = as_server(path.clone());
+                let mut initialize = as_server(path.clone(), dir);
                 initialize.args(["--no-defaults", "--initialize-insecure", "--skip-log-bin"]);
                 initialize.args(["--innodb-redo-log-capacity=8M", "--innodb-flush-method=nosync"]);
                 // With certificates of its own it serves TLS.
@@ -517,13 +518,17 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-fn as_server(program: PathBuf) -> Command {
-    if !is_root() {
-        return Process::command(program);
-    }
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", SERVER_USER, "--clear-groups", "--pdeathsig", "KILL", "--"]);
-    command.arg(program);
+/// Temporary files are in `dir`: a server that starts removes what others have in a shared folder.
+fn as_server(program: PathBuf, dir: &Path) -> Command {
+    let mut command = if is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", SERVER_USER, "--clear-groups", "--pdeathsig", "KILL", "--"]);
+        command.arg(program);
+        command
+    } else {
+        Process::command(program)
+    };
+    command.env("TMPDIR", dir);
     command
 }
 
@@ -538,7 +543,7 @@ fn spawn(
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
-    let mut command = as_server(program.path().to_owned());
+    let mut command = as_server(program.path().to_owned(), dir);
     command.arg("--no-defaults");
     command.arg(format!("--datadir={}", data(dir).display()));
     command.arg(format!("--socket={}", dir.join("socket").display()));
