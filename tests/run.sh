@@ -11,10 +11,14 @@
 # LOCK_TEST_BROWSER=off  leaves the tests of the page in Chromium out
 # LOCK_TEST_ETCD=off     leaves etcd out
 # LOCK_TEST_MYSQL=off    leaves MySQL and MariaDB out
-# LOCK_TEST_MYSQLD=..    the MariaDB server of the tests; by default the installed one
+# LOCK_TEST_MYSQLD=..    the MariaDB or MySQL server of the tests; by default the installed one
 # LOCK_TEST_POSTGRES=off leaves PostgreSQL out
 # LOCK_TEST_PROMETHEUS=off leaves Prometheus out
 # LOCK_TEST_ZOOKEEPER=off leaves ZooKeeper out
+# LOCK_TEST_POSTGRES_BIN, LOCK_TEST_ETCD_PROGRAM, LOCK_TEST_ZOOKEEPER_LIBRARIES=..   the other servers, likewise: a folder of
+#                        programs, a program, a folder of libraries. tests/servers.sh has newer ones in target/servers.
+#                        A default run has the conformance suite and a kill on each of these.
+# LOCK_TEST_RECIPES=on   runs the recipes of the pin with each SQL library, which take minutes to build
 # LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -68,7 +72,7 @@ install_missing() {
     if [[ "${LOCK_TEST_PROMETHEUS:-on}" != off ]]; then
         command -v prometheus >/dev/null && command -v promtool >/dev/null || packages+=(prometheus)
     fi
-    if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off ]]; then
+    if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off || "${LOCK_TEST_MYSQL:-on}" != off ]]; then
         command -v javac >/dev/null || packages+=(default-jdk-headless)
         command -v mvn >/dev/null || packages+=(maven)
     fi
@@ -156,6 +160,7 @@ step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 step "building with single features" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing libraries of other languages" tests/foreign/install.sh
+step "installing newer servers of the stores" tests/servers.sh
 # Most tests wait: more of them run at once than there are cores.
 cores="$(nproc)"
 threads="${LOCK_TEST_THREADS:-$((cores < 2 ? 8 : 16))}"
@@ -241,6 +246,11 @@ together "a_few waiting ${busy_waiting}" "a_few quorum load::"
 a_few api ${busy_api}
 a_few faults outage::requests
 a_few engines wait_queue::hand_offs
+if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
+    tests "testing the recipes" cargo test --quiet -p lock-recipes
+else
+    echo "==> skipped: LOCK_TEST_RECIPES=on runs the recipes of the pin"
+fi
 RUSTDOCFLAGS="-D warnings" step "documenting" cargo doc "${all[@]}" --quiet --no-deps
 step "running the quickstart" cargo run --quiet --example quickstart
 if command -v cargo-deny >/dev/null; then

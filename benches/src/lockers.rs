@@ -10,6 +10,8 @@ use redis::{Script, Value};
 use redis_lock::LockAcrossOptions;
 use tokio::sync::Mutex;
 
+use crate::shedlock::ShedLock;
+
 const TTL: Duration = Duration::from_secs(30);
 
 /// The polling interval for libraries without waiting of their own.
@@ -28,12 +30,15 @@ pub(crate) enum Locker {
     RedisLock([Arc<Mutex<redis_0_27::aio::MultiplexedConnection>>; 1]),
     DistributedLock(Arc<distributed_lock_redis::RedisLockProvider>),
     Deadpool(deadpool_redis::Pool),
+    ShedLock(Arc<ShedLock>),
 }
 
 pub(crate) const BOUND: &str = "bare redis-rs";
 pub(crate) const OURS: &str = "#[distributed_lock]";
 pub(crate) const OURS_FENCED: &str = "#[distributed_lock], fenced";
 pub(crate) const OURS_IN_BACKGROUND: &str = "#[distributed_lock], background";
+/// On PostgreSQL and MariaDB.
+pub(crate) const SHEDLOCK: &str = "ShedLock's SQL";
 pub(crate) const PEERS: [&str; 4] = ["rslock", "redis-lock", "distributed-lock", "deadpool-redis"];
 
 #[distributed_lock(key = "bench:<key>", ttl = "30s", wait = "forever", pool = pool)]
@@ -89,6 +94,7 @@ impl Locker {
                 let pool = config.create_pool(Some(deadpool_redis::Runtime::Tokio1));
                 Self::Deadpool(pool.expect("the URL is right"))
             }
+            SHEDLOCK => Self::ShedLock(Arc::new(ShedLock::connect(url).await)),
             other => unreachable!("there is no locker {other}"),
         }
     }
@@ -136,6 +142,13 @@ impl Locker {
                 let _ = handle.release().await;
             }
             Self::Deadpool(pool) => deadpool(pool, key, body).await,
+            Self::ShedLock(shedlock) => {
+                while !shedlock.lock(key, TTL).await {
+                    tokio::time::sleep(POLL).await;
+                }
+                body();
+                shedlock.unlock(key).await;
+            }
         }
     }
 }

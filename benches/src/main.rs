@@ -23,6 +23,7 @@ mod lockers;
 mod report;
 mod resources;
 mod scenarios;
+mod shedlock;
 mod stats;
 mod worker;
 
@@ -31,10 +32,10 @@ use std::time::Duration;
 use crate::report::Report;
 use crate::scenarios::{
     annotated, between, cost, crowd, first_renewal, handoff, held, hot, low_load, memory, quorum,
-    uncontended,
+    stores, uncontended,
 };
 
-const SCENARIOS: [&str; 12] = [
+const SCENARIOS: [&str; 13] = [
     "low-load",
     "uncontended",
     "hot",
@@ -47,6 +48,7 @@ const SCENARIOS: [&str; 12] = [
     "first-renewal",
     "cost",
     "annotated",
+    "stores",
 ];
 
 /// The extent of the measurements.
@@ -98,6 +100,7 @@ fn main() {
             "quorum" => quorum::measure(plan, &mut report),
             "first-renewal" => first_renewal::measure(plan, &mut report),
             "annotated" => annotated::measure(plan, &mut report),
+            "stores" => stores::measure(plan, &mut report),
             _ => cost::measure(plan, &mut report),
         }
     }

@@ -36,6 +36,16 @@ pub(crate) struct Work<'a> {
     pub(crate) body: Duration,
     /// By request, without the attribute, and not with default options.
     pub(crate) ttl: Option<Duration>,
+    pub(crate) keys: Keys,
+}
+
+/// What the tasks of a worker lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// One key.
+    Shared,
+    /// Each a key of its own.
+    Own,
 }
 
 /// A worker of this process. It ends with this process, and when dropped.
@@ -48,10 +58,16 @@ pub(crate) struct Worker {
 
 impl Worker {
     fn start(args: &[String], log: &Path) -> Self {
+        let program = std::env::current_exe().expect("this program has a path");
+        let args = [ROLE].into_iter().chain(args.iter().map(String::as_str));
+        Self::of(Command::new(program).args(args), log)
+    }
+
+    fn of(program: &Command, log: &Path) -> Self {
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]);
-        command.arg(std::env::current_exe().expect("this program has a path")).arg(ROLE).args(args);
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program.get_program());
         let mut child = command
+            .args(program.get_args())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -73,9 +89,25 @@ impl Worker {
             work.body.as_micros().to_string(),
             ttl.to_string(),
             at_once.to_string(),
+            (work.keys == Keys::Own).to_string(),
             log.display().to_string(),
         ];
         let mut worker = Self::start(&args, log);
+        worker.expect("ready");
+        worker
+    }
+
+    /// Starts a program in another language, which gets the number of tasks, the microseconds of a body, whether each task has a
+    /// key of its own, and the log behind its own arguments.
+    pub(crate) fn foreign(program: &Command, work: Work<'_>, log: &Path) -> Self {
+        let mut command = Command::new(program.get_program());
+        command.args(program.get_args()).args([
+            work.tasks.to_string(),
+            work.body.as_micros().to_string(),
+            (work.keys == Keys::Own).to_string(),
+            log.display().to_string(),
+        ]);
+        let mut worker = Self::of(&command, log);
         worker.expect("ready");
         worker
     }
@@ -161,13 +193,14 @@ pub(crate) fn main(args: &[String]) {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let number = |text: &str| text.parse::<u64>().expect("a number");
     match args[..] {
-        ["sections", locker, url, tasks, body, ttl, at_once, log] => {
+        ["sections", locker, url, tasks, body, ttl, at_once, own, log] => {
             let work = Work {
                 locker,
                 url,
                 tasks: number(tasks) as usize,
                 body: Duration::from_micros(number(body)),
                 ttl: Some(Duration::from_millis(number(ttl))).filter(|ttl| !ttl.is_zero()),
+                keys: if own == "true" { Keys::Own } else { Keys::Shared },
             };
             runtime().block_on(sections(work, at_once == "true", Path::new(log)));
         }
@@ -194,6 +227,10 @@ async fn sections(work: Work<'_>, at_once: bool, log: &Path) {
     let mut set = JoinSet::new();
     for task in 0..work.tasks {
         let (locker, file, body) = (locker.clone(), file.clone(), work.body);
+        let key = match work.keys {
+            Keys::Shared => "between".to_owned(),
+            Keys::Own => format!("own:{task}"),
+        };
         set.spawn(async move {
             tokio::time::sleep(Duration::from_nanos(begin.saturating_sub(clock::now()))).await;
             let mut records = Vec::with_capacity(1 << 16);
@@ -218,7 +255,7 @@ async fn sections(work: Work<'_>, at_once: bool, log: &Path) {
                     }
                     let _ = sender.send((entered, left));
                 };
-                locker.section("between", run).await;
+                locker.section(&key, run).await;
                 let (entered, left) = receiver.recv().expect("the body has run");
                 records.push([task as u64, asked, entered, left]);
             }

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::{Error, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -26,6 +26,7 @@ pub struct EtcdServer {
     process: Mutex<Process>,
     port: u16,
     dir: TempDir,
+    program: PathBuf,
     arguments: Vec<String>,
     tls: Option<TlsFiles>,
 }
@@ -36,9 +37,16 @@ pub struct Config {
     arguments: Vec<String>,
     member: Option<(usize, u16, u16)>,
     tls: Option<Tls>,
+    program: Option<PathBuf>,
 }
 
 impl Config {
+    /// Another program than `LOCK_TEST_ETCD_PROGRAM`, or `etcd`.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self
+    }
+
     /// An argument of the program, e.g. `.setting("quota-backend-bytes", 1 << 20)`.
     pub fn setting(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.arguments.push(format!("--{name}={value}"));
@@ -98,8 +106,11 @@ impl Config {
             files
         });
         arguments.extend(self.arguments);
-        let process = Mutex::new(spawn(dir.path(), &arguments));
-        EtcdServer { process, port, dir, arguments, tls }
+        let program = self.program.unwrap_or_else(|| {
+            std::env::var_os("LOCK_TEST_ETCD_PROGRAM").unwrap_or_else(|| "etcd".into()).into()
+        });
+        let process = Mutex::new(spawn(&program, dir.path(), &arguments));
+        EtcdServer { process, port, dir, program, arguments, tls }
     }
 }
 
@@ -397,7 +408,7 @@ impl EtcdServer {
     /// As [`restart`](Self::restart), without waiting.
     pub fn relaunch(&self) {
         self.kill();
-        *self.process() = spawn(self.dir.path(), &self.arguments);
+        *self.process() = spawn(&self.program, self.dir.path(), &self.arguments);
     }
 
     /// What it has logged since its first start.
@@ -491,15 +502,16 @@ pub fn url_at(port: u16, root: &str) -> String {
     format!("etcd://127.0.0.1:{port}{root}")
 }
 
-fn spawn(dir: &Path, arguments: &[String]) -> Process {
+fn spawn(program: &Path, dir: &Path, arguments: &[String]) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
-    let mut command = Process::command("etcd");
+    let mut command = Process::command(program);
     command.args(arguments);
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
-    Process::spawn(command).unwrap_or_else(|error| panic!("cannot start etcd: {error}"))
+    Process::spawn(command)
+        .unwrap_or_else(|error| panic!("cannot start {}: {error}", program.display()))
 }
 
 /// The first name behind all with this prefix.

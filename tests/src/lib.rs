@@ -8,7 +8,7 @@
 //! | [`cluster`] | a private Redis Cluster; masters can be killed and slots moved |
 //! | [`sentinel`] | a master, its replicas and the sentinels that watch them |
 //! | [`etcd`] | private etcd members, and requests to inspect them |
-//! | [`mysql`] | a private MariaDB server |
+//! | [`mysql`] | a private MariaDB or MySQL server |
 //! | [`postgres`] | a private PostgreSQL server |
 //! | [`zookeeper`], [`zookeeper_client`] | private ZooKeeper servers, and a client to inspect them |
 //! | [`mod@engine`] | these four stores behind one interface |
@@ -94,6 +94,7 @@ pub mod sizes;
 pub mod skew;
 pub mod sql;
 pub mod statements;
+mod templates;
 pub mod tls;
 pub mod transfers;
 pub mod tunnel;

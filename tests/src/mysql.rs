@@ -1,9 +1,9 @@
-//! A private MariaDB server per test.
+//! A private MariaDB or MySQL server per test.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use mysql_async::prelude::Queryable;
@@ -15,11 +15,12 @@ use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::skew::Skew;
+use crate::templates::Templates;
 use crate::tls::{Tls, TlsFiles};
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A `mariadbd` child process on a port and in a directory of its own, with the database `locks` of the user `locks`, and without flushes
+/// A `mariadbd` or `mysqld` child process on a port and in a directory of its own, with the database `locks` of the user `locks`, and without flushes
 /// unless told otherwise. It ends with this value, with a panicking test, and with a killed one.
 #[derive(Debug)]
 pub struct MysqlServer {
@@ -29,20 +30,35 @@ pub struct MysqlServer {
     options: Vec<String>,
     tls_files: Option<TlsFiles>,
     env: Vec<(&'static str, PathBuf)>,
+    program: Program,
 }
 
 /// What a [`MysqlServer`] is started with.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     options: Vec<String>,
+    of_mariadb: Vec<String>,
     tls: Option<Tls>,
     env: Vec<(&'static str, PathBuf)>,
+    program: Option<PathBuf>,
 }
 
 impl Config {
+    /// Another program than [`program`].
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self
+    }
+
     /// An option of the command line, e.g. `.option("read-only")`.
     pub fn option(mut self, option: &str) -> Self {
         self.options.push(format!("--{option}"));
+        self
+    }
+
+    /// As [`option`](Self::option), if it is MariaDB.
+    pub fn mariadb_option(mut self, option: &str) -> Self {
+        self.of_mariadb.push(format!("--{option}"));
         self
     }
 
@@ -71,10 +87,14 @@ impl Config {
     #[track_caller]
     pub fn start(self) -> MysqlServer {
         let dir = new_dir();
-        copy(template(), dir.path());
+        let program = Program::of(self.program.unwrap_or_else(program));
+        copy(&template(&program), dir.path());
         let port = free_port();
         let tls_files = self.tls.as_ref().map(|tls| tls.write(dir.path()));
         let mut options = self.options;
+        if program.is_mariadb() {
+            options.extend(self.of_mariadb);
+        }
         if let Some(files) = &tls_files {
             options.push(format!("--ssl-cert={}", files.certificate.display()));
             options.push(format!("--ssl-key={}", files.key.display()));
@@ -82,8 +102,9 @@ impl Config {
                 own(file);
             }
         }
-        let process = Mutex::new(spawn(dir.path(), port, &options, &self.env));
-        let server = MysqlServer { process, port, dir, options, tls_files, env: self.env };
+        let process = Mutex::new(spawn(&program, dir.path(), port, &options, &self.env));
+        let env = self.env;
+        let server = MysqlServer { process, port, dir, options, tls_files, env, program };
         server.wait_until_ready();
         server
     }
@@ -133,7 +154,7 @@ impl MysqlServer {
     /// With the server's error.
     #[track_caller]
     pub fn database(&self, name: &str) -> String {
-        self.query(&format!("CREATE DATABASE {name}; GRANT ALL ON {name}.* TO locks@'%'"));
+        self.query(&format!("CREATE DATABASE `{name}`; GRANT ALL ON `{name}`.* TO locks@'%'"));
         format!("mysql://locks@127.0.0.1:{}/{name}?create=on", self.port)
     }
 
@@ -174,6 +195,17 @@ impl MysqlServer {
     pub fn status(&self, name: &str) -> u64 {
         let rows = self.query(&format!("SHOW GLOBAL STATUS LIKE '{name}'"));
         rows[0][1].parse().expect("a counter is a number")
+    }
+
+    /// How many deadlocks it has found since its start.
+    #[track_caller]
+    pub fn deadlocks(&self) -> u64 {
+        if self.is_mariadb() {
+            return self.status("Innodb_deadlocks");
+        }
+        let counter =
+            "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'";
+        self.query(counter)[0][0].parse().expect("a counter is a number")
     }
 
     /// As [`query`](Self::query), with the error of the server.
@@ -263,13 +295,27 @@ impl MysqlServer {
     #[track_caller]
     pub fn restart(&self) {
         self.kill();
-        *self.process() = spawn(self.dir.path(), self.port, &self.options, &self.env);
+        let (dir, options) = (self.dir.path(), &self.options);
+        *self.process() = spawn(&self.program, dir, self.port, options, &self.env);
         self.wait_until_ready();
     }
 
     /// Ends all connections of the user of the pools.
     pub fn kill_clients(&self) {
-        self.query("KILL USER locks");
+        if self.program.is_mariadb() {
+            self.query("KILL USER locks");
+            return;
+        }
+        for row in self.query("SELECT id FROM information_schema.processlist WHERE user = 'locks'")
+        {
+            // It may have ended by itself.
+            let _ = self.try_query(&format!("KILL {}", row[0]));
+        }
+    }
+
+    /// Whether it is MariaDB, and not MySQL.
+    pub fn is_mariadb(&self) -> bool {
+        self.program.is_mariadb()
     }
 
     /// What the server has logged since its first start.
@@ -282,7 +328,7 @@ impl MysqlServer {
         let start = Instant::now();
         while self.try_query("SELECT 1").is_err() {
             let ended = self.process().exit_status();
-            assert!(ended.is_none(), "mariadbd did not start:\n{}", self.log());
+            assert!(ended.is_none(), "the server did not start:\n{}", self.log());
             assert!(
                 start.elapsed() < START_DEADLINE,
                 "no answer within {START_DEADLINE:?}\n{}",
@@ -347,34 +393,108 @@ pub fn program() -> PathBuf {
     found.expect("MariaDB is installed, run tests/run.sh")
 }
 
-/// An empty data directory with the database `locks`, made once for each test program.
-fn template() -> &'static Path {
-    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
-    TEMPLATE
-        .get_or_init(|| {
-            let dir = new_dir();
-            let mut install = as_server("mariadb-install-db".into(), dir.path());
-            install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
-            install.args(["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=8M"]);
-            install.args(["--innodb-flush-method=nosync", "--skip-log-bin"]);
-            install.arg(format!("--datadir={}", data(dir.path()).display())).stdin(Stdio::null());
-            let made = install.output().expect("mariadb-install-db starts");
-            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-            let mut bootstrap = as_server(program(), dir.path());
-            bootstrap.args(["--no-defaults", "--bootstrap", "--innodb-log-file-size=8M"]);
-            bootstrap.arg(format!("--datadir={}", data(dir.path()).display()));
-            bootstrap.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut bootstrap = bootstrap.spawn().expect("mariadbd starts");
-            let mut stdin = bootstrap.stdin.take().expect("stdin is piped");
-            let users = b"FLUSH PRIVILEGES;\nCREATE DATABASE locks;\nCREATE USER locks@'%';\n\
-                GRANT ALL ON locks.* TO locks@'%';\nCREATE USER IF NOT EXISTS root@'127.0.0.1';\n\
-                GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n";
-            std::io::Write::write_all(&mut stdin, users).expect("it reads");
-            drop(stdin);
-            assert!(bootstrap.wait().is_ok_and(|status| status.success()));
-            dir
-        })
-        .path()
+/// A server's program.
+#[derive(Clone, Debug)]
+enum Program {
+    MariaDb(PathBuf),
+    Mysql(PathBuf),
+}
+
+impl Program {
+    fn of(path: PathBuf) -> Self {
+        let output = Command::new(&path).args(["--no-defaults", "--version"]).output();
+        let output = output.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        match String::from_utf8_lossy(&output.stdout).contains("MariaDB") {
+            true => Self::MariaDb(path),
+            false => Self::Mysql(path),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::MariaDb(path) | Self::Mysql(path) => path,
+        }
+    }
+
+    fn is_mariadb(&self) -> bool {
+        matches!(self, Self::MariaDb(_))
+    }
+
+    /// Makes the system tables in `data`. One statement a line in the files of `statements`.
+    fn initialize(&self, dir: &Path, statements: &str) {
+        let datadir = format!("--datadir={}", data(dir).display());
+        match self {
+            Self::MariaDb(path) => {
+                // Beside the program, if it is not the distribution's.
+                let base = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+                let script = base.join("scripts/mariadb-install-db");
+                let program = match script.is_file() {
+                    true => script.clone(),
+                    false => "mariadb-install-db".into(),
+                };
+                let mut install = as_server(program, dir);
+                install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
+                install.args(["--skip-test-db", "--skip-name-resolve", "--skip-log-bin"]);
+                install.args(["--innodb-log-file-size=8M", "--innodb-flush-method=nosync"]);
+                if script.is_file() {
+                    install.arg(format!("--basedir={}", base.display()));
+                }
+                run(install.arg(&datadir), "");
+                let mut bootstrap = as_server(path.clone(), dir);
+                bootstrap.args(["--no-defaults", "--bootstrap", "--innodb-log-file-size=8M"]);
+                run(bootstrap.arg(&datadir), &format!("FLUSH PRIVILEGES;\n{statements}"));
+            }
+            Self::Mysql(path) => {
+                let file = dir.join("users.sql");
+                fs::write(&file, statements).expect("the temporary directory takes files");
+                let mut initialize = as_server(path.clone(), dir);
+                initialize.args(["--no-defaults", "--initialize-insecure", "--skip-log-bin"]);
+                initialize.args(["--innodb-redo-log-capacity=8M", "--innodb-flush-method=nosync"]);
+                // With certificates of its own it serves TLS.
+                initialize.arg("--auto-generate-certs=off");
+                initialize.arg(format!("--init-file={}", file.display()));
+                run(initialize.args([&datadir, "--secure-file-priv=NULL"]), "");
+            }
+        }
+    }
+
+    fn options(&self) -> &'static [&'static str] {
+        match self {
+            Self::MariaDb(_) => &["--innodb-log-file-size=8M"],
+            Self::Mysql(_) => &[
+                "--innodb-redo-log-capacity=8M",
+                "--mysqlx=off",
+                "--secure-file-priv=NULL",
+                "--auto-generate-certs=off",
+            ],
+        }
+    }
+}
+
+/// Runs it to its end, with this standard input.
+#[track_caller]
+fn run(command: &mut Command, input: &str) {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    std::io::Write::write_all(&mut stdin, input.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text}");
+}
+
+/// An empty data directory of this program with the database `locks`, made once for each test program.
+fn template(program: &Program) -> PathBuf {
+    static TEMPLATES: Templates = Templates::new();
+    TEMPLATES.get_or_make(program.path(), || {
+        let dir = new_dir();
+        let users = "CREATE DATABASE locks;\nCREATE USER locks@'%';\n\
+            GRANT ALL ON locks.* TO locks@'%';\nCREATE USER IF NOT EXISTS root@'127.0.0.1';\n\
+            GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n";
+        program.initialize(dir.path(), users);
+        dir
+    })
 }
 
 fn data(dir: &Path) -> PathBuf {
@@ -423,23 +543,30 @@ fn as_server(program: PathBuf, dir: &Path) -> Command {
     command
 }
 
-fn spawn(dir: &Path, port: u16, options: &[String], env: &[(&str, PathBuf)]) -> Process {
+fn spawn(
+    program: &Program,
+    dir: &Path,
+    port: u16,
+    options: &[String],
+    env: &[(&str, PathBuf)],
+) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
-    let mut command = as_server(program(), dir);
+    let mut command = as_server(program.path().to_owned(), dir);
     command.arg("--no-defaults");
     command.arg(format!("--datadir={}", data(dir).display()));
     command.arg(format!("--socket={}", dir.join("socket").display()));
     command.arg(format!("--pid-file={}", dir.join("pid").display()));
     command.args([format!("--port={port}"), "--bind-address=127.0.0.1".into()]);
     command.args(["--skip-name-resolve", "--skip-log-bin", "--performance-schema=off"]);
-    command.args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"]);
+    command.arg("--innodb-buffer-pool-size=16M").args(program.options());
     command.args(["--innodb-flush-log-at-trx-commit=0", "--max-connections=100"]);
     command.arg("--innodb-print-all-deadlocks");
     // The last one counts.
     command.args(options).envs(env.iter().cloned());
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
-    Process::spawn(command).unwrap_or_else(|error| panic!("cannot start mariadbd: {error}"))
+    Process::spawn(command)
+        .unwrap_or_else(|error| panic!("cannot start {}: {error}", program.path().display()))
 }

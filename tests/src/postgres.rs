@@ -14,6 +14,7 @@ use crate::folder::new_folder;
 use crate::process::Process;
 use crate::server::free_port;
 use crate::skew::Skew;
+use crate::templates::Templates;
 use crate::tls::{Tls, TlsFiles};
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -27,6 +28,7 @@ pub struct PostgresServer {
     dir: TempDir,
     tls_files: Option<TlsFiles>,
     env: Vec<(&'static str, PathBuf)>,
+    programs: PathBuf,
 }
 
 /// What a [`PostgresServer`] is started with.
@@ -36,9 +38,16 @@ pub struct Config {
     standby: bool,
     tls: Option<Tls>,
     env: Vec<(&'static str, PathBuf)>,
+    programs: Option<PathBuf>,
 }
 
 impl Config {
+    /// The folder with the programs of another version than [`programs`].
+    pub fn programs(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.programs = Some(folder.into());
+        self
+    }
+
     /// A setting of `postgresql.conf`, e.g. `.setting("fsync", "on")`.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -72,7 +81,8 @@ impl Config {
     #[track_caller]
     pub fn start(self) -> PostgresServer {
         let dir = new_dir();
-        copy(template(), dir.path());
+        let programs = self.programs.unwrap_or_else(programs);
+        copy(&template(&programs), dir.path());
         let port = free_port();
         let tls_files = self.tls.as_ref().map(|tls| tls.write(dir.path()));
         let mut lines = vec![
@@ -100,8 +110,8 @@ impl Config {
         if self.standby {
             fs::write(dir.path().join("data/standby.signal"), "").expect("as above");
         }
-        let process = Mutex::new(spawn(dir.path(), &self.env));
-        let server = PostgresServer { process, port, dir, tls_files, env: self.env };
+        let process = Mutex::new(spawn(&programs, dir.path(), &self.env));
+        let server = PostgresServer { process, port, dir, tls_files, env: self.env, programs };
         server.wait_until_ready();
         server
     }
@@ -300,7 +310,7 @@ impl PostgresServer {
     pub fn restart(&self) {
         self.kill();
         let _ = fs::remove_file(self.dir.path().join("data/postmaster.pid"));
-        *self.process() = spawn(self.dir.path(), &self.env);
+        *self.process() = spawn(&self.programs, self.dir.path(), &self.env);
         self.wait_until_ready();
     }
 
@@ -421,12 +431,15 @@ fn is_alive(pid: rustix::process::Pid) -> bool {
     })
 }
 
-/// The folder with the programs of the newest installed version.
+/// The folder with the programs of the server: `LOCK_TEST_POSTGRES_BIN`, or that of the newest version of the distribution.
 ///
 /// # Panics
 ///
 /// When there is none.
 pub fn programs() -> PathBuf {
+    if let Some(path) = std::env::var_os("LOCK_TEST_POSTGRES_BIN") {
+        return path.into();
+    }
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     FOUND
         .get_or_init(|| {
@@ -445,36 +458,34 @@ pub fn programs() -> PathBuf {
         .clone()
 }
 
-/// An empty database cluster, made once for each test program.
-fn template() -> &'static Path {
-    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
-    TEMPLATE
-        .get_or_init(|| {
-            let dir = new_dir();
-            let data = dir.path().join("data");
-            let mut initdb = as_server(programs().join("initdb"));
-            initdb.args([
-                "--auth=trust",
-                "--username=locks",
-                "--no-sync",
-                "--encoding=UTF8",
-                "--no-locale",
-                "-D",
-            ]);
-            initdb.arg(&data).stdin(Stdio::null());
-            let made = initdb.output().expect("initdb starts");
-            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-            let mut single = as_server(programs().join("postgres"));
-            single.args(["--single", "-F", "-D"]).arg(&data).arg("postgres");
-            single.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut single = single.spawn().expect("postgres starts");
-            let mut stdin = single.stdin.take().expect("stdin is piped");
-            std::io::Write::write_all(&mut stdin, b"CREATE DATABASE locks;\n").expect("it reads");
-            drop(stdin);
-            assert!(single.wait().is_ok_and(|status| status.success()));
-            dir
-        })
-        .path()
+/// An empty database cluster of these programs, made once for each test program.
+fn template(programs: &Path) -> PathBuf {
+    static TEMPLATES: Templates = Templates::new();
+    TEMPLATES.get_or_make(programs, || {
+        let dir = new_dir();
+        let data = dir.path().join("data");
+        let mut initdb = as_server(programs.join("initdb"));
+        initdb.args([
+            "--auth=trust",
+            "--username=locks",
+            "--no-sync",
+            "--encoding=UTF8",
+            "--no-locale",
+            "-D",
+        ]);
+        initdb.arg(&data).stdin(Stdio::null());
+        let made = initdb.output().expect("initdb starts");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut single = as_server(programs.join("postgres"));
+        single.args(["--single", "-F", "-D"]).arg(&data).arg("postgres");
+        single.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut single = single.spawn().expect("postgres starts");
+        let mut stdin = single.stdin.take().expect("stdin is piped");
+        std::io::Write::write_all(&mut stdin, b"CREATE DATABASE locks;\n").expect("it reads");
+        drop(stdin);
+        assert!(single.wait().is_ok_and(|status| status.success()));
+        dir
+    })
 }
 
 fn new_dir() -> TempDir {
@@ -520,12 +531,12 @@ fn as_server(program: PathBuf) -> Command {
     command
 }
 
-fn spawn(dir: &Path, env: &[(&str, PathBuf)]) -> Process {
+fn spawn(programs: &Path, dir: &Path, env: &[(&str, PathBuf)]) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
-    let mut command = as_server(programs().join("postgres"));
+    let mut command = as_server(programs.join("postgres"));
     command.arg("-D").arg(dir.join("data")).envs(env.iter().cloned());
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
     Process::spawn(command).unwrap_or_else(|error| panic!("cannot start postgres: {error}"))

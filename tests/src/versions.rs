@@ -1,4 +1,6 @@
 //! The installed servers: every version that `tests/run.sh` installs.
+//!
+//! Redis and Valkey are programs in `target/servers`, the servers of other stores are folders beside them.
 
 use std::env;
 use std::fmt;
@@ -60,6 +62,27 @@ pub fn installed() -> Vec<Version> {
 pub fn too_old() -> PathBuf {
     env::var_os("LOCK_TEST_OLD_SERVER")
         .map_or_else(|| folder().join("old/redis-6.0"), PathBuf::from)
+}
+
+/// The folder of another version of a store's server than the distribution's, such as `postgres-18`.
+///
+/// `None`, with a line of output, if `tests/servers.sh` has found that it is not to be had here.
+///
+/// # Panics
+///
+/// When it is missing for another reason.
+#[must_use]
+pub fn of_store(name: &str) -> Option<PathBuf> {
+    let path = folder().join(name);
+    if path.join(".installed").is_file() {
+        // A later failure belongs to this version.
+        println!("{}", path.display());
+        return Some(path);
+    }
+    let reason = fs::read_to_string(folder().join(format!("{name}.left_out")));
+    let reason = reason.unwrap_or_else(|_| panic!("{name} is missing: run tests/servers.sh"));
+    println!("{name} is left out: {}", reason.trim());
+    None
 }
 
 fn folder() -> PathBuf {

@@ -32,6 +32,7 @@ pub struct ZooKeeperServer {
     dir: TempDir,
     properties: Vec<String>,
     tls: Option<(u16, TlsFiles)>,
+    libraries: PathBuf,
 }
 
 /// What a [`ZooKeeperServer`] is started with.
@@ -42,9 +43,16 @@ pub struct Config {
     port: Option<u16>,
     member: Option<usize>,
     tls: Option<Tls>,
+    libraries: Option<PathBuf>,
 }
 
 impl Config {
+    /// The folder with another version than [`libraries`].
+    pub fn libraries(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.libraries = Some(folder.into());
+        self
+    }
+
     /// A line of `zoo.cfg`, e.g. `.setting("maxSessionTimeout", 4000)`.
     pub fn setting(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.settings.push(format!("{name}={value}"));
@@ -105,10 +113,10 @@ impl Config {
             lines.extend(["initLimit=20".into(), "syncLimit=10".into()]);
             fs::write(dir.path().join("data/myid"), member.to_string()).expect("as above");
         }
-        let mut properties = self.properties;
-        // A process that is killed leaves its writes to the system.
-        properties.push("-Dzookeeper.forceSync=no".into());
+        // A process that is killed leaves its writes to the system. The last property counts.
+        let mut properties = vec!["-Dzookeeper.forceSync=no".into()];
         properties.push("-Dzookeeper.preAllocSize=512".into());
+        properties.extend(self.properties);
         let tls = self.tls.map(|tls| {
             let (files, port) = (tls.write(dir.path()), free_port());
             let store = dir.path().join("server.pem");
@@ -129,8 +137,9 @@ impl Config {
         // The last one counts.
         lines.extend(self.settings);
         fs::write(dir.path().join("zoo.cfg"), lines.join("\n") + "\n").expect("as above");
-        let process = Mutex::new(spawn(dir.path(), &properties));
-        ZooKeeperServer { process, port, dir, properties, tls }
+        let libraries = self.libraries.unwrap_or_else(libraries);
+        let process = Mutex::new(spawn(&libraries, dir.path(), &properties));
+        ZooKeeperServer { process, port, dir, properties, tls, libraries }
     }
 }
 
@@ -323,7 +332,7 @@ impl ZooKeeperServer {
 
     fn relaunch(&self) {
         self.kill();
-        *self.process() = spawn(self.dir.path(), &self.properties);
+        *self.process() = spawn(&self.libraries, self.dir.path(), &self.properties);
     }
 
     /// Kills it, deletes all its data, and starts it again.
@@ -377,7 +386,17 @@ impl ZooKeeperEnsemble {
     /// With the log of a server that does not serve within a minute.
     #[track_caller]
     pub fn start() -> Self {
-        let mut config = Config::default();
+        Self::start_with(&Config::default())
+    }
+
+    /// As [`start`](Self::start), with this configuration.
+    ///
+    /// # Panics
+    ///
+    /// Like [`start`](Self::start).
+    #[track_caller]
+    pub fn start_with(config: &Config) -> Self {
+        let mut config = config.clone();
         for member in 1..=3 {
             let (peers, votes) = (free_port(), free_port());
             config =
@@ -431,16 +450,19 @@ pub fn url_at(port: u16, root: &str) -> String {
     format!("zookeeper://127.0.0.1:{port}{root}")
 }
 
-/// The folder with the server's libraries, and those of Curator.
+/// The folder with the server's libraries: `LOCK_TEST_ZOOKEEPER_LIBRARIES`, or the one with those of Curator.
 ///
 /// # Panics
 ///
 /// When it is missing.
 pub fn libraries() -> PathBuf {
+    if let Some(path) = std::env::var_os("LOCK_TEST_ZOOKEEPER_LIBRARIES") {
+        return path.into();
+    }
     installed("zookeeper")
 }
 
-fn spawn(dir: &Path, properties: &[String]) -> Process {
+fn spawn(libraries: &Path, dir: &Path, properties: &[String]) -> Process {
     let log = || {
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
@@ -448,7 +470,7 @@ fn spawn(dir: &Path, properties: &[String]) -> Process {
     let mut command = Process::command("java");
     // A small heap, and a start that compiles little.
     command.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
-    command.args(properties).arg("-cp").arg(libraries().join("*"));
+    command.args(properties).arg("-cp").arg(libraries.join("*"));
     command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(dir.join("zoo.cfg"));
     command.stdin(Stdio::null()).stdout(log()).stderr(log());
     Process::spawn(command).unwrap_or_else(|error| panic!("cannot start java: {error}"))

@@ -1,5 +1,6 @@
 //! One key, requested by several processes.
 
+use std::path::Path;
 use std::time::Duration;
 
 use lock_tests::RedisServer;
@@ -9,7 +10,7 @@ use super::uncontended::rate;
 use crate::lockers::{BOUND, Locker, OURS, PEERS};
 use crate::report::{Bar, Report};
 use crate::stats::evenness;
-use crate::worker::{Section, Work, Worker};
+use crate::worker::{Keys, Section, Work, Worker};
 use crate::{Plan, clock, runtime};
 
 /// The warm-up, which is not counted.
@@ -114,7 +115,7 @@ fn measure_one(plan: Plan, report: &mut Report, server: &RedisServer, setup: &Se
     let (mut busy, mut rates, mut per_process, mut per_task, mut waits) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let url = server.url();
-    let work = Work { locker: of, url: &url, tasks, body, ttl: None };
+    let work = Work { locker: of, url: &url, tasks, body, ttl: None, keys: Keys::Shared };
     for _ in 0..plan.runs {
         let serial = {
             let runtime = runtime();
@@ -156,10 +157,20 @@ pub(crate) fn run(work: Work<'_>, processes: usize, length: Duration) -> (Vec<Se
 }
 
 fn run_all(work: Work<'_>, processes: usize, warm_up: Duration, length: Duration) -> Vec<Section> {
+    let start = |log: &Path| Worker::sections(work, log, false);
+    run_workers(start, processes, warm_up, length)
+}
+
+/// As [`run`], of any workers.
+pub(crate) fn run_workers(
+    start: impl Fn(&Path) -> Worker,
+    processes: usize,
+    warm_up: Duration,
+    length: Duration,
+) -> Vec<Section> {
     let folder = tempfile::tempdir().expect("a folder can be made");
-    let mut workers: Vec<_> = (0..processes)
-        .map(|n| Worker::sections(work, &folder.path().join(n.to_string()), false))
-        .collect();
+    let mut workers: Vec<_> =
+        (0..processes).map(|n| start(&folder.path().join(n.to_string()))).collect();
     let begin = clock::now() + 50_000_000;
     let warm = begin + nanos(warm_up);
     let end = warm + nanos(length);

@@ -13,7 +13,7 @@ use super::between::run;
 use crate::lockers::{BOUND, Bare, Locker, OURS, PEERS};
 use crate::report::{Bar, Report};
 use crate::stats::percentile;
-use crate::worker::{Section, Work, Worker};
+use crate::worker::{Keys, Section, Work, Worker};
 use crate::{Plan, clock, runtime};
 
 const BODY: Duration = Duration::from_millis(1);
@@ -71,7 +71,8 @@ fn micros(from: u64, to: u64) -> f64 {
 
 fn same_process(plan: Plan, report: &mut Report, server: &RedisServer) {
     let url = server.url();
-    let work = Work { locker: OURS, url: &url, tasks: 4, body: BODY, ttl: None };
+    let work =
+        Work { locker: OURS, url: &url, tasks: 4, body: BODY, ttl: None, keys: Keys::Shared };
     let (mut halves, mut worst) = (Vec::new(), Vec::new());
     for _ in 0..plan.runs {
         let (sections, _) = run(work, 1, plan.run());
@@ -86,7 +87,8 @@ fn same_process(plan: Plan, report: &mut Report, server: &RedisServer) {
 /// Two processes that always request the lock.
 fn two_processes(plan: Plan, report: &mut Report, server: &RedisServer, cold: f64) {
     let url = server.url();
-    let work = Work { locker: OURS, url: &url, tasks: 1, body: BODY, ttl: None };
+    let work =
+        Work { locker: OURS, url: &url, tasks: 1, body: BODY, ttl: None, keys: Keys::Shared };
     let (mut halves, mut worst) = (Vec::new(), Vec::new());
     for _ in 0..plan.runs {
         let (sections, _) = run(work, 2, plan.run());
@@ -145,7 +147,7 @@ fn idle(plan: Plan, report: &mut Report, server: &RedisServer, of: &str) {
 }
 
 /// From the end of each section to the beginning of the next, in microseconds.
-fn gaps(sections: &[Section], counts: impl Fn(&Section, &Section) -> bool) -> Vec<f64> {
+pub(crate) fn gaps(sections: &[Section], counts: impl Fn(&Section, &Section) -> bool) -> Vec<f64> {
     let pairs = sections.windows(2).filter(|pair| counts(&pair[0], &pair[1]));
     pairs.map(|pair| micros(pair[0].left, pair[1].entered)).collect()
 }
@@ -317,7 +319,8 @@ fn fault(
     let mut pauses = Vec::new();
     while pauses.len() < plan.runs {
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let work = Work { locker: OURS, url: &url, tasks: 4, body, ttl: Some(ttl) };
+        let work =
+            Work { locker: OURS, url: &url, tasks: 4, body, ttl: Some(ttl), keys: Keys::Shared };
         let mut workers: Vec<_> = (0..4)
             .map(|n| Worker::sections(work, &folder.path().join(n.to_string()), true))
             .collect();

@@ -11,6 +11,7 @@ pub(crate) mod hot;
 pub(crate) mod low_load;
 pub(crate) mod memory;
 pub(crate) mod quorum;
+pub(crate) mod stores;
 pub(crate) mod uncontended;
 
 use lock_tests::RedisServer;

@@ -7,6 +7,7 @@ use crate::base::sql_dialect::SqlDialect;
 ///
 /// The statements run in the transaction of the write, before it. The row of the resource then is locked until the
 /// commit, so writes take effect in the order of their fences. An equal fence is admitted: one holder may write several times.
+/// A database may end the transaction by a deadlock, as any other one; it then may run again.
 ///
 /// ```
 /// use lock_runtime::{SqlDialect, SqlFenceGate};

@@ -9,4 +9,5 @@ mod inspect;
 mod interleavings;
 mod interop;
 mod leases;
+mod newer;
 mod wait_queue;

@@ -108,9 +108,16 @@ async fn a_replica_is_refused_and_the_next_host_is_tried() {
     let error = pool.health().await.unwrap_err();
     says("its health", &error, ErrorKind::Backend, &["read-only", "primary"]);
     server.query("SET GLOBAL read_only = 0");
-    server.query(
-        "CHANGE MASTER TO MASTER_HOST = '127.0.0.1'; GRANT REPLICA MONITOR ON *.* TO locks@'%'",
-    );
+    server.query(match server.is_mariadb() {
+        true => {
+            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1'; \
+             GRANT REPLICA MONITOR ON *.* TO locks@'%'"
+        }
+        false => {
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1'; \
+             GRANT REPLICATION CLIENT ON *.* TO locks@'%'"
+        }
+    });
     server.kill_clients();
     eventually_async(DEADLINE, "a replica without `read_only` is warned of", async || {
         let warnings = pool.health().await.map(|health| format!("{:?}", health.warnings));
@@ -161,15 +168,16 @@ async fn a_demoted_primary_is_left_for_the_next_host() {
 async fn sessions_with_unusual_settings_conform() {
     let server = MysqlServer::builder()
         .option("autocommit=0")
-        .option("sql-mode=ORACLE,ANSI_QUOTES,NO_BACKSLASH_ESCAPES,EMPTY_STRING_IS_NULL,SIMULTANEOUS_ASSIGNMENT,HIGH_NOT_PRECEDENCE")
+        .option("sql-mode=ANSI_QUOTES,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE")
+        .mariadb_option("sql-mode=ORACLE,ANSI_QUOTES,NO_BACKSLASH_ESCAPES,EMPTY_STRING_IS_NULL,SIMULTANEOUS_ASSIGNMENT,HIGH_NOT_PRECEDENCE")
         .option("default-time-zone=+05:45")
         .option("transaction-isolation=SERIALIZABLE")
         .option("transaction-read-only=1")
         .option("completion-type=CHAIN")
         .option("character-set-server=latin1")
         .option("collation-server=latin1_german1_ci")
-        .option("lower-case-table-names=1")
-        .option("max-statement-time=1")
+        .mariadb_option("lower-case-table-names=1")
+        .mariadb_option("max-statement-time=1")
         .start();
     server.query("SET GLOBAL init_connect = 'SET autocommit = 0, sql_select_limit = 1, sql_safe_updates = 1'");
     let url = server.url();
@@ -231,7 +239,7 @@ async fn rows_that_are_not_needed_are_deleted() {
 async fn connections_may_be_encrypted() {
     let tls = Tls::new(&Authority::new());
     let server = MysqlServer::builder().tls(tls).start();
-    server.query("GRANT ALL ON locks.* TO locks@'%' REQUIRE SSL");
+    server.query("ALTER USER locks@'%' REQUIRE SSL");
     let ca = server.tls_files().authority.display().to_string();
     let url = format!("{}&ssl-mode=required&ca={ca}", server.url());
     let pools = [patient(&url, ms(20_000)).await, patient(&url, ms(20_000)).await];

@@ -5,4 +5,5 @@ mod errors;
 mod faults;
 mod inspect;
 mod interleavings;
+mod newer;
 mod wait_queue;

@@ -39,7 +39,11 @@ async fn a_lock_is_a_row_and_its_fence_is_kept_when_it_is_free() {
 
 #[tokio::test]
 async fn fences_grow_when_rows_are_deleted_and_the_server_is_killed() {
-    let server = PostgresServer::builder().setting("fsync", "on").start();
+    fences_grow(&PostgresServer::builder().setting("fsync", "on").start()).await;
+}
+
+/// Fences of a durable server grow over deleted rows and kills.
+pub(super) async fn fences_grow(server: &PostgresServer) {
     let pool = LockPool::connect(&server.url()).await.unwrap();
     let mut last = cycle(&pool, "order:1").await;
     for _ in 0..2 {
@@ -55,14 +59,18 @@ async fn fences_grow_when_rows_are_deleted_and_the_server_is_killed() {
 
 #[tokio::test]
 async fn a_lease_outlives_a_kill_of_the_server() {
-    let server = PostgresServer::builder().setting("fsync", "on").start();
+    outlives_a_kill(&PostgresServer::builder().setting("fsync", "on").start()).await;
+}
+
+/// A lock is kept over a kill of a durable server.
+pub(super) async fn outlives_a_kill(server: &PostgresServer) {
     let (pool, other) =
         (patient(server.url(), ms(20_000)).await, patient(server.url(), ms(20_000)).await);
     let guard = pool.lock("order:1").acquire().await.unwrap();
     server.kill();
     server.restart();
     let waiting = acquire_in_task(&other, "order:1");
-    until_queued(&server, "order:1", 1).await;
+    until_queued(server, "order:1", 1).await;
     assert!(!waiting.is_finished());
     eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
     guard.release().await.unwrap();

@@ -5,5 +5,6 @@ mod errors;
 mod examples;
 mod faults;
 mod inspect;
+mod newer;
 mod pooler;
 mod wait_queue;

@@ -16,16 +16,21 @@ use tokio::task::JoinSet;
 /// Under load: no key is granted twice, fences grow, and grants go on soon after there is a leader again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_the_leader_grants_nothing_twice() {
-    const KEYS: usize = 4;
     let ensemble = ZooKeeperEnsemble::shared().await;
-    let held = pool(&ensemble, "/death").await.lock("held").acquire().await.unwrap();
+    leaders_die(&ensemble, 2).await;
+}
+
+/// Kills the leader so many times.
+pub(super) async fn leaders_die(ensemble: &ZooKeeperEnsemble, times: usize) {
+    const KEYS: usize = 4;
+    let held = pool(ensemble, "/death").await.lock("held").acquire().await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let inside: Arc<[AtomicUsize; KEYS]> = Arc::default();
     let fences: Arc<[AtomicUsize; KEYS]> = Arc::default();
     let cycles = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for n in 0..12 {
-        let (pool, over) = (pool(&ensemble, "/death").await, over.clone());
+        let (pool, over) = (pool(ensemble, "/death").await, over.clone());
         let (inside, fences, cycles) = (inside.clone(), fences.clone(), cycles.clone());
         tasks.spawn(async move {
             while !over.load(Ordering::SeqCst) {
@@ -44,7 +49,7 @@ async fn the_death_of_the_leader_grants_nothing_twice() {
             }
         });
     }
-    for _ in 0..2 {
+    for _ in 0..times {
         goes_on(&cycles).await;
         let leader = ensemble.leader().expect("a leader");
         leader.kill();

@@ -7,5 +7,6 @@ mod faults;
 mod inspect;
 mod interleavings;
 mod interop;
+mod older;
 mod sessions;
 mod wait_queue;

@@ -1,0 +1,1 @@
+//! Only tests: the libraries of the recipes are built for nothing else.
