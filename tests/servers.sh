@@ -86,7 +86,9 @@ unstable() {
 mysql="mysql-server-core"
 if [[ "${LOCK_TEST_MYSQL:-on}" != off ]] && missing mysql-9 "${mysql}"; then
     new="${folder}/.mysql-9"
-    if (unstable "${mysql}"); then
+    if [[ "${LOCK_TEST_UNSTABLE:-off}" != on ]]; then
+        left_out mysql-9 "LOCK_TEST_UNSTABLE=on installs it from Debian's unstable distribution"
+    elif (unstable "${mysql}"); then
         root="${new}/apt/root"
         mkdir -p "${new}/bin" "${new}/lib"
         libraries="${root}/usr/lib/x86_64-linux-gnu"

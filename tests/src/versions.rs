@@ -48,7 +48,10 @@ pub fn installed() -> Vec<Version> {
                 .flatten()
                 .flatten()
                 .map(|entry| entry.path())
-                .filter(|path| path.is_file() && path.extension().is_none_or(|ext| ext != "part"))
+                .filter(|path| {
+                    let is_note = |ext| ext == "part" || ext == "left_out";
+                    path.is_file() && !path.extension().is_some_and(is_note)
+                })
                 .collect();
             found.sort();
             programs.extend(found);
