@@ -120,6 +120,16 @@ pub(crate) struct ReleaseArgs {
     /// Only if the holder has this tag, as `show` prints it
     #[arg(long, value_name = "TAG")]
     pub(crate) owner: Option<String>,
+    /// The name of the operator for the event, instead of the user of this login
+    #[arg(long, value_name = "NAME", default_value_t = user(), hide_default_value = true)]
+    pub(crate) operator: String,
+}
+
+/// The user that has logged in, by the variables of the login.
+fn user() -> String {
+    let names = ["SUDO_USER", "USER", "LOGNAME", "USERNAME"];
+    let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
+    names.into_iter().find_map(named).unwrap_or_else(|| "an unknown user".to_owned())
 }
 
 impl CommandLine {

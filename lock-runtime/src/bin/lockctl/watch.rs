@@ -39,7 +39,7 @@ pub(crate) async fn run(
         let took = began.elapsed();
         match output.format {
             // One line for each reading.
-            Format::Json => output.raw(format!("{}\n", listing.json()).as_bytes())?,
+            Format::Json => output.json_line(&listing.json())?,
             Format::Text => {
                 let foot = format!("{FAINT}{} locks; Ctrl-C ends{FAINT:#}\n", listing.len());
                 let text = (listing.text() + &foot).replace('\n', &format!("{REST_OF_LINE}\n"));

@@ -17,7 +17,6 @@ use std::time::Duration;
 use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::base::clock::{Clock, Instant};
-use crate::base::key::Key;
 use crate::base::owner_tag::OwnerTag;
 use crate::lock::snapshot::Snapshot;
 pub use crate::web::locks_page::operator::PageRequest;
@@ -187,10 +186,7 @@ impl LocksPage {
                 let is_meant = |owned: &OwnerTag| owned.to_string() == owner;
                 let holder = inspection.holder.filter(|it| it.owner.as_ref().is_some_and(is_meant));
                 match holder {
-                    Some(holder) => {
-                        let key = Key::from(key.as_str());
-                        pool.force_release_for(Some(operator), &key, &holder).await
-                    }
+                    Some(holder) => pool.force_release_by(operator, key.as_str(), &holder).await,
                     None => Ok(false),
                 }
             }
