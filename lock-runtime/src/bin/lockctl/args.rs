@@ -40,7 +40,7 @@ pub(crate) enum Command {
     },
     /// List the locks of the store with their holders
     Ls(ListArgs),
-    /// Show the table of `ls`, and read it again and again
+    /// Show the table of `ls`, and read it again when the store reports a change, and at intervals
     Watch(WatchArgs),
     /// Take a lock away from its holder
     Release(ReleaseArgs),
@@ -76,7 +76,7 @@ pub(crate) struct StoreArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// The keys, without the prefix: `*` stands for any characters, `?` for one
-    pub(crate) pattern: Option<String>,
+    pattern: Option<String>,
     /// How many locks at most
     #[arg(long, default_value_t = 100)]
     pub(crate) limit: usize,
@@ -86,7 +86,7 @@ pub(crate) struct ListArgs {
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) list: ListArgs,
-    /// The time between two readings
+    /// The longest time between two readings
     #[arg(long, default_value = "500ms", value_parser = duration)]
     pub(crate) interval: Duration,
     /// End after this many readings
@@ -130,6 +130,13 @@ fn user() -> String {
     let names = ["SUDO_USER", "USER", "LOGNAME", "USERNAME"];
     let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
     names.into_iter().find_map(named).unwrap_or_else(|| "an unknown user".to_owned())
+}
+
+impl ListArgs {
+    /// All keys, unless a pattern is given.
+    pub(crate) fn pattern(&self) -> &str {
+        self.pattern.as_deref().unwrap_or("*")
+    }
 }
 
 impl CommandLine {

@@ -21,7 +21,7 @@ struct EventLines;
 
 impl Subscriber for EventLines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event()
+        !metadata.is_span()
             && metadata.target() == "lock_runtime"
             && *metadata.level() <= LevelFilter::WARN
     }
