@@ -103,6 +103,7 @@ async fn a_hold_that_is_ended_by_its_limit_counts_as_lost() {
 
 /// A body that blocks its thread is not cancelled, and the tasks of the pool do not run meanwhile.
 #[tokio::test]
+#[allow(clippy::disallowed_methods)]
 async fn a_body_and_a_guard_that_end_behind_their_limit_count_as_lost() {
     let builder = LockPool::builder("memory://").on_current_runtime();
     let pool = builder.connect().await.unwrap();
