@@ -342,14 +342,14 @@ fn template() -> &'static Path {
     TEMPLATE
         .get_or_init(|| {
             let dir = new_dir();
-            let mut install = as_server("mariadb-install-db".into());
+            let mut install = as_server("mariadb-install-db".into(), dir.path());
             install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
             install.args(["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=8M"]);
             install.args(["--innodb-flush-method=nosync", "--skip-log-bin"]);
             install.arg(format!("--datadir={}", data(dir.path()).display())).stdin(Stdio::null());
             let made = install.output().expect("mariadb-install-db starts");
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-            let mut bootstrap = as_server(program());
+            let mut bootstrap = as_server(program(), dir.path());
             bootstrap.args(["--no-defaults", "--bootstrap", "--innodb-log-file-size=8M"]);
             bootstrap.arg(format!("--datadir={}", data(dir.path()).display()));
             bootstrap.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -398,13 +398,17 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-fn as_server(program: PathBuf) -> Command {
-    if !is_root() {
-        return Process::command(program);
-    }
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", SERVER_USER, "--clear-groups", "--pdeathsig", "KILL", "--"]);
-    command.arg(program);
+/// Temporary files are in `dir`: a server that starts removes what others have in a shared folder.
+fn as_server(program: PathBuf, dir: &Path) -> Command {
+    let mut command = if is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", SERVER_USER, "--clear-groups", "--pdeathsig", "KILL", "--"]);
+        command.arg(program);
+        command
+    } else {
+        Process::command(program)
+    };
+    command.env("TMPDIR", dir);
     command
 }
 
@@ -413,7 +417,7 @@ fn spawn(dir: &Path, port: u16, options: &[String], env: &[(&str, PathBuf)]) -> 
         let log = OpenOptions::new().create(true).append(true).open(dir.join("server.log"));
         Stdio::from(log.expect("the temporary directory takes files"))
     };
-    let mut command = as_server(program());
+    let mut command = as_server(program(), dir);
     command.arg("--no-defaults");
     command.arg(format!("--datadir={}", data(dir).display()));
     command.arg(format!("--socket={}", dir.join("socket").display()));

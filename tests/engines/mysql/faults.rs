@@ -383,7 +383,7 @@ async fn overlapping_keys_end_in_no_deadlock() {
         for task in 0..4 {
             let (pool, mut rng) = (pool.clone(), Rng::with_seed((n * 10 + task) as u64));
             tasks.spawn(async move {
-                for _ in 0..5 {
+                for _ in 0..20 {
                     let keys: Vec<_> =
                         (0..3).map(|_| format!("account:{}", rng.u8(..16))).collect();
                     let guard = pool.lock_all(keys).acquire().await.unwrap();

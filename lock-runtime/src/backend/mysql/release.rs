@@ -99,7 +99,7 @@ impl MysqlBatch<'_> {
         let values = [("keys", keys.as_literal()), ("leases", leases.as_literal())];
         let script = self.begin().then(&self.statements().release, &values);
         let answered = self.in_transaction(script).await?;
-        for row in answered.sets.iter().flatten() {
+        for row in answered.sets.iter().flatten().filter(|row| row.is_true(1)) {
             if let Some(place) = row.bytes(0).and_then(|key| asked.get(key)) {
                 ends.insert(*place, Ended::Freed);
             }

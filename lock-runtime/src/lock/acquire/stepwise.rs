@@ -11,13 +11,14 @@
 //! 1. **The request for all keys decides.** It alone makes the lease and mints the fence, and the store grants it only if
 //!    each key is free or the owner's. No body runs under the partial hold, so to lose it costs time only.
 //! 2. **One order.** Each pass begins in the order of the keys, so that two requests do not wait for each other. After a
-//!    back-off two may, but only for a limited time (4).
+//!    release two may, but only for the shortest time (4).
 //! 3. **Only in stores with wait queues.** Elsewhere a partial hold blocks other owners, and brings the next key no nearer.
 //!    An owner that is not queued after all, because its user may not use channels, backs off and stays optimistic.
 //! 4. **For a limited time.** An unused partial hold blocks other owners, and the holder of the next key may wait for it.
 //!    So the keys are released [`KEEP_CONTENDED`] after another owner waits for one of them, and after one second at the
 //!    latest. The owner stays in the queue of the next key with an empty hold, and is granted that one first. The time
-//!    doubles with each release, so that a slow queue is served in the end.
+//!    doubles with each release, so that a slow queue is served in the end. It does not for a hold against the order,
+//!    such as of that key alone: with two keys in demand, owners of each then wait in the queue of the other.
 //! 5. **In no queue with the lease.** All keys are requested only while the owner is in no queue: in the optimistic state,
 //!    or after a grant of the key that it was queued for. Otherwise its release would notify its own owner token.
 //! 6. **A new owner token after each back-off.** Requests under the old one are undone like those of any acquire, also if
@@ -80,18 +81,18 @@ struct PartialHold {
     release_at: Option<Instant>,
 }
 
-/// How long a partial hold lasts while other owners wait for it. Doubles with each release, up to 1.6 s.
+/// How long a partial hold lasts while other owners wait for it. Doubles with each release, up to 1.6 s, if the hold is in order.
 const KEEP_CONTENDED: Duration = Duration::from_millis(100);
 
 const LONGEST_KEEP: Duration = Duration::from_millis(1_600);
 
-fn keep_contended(releases: u32) -> Duration {
+fn keep_contended(doublings: u32) -> Duration {
     // Clocks stand still under the test scheduler.
     #[cfg(test)]
     if crate::base::sync::scheduler::is_set() {
         return Duration::ZERO;
     }
-    KEEP_CONTENDED * (1 << releases.min(4))
+    KEEP_CONTENDED * (1 << doublings.min(4))
 }
 
 /// What follows a refused request.
@@ -247,7 +248,7 @@ impl Stepwise {
 
     /// Other owners wait for a key that is held. The next key takes some `round_trip`s.
     pub(crate) fn on_wanted(&mut self, now: Instant, round_trip: Duration) {
-        let keep = keep_contended(self.releases).max(round_trip.saturating_mul(8));
+        let keep = keep_contended(self.doublings()).max(round_trip.saturating_mul(8));
         // Of two requests that wait for each other, jitter makes one release first.
         let keep = jitter::below(keep.min(LONGEST_KEEP));
         if let Some(hold) = self.hold_mut() {
@@ -340,14 +341,24 @@ impl Stepwise {
         }
     }
 
+    /// How often the time of the partial hold has doubled.
+    fn doublings(&self) -> u32 {
+        if self.hold().is_some_and(PartialHold::is_in_order) { self.releases } else { 0 }
+    }
+
     /// When the hold is released: soon after another owner waits for it, and after 1 s, up to 16 s, in any case.
     fn release_at(&self, hold: &PartialHold) -> Instant {
-        let longest = hold.since + Duration::from_secs(1 << self.releases.min(4));
+        let longest = hold.since + Duration::from_secs(1 << self.doublings().min(4));
         hold.release_at.map_or(longest, |release_at| release_at.min(longest))
     }
 }
 
 impl PartialHold {
+    /// Whether all keys before the last that is held are held too.
+    fn is_in_order(&self) -> bool {
+        self.keys.iter().all(|&at| at < self.keys.len())
+    }
+
     /// The first key that is not held.
     fn missing(&self, spec: &LockSpec) -> Option<usize> {
         (0..spec.store_keys.len()).find(|at| !self.keys.contains(at))

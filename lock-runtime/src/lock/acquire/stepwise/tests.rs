@@ -216,6 +216,29 @@ fn a_released_hold_leaves_the_owner_in_the_queue() {
     assert_eq!(stepwise.step(), Some(0));
 }
 
+/// Otherwise owners of each of two keys wait in the queue of the other, and few get both.
+#[test]
+fn a_hold_against_the_order_never_lasts_longer_than_the_first() {
+    let spec = spec();
+    let mut stepwise = queued(&spec);
+    stepwise.on_step_acquired(at(0), &spec);
+    stepwise.on_contended(WaitMode::Poll, at(0), &spec);
+    stepwise.on_contended(QUEUED, at(0), &spec);
+    (0..9).for_each(|_| stepwise.on_hold_released());
+    stepwise.on_step_acquired(at(0), &spec);
+    assert_eq!((held(&stepwise), stepwise.due()), (&[1][..], Some(at(1_000))));
+    stepwise.on_wanted(at(0), ROUND_TRIP);
+    assert!(stepwise.due().unwrap() <= at(100), "{stepwise:?}");
+    // Released too, and again in order: for longer.
+    stepwise.on_contended(WaitMode::Poll, at(0), &spec);
+    stepwise.on_contended(QUEUED, at(0), &spec);
+    stepwise.on_hold_released();
+    stepwise.on_step_acquired(at(0), &spec);
+    stepwise.on_wanted(at(0), ROUND_TRIP);
+    assert_eq!(held(&stepwise), [0]);
+    assert!(stepwise.due().unwrap() >= at(400), "{stepwise:?}");
+}
+
 #[test]
 fn a_back_off_waits_as_long_as_the_hold_lasted() {
     let spec = spec();
