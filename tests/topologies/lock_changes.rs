@@ -21,6 +21,15 @@ async fn changes_are_reported_also_behind_the_end_of_a_connection() {
         server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
         eventually_async(DEADLINE, "the end of the watch", async || !changes.is_reporting()).await;
     }
+    eventually_async(DEADLINE, "the watch has begun", async || changes.is_reporting()).await;
+    pool.shutdown(ms(0)).await;
+    eventually_async(DEADLINE, "the pool is closed", async || !changes.is_reporting()).await;
+    other.shutdown(ms(0)).await;
+    eventually_async(DEADLINE, "its connections are closed", async || {
+        let clients = server.cli(&["CLIENT", "LIST"]);
+        !clients.contains("cmd=client|tracking")
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Changes of the locks in a store.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,14 +9,18 @@ use tokio::task::AbortHandle;
 
 use crate::api::pool::LockPool;
 use crate::backend::KeyPattern;
+use crate::lock::core::PoolCore;
 
 /// Behind a watch that has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Reports that locks in the store may have changed, from [`LockPool::changes`]. Dropping it ends the watch.
+/// Reports that locks in the store may have changed, from [`LockPool::changes`]. Dropping it ends the watch, and so does the
+/// shutdown of the pool.
 pub struct LockChanges {
+    core: Arc<PoolCore>,
     seen: watch::Receiver<WatchState>,
-    task: AbortHandle,
+    /// `None` in a process that was forked from the pool's.
+    task: Option<AbortHandle>,
 }
 
 /// Each change of this value is reported.
@@ -54,21 +59,32 @@ impl LockPool {
     /// It sends its first request in the background. A watch that ends, as the connection or the store does, begins again.
     pub fn changes(&self, pattern: &str) -> LockChanges {
         let core = self.core().clone();
-        let pattern = KeyPattern::new(&*core.config.key_prefix, pattern);
         let (reported, seen) = watch::channel(WatchState::Silent);
-        let task = self.core().driver().spawn_abortable(async move {
-            let changed = || {
-                reported.send_replace(WatchState::Reporting);
-            };
-            while core.backend().watch(&pattern, &changed).await.is_err() {
-                if *reported.borrow() == WatchState::Reporting {
-                    // Changes may have been missed from now on.
-                    reported.send_replace(WatchState::Silent);
+        let task = (!core.is_inherited()).then(|| {
+            let pattern = KeyPattern::new(&*core.config.key_prefix, pattern);
+            let of_task = core.clone();
+            core.driver().spawn_abortable(async move {
+                tokio::select! {
+                    () = report(&of_task, &pattern, &reported) => {}
+                    () = of_task.tracker.closed() => {}
                 }
-                core.clock().sleep_until(core.clock().now() + PAUSE).await;
-            }
+            })
         });
-        LockChanges { seen, task }
+        LockChanges { core, seen, task }
+    }
+}
+
+/// Watches again and again, until the store does not report changes at all.
+async fn report(core: &PoolCore, pattern: &KeyPattern, reported: &watch::Sender<WatchState>) {
+    let changed = || {
+        reported.send_replace(WatchState::Reporting);
+    };
+    while core.backend().watch(pattern, &changed).await.is_err() {
+        if *reported.borrow() == WatchState::Reporting {
+            // Changes may have been missed from now on.
+            reported.send_replace(WatchState::Silent);
+        }
+        core.clock().sleep_until(core.clock().now() + PAUSE).await;
     }
 }
 
@@ -86,13 +102,17 @@ impl LockChanges {
     /// Whether the store reports changes at this time. Read the locks at intervals if not.
     #[must_use]
     pub fn is_reporting(&self) -> bool {
-        *self.seen.borrow() == WatchState::Reporting
+        // The task drops the sender when the watch is over.
+        self.seen.has_changed().is_ok() && *self.seen.borrow() == WatchState::Reporting
     }
 }
 
 impl Drop for LockChanges {
     fn drop(&mut self) {
-        self.task.abort();
+        // The runtime is the parent process's.
+        if let Some(task) = self.task.as_ref().filter(|_| !self.core.is_inherited()) {
+            task.abort();
+        }
     }
 }
 
