@@ -131,6 +131,7 @@ pub mod guide {
 
 pub use api::call_sites::{CallSite, call_sites};
 pub use api::guard::{LockGuard, Lost};
+pub use api::lock_changes::LockChanges;
 pub use api::lock_order::{LockOrderInversion, LockedAt, lock_order_inversions};
 pub use api::named_pools::{init, init_from_env, init_with, install, pool, shutdown};
 pub use api::pool::{Health, LockPool, PoolBuilder};

@@ -81,6 +81,28 @@ async fn a_hold_that_is_ended_by_its_limit_counts_as_lost() {
     }
 }
 
+/// A body that blocks its thread is not cancelled, and the tasks of the pool do not run meanwhile.
+#[tokio::test]
+#[allow(clippy::disallowed_methods)]
+async fn a_body_and_a_guard_that_end_behind_their_limit_count_as_lost() {
+    let builder = LockPool::builder("memory://").on_current_runtime();
+    let pool = builder.connect().await.unwrap();
+    let lock = |key| {
+        let request = pool.lock(key).fencing(false).ttl(ms(30_000)).lock_delay(ms(60_000));
+        request.max_hold(ms(100))
+    };
+    lock("body").run(async { std::thread::sleep(ms(150)) }).await.unwrap();
+    let guard = lock("guard").acquire().await.unwrap();
+    while guard.is_held() {
+        std::thread::sleep(ms(1));
+    }
+    drop(guard);
+    for key in ["body", "guard"] {
+        let next = pool.lock(key).fencing(false).wait(ms(300)).acquire().await.unwrap_err();
+        assert!(next.is_conflict(), "{key}: {next}");
+    }
+}
+
 #[tokio::test]
 async fn more_than_a_minute_and_a_reentrant_call_are_refused() {
     let pool = LockPool::connect("memory://").await.unwrap();

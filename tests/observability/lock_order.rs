@@ -291,6 +291,64 @@ async fn the_call_panics_where_that_is_asked_for() {
     assert_eq!(inversions("panics-in-order").len(), 1);
 }
 
+#[distributed_lock(key = "lo-aisle:<id>", pool = pool)]
+async fn aisle(pool: &LockPool, id: u64, inner: impl Inner) -> Result<(), LockError> {
+    inner.await
+}
+
+#[distributed_lock(key = "lo-shelf:<id>", pool = pool)]
+async fn shelf(pool: &LockPool, id: u64, inner: impl Inner) -> Result<(), LockError> {
+    inner.await
+}
+
+/// Whether a shelf around an aisle panics.
+async fn shelf_first_panics(pool: &LockPool) -> bool {
+    let pool = pool.clone();
+    let task = tokio::spawn(async move { shelf(&pool, 3, aisle(&pool, 4, nothing())).await });
+    match within(DEADLINE, "the task", task).await {
+        Ok(ended) => {
+            ended.unwrap();
+            false
+        }
+        Err(error) => {
+            let panic = error.into_panic();
+            assert!(panic.downcast_ref::<String>().unwrap().starts_with(EVENT));
+            true
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_call_panics_also_where_a_pool_of_its_name_has_reported_the_order() {
+    watch();
+    let of_shelves = |name: &str| {
+        let all = inversions(name).into_iter();
+        all.filter(|it| it.to_string().contains("lock_order::shelf")).count()
+    };
+    for name in ["reported-before", "unnamed"] {
+        let mut unnamed = Vec::new();
+        for lock_order in [LockOrder::Warn, LockOrder::Panic, LockOrder::Panic] {
+            let pool = with_order(lock_order).await;
+            if name != "unnamed" {
+                lock_runtime::install(name, pool.clone()).unwrap();
+            }
+            aisle(&pool, 1, shelf(&pool, 2, nothing())).await.unwrap();
+            for _ in 0..2 {
+                let panics = shelf_first_panics(&pool).await;
+                assert_eq!(panics, lock_order == LockOrder::Panic, "{name}");
+            }
+            if name == "unnamed" {
+                unnamed.push(pool);
+            } else {
+                pool.shutdown(Duration::ZERO).await;
+            }
+        }
+        assert_eq!(of_shelves(name), 1, "{name}");
+    }
+    let traced = Traced::of("reported-before").await_event(EVENT).await;
+    assert_eq!(traced.all(EVENT).len(), 1);
+}
+
 /// Without a lock around a call the check has nothing to do, on or off.
 #[tokio::test]
 async fn a_call_that_is_not_nested_costs_no_allocation() {

@@ -115,6 +115,29 @@ async fn a_span_says_how_its_call_ended() {
     assert!(!format!("{calls:?}").contains("order:1"), "a key");
 }
 
+/// A body that blocks its thread over the end of its hold cannot be cancelled, and nothing has noticed the end before.
+#[tokio::test]
+async fn a_hold_that_ends_behind_its_limit_is_lost() {
+    watch();
+    let pool = LockPool::builder("memory://").on_current_runtime().connect().await.unwrap();
+    lock_runtime::install("overruns", pool.clone()).unwrap();
+    let limited = || pool.lock("order:7").max_hold(ms(100));
+    limited().run(async { std::thread::sleep(ms(150)) }).await.unwrap();
+    let guard = limited().acquire().await.unwrap();
+    while guard.is_held() {
+        std::thread::sleep(ms(1));
+    }
+    drop(guard);
+    for call in calls_of("overruns", 2).await {
+        call.has(&[("outcome", "lost")]);
+        assert!(call.number("held_ms") >= 100, "{call:?}");
+    }
+    let traced = Traced::of("overruns").await_events("lost", 2).await;
+    for lost in traced.all("lost") {
+        lost.has(&[("reason", "max_hold")]);
+    }
+}
+
 /// A release that is retried in the background does not keep the span open.
 #[tokio::test]
 async fn a_span_closes_with_its_call_although_the_release_goes_on() {

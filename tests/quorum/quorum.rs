@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use lock_runtime::backend::Warning;
@@ -585,8 +585,10 @@ impl Node {
     fn ask_for(&self, ttl: &str, locks: &[&str], what: &str, owner: &str, number: u64) -> String {
         let script = include_str!("../../lock-runtime/src/backend/redis/quorum/ballot.lua");
         // Hex digits of one length, like an owner token.
-        let token: String = owner.bytes().map(|byte| format!("{byte:02x}")).collect();
-        let (token, number) = (format!("{token:0>32}/01"), number.to_string());
+        let hex = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        // A text about the owner stands behind the number of the attempt.
+        let (owner, text) = owner.split_once('@').unwrap_or((owner, ""));
+        let (token, number) = (format!("{:0>32}/01{}", hex(owner), hex(text)), number.to_string());
         let (count, keys) = (locks.len().to_string(), (locks.len() + 1).to_string());
         // A ballot log of eight entries.
         let (most, spare) = ("8", self.1);
@@ -650,6 +652,69 @@ fn a_release_counts_also_on_a_node_that_voted_for_another_owner() {
     assert_eq!(node.ask("release", "owner", 50), "0");
     assert_eq!(node.ask("withdraw", "rival", 100), "1");
     assert_eq!(node.ask("extend", "owner", 50), "0");
+}
+
+/// A process of an older version, or without `owner_info`, has no text. Whichever of the two has one, the number in a stored vote
+/// is raised by the release of another owner.
+#[test]
+fn a_text_about_the_owner_changes_no_rule_of_a_node() {
+    let text = "@web-7/4711 src/my orders#1.rs:42";
+    for [owner, rival] in [["owner", ""], ["", "rival"], ["owner", "rival"]] {
+        let with_text =
+            |name: &str, told: &str| format!("{name}{}", if told.is_empty() { "" } else { text });
+        let (owner, rival) = (with_text("owner", owner), with_text("rival", rival));
+        let node = Node::start();
+        assert_eq!(node.ask("propose", &owner, 50), "1");
+        assert_eq!(node.ask("propose", &rival, 100).lines().next(), Some("0"), "{owner} {rival}");
+        assert_eq!(node.ask("extend", &rival, 100), "0");
+        assert_eq!(node.ask("extend", &owner, 50), "1");
+        node.0.cli(&["DEL", "k"]);
+        assert_eq!(node.ask("propose", &rival, 100), "1");
+        assert_eq!(node.ask("propose", &rival, 100), "1", "the same request again");
+        assert_eq!(node.ask("propose", &rival, 110), "1", "the next round");
+        assert_eq!(node.ask("extend", &owner, 50), "0");
+        assert_eq!(node.ask("release", &owner, 50), "0");
+        let vote = node.0.cli(&["GET", "k"]);
+        assert!(vote.ends_with("#110#51"), "the release is noted in the vote: {vote}");
+        assert_eq!(node.ask("withdraw", &rival, 110), "1");
+        assert_eq!(node.ask("extend", &owner, 50), "0", "{owner} {rival}");
+    }
+}
+
+/// A pool without `owner_info` sends what a process of an older version sends.
+#[tokio::test]
+async fn pools_with_and_without_a_text_exclude_each_other() {
+    let quorum = Quorum::start(5);
+    let connect = |tells: bool| {
+        let builder = LockPool::builder(quorum.url()).owner_info(tells).ttl(ms(20_000));
+        builder.wait(Wait::Forever).connect()
+    };
+    let (silent, telling) = (connect(false).await.unwrap(), connect(true).await.unwrap());
+    for fencing in [false, true] {
+        for [one, other] in [[&silent, &telling], [&telling, &silent]] {
+            let guard = one.lock("k").fencing(fencing).renew(ms(300)).acquire().await.unwrap();
+            let info = other.inspect("k").await.unwrap().holder.unwrap().info;
+            assert_eq!(info.is_some(), std::ptr::eq(one, &telling));
+            eventually_async(DEADLINE, "the lock is held by another owner", async || {
+                says_busy(other.lock("k").fencing(fencing)).await
+            })
+            .await;
+            guard.verify().await.unwrap();
+            // A node that has lost the vote has it again, with its text.
+            quorum[0].cli(&["DEL", "k"]);
+            eventually_async(DEADLINE, "the vote is restored", async || {
+                quorum.holders("k").len() == 5
+            })
+            .await;
+            let votes = quorum.nodes().iter().map(|node| node.cli(&["GET", "k"]));
+            let tokens = votes.map(|vote| vote.split('#').next().unwrap().to_owned());
+            let tokens: HashSet<_> = tokens.collect();
+            assert_eq!(tokens.len(), 1, "{tokens:?}");
+            let waiting = acquire_in_task(other, "k");
+            guard.release().await.unwrap();
+            joined("the next", waiting).await.1.release().await.unwrap();
+        }
+    }
 }
 
 #[test]

@@ -202,14 +202,52 @@ async fn memory_tells_the_function_of_the_holder() {
     assert_eq!(inspected_inside(&silent, 42).await.unwrap(), None);
 }
 
-/// Neither compares values in one step with a text behind the token.
+/// Without scripts no step compares a value with a text behind the token.
 #[tokio::test]
-async fn redis_without_scripts_and_a_quorum_tell_no_process() {
-    let (server, quorum) = (RedisServer::start(), Quorum::start(3));
-    for url in [format!("{}?scripts=off", server.url()), quorum.url()] {
-        let pool = LockPool::connect(&url).await.unwrap();
-        assert_eq!(inspected_inside(&pool, 42).await.unwrap(), None, "{url}");
+async fn redis_without_scripts_tells_no_process() {
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&format!("{}?scripts=off", server.url())).await.unwrap();
+    assert_eq!(inspected_inside(&pool, 42).await.unwrap(), None);
+}
+
+/// All that the nodes have, with the digits of each vote also as the text that they stand for.
+fn stored_votes(quorum: &Quorum) -> String {
+    let mut all = String::new();
+    for node in quorum.nodes() {
+        let vote = node.cli(&["GET", "order:42"]);
+        let digits = vote.split(['/', '#']).nth(1).unwrap_or_default().as_bytes();
+        let text = digits.chunks(2).map(|pair| {
+            let pair = std::str::from_utf8(pair).unwrap();
+            char::from(u8::from_str_radix(pair, 16).unwrap_or(b'?'))
+        });
+        let ballots = node.cli(&["ZRANGE", "lock_runtime:ballots", "0", "-1"]);
+        all += &format!("{vote} {} {ballots}\n", text.collect::<String>());
     }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quorum_tells_the_process_of_the_holder() {
+    let quorum = Quorum::start(5);
+    tells_the_process_of_the_holder(&quorum.url(), HOLDER, || stored_votes(&quorum)).await;
+}
+
+/// The request of a lock without a fence is a plain `SET`, and its release compares the whole value.
+#[tokio::test]
+async fn a_quorum_tells_the_function_of_a_lock_without_a_fence() {
+    let quorum = Quorum::start(3);
+    let pool = LockPool::connect(&quorum.url()).await.unwrap();
+    let guard = pool.lock("order:42").fencing(false).acquire().await.unwrap();
+    let info = pool.inspect("order:42").await.unwrap().holder.unwrap().info.unwrap();
+    assert_eq!((info.process_id, info.call_site), (std::process::id(), None));
+    assert!(stored_votes(&quorum).contains(&format!("/{}", std::process::id())));
+    guard.release().await.unwrap();
+    assert!(pool.inspect("order:42").await.unwrap().is_free());
+    let silent = LockPool::builder(quorum.url()).owner_info(false).connect().await.unwrap();
+    let guard = silent.lock("order:42").fencing(false).acquire().await.unwrap();
+    assert_eq!(pool.inspect("order:42").await.unwrap().holder.unwrap().info, None);
+    assert!(!stored_votes(&quorum).contains(&format!("/{}", std::process::id())));
+    guard.release().await.unwrap();
 }
 
 /// The text stands behind the token, and the plain commands of an uncontended lock stay what they are.

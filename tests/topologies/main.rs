@@ -7,6 +7,7 @@ mod health;
 mod inspect;
 mod interop;
 mod listed;
+mod lock_changes;
 mod logins;
 mod proxies;
 mod replicas;

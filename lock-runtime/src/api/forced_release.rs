@@ -55,8 +55,34 @@ impl LockPool {
         self.force_release_for(None, &key.into(), holder).await
     }
 
-    /// [`force_release`](Self::force_release), with an operator that the event names.
-    pub(crate) async fn force_release_for(
+    /// [`force_release`](Self::force_release) for `operator`, the name of a user or a program that the event has in `by`, as
+    /// `alice at web-7/4711`. The name stays in this process.
+    ///
+    /// ```
+    /// # use lock_runtime::LockPool;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let pool = LockPool::connect("memory://").await?;
+    /// # let hangs = pool.lock("order:42").acquire().await?;
+    /// if let Some(holder) = pool.inspect("order:42").await?.holder {
+    ///     assert!(pool.force_release_by("alice", "order:42", &holder).await?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`force_release`](Self::force_release).
+    pub async fn force_release_by(
+        &self,
+        operator: &str,
+        key: impl Into<Key>,
+        holder: &LockHolder,
+    ) -> Result<bool, LockError> {
+        self.force_release_for(Some(operator), &key.into(), holder).await
+    }
+
+    async fn force_release_for(
         &self,
         operator: Option<&str>,
         key: &Key,

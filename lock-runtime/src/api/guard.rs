@@ -19,6 +19,7 @@ use crate::lease::held_lease::{HeldLease, Releasing};
 use crate::lease::lease::{Ending, Lease};
 use crate::lease::listener::Listener;
 use crate::lock::core::PoolCore;
+use crate::lock::hold;
 
 /// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;
 /// [`release`](Self::release) waits until other owners can have it.
@@ -285,16 +286,10 @@ impl LockGuard {
         self.loss_error(self.loss().unwrap_or(Loss::Expired))
     }
 
-    /// Why the hold was lost, if it was. After a suspend of the machine, on a blocked thread, or within the moment that
-    /// the driver needs, this call may be the first to notice.
+    /// Why the hold was lost, if it was.
     fn loss(&self) -> Option<Loss> {
-        let lease = self.lease();
-        if lease.is_overdue()
-            && let Some(loss) = lease.expire(self.core.clock().now())
-        {
-            events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
-        }
-        lease.loss()
+        hold::note_end(&self.core, self.lease());
+        self.lease().loss()
     }
 
     /// Starts the release; `None` if this guard is borrowed, or the lock is released already.

@@ -1,6 +1,7 @@
 //! Finds locks that calls nest in opposite orders, before they deadlock.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -48,13 +49,13 @@ pub struct LockedAt {
 /// All inversions so far, in their order; see [`LockOrder`]. Each is listed once, however often it happens.
 #[must_use]
 pub fn lock_order_inversions() -> Vec<LockOrderInversion> {
-    checker().inversions.clone()
+    checker().inversions.iter().map(|inversion| (**inversion).clone()).collect()
 }
 
 /// Checks a call that may wait for `keys`, before it requests them.
 ///
 /// # Panics
-/// If this call closes a cycle and the pool has [`LockOrder::Panic`].
+/// If this call closes a cycle, or has closed one before, and the pool has [`LockOrder::Panic`].
 pub(super) fn check(core: &Arc<PoolCore>, label: &LockLabel, keys: &[Key], policy: &Policy) {
     // One attempt waits for no holder, so it is no part of a deadlock.
     if core.config.lock_order == LockOrder::Off || !policy.waits() {
@@ -88,13 +89,14 @@ fn check_under(
         }
     }
     let Some(first) = found.first() else { return };
-    for LockOrderInversion { stacks } in &found {
+    for FoundInversion { inversion, .. } in found.iter().filter(|found| found.is_new) {
+        let stacks = &inversion.stacks;
         let (stack, opposite) = (shown(&stacks[..1]), shown(&stacks[1..]));
         events::lock_order_inversion(label, core.name(), stack, opposite);
     }
     // A second panic would abort the program.
     if core.config.lock_order == LockOrder::Panic && !std::thread::panicking() {
-        panic!("{first}");
+        panic!("{}", first.inversion);
     }
 }
 
@@ -107,34 +109,51 @@ fn checker() -> MutexGuard<'static, OrderChecker> {
 #[derive(Default)]
 struct OrderChecker {
     graph: OrderGraph<LockClass, LockStack>,
-    inversions: Vec<LockOrderInversion>,
+    /// By the edge that has completed each: its next call is the same inversion.
+    by_edge: HashMap<(LockClass, LockClass), Arc<LockOrderInversion>>,
+    inversions: Vec<Arc<LockOrderInversion>>,
+}
+
+/// An inversion that a call completes.
+struct FoundInversion {
+    inversion: Arc<LockOrderInversion>,
+    /// False if it is listed already.
+    is_new: bool,
 }
 
 type LockStack = Arc<[LockedAt]>;
 
 impl OrderChecker {
-    /// Adds an edge. Returns the inversion that it completes, if that is a new one.
+    /// Adds an edge. Returns the inversion that it completes, or has completed before.
     fn add(
         &mut self,
         from: LockClass,
         to: LockClass,
         held: &[NestedLock<'_>],
         requested: &NestedLock<'_>,
-    ) -> Option<LockOrderInversion> {
+    ) -> Option<FoundInversion> {
         if self.graph.knows(&from, &to) {
-            return None;
+            let inversion = self.by_edge.get(&(from, to))?.clone();
+            return Some(FoundInversion { inversion, is_new: false });
         }
         self.graph.retain(|class| class.pool.exists());
+        self.by_edge.retain(|(from, to), _| from.pool.exists() && to.pool.exists());
         let stack: LockStack = held.iter().chain([requested]).map(NestedLock::shown).collect();
         let stacks: Vec<_> =
-            self.graph.add(from, to, stack).iter().map(|stack| stack.to_vec()).collect();
-        let inversion = LockOrderInversion { stacks };
-        // Pools without a name come and go.
-        if inversion.stacks.is_empty() || self.inversions.contains(&inversion) {
+            self.graph.add(from.clone(), to.clone(), stack).iter().map(|it| it.to_vec()).collect();
+        if stacks.is_empty() {
             return None;
         }
-        self.inversions.push(inversion.clone());
-        Some(inversion)
+        let inversion = LockOrderInversion { stacks };
+        // Pools without a name come and go.
+        let listed = self.inversions.iter().find(|listed| ***listed == inversion).cloned();
+        let is_new = listed.is_none();
+        let inversion = listed.unwrap_or_else(|| Arc::new(inversion));
+        if is_new {
+            self.inversions.push(inversion.clone());
+        }
+        self.by_edge.insert((from, to), inversion.clone());
+        Some(FoundInversion { inversion, is_new })
     }
 }
 

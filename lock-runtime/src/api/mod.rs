@@ -9,6 +9,7 @@ pub(crate) mod forced_release;
 pub(crate) mod guard;
 pub(crate) mod inspect;
 pub(crate) mod list;
+pub(crate) mod lock_changes;
 pub(crate) mod lock_order;
 pub(crate) mod locked_future;
 pub(crate) mod named_pools;

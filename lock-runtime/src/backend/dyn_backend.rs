@@ -43,6 +43,11 @@ pub(crate) trait DynBackend: Send + Sync {
         pattern: &'a KeyPattern,
         limit: usize,
     ) -> Boxed<'a, Result<Option<KeyList>, BackendError>>;
+    fn watch<'a>(
+        &'a self,
+        pattern: &'a KeyPattern,
+        changed: &'a (dyn Fn() + Send + Sync),
+    ) -> Boxed<'a, Result<(), BackendError>>;
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>>;
     fn diagnose(&self) -> Boxed<'_, Result<Vec<Finding>, BackendError>>;
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>>;
@@ -104,6 +109,16 @@ impl<B: Backend> DynBackend for B {
     ) -> Boxed<'a, Result<Option<KeyList>, BackendError>> {
         let list = panic_boundary::run(async move { Backend::list(self, pattern, limit).await });
         Box::pin(async { list.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+    }
+
+    fn watch<'a>(
+        &'a self,
+        pattern: &'a KeyPattern,
+        changed: &'a (dyn Fn() + Send + Sync),
+    ) -> Boxed<'a, Result<(), BackendError>> {
+        let watch =
+            panic_boundary::run(async move { Backend::watch(self, pattern, changed).await });
+        Box::pin(async { watch.await.unwrap_or_else(|panic| Err(panic.into_error())) })
     }
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
@@ -192,6 +207,14 @@ impl Backend for Opened {
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
         self.0.list(pattern, limit).await
+    }
+
+    async fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> Result<(), BackendError> {
+        self.0.watch(pattern, changed).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

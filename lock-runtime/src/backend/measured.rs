@@ -133,6 +133,14 @@ impl DynBackend for MeasuredBackend {
         self.store.list(pattern, limit)
     }
 
+    fn watch<'a>(
+        &'a self,
+        pattern: &'a KeyPattern,
+        changed: &'a (dyn Fn() + Send + Sync),
+    ) -> Boxed<'a, Result<(), BackendError>> {
+        self.store.watch(pattern, changed)
+    }
+
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
         self.store.pin_sql(keys, fence)
     }

@@ -512,6 +512,20 @@ pub trait Backend: Send + Sync + 'static {
         async { Ok(None) }
     }
 
+    /// Calls `changed` when locks that match `pattern` may have changed: once when the watch has begun, and from then on behind
+    /// each change, within milliseconds. A call without a change does no harm. Runs until it is dropped, and fails when the store
+    /// ends the watch. `Ok`, at once, is the default: the store does not report changes.
+    ///
+    /// `changed` does not block.
+    fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> impl Future<Output = Result<(), BackendError>> + Send {
+        let _ = (pattern, changed);
+        async { Ok(()) }
+    }
+
     /// Reads whether the store can serve, and what could make it lose locks.
     fn health(&self) -> impl Future<Output = Result<Vec<Warning>, BackendError>> + Send;
 

@@ -7,6 +7,8 @@ pub(crate) mod error;
 pub(crate) mod fence;
 pub(crate) mod fence_gate;
 pub(crate) mod finding;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub(crate) mod hex;
 pub(crate) mod inspection;
 pub(crate) mod jitter;
 pub(crate) mod key;

@@ -28,6 +28,7 @@ impl LeaseOwner for PoolCore {
         if hand_off(&self, lease) {
             return Some(Releasing::Done);
         }
+        note_end(&self, lease);
         let idle;
         let lease = match linger::keep(&self, lease) {
             Behind::Lingers => return Some(Releasing::Done),
@@ -49,6 +50,17 @@ impl LeaseOwner for PoolCore {
             ReleaseMode::Background => self.send(release),
         }
         Some(Releasing::InFlight(answer))
+    }
+}
+
+/// Records that the time of `lease` is over, if it is. After a suspend of the machine, on a blocked thread, or within the moment
+/// that the driver needs, nothing may have noticed it.
+pub(crate) fn note_end(core: &PoolCore, lease: &Lease) {
+    if lease.is_overdue()
+        && let Some(loss) = lease.expire(core.clock().now())
+        && lease.has_holder()
+    {
+        events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
     }
 }
 

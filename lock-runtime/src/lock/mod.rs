@@ -5,7 +5,7 @@ mod admission;
 pub(crate) mod core;
 mod dispatch;
 mod grant;
-mod hold;
+pub(crate) mod hold;
 mod linger;
 mod lingering_leases;
 mod outgoing;

@@ -203,6 +203,14 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.list(pattern, limit).await
     }
 
+    async fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> Result<(), BackendError> {
+        self.backend.watch(pattern, changed).await
+    }
+
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
         self.backend.pin_sql(keys, fence)
     }

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use lock_tests::lockctl::{lockctl, run};
 use lock_tests::prelude::*;
-use lock_tests::{EtcdServer, RedisServer, eventually, eventually_some};
+use lock_tests::{EtcdServer, RedisCluster, RedisServer, eventually, eventually_some};
 use serde_json::Value;
 
 #[tokio::test]
@@ -34,8 +34,8 @@ async fn locks_are_listed_with_their_holders() {
 }
 
 /// The keys of each reading of `watch`, until `until` of them.
-fn watch(url: &str, mut until: impl FnMut(&[Value]) -> bool) {
-    let mut command = lockctl(["watch", "--interval", "100ms", "--url", url]);
+fn watch(url: &str, interval: &str, mut until: impl FnMut(&[Value]) -> bool) {
+    let mut command = lockctl(["watch", "--interval", interval, "--url", url]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     for line in lines {
@@ -50,15 +50,31 @@ fn watch(url: &str, mut until: impl FnMut(&[Value]) -> bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_holder_shows_and_goes() {
+    let server = RedisServer::start();
+    a_holder_shows_and_goes(&server.url(), "100ms").await;
+}
+
+/// A reading at intervals comes far behind the deadlines.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_the_store_reports_shows_at_once() {
+    let (redis, cluster) = (RedisServer::start(), RedisCluster::start());
+    let (etcd, root) = EtcdServer::shared();
+    for url in
+        [redis.url(), format!("{}?scripts=off", redis.url()), cluster.url(), etcd.url_of(&root)]
+    {
+        a_holder_shows_and_goes(&url, "5m").await;
+    }
+}
+
+async fn a_holder_shows_and_goes(url: &str, interval: &'static str) {
     // The program is built before any time counts.
     assert_eq!(run(lockctl(["--version"])).code, 0);
-    let server = RedisServer::start();
-    let pool = patient(server.url(), ms(20_000)).await;
-    let url = server.url();
+    let pool = patient(url, ms(20_000)).await;
+    let url = url.to_owned();
     let (acquire, acquired) = std::sync::mpsc::channel();
     let watching = tokio::task::spawn_blocking(move || {
         let mut seen = 0;
-        watch(&url, |locks| {
+        watch(&url, interval, |locks| {
             match (seen, locks.len()) {
                 // Free, held, and free again.
                 (0, 0) | (1, 1) => {
@@ -76,7 +92,7 @@ async fn a_new_holder_shows_and_goes() {
         acquired
     });
     let acquired = joined("the first reading", acquired).await;
-    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let guard = pool.lock("order:1").fencing(false).acquire().await.unwrap();
     let acquired = tokio::task::spawn_blocking(move || acquired.recv().unwrap());
     joined("the holder shows", acquired).await;
     guard.release().await.unwrap();

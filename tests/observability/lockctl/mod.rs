@@ -4,4 +4,5 @@ mod doctor;
 mod list;
 mod release;
 mod show;
+mod stores;
 mod terminal;

@@ -37,8 +37,15 @@ async fn a_lock_is_taken_from_the_holder_that_is_named() {
     assert_eq!((another.code, &another.json()["released"]), (3, &false.into()), "{another:?}");
     guard.verify().await.unwrap();
 
-    let taken = release(&server, &["--force", "--yes", "--owner", &owner]);
+    let url = server.url();
+    let mut command = lockctl(["release", "order:1", "--url", &url, "--force", "--yes"]);
+    // The event has the user of the login, in one line.
+    command.args(["--owner", &owner]).env_remove("SUDO_USER").env("USER", "alice\u{9b}31m");
+    let taken = run(command);
     assert_eq!((taken.code, &taken.json()["released"]), (0, &true.into()), "{taken:?}");
+    let by = "by=alice\\u{9b}31m at ";
+    let begin = format!("event: released by force pool=unnamed owner={owner} was_held=true {by}");
+    assert!(taken.stderr.starts_with(&begin) && taken.stderr.lines().count() == 1, "{taken:?}");
     assert_eq!(taken.json()["holder"]["owner"], owner);
     let error = within(DEADLINE, "the holder learns of it", guard.lost()).await;
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");

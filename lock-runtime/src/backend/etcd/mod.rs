@@ -34,6 +34,7 @@ mod keep_alives;
 mod key_names;
 mod leases;
 mod list;
+mod lock_changes;
 mod locks;
 mod member;
 mod member_task;
@@ -235,6 +236,14 @@ impl Backend for Etcd {
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
         self.locks.list(pattern, limit).await.map(Some)
+    }
+
+    async fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> Result<(), BackendError> {
+        self.locks.watch(pattern, changed).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

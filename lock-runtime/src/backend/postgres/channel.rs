@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::Owner;
 use crate::base::error::LockError;
+use crate::base::hex;
 
 /// The name of a channel: `lock_runtime_` as in `hand_off.sql`, the process id of the listener's server process, and random digits.
 /// A statement finds by the process id whether the listener is still connected.
@@ -36,7 +37,7 @@ impl ChannelPayload {
         let mut parts = payload.split(' ');
         let (event, millis) = (parts.next()?, parts.next()?);
         let owner = Owner::from_text(parts.next()?.as_bytes().try_into().ok()?);
-        let key = String::from_utf8(bytes(parts.next()?)?).ok()?;
+        let key = String::from_utf8(hex::bytes(parts.next()?.as_bytes())?).ok()?;
         match event {
             "head" => {
                 let available_in = Duration::from_millis(millis.parse().ok()?);
@@ -46,12 +47,6 @@ impl ChannelPayload {
             _ => None,
         }
     }
-}
-
-fn bytes(hex: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let pairs = hex.as_bytes().chunks(2);
-    pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?)).collect()
 }
 
 #[cfg(test)]

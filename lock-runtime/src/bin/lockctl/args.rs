@@ -40,7 +40,7 @@ pub(crate) enum Command {
     },
     /// List the locks of the store with their holders
     Ls(ListArgs),
-    /// Show the table of `ls`, and read it again and again
+    /// Show the table of `ls`, and read it again when the store reports a change, and at intervals
     Watch(WatchArgs),
     /// Take a lock away from its holder
     Release(ReleaseArgs),
@@ -76,7 +76,7 @@ pub(crate) struct StoreArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
     /// The keys, without the prefix: `*` stands for any characters, `?` for one
-    pub(crate) pattern: Option<String>,
+    pattern: Option<String>,
     /// How many locks at most
     #[arg(long, default_value_t = 100)]
     pub(crate) limit: usize,
@@ -86,7 +86,7 @@ pub(crate) struct ListArgs {
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) list: ListArgs,
-    /// The time between two readings
+    /// The longest time between two readings
     #[arg(long, default_value = "500ms", value_parser = duration)]
     pub(crate) interval: Duration,
     /// End after this many readings
@@ -120,6 +120,23 @@ pub(crate) struct ReleaseArgs {
     /// Only if the holder has this tag, as `show` prints it
     #[arg(long, value_name = "TAG")]
     pub(crate) owner: Option<String>,
+    /// The name of the operator for the event, instead of the user of this login
+    #[arg(long, value_name = "NAME", default_value_t = user(), hide_default_value = true)]
+    pub(crate) operator: String,
+}
+
+/// The user that has logged in, by the variables of the login.
+fn user() -> String {
+    let names = ["SUDO_USER", "USER", "LOGNAME", "USERNAME"];
+    let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
+    names.into_iter().find_map(named).unwrap_or_else(|| "an unknown user".to_owned())
+}
+
+impl ListArgs {
+    /// All keys, unless a pattern is given.
+    pub(crate) fn pattern(&self) -> &str {
+        self.pattern.as_deref().unwrap_or("*")
+    }
 }
 
 impl CommandLine {

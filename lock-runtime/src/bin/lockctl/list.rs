@@ -45,7 +45,7 @@ impl Listing {
         const TOGETHER: usize = 32;
         /// How long reads without any answer may take: a store that has gone takes its time limit for each of them.
         const PATIENCE: Duration = Duration::from_secs(2);
-        let found = pool.list(args.pattern.as_deref().unwrap_or("*"), args.limit).await?;
+        let found = pool.list(args.pattern(), args.limit).await?;
         let left_out = if found.is_complete { LeftOut::None } else { LeftOut::AboveLimit };
         let rows = Vec::with_capacity(found.keys.len());
         let mut listing = Self { rows, left_out, has_answer: false };

@@ -1,6 +1,7 @@
 //! What the commands print: text with colours, or JSON.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,8 +62,13 @@ impl Output {
     pub(crate) fn print(&self, json: &Value, text: impl FnOnce() -> String) -> io::Result<()> {
         match self.format {
             Format::Text => self.raw(text().as_bytes()),
-            Format::Json => self.raw(format!("{json:#}\n").as_bytes()),
+            Format::Json => self.raw(format!("{}\n", escaped(&format!("{json:#}"))).as_bytes()),
         }
+    }
+
+    /// Prints `json` on one line.
+    pub(crate) fn json_line(&self, json: &Value) -> io::Result<()> {
+        self.raw(format!("{}\n", escaped(&json.to_string())).as_bytes())
     }
 
     pub(crate) fn raw(&self, bytes: &[u8]) -> io::Result<()> {
@@ -81,6 +87,26 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
         if is_unprintable(it) { it.escape_default().to_string() } else { it.to_string() }
     };
     Cow::Owned(text.chars().map(escaped).collect())
+}
+
+/// The same value as the text `json`, in which no string has such a character.
+fn escaped(json: &str) -> Cow<'_, str> {
+    // A line feed in a string is escaped already.
+    let is_escaped = |it: char| it != '\n' && is_unprintable(it);
+    if !json.contains(is_escaped) {
+        return Cow::Borrowed(json);
+    }
+    let mut text = String::with_capacity(json.len() + 16);
+    for it in json.chars() {
+        if is_escaped(it) {
+            for unit in it.encode_utf16(&mut [0; 2]) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
+        } else {
+            text.push(it);
+        }
+    }
+    Cow::Owned(text)
 }
 
 fn is_unprintable(it: char) -> bool {
@@ -144,6 +170,20 @@ mod tests {
         assert_eq!(printable("\u{9b}"), "\\u{9b}");
         assert_eq!(printable("a\u{202e}b\u{2069}\u{200b}"), "a\\u{202e}b\\u{2069}\\u{200b}");
         assert_eq!(printable("注文:42 é"), "注文:42 é");
+    }
+
+    #[test]
+    fn json_has_the_same_value_without_characters_that_a_terminal_obeys() {
+        let key = "order:\u{9b}31m\u{7f}\u{202e}\u{e0041}\n\u{1b}\"\\ä 注";
+        let value = serde_json::json!({ "locks": [{ "key": key }] });
+        for text in [value.to_string(), format!("{value:#}")] {
+            let escaped = escaped(&text);
+            assert!(!escaped.contains(|it| it != '\n' && is_unprintable(it)), "{escaped:?}");
+            assert!(escaped.contains(r"\u009b31m\u007f\u202e\udb40\udc41\n\u001b"), "{escaped}");
+            assert!(escaped.contains("ä 注"), "{escaped}");
+            assert_eq!(serde_json::from_str::<Value>(&escaped).unwrap(), value);
+        }
+        assert!(matches!(escaped("{\n  \"key\": 1\n}"), Cow::Borrowed(_)));
     }
 
     #[test]

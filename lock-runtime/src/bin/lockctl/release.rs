@@ -1,12 +1,14 @@
-//! `lockctl release`: takes a lock away from the holder that was shown.
+//! `lockctl release`: takes a lock away from the holder that was shown, and names the operator in the event of it.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::time::Duration;
 
 use anstream::eprint;
 use lock_runtime::{LockHolder, LockPool};
 use serde_json::json;
 
 use crate::args::ReleaseArgs;
+use crate::event_lines;
 use crate::failure::Failure;
 use crate::output::{End, GOOD, HELD, Output, STRONG, holder_text, owner_text, printable};
 
@@ -28,8 +30,11 @@ pub(crate) async fn run(
         return report(output, key, &holder, false);
     }
     confirm(args, &holder, shown.waiting)?;
-    let released = pool.force_release(key, &holder).await?;
-    report(output, key, &holder, released)
+    event_lines::print();
+    let released = pool.force_release_by(&args.operator, key, &holder).await;
+    // Its events are printed by then, also behind an error.
+    pool.shutdown(Duration::ZERO).await;
+    report(output, key, &holder, released?)
 }
 
 fn report(output: &Output, key: &str, holder: &LockHolder, released: bool) -> Result<End, Failure> {

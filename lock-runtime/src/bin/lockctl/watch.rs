@@ -1,8 +1,8 @@
-//! `lockctl watch`: the table of `ls`, read again and again.
+//! `lockctl watch`: the table of `ls`, read again as the store reports a change, and at intervals.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use lock_runtime::LockPool;
 
@@ -17,12 +17,16 @@ const TOP: &str = "\u{1b}[H";
 const REST_OF_LINE: &str = "\u{1b}[K";
 const REST_OF_SCREEN: &str = "\u{1b}[J";
 
+/// Changes that follow each other faster are shown together.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+
 #[allow(clippy::disallowed_methods)]
 pub(crate) async fn run(
     pool: &LockPool,
     args: &WatchArgs,
     output: &Output,
 ) -> Result<End, Failure> {
+    let mut changes = pool.changes(args.list.pattern());
     let mut rounds = 0_u64;
     loop {
         let began = Instant::now();
@@ -39,7 +43,7 @@ pub(crate) async fn run(
         let took = began.elapsed();
         match output.format {
             // One line for each reading.
-            Format::Json => output.raw(format!("{}\n", listing.json()).as_bytes())?,
+            Format::Json => output.json_line(&listing.json())?,
             Format::Text => {
                 let foot = format!("{FAINT}{} locks; Ctrl-C ends{FAINT:#}\n", listing.len());
                 let text = (listing.text() + &foot).replace('\n', &format!("{REST_OF_LINE}\n"));
@@ -51,6 +55,8 @@ pub(crate) async fn run(
             return Ok(End::Done);
         }
         // A search that takes long is not repeated all the time.
-        sleep(args.interval.max(took * 10)).await;
+        let pause = SHORTEST_PAUSE.max(took * 10).min(args.interval.max(took * 10));
+        sleep(pause).await;
+        let _ = timeout(args.interval.saturating_sub(pause), changes.changed()).await;
     }
 }

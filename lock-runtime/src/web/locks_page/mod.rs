@@ -18,7 +18,6 @@ use crate::api::named_pools;
 use crate::api::pool::LockPool;
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
-use crate::base::key::Key;
 use crate::base::owner_tag::OwnerTag;
 use crate::lock::snapshot::Snapshot;
 use crate::web::locks_page::html::{Document, Forced, Lookup};
@@ -236,7 +235,7 @@ async fn release_from(
     let holder = pool.inspect(key).await?.holder;
     let is_meant = |tag: &OwnerTag| tag.to_string() == owner;
     match holder.filter(|holder| holder.owner.as_ref().is_some_and(is_meant)) {
-        Some(holder) => pool.force_release_for(Some(operator), &Key::from(key), &holder).await,
+        Some(holder) => pool.force_release_by(operator, key, &holder).await,
         None => Ok(false),
     }
 }

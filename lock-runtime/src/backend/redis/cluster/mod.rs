@@ -35,7 +35,7 @@ use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::errors::no_server;
-use self::fan_out::{BoxedCall, fan_out};
+use self::fan_out::{BoxedCall, fan_out, first_of};
 use self::router::{IfDivided, Router};
 use self::seeds::{first_map, seeds};
 use self::servers::Servers;
@@ -43,6 +43,7 @@ use self::slot_refresh::SlotRefresh;
 use crate::backend::redis::hash_slot::common_slot;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::transport::Dialer;
+use crate::backend::redis::protocol::lock_changes::watch_locks;
 use crate::backend::redis::protocol::scripted::retry_if_notified;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::redis::protocol::shared_state::SharedState;
@@ -222,6 +223,20 @@ impl Backend for Cluster {
             |server, hint, keys| Box::pin(server.inspect(hint, keys)),
         );
         routed.await.pop().transpose()
+    }
+
+    async fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> Result<(), BackendError> {
+        let servers = self.servers().await?;
+        let mut watches: Vec<BoxedCall<'_, Result<(), BackendError>>> = Vec::new();
+        for server in &servers {
+            watches.push(Box::pin(watch_locks(server.connection(), pattern, changed)));
+        }
+        // All of them begin again with the next map of slots.
+        first_of(watches).await
     }
 
     async fn list(

@@ -147,13 +147,18 @@ impl Connection {
 
     /// Opens another connection to the same server, for commands that cannot share one.
     pub(crate) async fn open_dedicated(&self) -> Result<DedicatedConnection, BackendError> {
-        let state = &self.state;
-        let Some(dialer) = state.dialer() else { return Err(not_connected()) };
-        let (progress, limit) = (ConnectProgress::default(), state.limits.connect);
+        let (dialer, limit) = self.dialer()?;
+        let progress = ConnectProgress::default();
         let opened = timeout(limit, log_in_minimal(&dialer, &progress)).await;
         let (requests, io) =
-            opened.unwrap_or_else(|_| Err(progress.too_slow(&state.server(), limit)))?;
+            opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))?;
         Ok(DedicatedConnection::new(requests, io))
+    }
+
+    /// What opens another connection to the same server, and how long that may take.
+    pub(super) fn dialer(&self) -> Result<(Dialer, Duration), BackendError> {
+        let dialer = self.state.dialer().ok_or_else(not_connected)?;
+        Ok((dialer, self.state.limits.connect))
     }
 
     /// Sends one command.

@@ -1,5 +1,6 @@
 //! Connections that are re-established, dedicated connections, and the pushes of a server.
 
+pub(crate) mod broadcast;
 pub(crate) mod connection;
 pub(crate) mod dedicated;
 mod foreground;

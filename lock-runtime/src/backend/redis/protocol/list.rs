@@ -16,7 +16,7 @@ const LOOKED_AT: usize = 1_000;
 /// How many such commands one search sends: a million keys.
 const MOST_COMMANDS: usize = 1_000;
 
-/// The longest value of a lock, and more.
+/// The end of what is read of a value: more than its owner token.
 const VALUE_END: isize = 255;
 
 /// The locks on the server of `connection` with keys that match, `limit` at most. Other keys and values are left out: `is_lock`

@@ -6,6 +6,7 @@ pub(crate) mod contended_keys;
 pub(crate) mod diagnosis;
 pub(crate) mod inspect;
 pub(crate) mod list;
+pub(crate) mod lock_changes;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod replicas;

@@ -12,6 +12,7 @@ use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::acquire::RequestForm;
+use crate::backend::redis::protocol::lock_changes::watch_locks;
 use crate::backend::redis::protocol::replicas::Replicas;
 use crate::backend::redis::protocol::scripted_server::{ConnectError, RouteHint, ScriptedServer};
 use crate::backend::redis::protocol::shared_state::SharedState;
@@ -119,6 +120,14 @@ impl Backend for Scripted {
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
         self.server.list(pattern, limit).await.map(Some)
+    }
+
+    async fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> Result<(), BackendError> {
+        watch_locks(self.server.connection(), pattern, changed).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -30,6 +30,7 @@ use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::cas_commands::{CasCommands, OwnedWrite, expire};
 use crate::backend::redis::protocol::diagnosis;
 use crate::backend::redis::protocol::list::locks_on;
+use crate::backend::redis::protocol::lock_changes::watch_locks;
 use crate::backend::redis::protocol::value::{
     lease_status, millis, read_holders, unexpected, watch,
 };
@@ -494,6 +495,14 @@ impl Backend for Scriptless {
     ) -> Result<Option<KeyList>, BackendError> {
         let is_lock = |value: &[u8]| wait_queue::owner_in(value).is_some();
         locks_on(&self.connection, pattern, limit, is_lock).await.map(Some)
+    }
+
+    async fn watch(
+        &self,
+        pattern: &KeyPattern,
+        changed: &(dyn Fn() + Send + Sync),
+    ) -> Result<(), BackendError> {
+        watch_locks(&self.connection, pattern, changed).await
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {

@@ -98,7 +98,7 @@ impl Election {
                 // The votes of the old token are being withdrawn, even if the back-off is not over.
                 proposal.has_votes = false;
                 if until <= now {
-                    proposal.token = self.nodes.new_token(proposal.claim.owner);
+                    proposal.token = self.nodes.new_token(&proposal.claim);
                     proposal.state = ProposalState::Open;
                     proposal.choose_block(0);
                 }
@@ -198,7 +198,7 @@ impl Proposal {
     fn new(nodes: &Nodes, claim: &AcquireRequest) -> Self {
         let mut proposal = Self {
             claim: claim.clone(),
-            token: nodes.new_token(claim.owner),
+            token: nodes.new_token(claim),
             block: None,
             rounds: 0,
             back_offs: 0,

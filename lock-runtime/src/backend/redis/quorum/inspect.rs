@@ -112,6 +112,7 @@ fn holder(majority: usize, of_nodes: &[(&StoredVote, Option<Duration>)]) -> Lock
         // Until then a majority has it.
         .with_expiry(ends.get(majority - 1).copied().flatten())
         .with_fence(fence.and_then(|number| Fence::try_from(number).ok()))
+        .with_info(votes().next().and_then(StoredVote::info))
 }
 
 impl Nodes {
@@ -156,6 +157,9 @@ mod tests {
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa/00000001";
     const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb/00000002";
 
+    /// `web-7/4711 src/orders.rs:42`.
+    const TEXT: &str = "7765622d372f34373131207372632f6f72646572732e72733a3432";
+
     fn taken(value: &str, millis: i64) -> Option<NodeView> {
         let reply = vec![Value::BulkString(value.into()), Value::Int(millis), Value::Int(-1)];
         Some(NodeView::of(Ok(Value::Array(reply))))
@@ -185,6 +189,15 @@ mod tests {
         let views = [300, 200, 100, 50, 20].map(|millis| taken(&one, millis));
         let Some(MajorityView::Held(holder)) = decision(views) else { panic!("it is held") };
         assert_eq!(holder.expires_in, Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn the_holder_has_the_text_of_its_votes() {
+        let value = format!("{A}{TEXT}#70#1");
+        let views = [taken(&value, 300), taken(&value, 200), free()];
+        let Some(MajorityView::Held(holder)) = decision(views) else { panic!("it is held") };
+        assert_eq!(holder.info.unwrap().to_string(), "web-7/4711 src/orders.rs:42");
+        assert_eq!(holder.fence.unwrap().get(), 70);
     }
 
     #[test]

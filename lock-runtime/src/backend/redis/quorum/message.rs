@@ -1,5 +1,6 @@
 //! The requests to a node of a quorum, and the meaning of its answers.
 
+use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,36 +13,73 @@ use crate::backend::redis::protocol::script::{By, RELEASE, Script};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::quorum::fence_block::{FenceBlock, SYNCHRONISE};
 use crate::backend::redis::quorum::vote_count::Vote;
-use crate::backend::{BackendError, FailureKind, Owner};
+use crate::backend::{BackendError, FailureKind, Owner, OwnerInfo};
+use crate::base::hex;
 use crate::base::key::Key;
+use crate::base::owner_info::OwnerLabel;
 
 /// One node's part in a quorum.
 static BALLOT: Lazy<Script> = Lazy::new(|| Script::new(include_str!("ballot.lua")));
 
-/// The value of a lock on a node: the owner token and the number of the owner's attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The value of a lock on a node: the owner token, the number of the owner's attempt, and a text about the owner.
+///
+/// The text is in hexadecimal digits behind the number, so that to a node both are one long number. Each version of `ballot.lua`
+/// therefore parses values of all versions. All requests of an attempt have the same text.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct VoteToken {
     owner: Owner,
     /// `None` matches any attempt of the owner: another connection has made it.
     attempt: Option<u32>,
+    label: OwnerLabel,
 }
 
 impl VoteToken {
     /// `attempt` must be new.
-    pub(crate) const fn new(owner: Owner, attempt: u32) -> Self {
-        Self { owner, attempt: Some(attempt) }
+    pub(crate) const fn new(owner: Owner, attempt: u32, label: OwnerLabel) -> Self {
+        Self { owner, attempt: Some(attempt), label }
     }
 
     pub(crate) const fn of_any_attempt(owner: Owner) -> Self {
-        Self { owner, attempt: None }
+        Self { owner, attempt: None, label: OwnerLabel::EMPTY }
     }
 
     fn encoded(self) -> Vec<u8> {
-        let mut text = self.owner.as_bytes().to_vec();
+        let mut text = Vec::with_capacity(160);
+        text.extend_from_slice(self.owner.as_bytes());
         if let Some(attempt) = self.attempt {
-            text.extend_from_slice(format!("/{attempt:08x}").as_bytes());
+            text.push(b'/');
+            HexText(&mut text).push(&attempt.to_be_bytes());
+            // A buffer in memory takes all of it.
+            let _ = write!(HexText(&mut text), "{}", self.label);
         }
         text
+    }
+}
+
+/// The text belongs to the attempt, and distinguishes nothing.
+impl PartialEq for VoteToken {
+    fn eq(&self, other: &Self) -> bool {
+        (self.owner, self.attempt) == (other.owner, other.attempt)
+    }
+}
+
+impl Eq for VoteToken {}
+
+/// Writes text as hexadecimal digits.
+struct HexText<'a>(&'a mut Vec<u8>);
+
+impl HexText<'_> {
+    fn push(&mut self, bytes: &[u8]) {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digit = |value: u8| DIGITS[usize::from(value)];
+        self.0.extend(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
+    }
+}
+
+impl Write for HexText<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text.as_bytes());
+        Ok(())
     }
 }
 
@@ -79,7 +117,7 @@ pub(crate) enum BallotOperation {
 /// The value of a lock on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredVote {
-    /// The token of the attempt, or the whole value if another client has stored it.
+    /// The token of the attempt with its text, or the whole value if another client has stored it.
     pub(crate) token: Vec<u8>,
     /// The first ballot number.
     pub(crate) fence: Option<u64>,
@@ -99,6 +137,13 @@ impl StoredVote {
 
     pub(crate) fn owner(&self) -> Option<Owner> {
         owner_of_vote(&self.token)
+    }
+
+    /// What the token says of the owner.
+    pub(crate) fn info(&self) -> Option<OwnerInfo> {
+        self.owner()?;
+        let (_, text) = self.token.split_at_checked(OWNER_LEN + ATTEMPT_LEN)?;
+        OwnerInfo::parse(&hex::bytes(text)?)
     }
 }
 
@@ -227,9 +272,70 @@ impl BallotRequest {
 /// Digits of an owner token.
 const OWNER_LEN: usize = 32;
 
+/// A slash, and the digits of the number of an attempt.
+const ATTEMPT_LEN: usize = 9;
+
 /// A Lua number (double) counts exactly up to here. No greater ballot number is valid.
 const MAX_NUMBER: u64 = 1 << 53;
 
 fn number_in(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `ballot.lua` expects of a token since its first version: `%x+/%x+`.
+    fn is_token(text: &[u8]) -> bool {
+        let mut parts = text.split(|byte| *byte == b'/');
+        let is_hex = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_hexdigit);
+        parts.next().is_some_and(is_hex)
+            && parts.next().is_some_and(is_hex)
+            && parts.next().is_none()
+    }
+
+    #[test]
+    fn a_text_about_the_owner_is_a_part_of_the_number_of_its_attempt() {
+        let (owner, label) = (Owner::random().unwrap(), OwnerLabel::of_process(None));
+        let told = VoteToken::new(owner, 0x2a, label).encoded();
+        let silent = VoteToken::new(owner, 0x2a, OwnerLabel::EMPTY).encoded();
+        assert!(silent.ends_with(b"/0000002a") && silent.len() == OWNER_LEN + ATTEMPT_LEN);
+        assert!(told.starts_with(&silent) && told.len() > silent.len());
+        assert!(is_token(&told) && is_token(&silent));
+        for value in [told.clone(), [&told[..], b"#70#1"].concat(), [b"~", &told[..]].concat()] {
+            let stored = StoredVote::parse(&value);
+            assert_eq!((stored.owner(), stored.info()), (Some(owner), label.info()));
+            assert_eq!(stored.token, told);
+        }
+        assert_eq!(StoredVote::parse(&silent).info(), None);
+        assert_eq!(VoteToken::of_any_attempt(owner).encoded(), owner.as_bytes());
+        assert_eq!(StoredVote::parse(owner.as_bytes()).info(), None);
+    }
+
+    #[test]
+    fn no_token_is_the_prefix_of_another_attempt_or_owner() {
+        let label = OwnerLabel::of_process(None);
+        let [one, other] = [Owner::random().unwrap(), Owner::random().unwrap()];
+        let tokens = [(one, 1), (one, 16), (other, 1)].map(|(owner, attempt)| {
+            [OwnerLabel::EMPTY, label].map(|label| VoteToken::new(owner, attempt, label).encoded())
+        });
+        for (at, texts) in tokens.iter().enumerate() {
+            for (_, others) in tokens.iter().enumerate().filter(|(index, _)| *index != at) {
+                for text in texts {
+                    assert!(!others.iter().any(|other| other.starts_with(text)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn digits_of_other_clients_are_no_text() {
+        let owner = Owner::random().unwrap();
+        let text = String::from_utf8(owner.as_bytes().to_vec()).unwrap();
+        for behind in ["/0000002a7", "/0000002a7z", "/0000002aff", "/0000002a2f", "-0000002a", "/"]
+        {
+            assert_eq!(StoredVote::parse(format!("{text}{behind}").as_bytes()).info(), None);
+        }
+    }
 }

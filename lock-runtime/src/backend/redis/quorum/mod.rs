@@ -18,7 +18,8 @@
 //!
 //! 1. **A token is for one attempt.** A token is never proposed again once its votes are being withdrawn: a late
 //!    withdrawal would remove a vote of a later grant. A token therefore consists of the owner and an attempt number.
-//!    The store records by owner which attempt was granted.
+//!    A text about the owner's process is a part of that number, so no script knows of it. The store records by owner which
+//!    attempt was granted.
 //! 2. **Only votes of the current round count.** The validity of a grant starts before the first round is
 //!    sent. A node that grants again stores the lock for the whole ttl again.
 //! 3. **A node accepts no ballot number that is not above the one it has promised.** It then changes nothing and

@@ -20,9 +20,7 @@ use crate::backend::redis::quorum::pending_withdrawals::{PendingWithdrawals, Wit
 use crate::backend::redis::quorum::push::ChangeReports;
 use crate::backend::redis::quorum::url::NodeAddress;
 use crate::backend::redis::quorum::vote_count::{Decision, Vote, VoteCount};
-use crate::backend::{
-    AcquireRequest, BackendConfig, BackendError, LeaseRef, LeaseStatus, Owner, Warning,
-};
+use crate::backend::{AcquireRequest, BackendConfig, BackendError, LeaseRef, LeaseStatus, Warning};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::LockError;
 use crate::exec::inline_task::poll_then_spawn;
@@ -104,8 +102,9 @@ impl Nodes {
         self.nodes.iter().map(|node| &**node)
     }
 
-    pub(crate) fn new_token(&self, owner: Owner) -> VoteToken {
-        VoteToken::new(owner, self.attempts.fetch_add(1, Ordering::Relaxed))
+    pub(crate) fn new_token(&self, claim: &AcquireRequest) -> VoteToken {
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        VoteToken::new(claim.owner, attempt, claim.label)
     }
 
     pub(crate) fn new_count(&self) -> VoteCount {
