@@ -25,6 +25,9 @@ struct Built {
     text_bytes: f64,
 }
 
+/// What is drawn of a build: its name, its unit, its value.
+type Figure = (&'static str, &'static str, fn(&Built) -> f64);
+
 pub(crate) fn measure(plan: Plan, report: &mut Report) {
     report.begin("annotated", "200 annotated functions in an unoptimised build, over plain ones");
     let tree = std::env::var_os("LOCK_BENCH_TREE").map_or_else(
@@ -34,7 +37,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     let probe = Probe::new(&tree);
     // Builds the dependencies.
     probe.build(1, true);
-    let figures: [(&str, &str, fn(&Built) -> f64); 3] = [
+    let figures: [Figure; 3] = [
         ("wall time", "ms", |built| built.seconds * 1e3),
         ("processor time", "ms", |built| built.cpu_seconds * 1e3),
         ("text", "bytes", |built| built.text_bytes),
