@@ -20,7 +20,7 @@
 #                        A default run has the conformance suite and a kill on each of these.
 # LOCK_TEST_UNSTABLE=on  installs MySQL 9 from Debian's unstable distribution for it, in the version of the day
 # LOCK_TEST_RECIPES=on   runs the recipes of the pin with each SQL library, which take minutes to build
-# LOCK_FAILOVERS, LOCK_STOPS, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
+# LOCK_FAILOVERS, LOCK_STOPS, LOCK_LEASES, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
