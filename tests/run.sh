@@ -17,7 +17,7 @@
 # LOCK_TEST_ZOOKEEPER=off leaves ZooKeeper out
 # LOCK_TEST_POSTGRES_BIN, LOCK_TEST_ETCD_PROGRAM, LOCK_TEST_ZOOKEEPER_LIBRARIES=..   the other servers, likewise: a folder of
 #                        programs, a program, a folder of libraries. tests/servers.sh has newer ones in target/servers.
-#                        A default run has the conformance suite and a kill on each of these.
+# LOCK_TEST_NEWER=on     installs these, and runs the conformance suite and a kill on each
 # LOCK_TEST_UNSTABLE=on  installs MySQL 9 from Debian's unstable distribution for it, in the version of the day
 # LOCK_TEST_RECIPES=on   runs the recipes of the pin with each SQL library, which take minutes to build
 # LOCK_FAILOVERS, LOCK_STOPS, LOCK_LEASES, LOCK_MODEL=long, LOCK_KEY_TUPLES     longer runs of single tests, see there
@@ -73,7 +73,7 @@ install_missing() {
     if [[ "${LOCK_TEST_PROMETHEUS:-on}" != off ]]; then
         command -v prometheus >/dev/null && command -v promtool >/dev/null || packages+=(prometheus)
     fi
-    if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off || "${LOCK_TEST_MYSQL:-on}" != off ]]; then
+    if [[ "${LOCK_TEST_ZOOKEEPER:-on}" != off || "${LOCK_TEST_NEWER:-off}" == on ]]; then
         command -v javac >/dev/null || packages+=(default-jdk-headless)
         command -v mvn >/dev/null || packages+=(maven)
     fi
@@ -161,7 +161,11 @@ step "linting" cargo clippy "${all[@]}" --all-targets -- -D warnings
 step "building with single features" tests/features.sh
 step "building the tests" cargo test "${all[@]}" --no-run --quiet
 step "installing libraries of other languages" tests/foreign/install.sh
-step "installing newer servers of the stores" tests/servers.sh
+if [[ "${LOCK_TEST_NEWER:-off}" == on ]]; then
+    step "installing newer servers of the stores" tests/servers.sh
+else
+    echo "==> skipped: LOCK_TEST_NEWER=on runs the newer servers of the stores"
+fi
 # Most tests wait: more of them run at once than there are cores.
 cores="$(nproc)"
 threads="${LOCK_TEST_THREADS:-$((cores < 2 ? 8 : 16))}"

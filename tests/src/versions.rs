@@ -69,13 +69,17 @@ pub fn too_old() -> PathBuf {
 
 /// The folder of another version of a store's server than the distribution's, such as `postgres-18`.
 ///
-/// `None`, with a line of output, if `tests/servers.sh` has found that it is not to be had here.
+/// `None`, with a line of output, without `LOCK_TEST_NEWER=on`, or if `tests/servers.sh` has found that it is not to be had here.
 ///
 /// # Panics
 ///
 /// When it is missing for another reason.
 #[must_use]
 pub fn of_store(name: &str) -> Option<PathBuf> {
+    if env::var("LOCK_TEST_NEWER").as_deref() != Ok("on") {
+        println!("{name} is left out: LOCK_TEST_NEWER=on runs its tests");
+        return None;
+    }
     let path = folder().join(name);
     if path.join(".installed").is_file() {
         // A later failure belongs to this version.
