@@ -31,11 +31,11 @@ use std::time::Duration;
 
 use crate::report::Report;
 use crate::scenarios::{
-    annotated, between, cost, crowd, first_renewal, handoff, held, hot, low_load, memory, quorum,
+    annotated, between, cost, crowd, first_renewal, handoff, held, held_stores, hot, low_load, memory, quorum,
     stores, uncontended,
 };
 
-const SCENARIOS: [&str; 13] = [
+const SCENARIOS: [&str; 14] = [
     "low-load",
     "uncontended",
     "hot",
@@ -49,7 +49,10 @@ const SCENARIOS: [&str; 13] = [
     "cost",
     "annotated",
     "stores",
+    "held-stores",
 ];
+
+const OPTIONS: [&str; 2] = ["--quick", "--no-peers"];
 
 /// The extent of the measurements.
 #[derive(Clone, Copy, Debug)]
@@ -79,10 +82,10 @@ fn main() {
     };
     let chosen: Vec<&str> =
         SCENARIOS.into_iter().filter(|name| args.iter().any(|arg| arg == name)).collect();
-    let unknown =
-        args.iter().find(|arg| !arg.starts_with("--") && !SCENARIOS.contains(&arg.as_str()));
-    if let Some(unknown) = unknown {
-        eprintln!("there is no scenario `{unknown}`; there are {}", SCENARIOS.join(", "));
+    let is_known = |arg: &str| OPTIONS.contains(&arg) || SCENARIOS.contains(&arg);
+    if let Some(unknown) = args.iter().find(|arg| !is_known(arg)) {
+        let (scenarios, options) = (SCENARIOS.join(", "), OPTIONS.join(" and "));
+        eprintln!("there is no `{unknown}`; the scenarios are {scenarios}; the options {options}");
         std::process::exit(2);
     }
     let chosen = if chosen.is_empty() { SCENARIOS.to_vec() } else { chosen };
@@ -101,6 +104,7 @@ fn main() {
             "first-renewal" => first_renewal::measure(plan, &mut report),
             "annotated" => annotated::measure(plan, &mut report),
             "stores" => stores::measure(plan, &mut report),
+            "held-stores" => held_stores::measure(plan, &mut report),
             _ => cost::measure(plan, &mut report),
         }
     }

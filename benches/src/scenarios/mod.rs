@@ -7,6 +7,7 @@ pub(crate) mod crowd;
 pub(crate) mod first_renewal;
 pub(crate) mod handoff;
 pub(crate) mod held;
+pub(crate) mod held_stores;
 pub(crate) mod hot;
 pub(crate) mod low_load;
 pub(crate) mod memory;
