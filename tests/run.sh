@@ -176,8 +176,8 @@ tests() {
     tested=$((tested + took))
 }
 
-# `together COMMAND..`: these at once, each a call of a function below, for programs that leave cores idle. Their outputs
-# follow each other.
+# `together COMMAND..`: these at once, up to three, each a call of a function below, for programs that leave cores idle. Their
+# outputs follow each other.
 together() {
     local began="${SECONDS}" outputs ended=() at failed=()
     outputs="$(mktemp -d)"
@@ -185,7 +185,8 @@ together() {
     printf '        %s\n' "$@"
     trap 'kill "${ended[@]}"; cat "${outputs}"/*; rm -rf "${outputs}"; exit 130' INT TERM
     for at in $(seq $#); do
-        # The port of a server that one of them has killed must not go to a server of another one.
+        # The port of a server that one of them has killed must not go to a server of another one, nor to a connection: the
+        # system takes these from 32768.
         # shellcheck disable=SC2086
         LOCK_TEST_PORTS="$((4000 + at * 7000)) $((11000 + at * 7000))" ${!at} >"${outputs}/${at}" 2>&1 &
         ended+=($!)
@@ -240,16 +241,12 @@ busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff:
     multi_key::keys_ multi_key::a_key multi_key::given_up"
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
-program api ${busy_api}
-program waiting ${busy_waiting}
-together "program faults outage::requests" "program observability"
-program topologies
-program quorum load::
-program engines wait_queue::hand_offs
+together "program engines wait_queue::hand_offs" "program api ${busy_api}"
+together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
+together "program topologies" "program quorum load::"
 together "a_few project" doctests
 together "a_few waiting ${busy_waiting}" "a_few quorum load::"
-a_few api ${busy_api}
-a_few faults outage::requests
+together "a_few api ${busy_api}" "a_few faults outage::requests"
 a_few engines wait_queue::hand_offs
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
     tests "testing the recipes" cargo test --quiet -p lock-recipes
