@@ -243,7 +243,8 @@ busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff:
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
 together "program engines wait_queue::hand_offs" "program api ${busy_api}"
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
-together "program topologies" "program quorum load::"
+program topologies
+program quorum load::
 together "a_few project" doctests
 together "a_few waiting ${busy_waiting}" "a_few quorum load::"
 together "a_few api ${busy_api}" "a_few faults outage::requests"
