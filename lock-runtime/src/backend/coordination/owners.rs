@@ -72,6 +72,7 @@ impl<S: OwnedState, I> OwnerTable<S, I> {
         self.by_owner.iter().map(|(owner, entry)| (owner, &entry.state, entry.is_kept))
     }
 
+    #[cfg(feature = "zookeeper")]
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut S> {
         self.by_owner.values_mut().map(|entry| &mut entry.state)
     }
