@@ -236,7 +236,7 @@ doctests() {
 if ! rust-analyzer --version >/dev/null 2>&1; then
     echo "==> skipped: rust-analyzer is not installed (rustup component add rust-analyzer): project language_server"
 fi
-busy_api="shutdown:: serving::"
+busy_api="shutdown:: serving:: several::opposite_orders"
 busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
     multi_key::keys_ multi_key::a_key multi_key::given_up"
 
