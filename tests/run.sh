@@ -247,7 +247,8 @@ program topologies
 program quorum load::
 together "a_few project" doctests
 together "a_few waiting ${busy_waiting}" "a_few quorum load::"
-together "a_few api ${busy_api}" "a_few faults outage::requests"
+a_few api ${busy_api}
+a_few faults outage::requests
 a_few engines wait_queue::hand_offs
 if [[ "${LOCK_TEST_RECIPES:-off}" == on ]]; then
     tests "testing the recipes" cargo test --quiet -p lock-recipes
