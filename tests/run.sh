@@ -176,8 +176,8 @@ tests() {
     tested=$((tested + took))
 }
 
-# `together COMMAND..`: these at once, each a call of a function below, for programs that leave cores idle. Their outputs
-# follow each other.
+# `together COMMAND..`: these at once, up to three, each a call of a function below, for programs that leave cores idle. Their
+# outputs follow each other.
 together() {
     local began="${SECONDS}" outputs ended=() at failed=()
     outputs="$(mktemp -d)"
@@ -185,7 +185,8 @@ together() {
     printf '        %s\n' "$@"
     trap 'kill "${ended[@]}"; cat "${outputs}"/*; rm -rf "${outputs}"; exit 130' INT TERM
     for at in $(seq $#); do
-        # The port of a server that one of them has killed must not go to a server of another one.
+        # The port of a server that one of them has killed must not go to a server of another one, nor to a connection: the
+        # system takes these from 32768.
         # shellcheck disable=SC2086
         LOCK_TEST_PORTS="$((4000 + at * 7000)) $((11000 + at * 7000))" ${!at} >"${outputs}/${at}" 2>&1 &
         ended+=($!)
@@ -235,17 +236,15 @@ doctests() {
 if ! rust-analyzer --version >/dev/null 2>&1; then
     echo "==> skipped: rust-analyzer is not installed (rustup component add rust-analyzer): project language_server"
 fi
-busy_api="shutdown:: serving::"
+busy_api="shutdown:: serving:: several::opposite_orders"
 busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
     multi_key::keys_ multi_key::a_key multi_key::given_up"
 
 tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
-program api ${busy_api}
-program waiting ${busy_waiting}
-together "program faults outage::requests" "program observability"
+together "program engines wait_queue::hand_offs" "program api ${busy_api}"
+together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
 program topologies
 program quorum load::
-program engines wait_queue::hand_offs
 together "a_few project" doctests
 together "a_few waiting ${busy_waiting}" "a_few quorum load::"
 a_few api ${busy_api}

@@ -2,22 +2,61 @@
 
 #![allow(clippy::disallowed_methods)]
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Instant;
 
 use fastrand::Rng;
-use lock_tests::Worker;
-use lock_tests::history::History;
+use lock_tests::history::{History, now_ns};
 use lock_tests::prelude::*;
+use lock_tests::{FaultProxy, Worker, eventually};
 use tempfile::TempDir;
+
+mod etcd {
+    #[test]
+    fn faults_never_make_two_valid_leases() {
+        let server = lock_tests::EtcdServer::start();
+        let url = |port| lock_tests::etcd::url_at(port, "/locks");
+        super::survive_long_freezes(server.port(), url, || server.restart());
+    }
+}
+
+mod zookeeper {
+    #[test]
+    fn faults_never_make_two_valid_leases() {
+        let server = lock_tests::ZooKeeperServer::builder().setting("tickTime", 100).start();
+        let url = |port| lock_tests::zookeeper::url_at(port, "/locks");
+        super::survive_long_freezes(server.port(), url, || server.restart());
+    }
+}
+
+/// Freezes of processes, some of them longer than their leases or sessions, cuts of all connections, and kills of the server at
+/// `port`.
+fn survive_long_freezes(port: u16, url: impl Fn(u16) -> String, restart: impl Fn()) {
+    let proxy = FaultProxy::to_port(port);
+    let mut crowd = Crowd::start(&url(proxy.port()));
+    let (mut faults, end) = (0, Instant::now() + ms(1_000 * crowd.seconds));
+    while crowd.goes_on(end, faults >= 8) {
+        std::thread::sleep(ms(crowd.rng.u64(200..600)));
+        faults += 1;
+        // Every fourth one is a long freeze.
+        match if faults % 4 == 0 { 15 } else { crowd.rng.u8(..15) } {
+            0..4 => proxy.cut(),
+            4 => restart(),
+            15.. => crowd.freeze_all_but_one(),
+            _ => crowd.freeze_one(20..700),
+        }
+    }
+    crowd.ends_safely(faults, 4);
+}
 
 /// Four processes with leases of 300 ms, or of the shortest ttl of the store.
 pub(crate) struct Crowd {
     /// How long the faults go on: `LOCK_CHAOS_SECONDS`.
-    pub(crate) seconds: u64,
+    seconds: u64,
     /// By `LOCK_CHAOS_SEED`, which is printed.
-    pub(crate) rng: Rng,
-    pub(crate) workers: Vec<Worker>,
+    rng: Rng,
+    workers: Vec<Worker>,
     dir: TempDir,
 }
 
@@ -41,16 +80,29 @@ impl Crowd {
         Self { seconds, rng, workers, dir }
     }
 
-    pub(crate) fn history(&self) -> History {
+    fn history(&self) -> History {
         History::read(self.dir.path()).unwrap()
     }
 
     /// Freezes one process for some of these milliseconds.
-    pub(crate) fn freeze_one(&mut self, for_ms: Range<u64>) {
+    fn freeze_one(&mut self, for_ms: Range<u64>) {
         let worker = self.rng.choice(&self.workers).unwrap();
         worker.pause();
         std::thread::sleep(ms(self.rng.u64(for_ms)));
         worker.resume();
+    }
+
+    /// Until what they hold has gone to the last one, as their leases have ended.
+    fn freeze_all_but_one(&self) {
+        let frozen = &self.workers[1..];
+        frozen.iter().for_each(Worker::pause);
+        let began = now_ns();
+        eventually(DEADLINE, "the last one has each of the locks", || {
+            let history = self.history();
+            let granted = history.grants().iter().filter(|it| it.granted_ns > began);
+            granted.map(|grant| grant.key.as_str()).collect::<HashSet<_>>().len() == 4
+        });
+        frozen.iter().for_each(Worker::resume);
     }
 
     /// Freezes, some of them longer than the ttl, cuts of all connections, and kills of the server. Of 16 faults at
@@ -78,14 +130,14 @@ impl Crowd {
 
     /// Until `end`, and behind it until the faults are `enough` and have had an effect: on a busy machine the holders of an
     /// interval may all have been quick.
-    pub(crate) fn goes_on(&self, end: Instant, enough: bool) -> bool {
+    fn goes_on(&self, end: Instant, enough: bool) -> bool {
         let now = Instant::now();
         let had_effect = || !self.history().naive_overlaps().is_empty();
         now < end || (now < end + DEADLINE && !(enough && had_effect()))
     }
 
     /// Ends the processes. No two leases of a lock were valid at a time, and every lease had a fence.
-    pub(crate) fn ends_safely(self, faults: u64, least_faults: u64) {
+    fn ends_safely(self, faults: u64, least_faults: u64) {
         for worker in &self.workers {
             worker.close_stdin();
         }

@@ -25,6 +25,7 @@ mod cancellation;
 mod chaos;
 mod choose_store;
 mod clock_steps;
+mod dead_leaders;
 mod etcd;
 mod exit_paths;
 mod fence_gate;

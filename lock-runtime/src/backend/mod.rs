@@ -25,6 +25,8 @@ mod backoff;
 #[cfg(any(feature = "redis", feature = "_sql"))]
 mod clock_distance;
 mod connect;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod coordination;
 pub(crate) mod credentials;
 mod dyn_backend;
 #[cfg(feature = "etcd")]

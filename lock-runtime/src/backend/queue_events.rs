@@ -7,7 +7,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{BackendError, Notifier, Owner};
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Notifier, Owner, WaitMode};
 
 /// A grant for an owner token that this pool has given up.
 pub(crate) struct UnclaimedGrant {
@@ -97,6 +97,24 @@ impl PendingClaims<'_> {
     /// Whether `owner` has become the head of the queue meanwhile.
     pub(crate) fn reached_head(&self, owner: &Owner) -> bool {
         !self.owners.is_empty() && self.events.pending_claims().get(owner) == Some(&true)
+    }
+
+    /// A queued request retries at once if its owner has become the head of the queue meanwhile.
+    #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn retry_heads(
+        &self,
+        requests: &[AcquireRequest],
+        outcomes: &mut [Result<AcquireOutcome, BackendError>],
+    ) {
+        for (request, outcome) in requests.iter().zip(outcomes) {
+            if let Ok(AcquireOutcome::Contended {
+                wait_mode: WaitMode::Queued { retry_after }, ..
+            }) = outcome
+                && self.reached_head(&request.owner)
+            {
+                *retry_after = Duration::ZERO;
+            }
+        }
     }
 }
 

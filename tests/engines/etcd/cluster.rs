@@ -3,72 +3,15 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lock_runtime::backend::{AcquireRequest, Backend, LeaseStatus, Owner, ReleaseRequest};
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::{EtcdServer, EtcdTrio, eventually_async};
-use tokio::task::JoinSet;
 
-/// Under load: no key is granted twice, fences grow, and grants go on soon after there is a leader again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_death_of_the_leader_grants_nothing_twice() {
-    let cluster = EtcdTrio::shared().await;
-    leaders_die(&cluster, 2).await;
-}
-
-/// Kills the leader so many times.
-pub(super) async fn leaders_die(cluster: &EtcdTrio, times: usize) {
-    const KEYS: usize = 4;
-    let held = pool(cluster, "/death").await.lock("held").acquire().await.unwrap();
-    let over = Arc::new(AtomicBool::new(false));
-    let inside: Arc<[AtomicUsize; KEYS]> = Arc::default();
-    let fences: Arc<[AtomicUsize; KEYS]> = Arc::default();
-    let cycles = Arc::new(AtomicUsize::new(0));
-    let mut tasks = JoinSet::new();
-    for n in 0..12 {
-        let (pool, over) = (pool(cluster, "/death").await, over.clone());
-        let (inside, fences, cycles) = (inside.clone(), fences.clone(), cycles.clone());
-        tasks.spawn(async move {
-            while !over.load(Ordering::SeqCst) {
-                let key = n % KEYS;
-                let Ok(guard) = pool.lock(format!("order:{key}")).acquire().await else { continue };
-                // No process is frozen here, so a holder that is believed is the only one.
-                assert_eq!(inside[key].fetch_add(1, Ordering::SeqCst), 0, "two holders");
-                let fence = usize::try_from(guard.fence().unwrap().get()).unwrap();
-                let last = fences[key].swap(fence, Ordering::SeqCst);
-                assert!(fence > last, "{fence} after {last}");
-                tokio::time::sleep(ms(2)).await;
-                inside[key].fetch_sub(1, Ordering::SeqCst);
-                if guard.release().await.is_ok() {
-                    cycles.fetch_add(1, Ordering::SeqCst);
-                }
-            }
-        });
-    }
-    for _ in 0..times {
-        goes_on(&cycles).await;
-        let leader = leader(cluster).await;
-        leader.kill();
-        eventually_async(DEADLINE, "there is another leader", async || cluster.leader().is_some())
-            .await;
-        let began = Instant::now();
-        goes_on(&cycles).await;
-        let took = began.elapsed();
-        println!("a grant {took:?} after the election");
-        assert!(took < ms(5_000) + NOISE, "{took:?}");
-        leader.restart();
-    }
-    over.store(true, Ordering::SeqCst);
-    while let Some(ended) = within(DEADLINE, "all tasks", tasks.join_next()).await {
-        ended.unwrap();
-    }
-    assert!(held.is_held());
-    held.release().await.unwrap();
-}
+use crate::dead_leaders::goes_on;
 
 /// The member of the connection is frozen: another one serves, and the lock is kept. Also if it is the leader.
 #[tokio::test]
@@ -193,13 +136,4 @@ async fn leader(cluster: &EtcdTrio) -> &EtcdServer {
 async fn pool(cluster: &EtcdTrio, root: &str) -> LockPool {
     let builder = LockPool::builder(cluster.url_of(root)).ttl(ms(20_000)).wait(ms(2_000));
     builder.connect().await.unwrap()
-}
-
-/// Waits until twenty more cycles are over.
-async fn goes_on(cycles: &AtomicUsize) {
-    let before = cycles.load(Ordering::SeqCst);
-    eventually_async(DEADLINE, "grants go on", async || {
-        cycles.load(Ordering::SeqCst) >= before + 20
-    })
-    .await;
 }

@@ -2,7 +2,6 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,14 +11,12 @@ use lock_runtime::backend::{
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
 use lock_tests::etcd::url_at;
-use lock_tests::history::now_ns;
 use lock_tests::poll::poll_n;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{EtcdServer, FaultProxy, Worker, eventually_async};
+use lock_tests::{EtcdServer, FaultProxy, eventually_async};
 
 use super::conformance::{until_nothing_is_left, until_queued};
-use crate::chaos::Crowd;
 
 #[tokio::test]
 async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
@@ -114,36 +111,4 @@ async fn a_frozen_server_loses_the_lock_in_time_and_serves_again() {
     eventually_async(DEADLINE, "it is connected", async || guard.verify().await.is_ok()).await;
     guard.release().await.unwrap();
     until_nothing_is_left(&server, "/locks").await;
-}
-
-/// Freezes of processes, some of them longer than their leases, cuts of all connections, and kills of the server.
-#[test]
-fn faults_never_make_two_valid_leases() {
-    let server = EtcdServer::start();
-    let proxy = FaultProxy::to_port(server.port());
-    let mut crowd = Crowd::start(&url_at(proxy.port(), "/locks"));
-    let (mut faults, end) = (0, Instant::now() + ms(1_000 * crowd.seconds));
-    while crowd.goes_on(end, faults >= 8) {
-        std::thread::sleep(ms(crowd.rng.u64(200..600)));
-        faults += 1;
-        // Every fourth one is a long freeze.
-        match if faults % 4 == 0 { 15 } else { crowd.rng.u8(..15) } {
-            0..4 => proxy.cut(),
-            4 => server.restart(),
-            15.. => {
-                // Their leases end meanwhile, and what they hold goes to the last one.
-                let frozen = &crowd.workers[1..];
-                frozen.iter().for_each(Worker::pause);
-                let began = now_ns();
-                lock_tests::eventually(DEADLINE, "the last one has each of the locks", || {
-                    let history = crowd.history();
-                    let granted = history.grants().iter().filter(|it| it.granted_ns > began);
-                    granted.map(|grant| grant.key.as_str()).collect::<HashSet<_>>().len() == 4
-                });
-                frozen.iter().for_each(Worker::resume);
-            }
-            _ => crowd.freeze_one(20..700),
-        }
-    }
-    crowd.ends_safely(faults, 4);
 }

@@ -3,7 +3,7 @@
 use lock_runtime::testing::{conformance, open_backend};
 use lock_tests::{EtcdServer, EtcdTrio, versions};
 
-use super::cluster::leaders_die;
+use crate::dead_leaders;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_3_5_conforms_and_grants_nothing_twice_when_the_leader_dies() {
@@ -22,5 +22,5 @@ async fn conforms_and_survives(version: &str) {
     let cluster = EtcdTrio::start_with(&EtcdServer::builder().program(folder.join("etcd")));
     let url = cluster.url_of("/locks");
     conformance(open_backend(&url).await.unwrap(), open_backend(&url).await.unwrap()).await;
-    leaders_die(&cluster, 1).await;
+    dead_leaders::of_etcd(&cluster, 1).await;
 }

@@ -2,7 +2,6 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -13,16 +12,14 @@ use lock_runtime::backend::{
 };
 use lock_runtime::testing::open_backend;
 use lock_runtime::{ErrorKind, Key, LockPool};
-use lock_tests::history::now_ns;
 use lock_tests::poll::poll_n;
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
 use lock_tests::zookeeper::url_at;
-use lock_tests::{FaultProxy, Worker, ZooKeeperServer, eventually_async};
+use lock_tests::{FaultProxy, ZooKeeperServer, eventually_async};
 use tokio::task::JoinSet;
 
 use super::conformance::{until_nothing_is_left, until_queued};
-use crate::chaos::Crowd;
 
 #[tokio::test]
 async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
@@ -163,36 +160,4 @@ async fn exclusion_needs_no_containers_of_free_locks_and_ends_in_no_deadlock() {
     println!("{deleted} containers deleted");
     assert!(deleted > 0);
     until_nothing_is_left(server, &root).await;
-}
-
-/// Freezes of processes, some of them longer than their sessions, cuts of all connections, and kills of the server.
-#[test]
-fn faults_never_make_two_valid_leases() {
-    let server = ZooKeeperServer::builder().setting("tickTime", 100).start();
-    let proxy = FaultProxy::to_port(server.port());
-    let mut crowd = Crowd::start(&url_at(proxy.port(), "/locks"));
-    let (mut faults, end) = (0, Instant::now() + ms(1_000 * crowd.seconds));
-    while crowd.goes_on(end, faults >= 8) {
-        std::thread::sleep(ms(crowd.rng.u64(200..600)));
-        faults += 1;
-        // Every fourth one is a long freeze.
-        match if faults % 4 == 0 { 15 } else { crowd.rng.u8(..15) } {
-            0..4 => proxy.cut(),
-            4 => server.restart(),
-            15.. => {
-                // Their sessions end meanwhile, and what they hold goes to the last one.
-                let frozen = &crowd.workers[1..];
-                frozen.iter().for_each(Worker::pause);
-                let began = now_ns();
-                lock_tests::eventually(DEADLINE, "the last one has each of the locks", || {
-                    let history = crowd.history();
-                    let granted = history.grants().iter().filter(|it| it.granted_ns > began);
-                    granted.map(|grant| grant.key.as_str()).collect::<HashSet<_>>().len() == 4
-                });
-                frozen.iter().for_each(Worker::resume);
-            }
-            _ => crowd.freeze_one(20..700),
-        }
-    }
-    crowd.ends_safely(faults, 4);
 }

@@ -14,7 +14,7 @@ use crate::backend::etcd::leases::Leases;
 use crate::backend::etcd::locks::{AbandonFlag, EtcdLocks, Looked};
 use crate::backend::etcd::member::TransactionFailure;
 use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
-use crate::backend::etcd::owned_keys::OwnerTurn;
+use crate::backend::etcd::owned_keys::KeyTurn;
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, SearchOrder, Transaction, TransactionAnswer,
@@ -46,7 +46,7 @@ impl EtcdLocks {
         request: &AcquireRequest,
         abandoned: &AbandonFlag,
     ) -> Result<AcquireOutcome, BackendError> {
-        let turn = self.keys.begin(request.owner, request.kept_for()).await;
+        let turn = self.keys.owners.begin(request.owner, request.kept_for()).await;
         let until = self.now() + request.kept_for();
         let mut effects = Effects::default();
         let outcome = self.rounds(request, &turn, until, abandoned, &mut effects).await;
@@ -57,7 +57,7 @@ impl EtcdLocks {
     async fn rounds(
         &self,
         request: &AcquireRequest,
-        turn: &OwnerTurn,
+        turn: &KeyTurn,
         until: Instant,
         abandoned: &AbandonFlag,
         effects: &mut Effects,
@@ -79,7 +79,7 @@ impl EtcdLocks {
     async fn delete_leaving(
         &self,
         request: &AcquireRequest,
-        turn: &OwnerTurn,
+        turn: &KeyTurn,
         abandoned: &AbandonFlag,
     ) -> Result<(), BackendError> {
         let known = |key: &Key| self.keys.known(turn.owner(), key);
@@ -298,7 +298,7 @@ impl EtcdLocks {
         if !self.keys.queue_behind(owner, key, own, predecessor.key.clone()) {
             return RoundEnd::Again;
         }
-        self.keys.keep_until(owner, self.now() + QUEUED_FOR);
+        self.keys.owners.keep_until(owner, self.now() + QUEUED_FOR);
         let retry_after = RECHECK + jitter::below(RECHECK);
         let wait_mode = WaitMode::Queued { retry_after };
         RoundEnd::Over(AcquireOutcome::contended_until(None, wait_mode))

@@ -7,7 +7,7 @@ use crate::backend::etcd::leases::PoolLease;
 use crate::backend::etcd::locks::ConfirmedAnswer;
 use crate::backend::etcd::member::Member;
 use crate::backend::etcd::owned_key::OwnerKey;
-use crate::backend::etcd::owned_keys::OwnerTurn;
+use crate::backend::etcd::owned_keys::KeyTurn;
 use crate::backend::{AcquireOutcome, AcquireRequest, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
@@ -15,7 +15,7 @@ use crate::base::key::Key;
 /// An acquire under way.
 pub(crate) struct Acquiring<'a> {
     pub(crate) request: &'a AcquireRequest,
-    pub(crate) turn: &'a OwnerTurn,
+    pub(crate) turn: &'a KeyTurn,
     pub(crate) member: Arc<Member>,
     pub(crate) lease: Arc<PoolLease>,
     /// How long the keys have to stay: counted from the beginning of the request.

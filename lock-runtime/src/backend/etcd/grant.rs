@@ -47,9 +47,9 @@ impl EtcdLocks {
         let until = self.now() + it.request.kept_for();
         // The deadline of a waiter is a later one.
         if was_granted {
-            self.keys.keep_until(owner, until);
+            self.keys.owners.keep_until(owner, until);
         } else {
-            self.keys.end_at(owner, until, false);
+            self.keys.owners.end_at(owner, until, false);
         }
         let further = it.request.extra_fences.min(MOST_FURTHER);
         let fence = fence.and_then(of_revision);

@@ -7,8 +7,8 @@ use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use percent_encoding::percent_decode;
 
+use crate::backend::coordination::addresses::ServerStream;
 use crate::backend::etcd::server_error::CallStatus;
-use crate::backend::etcd::transport::MemberStream;
 
 /// How many bytes of one answer, and of all answers together, may be on their way. Both are far above what a lock needs.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -49,12 +49,12 @@ pub(crate) struct GrpcClient {
 }
 
 /// The part of a connection that moves bytes.
-pub(crate) type GrpcDriver = h2::client::Connection<Box<dyn MemberStream>>;
+pub(crate) type GrpcDriver = h2::client::Connection<Box<dyn ServerStream>>;
 
 impl GrpcClient {
     /// Begins a connection. Nothing moves until the driver is polled.
     pub(crate) async fn open(
-        stream: Box<dyn MemberStream>,
+        stream: Box<dyn ServerStream>,
         authority: &str,
         is_encrypted: bool,
     ) -> Result<(Self, GrpcDriver), h2::Error> {

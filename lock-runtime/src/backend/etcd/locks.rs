@@ -84,7 +84,7 @@ pub(crate) struct Looked {
 
 impl EtcdLocks {
     pub(crate) fn now(&self) -> Instant {
-        self.keys.clock.now()
+        self.keys.owners.clock.now()
     }
 
     /// Runs a transaction that is sent from now on.

@@ -59,7 +59,7 @@ impl MemberLink {
     ) -> Arc<Self> {
         let (state, known) = watch::channel(MemberState::Opening);
         let (end, wishes) = mpsc::unbounded_channel();
-        let member = random_below(dialer.cluster.members.len());
+        let member = random_below(dialer.members.count());
         let opener = MemberOpener { dialer, clock, leases };
         let task = MemberTask { opener, events, state, wishes, member, number: 0 };
         tokio::spawn(task.run());
@@ -135,7 +135,7 @@ impl MemberOpener {
     ) -> Result<ServingMember, BackendError> {
         sleep(pause).await;
         let limit = self.dialer.limits.connect;
-        let name = self.dialer.name(member);
+        let name = self.dialer.members.name(member);
         let attempt = timeout(limit, self.open_in_time(member, &name, number));
         attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit)))
     }
@@ -147,7 +147,7 @@ impl MemberOpener {
         number: u64,
     ) -> Result<ServingMember, BackendError> {
         let login = self.dialer.login().await?;
-        let stream = self.dialer.connect(member).await;
+        let stream = self.dialer.members.connect(member).await;
         let stream = stream.map_err(|error| unreachable(name, &error.to_string()))?;
         let is_encrypted = self.dialer.cluster.tls.is_some();
         let opened = GrpcClient::open(stream, name, is_encrypted).await;
@@ -214,7 +214,7 @@ impl MemberTask {
         backoff: &mut Backoff,
         mut failed: Option<BackendError>,
     ) -> Option<ServingMember> {
-        let members = self.opener.dialer.cluster.members.len();
+        let members = self.opener.dialer.members.count();
         let mut tried = 0;
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {

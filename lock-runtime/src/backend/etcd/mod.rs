@@ -51,7 +51,6 @@ mod url;
 mod watches;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -71,7 +70,7 @@ use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
     Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
-    ReleaseRequest, WaitMode, Warning,
+    ReleaseRequest, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -198,15 +197,7 @@ impl Backend for Etcd {
             locks.acquire(&request, &abandoned).await
         };
         let mut outcomes = self.each(requests, call).await;
-        for (request, outcome) in requests.iter().zip(&mut outcomes) {
-            if let Ok(AcquireOutcome::Contended {
-                wait_mode: WaitMode::Queued { retry_after }, ..
-            }) = outcome
-                && pending.reached_head(&request.owner)
-            {
-                *retry_after = Duration::ZERO;
-            }
-        }
+        pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
 

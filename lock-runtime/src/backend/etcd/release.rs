@@ -8,7 +8,7 @@ use crate::backend::etcd::leases::{Leases, PoolLease};
 use crate::backend::etcd::locks::{EtcdLocks, KEYS_AT_ONCE};
 use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey, leases_of};
-use crate::backend::etcd::owned_keys::OwnerTurn;
+use crate::backend::etcd::owned_keys::KeyTurn;
 use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, SearchOrder, Transaction,
 };
@@ -38,7 +38,7 @@ impl EtcdLocks {
         request: &ReleaseRequest,
     ) -> Result<ReleaseOutcome, BackendError> {
         let lease = &request.lease;
-        let turn = self.keys.begin(lease.owner, DELETE_AGAIN).await;
+        let turn = self.keys.owners.begin(lease.owner, DELETE_AGAIN).await;
         let member = self.link.member().await?;
         if !request.free_after.is_zero() {
             return self.keep(&member, &turn, request).await;
@@ -62,7 +62,7 @@ impl EtcdLocks {
     pub(crate) async fn free(
         &self,
         member: &Arc<Member>,
-        turn: &OwnerTurn,
+        turn: &KeyTurn,
         locks: &[Key],
     ) -> Result<bool, BackendError> {
         let owner = turn.owner();
@@ -140,7 +140,7 @@ impl EtcdLocks {
 
     /// Marks the keys as about to be deleted, also if no answer comes. Returns what they were.
     fn mark_leaving(&self, owner: &Owner, locks: &[Key]) -> FormerKeys {
-        let deadline = self.keys.deadline(owner);
+        let deadline = self.keys.owners.deadline(owner);
         let mut keys = Vec::new();
         for lock in locks {
             if let Some(known) = self.keys.known(owner, lock) {
@@ -151,7 +151,7 @@ impl EtcdLocks {
         }
         // Keys without an answer have to go too.
         if !self.keys.locks_of(owner).is_empty() {
-            self.keys.end_at(owner, self.now() + DELETE_AGAIN, false);
+            self.keys.owners.end_at(owner, self.now() + DELETE_AGAIN, false);
         }
         FormerKeys { keys, deadline }
     }
@@ -164,7 +164,7 @@ impl EtcdLocks {
             }
         }
         if let Some(deadline) = before.deadline {
-            self.keys.end_at(owner, deadline, false);
+            self.keys.owners.end_at(owner, deadline, false);
         }
     }
 
@@ -172,7 +172,7 @@ impl EtcdLocks {
     async fn keep(
         &self,
         member: &Arc<Member>,
-        turn: &OwnerTurn,
+        turn: &KeyTurn,
         request: &ReleaseRequest,
     ) -> Result<ReleaseOutcome, BackendError> {
         let (owner, locks) = (turn.owner(), &request.lease.keys);
@@ -221,7 +221,7 @@ impl EtcdLocks {
         if !is_held {
             self.free(member, turn, &not_held).await?;
         }
-        self.keys.end_at(owner, self.now() + request.free_after, true);
+        self.keys.owners.end_at(owner, self.now() + request.free_after, true);
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 
@@ -234,7 +234,7 @@ impl EtcdLocks {
         owner: &Owner,
         successor: &Successor,
     ) -> Result<Option<ReleaseOutcome>, BackendError> {
-        let next = self.keys.begin(successor.owner, successor.ttl).await;
+        let next = self.keys.owners.begin(successor.owner, successor.ttl).await;
         let next = next.owner();
         let Ok(lease) = self.leases.holding(member, successor.ttl).await else { return Ok(None) };
         let passing = self.passing(member, own, lock, (owner, successor), &lease);

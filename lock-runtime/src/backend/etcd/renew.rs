@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::backend::coordination::positions::in_positions;
 use crate::backend::etcd::keep_alives::AwaitedSign;
 use crate::backend::etcd::leases::{Leases, PoolLease};
 use crate::backend::etcd::locks::{ConfirmedAnswer, EtcdLocks};
@@ -92,22 +93,7 @@ impl EtcdLocks {
                 vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
             });
         }
-        let mut outcomes: Vec<_> = leases.iter().map(|_| Err(unanswered())).collect();
-        while let Some(renewed) = renewing.join_next().await {
-            match renewed {
-                Ok(renewed) => {
-                    for (at, outcome) in renewed {
-                        if let Some(slot) = outcomes.get_mut(at) {
-                            *slot = outcome;
-                        }
-                    }
-                }
-                // As a call that panics itself.
-                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                Err(_) => {}
-            }
-        }
-        outcomes
+        in_positions(renewing, leases.iter().map(|_| Err(unanswered())).collect()).await
     }
 
     /// The keys of a lease, if all of them are held under leases that are long enough.
@@ -248,16 +234,16 @@ impl EtcdLocks {
     /// Extends the time of a lease. Its keys were there a moment ago.
     fn extend(&self, lease: &LeaseRef) -> LeaseStatus {
         // If its time is over, the keys are being deleted.
-        if self.held_keys(lease).is_none() || self.keys.is_over(&lease.owner) {
+        if self.held_keys(lease).is_none() || self.keys.owners.is_over(&lease.owner) {
             return LeaseStatus::NotHeld;
         }
-        self.keys.keep_until(&lease.owner, self.now() + lease.kept_for());
+        self.keys.owners.keep_until(&lease.owner, self.now() + lease.kept_for());
         LeaseStatus::Held
     }
 
     /// Renews a lease with keys that are unknown here, or under a lease that is too short. They are put anew.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let turn = self.keys.begin(lease.owner, lease.kept_for()).await;
+        let turn = self.keys.owners.begin(lease.owner, lease.kept_for()).await;
         let (owner, until) = (turn.owner(), self.now() + lease.kept_for());
         let member = self.link.member().await?;
         let longer = self.leases.holding(&member, lease.kept_for()).await?;
@@ -292,7 +278,7 @@ impl EtcdLocks {
                 return Ok(LeaseStatus::NotHeld);
             }
         }
-        self.keys.keep_until(owner, self.now() + lease.kept_for());
+        self.keys.owners.keep_until(owner, self.now() + lease.kept_for());
         Ok(LeaseStatus::Held)
     }
 

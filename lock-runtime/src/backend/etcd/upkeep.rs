@@ -27,15 +27,15 @@ pub(crate) async fn run(
         let first = keys.first_due();
         let due = async {
             match first {
-                Some(first) => keys.clock.sleep_until(first).await,
+                Some(first) => keys.owners.clock.sleep_until(first).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             () = due => {
-                let now = keys.clock.now();
+                let now = keys.owners.clock.now();
                 keys.watch_held(now);
-                for owner in keys.take_due(now) {
+                for owner in keys.owners.take_due(now) {
                     let locks = locks.clone();
                     work.spawn(async move { locks.end(owner).await });
                 }
@@ -51,7 +51,7 @@ pub(crate) async fn run(
                 }
                 None => return,
             },
-            () = keys.earlier.notified() => {}
+            () = keys.owners.earlier.notified() => {}
             _ = work.join_next(), if !work.is_empty() => {}
         }
     }
@@ -91,8 +91,8 @@ impl EtcdLocks {
 
     /// Deletes what an owner has left when its time is over.
     async fn end(&self, owner: Owner) {
-        let turn = self.keys.turn(owner, DELETE_AGAIN).await;
-        if !self.keys.is_over(&owner) {
+        let turn = self.keys.owners.turn(owner, DELETE_AGAIN).await;
+        if !self.keys.owners.is_over(&owner) {
             return;
         }
         let locks = self.keys.locks_of(&owner);
@@ -104,7 +104,7 @@ impl EtcdLocks {
             Err(error) => Err(error),
         };
         if ended.is_err() {
-            self.keys.end_at(&owner, self.now() + DELETE_AGAIN, false);
+            self.keys.owners.end_at(&owner, self.now() + DELETE_AGAIN, false);
         }
     }
 }

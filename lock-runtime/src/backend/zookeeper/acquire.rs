@@ -47,7 +47,7 @@ impl LockNodes {
         &self,
         request: &AcquireRequest,
     ) -> Result<AcquireOutcome, BackendError> {
-        let turn = self.claims.begin(request.owner, request.kept_for()).await;
+        let turn = self.claims.owners.begin(request.owner, request.kept_for()).await;
         let session = self.session_for(&request.owner, request.kept_for()).await?;
         let slot = |key: &Key| self.claims.slot(&request.owner, key);
         let is_answered = |key: &Key| slot(key).is_some_and(|slot| slot.is_answered());
@@ -227,7 +227,7 @@ impl LockNodes {
         if !self.claims.set(owner, key, Slot::Node(queued)) {
             return Err(expired());
         }
-        self.claims.keep_until(owner, self.claims.clock.now() + QUEUED_FOR);
+        self.claims.owners.keep_until(owner, self.claims.owners.clock.now() + QUEUED_FOR);
         let [answer] = session.run([NodeOperation::Watch { path: predecessor }]).await?;
         match answer {
             Ok(_) => {
@@ -263,11 +263,11 @@ impl LockNodes {
                 return Err(expired());
             }
         }
-        let until = self.claims.clock.now() + request.kept_for();
+        let until = self.claims.owners.clock.now() + request.kept_for();
         if was_queued {
-            self.claims.end_at(owner, until, false);
+            self.claims.owners.end_at(owner, until, false);
         } else {
-            self.claims.keep_until(owner, until);
+            self.claims.owners.keep_until(owner, until);
         }
         let contended = listings.iter().any(|listing| listing.nodes.has_others(owner));
         let further = if request.fencing { request.extra_fences.min(MOST_FURTHER) } else { 0 };

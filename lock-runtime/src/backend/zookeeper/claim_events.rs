@@ -12,7 +12,7 @@ use crate::backend::zookeeper::session::SessionSink;
 impl SessionSink for ClaimTable {
     fn node_changed(&self, event: &NodeEvent) {
         let mut claims = self.claims();
-        let queued = claims.queued.remove(&event.path).unwrap_or_default();
+        let queued = claims.index.queued.remove(&event.path).unwrap_or_default();
         claims.count_change(&event.path);
         if event.change != NodeChange::Children {
             claims.count_change(parent(&event.path));
@@ -48,7 +48,7 @@ impl SessionSink for ClaimTable {
     fn disconnected(&self, session: u64, error: &BackendError) {
         let mut claims = self.claims();
         // Watches end with the connection. Waiters and holders ask again when there is another one.
-        for claim in claims.by_owner.values_mut() {
+        for claim in claims.all_mut() {
             for (_, slot) in &mut claim.slots {
                 if let Slot::Node(node) = slot
                     && node.session.number() == session
@@ -58,7 +58,7 @@ impl SessionSink for ClaimTable {
                 }
             }
         }
-        claims.listed.values_mut().for_each(|listed| listed.changes += 1);
+        claims.index.listed.values_mut().for_each(|listed| listed.changes += 1);
         drop(claims);
         self.events.disconnected(error);
     }
@@ -74,9 +74,8 @@ impl SessionSink for ClaimTable {
             of.number() == session && of.incarnation() <= incarnation
         };
         let gone: Vec<_> = claims
-            .by_owner
-            .iter()
-            .flat_map(|(owner, claim)| {
+            .all()
+            .flat_map(|(owner, claim, _)| {
                 claim.slots.iter().map(move |(key, slot)| (owner, key, slot))
             })
             .filter(|(_, _, slot)| is_gone(slot))

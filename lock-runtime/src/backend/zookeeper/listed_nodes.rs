@@ -22,7 +22,7 @@ impl ListedNodes {
     fn is_current(&self, claims: &Claims, path: &str) -> bool {
         let watched = self.watched.iter().find(|(of, _)| of == path);
         watched.is_some_and(|(path, changes)| {
-            claims.listed.get(path).is_some_and(|listed| listed.changes == *changes)
+            claims.index.listed.get(path).is_some_and(|listed| listed.changes == *changes)
         })
     }
 }
@@ -31,10 +31,10 @@ impl Drop for ListedNodes {
     fn drop(&mut self) {
         let mut claims = self.table.claims();
         for (path, _) in &self.watched {
-            if let Some(listed) = claims.listed.get_mut(path) {
+            if let Some(listed) = claims.index.listed.get_mut(path) {
                 listed.lists -= 1;
                 if listed.lists == 0 {
-                    claims.listed.remove(path);
+                    claims.index.listed.remove(path);
                 }
             }
         }
@@ -46,7 +46,7 @@ impl ClaimTable {
     pub(crate) fn list(self: &Arc<Self>, paths: impl IntoIterator<Item = String>) -> ListedNodes {
         let mut claims = self.claims();
         let register = |path: String| {
-            let listed = claims.listed.entry(path.clone()).or_default();
+            let listed = claims.index.listed.entry(path.clone()).or_default();
             listed.lists += 1;
             (path, listed.changes)
         };

@@ -63,12 +63,13 @@ use self::server_error::closed;
 use self::transport::EnsembleDialer;
 use self::ttl_classes::TtlClasses;
 use self::url::Ensemble;
+use crate::backend::coordination::positions::in_positions;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, DynBackend,
     Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
-    ReleaseRequest, WaitMode, Warning,
+    ReleaseRequest, Warning,
 };
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
@@ -153,22 +154,9 @@ impl ZooKeeper {
         let mut calls = JoinSet::new();
         for (at, request) in requests.iter().enumerate() {
             let call = call(self.nodes.clone(), request.clone());
-            calls.spawn(async move { (at, call.await) });
+            calls.spawn(async move { vec![(at, call.await)] });
         }
-        let mut outcomes: Vec<_> = requests.iter().map(|_| Err(closed())).collect();
-        while let Some(ended) = calls.join_next().await {
-            match ended {
-                Ok((at, outcome)) => {
-                    if let Some(slot) = outcomes.get_mut(at) {
-                        *slot = outcome;
-                    }
-                }
-                // As a call that panics itself.
-                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                Err(_) => {}
-            }
-        }
-        outcomes
+        in_positions(calls, requests.iter().map(|_| Err(closed())).collect()).await
     }
 }
 
@@ -191,15 +179,7 @@ impl Backend for ZooKeeper {
         let pending = self.nodes.claims.events.expect(queued.map(|it| it.owner).collect());
         let call = |nodes: Arc<LockNodes>, request| async move { nodes.acquire(&request).await };
         let mut outcomes = self.each(requests, call).await;
-        for (request, outcome) in requests.iter().zip(&mut outcomes) {
-            if let Ok(AcquireOutcome::Contended {
-                wait_mode: WaitMode::Queued { retry_after }, ..
-            }) = outcome
-                && pending.reached_head(&request.owner)
-            {
-                *retry_after = std::time::Duration::ZERO;
-            }
-        }
+        pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
 

@@ -1,40 +1,38 @@
 //! The claims of a pool as plain state.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::HashMap;
 
 use crate::backend::Owner;
+use crate::backend::coordination::owners::{OwnedState, OwnerTable};
 use crate::backend::zookeeper::lock_node::{Slot, Standing, WatchScope};
 use crate::backend::zookeeper::node_path::{owner_of, parent};
-use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-#[derive(Default)]
-pub(super) struct Claims {
-    pub(super) by_owner: HashMap<Owner, OwnerClaim>,
-    /// Queued nodes by the path of their predecessor.
-    pub(super) queued: HashMap<String, Vec<(Owner, Key)>>,
-    /// Held keys by the path of their container.
-    pub(super) held: HashMap<String, (Owner, Key)>,
-    /// Containers with a list in progress, and nodes with a watch in progress, by path.
-    pub(super) listed: HashMap<String, ListedContainer>,
-    /// Deadlines of claims, each with a number that makes it unique.
-    pub(super) deadlines: BTreeMap<(Instant, u64), Owner>,
-    pub(super) last_number: u64,
-}
+pub(crate) type Claims = OwnerTable<OwnerClaim, ClaimIndex>;
 
-pub(super) struct OwnerClaim {
-    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
-    /// How many requests are in progress.
-    pub(super) users: usize,
+/// What an owner has.
+#[derive(Default)]
+pub(crate) struct OwnerClaim {
     pub(super) slots: Vec<(Key, Slot)>,
     /// Keys with a node that a request outside of the queue has made. A refusal deletes it.
     pub(super) tried: Vec<Key>,
-    pub(super) deadline: (Instant, u64),
-    /// The deadline has passed, and what the claim has is about to be deleted.
-    pub(super) is_over: bool,
-    /// Released, with its keys locked until the deadline.
-    pub(super) is_kept: bool,
+}
+
+impl OwnedState for OwnerClaim {
+    fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
+
+/// What leads from a path to claims.
+#[derive(Default)]
+pub(crate) struct ClaimIndex {
+    /// Queued nodes by the path of their predecessor.
+    pub(super) queued: HashMap<String, Vec<(Owner, Key)>>,
+    /// Held keys by the path of their container.
+    held: HashMap<String, (Owner, Key)>,
+    /// Containers with a list in progress, and nodes with a watch in progress, by path.
+    pub(super) listed: HashMap<String, ListedContainer>,
 }
 
 /// A container with a list in progress, or a node with a watch in progress.
@@ -47,40 +45,21 @@ pub(super) struct ListedContainer {
 }
 
 impl Claims {
-    pub(super) fn claim(&mut self, owner: Owner, until: Instant) -> &mut OwnerClaim {
-        let Self { by_owner, deadlines, last_number, .. } = self;
-        by_owner.entry(owner).or_insert_with(|| {
-            *last_number += 1;
-            let deadline = (until, *last_number);
-            deadlines.insert(deadline, owner);
-            OwnerClaim {
-                turn: Arc::default(),
-                users: 0,
-                slots: Vec::new(),
-                tried: Vec::new(),
-                deadline,
-                is_over: false,
-                is_kept: false,
-            }
-        })
-    }
-
     pub(super) fn set(&mut self, owner: &Owner, key: &Key, slot: Slot) -> bool {
         self.forget_watches(owner, key);
-        let Some(claim) = self.by_owner.get_mut(owner) else { return false };
+        let Some((claim, index)) = self.split_mut(owner) else { return false };
         if let Slot::Node(node) = &slot {
+            let of = (*owner, key.clone());
             match &node.standing {
                 Standing::Queued { predecessor } => {
-                    self.queued.entry(predecessor.clone()).or_default().push((*owner, key.clone()));
+                    index.queued.entry(predecessor.clone()).or_default().push(of);
                 }
                 Standing::Granted { .. } => {
-                    self.held.insert(parent(&node.path).to_owned(), (*owner, key.clone()));
+                    index.held.insert(parent(&node.path).to_owned(), of);
+                    claim.tried.retain(|of| of != key);
                 }
                 Standing::New | Standing::Leaving { .. } => {}
             }
-        }
-        if matches!(&slot, Slot::Node(node) if matches!(node.standing, Standing::Granted { .. })) {
-            claim.tried.retain(|of| of != key);
         }
         match claim.slots.iter_mut().find(|(of, _)| of == key) {
             Some((_, present)) => *present = slot,
@@ -97,7 +76,7 @@ impl Claims {
         path: Option<&str>,
         scope: WatchScope,
     ) {
-        let Some(claim) = self.by_owner.get_mut(owner) else { return };
+        let Some(claim) = self.state_mut(owner) else { return };
         for (_, slot) in claim.slots.iter_mut().filter(|(of, _)| of == key) {
             if let Slot::Node(node) = slot
                 && path.is_none_or(|path| node.path == path)
@@ -110,16 +89,16 @@ impl Claims {
 
     pub(super) fn remove(&mut self, owner: &Owner, key: &Key) {
         self.forget_watches(owner, key);
-        if let Some(claim) = self.by_owner.get_mut(owner) {
+        if let Some(claim) = self.state_mut(owner) {
             claim.slots.retain(|(of, _)| of != key);
             claim.tried.retain(|of| of != key);
         }
-        self.remove_if_over(owner);
+        self.forget_unused(owner);
     }
 
     /// Removes the node at `path`, unless it was replaced meanwhile. Returns whether it was to be deleted.
     pub(super) fn remove_node(&mut self, owner: &Owner, key: &Key, path: &str) -> Option<bool> {
-        let slots = &self.by_owner.get(owner)?.slots;
+        let slots = &self.state(owner)?.slots;
         let was_leaving = slots.iter().find_map(|(of, slot)| match slot {
             Slot::Node(node) if of == key && node.path == path => Some(node.is_leaving()),
             Slot::Node(_) | Slot::Unanswered(_) => None,
@@ -129,58 +108,40 @@ impl Claims {
     }
 
     fn forget_watches(&mut self, owner: &Owner, key: &Key) {
-        let Some(claim) = self.by_owner.get(owner) else { return };
+        let Some((claim, index)) = self.split_mut(owner) else { return };
         let Some((_, Slot::Node(node))) = claim.slots.iter().find(|(of, _)| of == key) else {
             return;
         };
         match &node.standing {
             Standing::Queued { predecessor } => {
-                if let Some(owners) = self.queued.get_mut(predecessor) {
+                if let Some(owners) = index.queued.get_mut(predecessor) {
                     owners.retain(|(queued, of)| queued != owner || of != key);
                     if owners.is_empty() {
-                        self.queued.remove(predecessor);
+                        index.queued.remove(predecessor);
                     }
                 }
             }
             Standing::Granted { .. } => {
                 let container = parent(&node.path);
-                if self.held.get(container).is_some_and(|(holder, _)| holder == owner) {
-                    self.held.remove(container);
+                if index.held.get(container).is_some_and(|(holder, _)| holder == owner) {
+                    index.held.remove(container);
                 }
             }
             Standing::New | Standing::Leaving { .. } => {}
         }
     }
 
-    pub(super) fn remove_if_over(&mut self, owner: &Owner) {
-        let is_unused = |claim: &OwnerClaim| claim.users == 0 && claim.slots.is_empty();
-        if self.by_owner.get(owner).is_some_and(is_unused)
-            && let Some(claim) = self.by_owner.remove(owner)
-        {
-            self.deadlines.remove(&claim.deadline);
-        }
-    }
-
-    pub(super) fn set_deadline(&mut self, owner: &Owner, until: Instant) {
-        if let Some(claim) = self.by_owner.get_mut(owner) {
-            self.deadlines.remove(&claim.deadline);
-            claim.deadline.0 = until;
-            claim.is_over = false;
-            self.deadlines.insert(claim.deadline, *owner);
-        }
-    }
-
     /// The held key of the container at `path`, unless its holder watches only its own node.
     pub(super) fn watched_container(&self, path: &str) -> Option<(Owner, Key)> {
-        let (owner, key) = self.held.get(path)?;
-        let slots = &self.by_owner.get(owner)?.slots;
+        let (owner, key) = self.index.held.get(path)?;
+        let slots = &self.state(owner)?.slots;
         let is_node = |slot: &Slot| matches!(slot, Slot::Node(node) if node.standing == Standing::Granted { watched: WatchScope::Node });
         let is_alone = slots.iter().any(|(of, slot)| of == key && is_node(slot));
         (!is_alone).then(|| (*owner, key.clone()))
     }
 
     pub(super) fn count_change(&mut self, path: &str) {
-        if let Some(listed) = self.listed.get_mut(path) {
+        if let Some(listed) = self.index.listed.get_mut(path) {
             listed.changes += 1;
         }
     }
@@ -188,7 +149,7 @@ impl Claims {
     /// The key of the node at `path`, if it is one of this process.
     pub(super) fn node_at(&self, path: &str) -> Option<(Owner, Key)> {
         let owner = owner_of(path)?;
-        let slots = &self.by_owner.get(&owner)?.slots;
+        let slots = &self.state(&owner)?.slots;
         let is_there = |slot: &Slot| matches!(slot, Slot::Node(node) if node.path == path && !node.is_leaving());
         let (key, _) = slots.iter().find(|(_, slot)| is_there(slot))?;
         Some((owner, key.clone()))

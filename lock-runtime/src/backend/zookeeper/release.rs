@@ -40,7 +40,7 @@ impl LockNodes {
         request: &ReleaseRequest,
     ) -> Result<ReleaseOutcome, BackendError> {
         let lease = &request.lease;
-        let turn = self.claims.begin(lease.owner, DELETE_AGAIN).await;
+        let turn = self.claims.owners.begin(lease.owner, DELETE_AGAIN).await;
         let session = self.any_session_of(&lease.owner).await?;
         if !request.free_after.is_zero() {
             return self.keep(&session, &turn, request).await;
@@ -79,7 +79,7 @@ impl LockNodes {
         let ending = self.ending_nodes(session, owner, keys).await?;
         let is_granted = |key: &Key| ending.iter().any(|node| node.key == *key && node.is_granted);
         let mut is_held = keys.iter().all(is_granted);
-        if is_last && !self.claims.is_over(owner) {
+        if is_last && !self.claims.owners.is_over(owner) {
             // A renewal has come meanwhile.
             return Ok(is_held);
         }
@@ -148,7 +148,7 @@ impl LockNodes {
 
     /// Marks the nodes of these keys as about to be deleted, also if no answer comes. Returns what they were.
     fn mark_leaving<'a>(&self, owner: &Owner, keys: impl Iterator<Item = &'a Key>) -> FormerClaim {
-        let deadline = self.claims.deadline(owner);
+        let deadline = self.claims.owners.deadline(owner);
         let (mut nodes, mut ends) = (Vec::new(), false);
         for key in keys {
             ends = true;
@@ -161,7 +161,7 @@ impl LockNodes {
             }
         }
         if ends {
-            self.claims.end_at(owner, self.claims.clock.now() + DELETE_AGAIN, false);
+            self.claims.owners.end_at(owner, self.claims.owners.clock.now() + DELETE_AGAIN, false);
         }
         FormerClaim { nodes, deadline }
     }
@@ -175,7 +175,7 @@ impl LockNodes {
             self.claims.set(owner, &key, Slot::Node(node));
         }
         if let Some(deadline) = before.deadline {
-            self.claims.end_at(owner, deadline, false);
+            self.claims.owners.end_at(owner, deadline, false);
         }
     }
 
@@ -266,7 +266,7 @@ impl LockNodes {
         if !not_held.is_empty() {
             self.free(session, turn, &not_held, false).await?;
         }
-        self.claims.end_at(owner, self.claims.clock.now() + request.free_after, true);
+        self.claims.owners.end_at(owner, self.claims.owners.clock.now() + request.free_after, true);
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 
@@ -292,7 +292,7 @@ impl LockNodes {
         owner: &Owner,
         successor: &Successor,
     ) -> Result<ReleaseOutcome, BackendError> {
-        let next = self.claims.begin(successor.owner, successor.ttl).await;
+        let next = self.claims.owners.begin(successor.owner, successor.ttl).await;
         let (next, session) = (next.owner(), &node.session);
         let path = node_path::new_node(&self.container(key), next);
         let label = successor.label.to_string().into_bytes();

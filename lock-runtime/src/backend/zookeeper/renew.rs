@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::backend::coordination::positions::in_positions;
 use crate::backend::zookeeper::listed_nodes::ListedNodes;
 use crate::backend::zookeeper::lock_node::{LockNode, Slot, Standing, WatchScope};
 use crate::backend::zookeeper::lock_nodes::{KeyListing, LockNodes, confirmed};
@@ -102,22 +103,7 @@ impl LockNodes {
                 vec![(at, renewed.unwrap_or_else(|_| Err(unanswered())))]
             });
         }
-        let mut outcomes: Vec<_> = leases.iter().map(|_| Err(unanswered())).collect();
-        while let Some(renewed) = renewing.join_next().await {
-            match renewed {
-                Ok(renewed) => {
-                    for (at, outcome) in renewed {
-                        if let Some(slot) = outcomes.get_mut(at) {
-                            *slot = outcome;
-                        }
-                    }
-                }
-                // As a call that panics itself.
-                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                Err(_) => {}
-            }
-        }
-        outcomes
+        in_positions(renewing, leases.iter().map(|_| Err(unanswered())).collect()).await
     }
 
     /// The first group of requests for the leases of a session.
@@ -221,13 +207,15 @@ impl LockNodes {
         if self.held_nodes(lease).is_none() {
             return LeaseStatus::NotHeld;
         }
-        self.claims.keep_until(&lease.owner, self.claims.clock.now() + lease.kept_for());
+        self.claims
+            .owners
+            .keep_until(&lease.owner, self.claims.owners.clock.now() + lease.kept_for());
         LeaseStatus::Held
     }
 
     /// Renews a lease whose nodes are unknown here, or in a session that is too short for it. They are moved.
     async fn renew_by_name(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let turn = self.claims.begin(lease.owner, lease.kept_for()).await;
+        let turn = self.claims.owners.begin(lease.owner, lease.kept_for()).await;
         let owner = turn.owner();
         let session = self.session_for(owner, lease.kept_for()).await?;
         let listed = self.list(&lease.keys);
@@ -254,7 +242,7 @@ impl LockNodes {
                 return Ok(LeaseStatus::NotHeld);
             }
         }
-        self.claims.keep_until(owner, self.claims.clock.now() + lease.kept_for());
+        self.claims.owners.keep_until(owner, self.claims.owners.clock.now() + lease.kept_for());
         Ok(LeaseStatus::Held)
     }
 

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use crate::backend::backoff::Backoff;
+use crate::backend::coordination::addresses::ServerStream;
 use crate::backend::zookeeper::open_exchange::{OpenExchange, SignsOfLife};
 use crate::backend::zookeeper::protocol::answer::{AnswerHeader, NodeEvent};
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
@@ -23,7 +24,7 @@ use crate::backend::zookeeper::server_error::{
 use crate::backend::zookeeper::session::{
     OpenSession, SessionClient, SessionEnd, SessionRequest, SessionSink, SessionState,
 };
-use crate::backend::zookeeper::transport::{EnsembleDialer, ServerStream, take_frames, why};
+use crate::backend::zookeeper::transport::{EnsembleDialer, take_frames, why};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -135,7 +136,7 @@ impl SessionTask {
         backoff: &mut Backoff,
         mut failed: Option<BackendError>,
     ) -> Option<Box<dyn ServerStream>> {
-        let servers = self.dialer.ensemble.servers.len();
+        let servers = self.dialer.servers.count();
         let since = self.clock.now();
         let (mut tried, mut shortened) = (0, 0);
         // The first attempt after a loss is made at once if the connection has served.
@@ -193,7 +194,7 @@ impl SessionTask {
             SessionOffer::Open { id, timeout, .. }
                 if id == self.identity.id && timeout < self.timeout =>
             {
-                let name = self.dialer.name(self.server % self.dialer.ensemble.servers.len());
+                let name = self.dialer.servers.name(self.server % self.dialer.servers.count());
                 TakenUp::Shortened(session_shortened(&name, self.timeout, timeout))
             }
             SessionOffer::Open { id, password, timeout } => {
@@ -273,7 +274,7 @@ impl SessionTask {
         open: &mut OpenExchange,
         stream: Box<dyn ServerStream>,
     ) -> Result<(), BackendError> {
-        let name = self.dialer.name(self.server % self.dialer.ensemble.servers.len());
+        let name = self.dialer.servers.name(self.server % self.dialer.servers.count());
         let lost = |error: &std::io::Error| connection_lost(&name, &why(error));
         let (mut reader, mut writer) = tokio::io::split(stream);
         let (mut incoming, mut requests) = (Vec::new(), Vec::with_capacity(BATCH));

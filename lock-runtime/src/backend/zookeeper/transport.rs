@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
+use crate::backend::coordination::addresses::{ServerAddresses, ServerStream};
 use crate::backend::credentials::Provider;
-#[cfg(feature = "zookeeper-tls")]
-use crate::backend::tls_files::TlsFiles;
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
 use crate::backend::zookeeper::protocol::jute::MalformedRecord;
 use crate::backend::zookeeper::protocol::operation::{NodeOperation, login};
@@ -20,17 +18,12 @@ use crate::base::error::LockError;
 /// The longest frame that is read. The names in the queue of a key come in one frame.
 const LONGEST_FRAME: usize = 32 << 20;
 
-pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> ServerStream for S {}
-
 /// Opens connections to the servers of one ensemble.
 pub(crate) struct EnsembleDialer {
     pub(crate) ensemble: Ensemble,
     pub(crate) credentials: Option<Provider>,
+    pub(crate) servers: ServerAddresses,
     pub(crate) limits: Limits,
-    #[cfg(feature = "zookeeper-tls")]
-    tls: Option<tokio_rustls::TlsConnector>,
 }
 
 impl EnsembleDialer {
@@ -40,26 +33,9 @@ impl EnsembleDialer {
         credentials: Option<Provider>,
         limits: Limits,
     ) -> Result<Self, LockError> {
-        #[cfg(feature = "zookeeper-tls")]
-        let tls = match ensemble.tls.clone() {
-            Some(files) => Some(connector(files).await?),
-            None => None,
-        };
-        Ok(Self {
-            ensemble,
-            credentials,
-            limits,
-            #[cfg(feature = "zookeeper-tls")]
-            tls,
-        })
-    }
-
-    /// Host and port, for error texts.
-    pub(crate) fn name(&self, server: usize) -> String {
-        match self.ensemble.servers.get(server) {
-            Some((host, port)) => format!("{host}:{port}"),
-            None => String::new(),
-        }
+        let (servers, tls) = (ensemble.servers.clone(), ensemble.tls.clone());
+        let servers = ServerAddresses::new(servers, tls, None).await?;
+        Ok(Self { ensemble, credentials, servers, limits })
     }
 
     pub(crate) fn has_login(&self) -> bool {
@@ -74,7 +50,7 @@ impl EnsembleDialer {
         asked: Duration,
         limit: Duration,
     ) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
-        let name = self.name(server);
+        let name = self.servers.name(server);
         let opened = timeout(limit, self.open_in_time(server, &name, identity, asked)).await;
         opened.unwrap_or_else(|_| {
             Err(unreachable(&name, &format!("it has not opened a session within {limit:?}")))
@@ -90,7 +66,7 @@ impl EnsembleDialer {
     ) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
         let login = self.login().await?;
         let failed = |error: std::io::Error| unreachable(name, &why(&error));
-        let mut stream = self.connect(server).await.map_err(failed)?;
+        let mut stream = self.servers.connect(server).await.map_err(failed)?;
         stream.write_all(&identity.frame(asked)).await.map_err(failed)?;
         let frame = read_frame(&mut stream).await.map_err(failed)?;
         let offer =
@@ -121,27 +97,6 @@ impl EnsembleDialer {
         let user = given.user().or_else(url_user).unwrap_or_default();
         Ok(Some(format!("{user}:{}", given.secret())))
     }
-
-    async fn connect(&self, server: usize) -> std::io::Result<Box<dyn ServerStream>> {
-        let Some((host, port)) = self.ensemble.servers.get(server) else {
-            return Err(std::io::ErrorKind::NotFound.into());
-        };
-        let tcp = TcpStream::connect((host.as_str(), *port)).await?;
-        tcp.set_nodelay(true)?;
-        #[cfg(feature = "zookeeper-tls")]
-        if let Some(connector) = &self.tls {
-            let name = rustls::pki_types::ServerName::try_from(host.clone())
-                .map_err(std::io::Error::other)?;
-            return Ok(Box::new(connector.connect(name, tcp).await?));
-        }
-        Ok(Box::new(tcp))
-    }
-}
-
-#[cfg(feature = "zookeeper-tls")]
-async fn connector(files: TlsFiles) -> Result<tokio_rustls::TlsConnector, LockError> {
-    let config = crate::backend::tls::client_config(files).await?;
-    Ok(tokio_rustls::TlsConnector::from(std::sync::Arc::new(config)))
 }
 
 async fn read_frame(stream: &mut dyn ServerStream) -> std::io::Result<Vec<u8>> {

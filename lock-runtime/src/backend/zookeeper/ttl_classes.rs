@@ -70,7 +70,7 @@ impl TtlClasses {
 
     /// The shortest timeout that the servers agree to: two ticks, unless `minSessionTimeout` is set.
     pub(crate) async fn shortest(&self) -> Result<Duration, BackendError> {
-        self.dialer.shortest_session(random_below(self.dialer.ensemble.servers.len())).await
+        self.dialer.shortest_session(random_below(self.dialer.servers.count())).await
     }
 
     /// The session that is always open. For requests that make no nodes of locks.
@@ -128,7 +128,7 @@ impl TtlClasses {
             return client.clone();
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let server = random_below(self.dialer.ensemble.servers.len());
+        let server = random_below(self.dialer.servers.count());
         let client = SessionTask::start(
             self.dialer.clone(),
             self.clock,

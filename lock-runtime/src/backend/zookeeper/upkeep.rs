@@ -19,16 +19,16 @@ use crate::backend::{BackendError, Owner};
 pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedReceiver<ChangedHold>) {
     let (claims, mut work) = (nodes.claims.clone(), JoinSet::new());
     loop {
-        let first = claims.first_deadline();
+        let first = claims.owners.first_deadline();
         let due = async {
             match first {
-                Some(first) => claims.clock.sleep_until(first).await,
+                Some(first) => claims.owners.clock.sleep_until(first).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             () = due => {
-                for owner in claims.take_due(claims.clock.now()) {
+                for owner in claims.owners.take_due(claims.owners.clock.now()) {
                     let nodes = nodes.clone();
                     work.spawn(async move { nodes.end(owner).await });
                 }
@@ -40,7 +40,7 @@ pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedRecei
                 }
                 None => return,
             },
-            () = claims.earlier.notified() => {}
+            () = claims.owners.earlier.notified() => {}
             _ = work.join_next(), if !work.is_empty() => {}
         }
     }
@@ -49,8 +49,8 @@ pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedRecei
 impl LockNodes {
     /// Deletes what a claim that is over has left.
     async fn end(&self, owner: Owner) {
-        let turn = self.claims.begin(owner, DELETE_AGAIN).await;
-        if !self.claims.is_over(&owner) {
+        let turn = self.claims.owners.turn(owner, DELETE_AGAIN).await;
+        if !self.claims.owners.is_over(&owner) {
             return;
         }
         let keys: Vec<_> = self.claims.slots(&owner).into_iter().map(|(key, _)| key).collect();
@@ -59,7 +59,7 @@ impl LockNodes {
             Err(error) => Err(error),
         };
         if ended.is_err() {
-            self.claims.end_at(&owner, self.claims.clock.now() + DELETE_AGAIN, false);
+            self.claims.owners.end_at(&owner, self.claims.owners.clock.now() + DELETE_AGAIN, false);
         }
     }
 

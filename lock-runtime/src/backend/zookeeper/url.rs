@@ -3,17 +3,20 @@
 use std::fmt;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
-
-use crate::backend::tls_files::{TlsFiles, Trust};
+use crate::backend::coordination::cluster_url::{ClusterUrl, UrlForm};
+use crate::backend::tls_files::TlsFiles;
 use crate::backend::zookeeper::protocol::operation::NodeAccess;
 use crate::base::error::{ErrorKind, LockError};
-use crate::base::text;
 
-const PORT: u16 = 2181;
-const TLS_PORT: u16 = 2281;
-
-const FORM: &str = "write `zookeeper://host1:2181,host2:2181,host3:2181/locks`";
+const FORM: UrlForm = UrlForm {
+    store: "ZooKeeper",
+    scheme: "zookeeper",
+    port: 2181,
+    tls_port: 2281,
+    has_tls: cfg!(feature = "zookeeper-tls"),
+    tls_servers: "with the server's `secureClientPort`",
+    parameters: "`acl`, ",
+};
 
 /// The servers of one ensemble, and how its nodes are used. `Debug` does not show the password.
 #[derive(Clone)]
@@ -44,56 +47,18 @@ impl fmt::Debug for Ensemble {
 
 impl Ensemble {
     pub(crate) fn parse(url: &str) -> Result<Self, LockError> {
-        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        let is_encrypted = scheme == "zookeepers";
-        if is_encrypted && cfg!(not(feature = "zookeeper-tls")) {
-            return Err(wrong("`zookeepers://` needs TLS, which this build does not have")
-                .remedy("enable the feature `zookeeper-tls` of lock-runtime"));
-        }
-        let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, root) = match address.find('/') {
-            Some(at) => address.split_at(at),
-            None => (address, ""),
-        };
-        let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (Some(login), hosts),
-            None => (None, authority),
-        };
-        let port = if is_encrypted { TLS_PORT } else { PORT };
-        let servers = hosts.split(',').map(|host| server(host, port)).collect::<Result<_, _>>()?;
-        let mut ensemble = Self {
-            servers,
-            root: root_path(&decoded(root)?)?,
-            login: login.map(user_and_password).transpose()?,
-            access: None,
-            tls: None,
-            connect_timeout: None,
-        };
-        let mut files = TlsFiles::default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match name {
-                "acl" => ensemble.access = Some(access(value)?),
-                "connect_timeout" => {
-                    let given = text::duration(value).filter(|limit| !limit.is_zero());
-                    ensemble.connect_timeout = Some(given.ok_or_else(|| {
-                        wrong(format!("`connect_timeout={value}` is no duration"))
-                            .remedy("write for example `?connect_timeout=3s`")
-                    })?);
+        let mut given = None;
+        let ClusterUrl { servers, path, login, tls, connect_timeout } =
+            FORM.parse(url, |name, value| {
+                let is_known = name == "acl";
+                if is_known {
+                    given = Some(access(value)?);
                 }
-                "ca" => files.ca = Some(decoded(value)?),
-                "cert" => files.cert = Some(decoded(value)?),
-                "key" => files.key = Some(decoded(value)?),
-                "insecure" if value.is_empty() => files.trust = Trust::Any,
-                _ => {
-                    return Err(wrong(format!("a ZooKeeper URL has no parameter `{name}`")).remedy(
-                        "known are `acl`, `connect_timeout`, and for `zookeepers` also `ca`, `cert`, `key` and `insecure`",
-                    ));
-                }
-            }
-        }
-        ensemble.tls = checked(files, is_encrypted)?;
-        Ok(ensemble)
+                Ok(is_known)
+            })?;
+        let login = login.map(digest).transpose()?;
+        check_root(&path)?;
+        Ok(Self { servers, root: path, login, access: given, tls, connect_timeout })
     }
 
     /// Which clients have access to new nodes.
@@ -101,23 +66,6 @@ impl Ensemble {
         let default = if has_login { NodeAccess::Creator } else { NodeAccess::Open };
         self.access.unwrap_or(default)
     }
-}
-
-fn checked(files: TlsFiles, is_encrypted: bool) -> Result<Option<TlsFiles>, LockError> {
-    let names_files = [&files.ca, &files.cert, &files.key].iter().any(|file| file.is_some());
-    if !is_encrypted && (names_files || files.trust == Trust::Any) {
-        return Err(wrong("`ca`, `cert`, `key` and `insecure` are for TLS")
-            .remedy("write `zookeepers://`, with the server's `secureClientPort`"));
-    }
-    if files.cert.is_some() != files.key.is_some() {
-        return Err(wrong("a client certificate needs both `cert` and `key`")
-            .remedy("write `?cert=/path.pem&key=/path.key`"));
-    }
-    if files.trust == Trust::Any && files.ca.is_some() {
-        let cause = "`insecure` accepts any certificate, and `ca` only those of an authority";
-        return Err(wrong(cause).remedy("leave `insecure` out"));
-    }
-    Ok(is_encrypted.then_some(files))
 }
 
 fn access(value: &str) -> Result<NodeAccess, LockError> {
@@ -131,53 +79,22 @@ fn access(value: &str) -> Result<NodeAccess, LockError> {
 }
 
 /// `user:password`. ZooKeeper's scheme is named digest; the password is sent as it is.
-fn user_and_password(login: &str) -> Result<String, LockError> {
-    let Some((user, password)) = login.split_once(':') else {
-        return Err(wrong("the login in the ZooKeeper URL has no password")
-            .remedy("write `zookeeper://user:password@host/locks`"));
-    };
-    let (user, password) = (decoded(user)?, decoded(password)?);
+fn digest((user, password): (String, String)) -> Result<String, LockError> {
     if user.contains(':') {
-        return Err(wrong("the user in the ZooKeeper URL contains a colon").remedy(FORM));
+        return Err(wrong("the user in the ZooKeeper URL contains a colon").remedy(FORM.example()));
     }
     Ok(format!("{user}:{password}"))
 }
 
-fn server(host: &str, default: u16) -> Result<(String, u16), LockError> {
-    let is_address = |host: &str| host.starts_with('[') && host.ends_with(']');
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !name.contains(':') || is_address(name) => {
-            let port = port.parse().ok().filter(|port| *port != 0);
-            let port: Option<u16> = port;
-            (
-                name,
-                port.ok_or_else(|| wrong("a port in the ZooKeeper URL is no port").remedy(FORM))?,
-            )
-        }
-        _ => (host, default),
-    };
-    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    if name.is_empty() {
-        return Err(wrong("the ZooKeeper URL names no host").remedy(FORM));
-    }
-    Ok((decoded(name)?, port))
-}
-
-/// The path without a slash at its end; empty for the root of the tree.
-fn root_path(path: &str) -> Result<String, LockError> {
-    let path = path.trim_end_matches('/');
+/// An empty path is the root of the tree.
+fn check_root(path: &str) -> Result<(), LockError> {
     let is_name = |name: &str| {
         !matches!(name, "" | "." | ".." | "zookeeper") && !name.chars().any(char::is_control)
     };
     if path.is_empty() || path.split('/').skip(1).all(is_name) {
-        return Ok(path.to_owned());
+        return Ok(());
     }
-    Err(wrong("the path in the ZooKeeper URL is no path of a node").remedy(FORM))
-}
-
-fn decoded(value: &str) -> Result<String, LockError> {
-    let text = percent_decode_str(value).decode_utf8();
-    text.map(Into::into).map_err(|_| wrong("a value in the ZooKeeper URL is no UTF-8"))
+    Err(wrong("the path in the ZooKeeper URL is no path of a node").remedy(FORM.example()))
 }
 
 #[cold]

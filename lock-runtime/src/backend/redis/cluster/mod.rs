@@ -44,7 +44,6 @@ use crate::backend::redis::hash_slot::common_slot;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::protocol::lock_changes::watch_locks;
-use crate::backend::redis::protocol::scripted::retry_if_notified;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::slot_map::{Address, SlotMap, SlotRanges};
@@ -182,7 +181,7 @@ impl Backend for Cluster {
             |server, hint, requests| Box::pin(server.acquire(hint, requests)),
         );
         let mut outcomes = routed.await;
-        retry_if_notified(&pending, requests, &mut outcomes);
+        pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
 

@@ -1,12 +1,10 @@
 //! The backend for one server that runs scripts: `redis://` and `redis+sentinel://`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::backend::queue_events::PendingClaims;
 use crate::backend::redis::conn::push::PushHandler;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::keyspace::Keyspace;
@@ -20,7 +18,7 @@ use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendConfig, BackendError, Capabilities, Finding,
     Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, Owner, ReleaseOutcome,
-    ReleaseRequest, WaitMode, Warning,
+    ReleaseRequest, Warning,
 };
 use crate::base::clock::Clock;
 use crate::base::error::LockError;
@@ -84,7 +82,7 @@ impl Backend for Scripted {
         let new = requests.iter().zip(&forms).filter(is_new).map(|(request, _)| request.owner);
         let pending = self.push_handler.expect(new.collect());
         let mut outcomes = self.server.acquire_as(forms, RouteHint::Direct, requests).await;
-        retry_if_notified(&pending, requests, &mut outcomes);
+        pending.retry_heads(requests, &mut outcomes);
         if let Some(replicas) = &self.replicas {
             replicas.confirm(requests, &mut outcomes, sent).await;
         }
@@ -163,21 +161,5 @@ impl Backend for Scripted {
 impl Drop for Scripted {
     fn drop(&mut self) {
         self.unclaimed_task.abort();
-    }
-}
-
-/// A queued request retries at once if its owner token was notified before the answer to its first claim.
-pub(crate) fn retry_if_notified(
-    pending: &PendingClaims<'_>,
-    requests: &[AcquireRequest],
-    outcomes: &mut [Result<AcquireOutcome, BackendError>],
-) {
-    for (request, outcome) in requests.iter().zip(outcomes) {
-        if let Ok(AcquireOutcome::Contended { wait_mode: WaitMode::Queued { retry_after }, .. }) =
-            outcome
-            && pending.reached_head(&request.owner)
-        {
-            *retry_after = Duration::ZERO;
-        }
     }
 }

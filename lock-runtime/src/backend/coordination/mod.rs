@@ -1,0 +1,6 @@
+//! What etcd and ZooKeeper have in common: both delete by themselves what a process has left.
+
+pub(crate) mod addresses;
+pub(crate) mod cluster_url;
+pub(crate) mod owners;
+pub(crate) mod positions;
