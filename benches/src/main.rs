@@ -31,8 +31,8 @@ use std::time::Duration;
 
 use crate::report::Report;
 use crate::scenarios::{
-    annotated, between, cost, crowd, first_renewal, handoff, held, held_stores, hot, low_load, memory, quorum,
-    stores, uncontended,
+    annotated, between, cost, crowd, first_renewal, handoff, held, held_stores, hot, low_load,
+    memory, quorum, stores, uncontended,
 };
 
 const SCENARIOS: [&str; 14] = [
