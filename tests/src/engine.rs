@@ -213,7 +213,7 @@ impl Engine {
         match &self.server {
             EngineServer::Postgres(server) => server.log().matches("deadlock detected").count(),
             EngineServer::Mysql(server) => {
-                usize::try_from(server.status("Innodb_deadlocks")).expect("a small number")
+                usize::try_from(server.deadlocks()).expect("a small number")
             }
             EngineServer::Etcd(_) | EngineServer::ZooKeeper(_) => 0,
         }

@@ -33,6 +33,7 @@
 //! | [`dropped_acquires`] | acquires that are dropped at each of their polls |
 //! | [`late_writes`] | a holder that is stopped, and writes after its ttl |
 //! | [`transfers`] | processes that lock overlapping sets of keys |
+//! | [`worker_tasks`] | tasks of a worker process that go on until its standard input ends |
 //! | [`history`] | recorded grants and losses, checked for exclusion and fence order |
 //! | [`mod@eventually`] | waiting for a condition |
 //! | [`poll`] | dropping a future at each of its poll points |
@@ -99,6 +100,7 @@ pub mod tls;
 pub mod transfers;
 pub mod tunnel;
 pub mod versions;
+pub mod worker_tasks;
 pub mod zookeeper;
 pub mod zookeeper_client;
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fastrand::Rng;
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
@@ -319,31 +318,6 @@ async fn a_thousand_locks_are_released_at_a_shutdown() {
         server.query(open) == [["0"]]
     })
     .await;
-}
-
-/// Several keys in opposite orders from several pools.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn overlapping_keys_end_in_no_deadlock() {
-    const POOLS: usize = 4;
-    let server = MysqlServer::start();
-    let mut tasks = JoinSet::new();
-    for n in 0..POOLS {
-        let pool = patient(server.url(), ms(20_000)).await;
-        for task in 0..4 {
-            let (pool, mut rng) = (pool.clone(), Rng::with_seed((n * 10 + task) as u64));
-            tasks.spawn(async move {
-                for _ in 0..20 {
-                    let keys: Vec<_> =
-                        (0..3).map(|_| format!("account:{}", rng.u8(..16))).collect();
-                    let guard = pool.lock_all(keys).acquire().await.unwrap();
-                    guard.release().await.unwrap();
-                }
-            });
-        }
-    }
-    within(4 * DEADLINE, "all transfers", tasks.join_all()).await;
-    until_nothing_is_left(&server).await;
-    assert_eq!(server.deadlocks(), 0, "{}", server.log());
 }
 
 /// Freezes of processes, some of them longer than the ttl of 300 ms, cuts of all connections, and kills of the server.

@@ -2,15 +2,14 @@
 //! input ends, and record the validity of their leases. Prints `working` when it begins.
 
 use std::error::Error;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
 use lock_runtime::{Fence, LockPool};
 use lock_tests::history::{Recorder, now_ns};
+use lock_tests::worker_tasks::{InputEnd, until_input_ends};
 
 const TASKS: u64 = 8;
 const KEYS: u8 = 4;
@@ -23,29 +22,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let recorder = Arc::new(Recorder::create(Path::new(dir), process)?);
     let pool = LockPool::builder(url).ttl(TTL).wait(Duration::from_secs(1)).connect().await?;
     let mut rng = Rng::with_seed(seed.parse()?);
-    let over = Arc::new(AtomicBool::new(false));
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|task| {
-            tokio::spawn(work(pool.clone(), recorder.clone(), task, rng.fork(), over.clone()))
-        })
-        .collect();
-    println!("working");
-    tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await??;
-    over.store(true, Ordering::SeqCst);
-    for task in tasks {
-        task.await?;
-    }
+    until_input_ends(TASKS, |task, end| {
+        work(pool.clone(), recorder.clone(), task, rng.fork(), end)
+    })
+    .await?;
     Ok(())
 }
 
-async fn work(
-    pool: LockPool,
-    recorder: Arc<Recorder>,
-    task: u64,
-    mut rng: Rng,
-    over: Arc<AtomicBool>,
-) {
-    while !over.load(Ordering::SeqCst) {
+async fn work(pool: LockPool, recorder: Arc<Recorder>, task: u64, mut rng: Rng, end: InputEnd) {
+    while !end.is_reached() {
         let key = format!("hot:{}", rng.u8(..KEYS));
         let asked = now_ns();
         // A conflict or a cut connection: the next try follows.

@@ -1,17 +1,16 @@
 //! `transfers <url> <history> <process> <seed>`: four tasks that lock three of 16 accounts together until standard input
 //! ends, and record the validity of their leases. Prints `working` when it begins, and the number of transfers at its end.
-//! An error of a request ends it.
+//! It fails then if a request has failed.
 
 use std::error::Error;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
 use lock_runtime::{Fence, LockError, LockPool, Wait};
 use lock_tests::history::{Recorder, now_ns};
+use lock_tests::worker_tasks::{InputEnd, until_input_ends};
 
 const TASKS: u64 = 4;
 const ACCOUNTS: u8 = 16;
@@ -25,21 +24,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let ttl = Duration::from_secs(30);
     let pool = LockPool::builder(url).ttl(ttl).wait(Wait::Forever).connect().await?;
     let mut rng = Rng::with_seed(seed.parse()?);
-    let over = Arc::new(AtomicBool::new(false));
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|task| {
-            tokio::spawn(work(pool.clone(), recorder.clone(), task, rng.fork(), over.clone()))
-        })
-        .collect();
-    println!("working");
-    let ended = over.clone();
-    std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        ended.store(true, Ordering::SeqCst);
-    });
+    let work = |task, end| work(pool.clone(), recorder.clone(), task, rng.fork(), end);
     let mut transfers = 0;
-    for task in tasks {
-        transfers += task.await??;
+    for done in until_input_ends(TASKS, work).await? {
+        transfers += done?;
     }
     println!("{transfers}");
     Ok(())
@@ -50,10 +38,10 @@ async fn work(
     recorder: Arc<Recorder>,
     task: u64,
     mut rng: Rng,
-    over: Arc<AtomicBool>,
+    end: InputEnd,
 ) -> Result<u64, LockError> {
     let mut transfers = 0;
-    while !over.load(Ordering::SeqCst) {
+    while !end.is_reached() {
         let accounts = (0..3).map(|_| format!("account:{}", rng.u8(..ACCOUNTS)));
         let asked = now_ns();
         let guard = pool.lock_all(accounts).acquire().await?;
