@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, Lost, Progress, distributed_lock};
+use lock_runtime::{
+    ErrorKind, LockError, LockGuard, LockPool, LockRequest, Lost, Progress, distributed_lock,
+};
 use lock_tests::RedisServer;
 use lock_tests::prelude::*;
 use tokio::sync::{Notify, mpsc};
@@ -115,23 +117,36 @@ async fn every_end_of_a_guard_resolves_lost_on_redis() {
 }
 
 #[tokio::test]
-async fn a_release_behind_the_end_of_the_hold_reports_the_loss_that_nothing_has_noticed_yet() {
+async fn a_release_or_check_behind_the_end_of_the_hold_reports_the_loss_that_nothing_has_noticed_yet()
+ {
     let (builder, short) = (LockPool::builder("memory://"), ms(300));
     // Its tasks cannot run while the thread is blocked.
     let pool = builder.on_current_runtime().connect().await.unwrap();
-    let requests = [
-        pool.lock("limited").max_hold(short),
-        pool.lock("limited, without a fence").fencing(false).max_hold(short),
-        pool.lock("not renewed").ttl(short).renew(false),
-    ];
-    for request in requests {
+    let requests = || {
+        [
+            pool.lock("limited").max_hold(short),
+            pool.lock("limited, without a fence").fencing(false).max_hold(short),
+            pool.lock("not renewed").ttl(short).renew(false),
+        ]
+    };
+    let ended = async |request: LockRequest| {
         let guard = request.acquire().await.unwrap();
         while guard.is_held() {
             std::thread::sleep(ms(1));
         }
-        let error = guard.release().await.unwrap_err();
+        guard
+    };
+    for request in requests() {
+        let error = ended(request).await.release().await.unwrap_err();
         assert!(error.is_lost(), "{error}");
         assert_eq!(error.progress(), Progress::Finished);
+    }
+    for request in requests() {
+        let guard = ended(request).await;
+        let error = guard.verify().await.unwrap_err();
+        assert!(error.is_lost(), "{error}");
+        assert_eq!(error.progress(), Progress::Unfinished);
+        assert!(guard.release().await.unwrap_err().is_lost());
     }
 }
 

@@ -175,8 +175,13 @@ impl LockGuard {
             return Err(self.loss_error(Loss::Taken));
         }
         let is_held = self.core.is_held(lease.to_store()).await;
-        // It may have been handed off before the answer.
-        if is_held.map_err(|error| self.locate(error))? && !lease.is_transferred() {
+        let is_held = is_held.map_err(|error| self.locate(error))?;
+        // Its time may have ended before the answer, or it was handed off.
+        hold::note_end(&self.core, lease);
+        if let Some(loss) = lease.loss() {
+            return Err(self.loss_error(loss));
+        }
+        if is_held && !lease.is_transferred() {
             return Ok(());
         }
         if lease.lose(Loss::Taken) {

@@ -95,12 +95,11 @@ pub(crate) struct PendingClaims<'a> {
 
 impl PendingClaims<'_> {
     /// Whether `owner` has become the head of the queue meanwhile.
-    pub(crate) fn reached_head(&self, owner: &Owner) -> bool {
+    fn reached_head(&self, owner: &Owner) -> bool {
         !self.owners.is_empty() && self.events.pending_claims().get(owner) == Some(&true)
     }
 
     /// A queued request retries at once if its owner has become the head of the queue meanwhile.
-    #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
     pub(crate) fn retry_heads(
         &self,
         requests: &[AcquireRequest],

@@ -14,7 +14,7 @@ use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
-    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
@@ -88,17 +88,10 @@ impl Backend for SqlStore {
             .map(|request| self.claims.send(|reply| StoreJob::Acquire((request.clone(), reply))))
             .collect();
         let mut outcomes = Vec::with_capacity(requests.len());
-        for (request, answer) in requests.iter().zip(answers) {
-            let mut outcome = answer.get().await;
-            if let Ok(AcquireOutcome::Contended {
-                wait_mode: WaitMode::Queued { retry_after }, ..
-            }) = &mut outcome
-                && pending.reached_head(&request.owner)
-            {
-                *retry_after = Duration::ZERO;
-            }
-            outcomes.push(outcome);
+        for answer in answers {
+            outcomes.push(answer.get().await);
         }
+        pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
 
