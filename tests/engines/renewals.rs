@@ -26,17 +26,20 @@ const TTL: Duration = ms(50_000);
 async fn the_leases_of_one_tick_share_a_few_requests(kind: EngineKind) {
     let engine = Engine::start(kind);
     let ticks = tokio::task::spawn_blocking(move || current_thread().block_on(ticks(&engine)));
-    let [first, .., last] = ticks.await.unwrap()[..] else { panic!("several ticks") };
+    let ticks = ticks.await.unwrap();
+    let [first, ref later @ ..] = ticks[..] else { panic!("several ticks") };
+    // In one of them no connection is checked meanwhile.
+    let least = *later.iter().min().expect("more ticks");
     let leases = leases();
     println!(
-        "{kind:?}: {first} requests in the first tick of {leases} leases, {last} in the last one"
+        "{kind:?}: {first} requests in the first tick of {leases} leases, {later:?} in later ones"
     );
     let limit = match kind {
         EngineKind::Postgres | EngineKind::Mysql => leases / 500,
         // A sign of life, a request that a majority confirms, and one more of a connection.
         EngineKind::Etcd | EngineKind::ZooKeeper => 3,
     };
-    assert!(last <= limit, "{last} requests");
+    assert!(least <= limit, "{later:?} requests");
 }
 
 /// How many requests each of some ticks takes.
