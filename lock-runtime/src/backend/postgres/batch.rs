@@ -51,12 +51,12 @@ impl<'a> Batch<'a> {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
-        // Acquires may wait for rows of other sessions.
-        if !releases.is_empty() {
-            self.release(releases).await;
-        }
+        // An acquire that its caller has given up comes before the release that undoes it.
         if !acquires.is_empty() {
             self.acquire(acquires).await;
+        }
+        if !releases.is_empty() {
+            self.release(releases).await;
         }
         if !renewals.is_empty() {
             self.renew(renewals).await;

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use crate::backend::sql::listed_keys::ListedRow;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, BackendError, FailureKind, Inspection, LeaseRef, LeaseStatus,
-    Owner, ReleaseOutcome, ReleaseRequest, Warning,
+    ReleaseOutcome, ReleaseRequest, Warning,
 };
 use crate::base::key::Key;
 
@@ -69,18 +69,20 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Splits `jobs` into batches. The releases of a batch are sent before its acquires, so that none of them waits for rows
-    /// behind acquires of other owners. A release that undoes an acquire belongs to a later batch.
+    /// Splits `jobs` into batches. The acquires of a batch are sent before its releases, so an acquire of a key that was
+    /// released before belongs to a later one.
     pub(crate) fn batches(jobs: impl Iterator<Item = StoreJob>) -> Vec<Self> {
         let mut batches = vec![Self::default()];
-        let mut acquiring: HashSet<Owner> = HashSet::new();
+        let mut released: HashSet<Key> = HashSet::new();
         for job in jobs {
             match &job {
-                StoreJob::Acquire((request, reply)) if !reply.is_closed() => {
-                    acquiring.insert(request.owner);
+                StoreJob::Release((request, _)) => {
+                    released.extend(request.lease.keys.iter().cloned());
                 }
-                StoreJob::Release((request, _)) if follows(request, &acquiring) => {
-                    acquiring.clear();
+                StoreJob::Acquire((request, _))
+                    if request.keys.iter().any(|key| released.contains(key)) =>
+                {
+                    released.clear();
                     batches.push(Self::default());
                 }
                 _ => {}
@@ -113,12 +115,6 @@ impl Jobs {
     }
 }
 
-/// Whether `release` is of the owner of one of these acquires, or hands its keys to one.
-fn follows(release: &ReleaseRequest, acquiring: &HashSet<Owner>) -> bool {
-    let successor = release.successor.map(|successor| successor.owner);
-    [Some(release.lease.owner), successor].into_iter().flatten().any(|it| acquiring.contains(&it))
-}
-
 /// Sends an answer. A caller that was dropped takes none.
 pub(crate) fn answer<T>(reply: Reply<T>, outcome: Result<T, BackendError>) {
     let _ = reply.send(outcome);
@@ -144,57 +140,4 @@ pub(crate) fn closed() -> BackendError {
 #[cold]
 pub(crate) fn no_answer() -> BackendError {
     BackendError::new(FailureKind::MaybeApplied, "the database did not answer in time")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use tokio::sync::oneshot::Receiver;
-
-    use super::*;
-    use crate::backend::Successor;
-
-    const TTL: Duration = Duration::from_secs(30);
-
-    fn acquire(owner: Owner) -> (StoreJob, Receiver<Result<AcquireOutcome, BackendError>>) {
-        let (reply, answer) = oneshot::channel();
-        let keys: Arc<[Key]> = [Key::from("k")].into();
-        (StoreJob::Acquire((AcquireRequest::new(keys, owner, TTL), reply)), answer)
-    }
-
-    fn release(owner: Owner) -> StoreJob {
-        let keys: Arc<[Key]> = [Key::from("k")].into();
-        let lease = LeaseRef::new(keys, owner, TTL);
-        StoreJob::Release((ReleaseRequest::new(lease), oneshot::channel().0))
-    }
-
-    fn release_to(owner: Owner, successor: Owner) -> StoreJob {
-        let StoreJob::Release((mut request, reply)) = release(owner) else { unreachable!() };
-        request.successor = Some(Successor::new(successor, TTL));
-        StoreJob::Release((request, reply))
-    }
-
-    /// The numbers of acquires and releases.
-    fn counts(jobs: Vec<StoreJob>) -> Vec<(usize, usize)> {
-        let batches = Jobs::batches(jobs.into_iter());
-        batches.iter().map(|jobs| (jobs.acquires.len(), jobs.releases.len())).collect()
-    }
-
-    #[test]
-    fn a_release_overtakes_acquires_of_other_owners_alone() {
-        let [one, other] = [Owner::random().unwrap(), Owner::random().unwrap()];
-        let (asked, _answer) = acquire(one);
-        assert_eq!(counts(vec![asked, release(other)]), [(1, 1)]);
-        let (asked, _answer) = acquire(one);
-        let (again, _again) = acquire(one);
-        assert_eq!(counts(vec![asked, release(one), again]), [(1, 0), (1, 1)]);
-        let (asked, _answer) = acquire(one);
-        assert_eq!(counts(vec![asked, release_to(other, one)]), [(1, 0), (0, 1)]);
-        // One that nothing waits for is not sent.
-        let (asked, answer) = acquire(one);
-        drop(answer);
-        assert_eq!(counts(vec![asked, release(one)]), [(0, 1)]);
-    }
 }
