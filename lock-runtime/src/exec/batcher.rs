@@ -16,61 +16,65 @@ use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard, spawn_on};
 use crate::exec::driver::Driver;
 
-/// Sends the items of a [`Batcher`].
-pub(crate) trait Flusher: Send + Sync + Sized + 'static {
+/// Items that are sent together. Those of different kinds are sent by different calls to the store.
+pub(crate) trait Batch: Default + Send + 'static {
     type Item: Send + 'static;
 
-    fn batcher(&self) -> &Batcher<Self::Item>;
+    fn push(&mut self, item: Self::Item);
+
+    fn len(&self) -> usize;
+
+    /// Takes the first items of each kind, at most `most` of them.
+    fn take(&mut self, most: usize) -> Self;
+
+    /// Adds the items of `later` behind its own.
+    fn append(&mut self, later: Self);
+}
+
+/// Sends the batches of a [`Batcher`].
+pub(crate) trait Flusher: Send + Sync + Sized + 'static {
+    type Batch: Batch;
+
+    fn batcher(&self) -> &Batcher<Self::Batch>;
 
     fn driver(&self) -> &Driver;
 
     /// Sends `item` from the thread of its caller, as far as that does not wait.
-    fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: Self::Item);
+    fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, item: ItemOf<Self>);
 
-    /// Sends `batch` by one call to the store. Its items are of one kind. This thread belongs to the runtime `caller`; without
-    /// one it is the driver.
-    fn send_batch(
-        self: &Arc<Self>,
-        caller: Option<runtime::Id>,
-        in_flight: InFlight<Self>,
-        batch: Vec<Self::Item>,
-    );
-
-    /// The kind of `item`, below [`KINDS`]. Items of different kinds are sent by different calls.
-    fn kind(item: &Self::Item) -> usize;
+    /// Sends `batch` by one call to the store for each kind, each with an [`InFlight`]. This thread belongs to the runtime
+    /// `caller`; without one it is the driver.
+    fn send_batch(self: &Arc<Self>, caller: Option<runtime::Id>, batch: Self::Batch);
 }
 
-/// How many kinds of items there are.
-const KINDS: usize = 2;
+type ItemOf<F> = <<F as Flusher>::Batch as Batch>::Item;
 
 /// The items that wait for the next batch.
 #[derive(Debug)]
-pub(crate) struct Batcher<T> {
-    pending: Mutex<Pending<T>>,
+pub(crate) struct Batcher<B> {
+    pending: Mutex<Pending<B>>,
     /// What [`RecentBatches`] expects.
     is_busy: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Pending<T> {
-    of_driver: ByKind<T>,
+struct Pending<B> {
+    of_driver: B,
     /// Whether the driver has been notified.
     is_scheduled: bool,
     /// Each has a task on its runtime that sends it.
-    of_callers: Vec<CallerBatch<T>>,
+    of_callers: Vec<CallerBatch<B>>,
     /// Whether a task of the driver looks after them.
     is_watched: bool,
     in_flight: usize,
     recent: RecentBatches,
 }
 
-type ByKind<T> = [Vec<T>; KINDS];
-
 /// What the callers on one runtime have collected.
 #[derive(Debug)]
-struct CallerBatch<T> {
+struct CallerBatch<B> {
     runtime: runtime::Id,
-    items: ByKind<T>,
+    items: B,
     progress: CallerProgress,
 }
 
@@ -108,10 +112,10 @@ impl RecentBatches {
     }
 }
 
-impl<T> Default for Batcher<T> {
+impl<B: Default> Default for Batcher<B> {
     fn default() -> Self {
         let pending = Pending {
-            of_driver: Default::default(),
+            of_driver: B::default(),
             is_scheduled: false,
             of_callers: Vec::new(),
             is_watched: false,
@@ -122,16 +126,16 @@ impl<T> Default for Batcher<T> {
     }
 }
 
-/// The most items of one batch. A store answers a call as a whole, so the first items of a longer one would wait for
+/// The most items of a kind in one batch. A store answers a call as a whole, so the first items of a longer one would wait for
 /// the last.
 const BATCH: usize = 128;
 
 /// A batch that its runtime has not sent after one to two of these is sent by the driver.
 const LATE: Duration = Duration::from_millis(5);
 
-impl<T: Send + 'static> Batcher<T> {
+impl<B: Batch> Batcher<B> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
-    pub(crate) fn push<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T, is_local: bool) {
+    pub(crate) fn push<F: Flusher<Batch = B>>(flusher: &Arc<F>, item: B::Item, is_local: bool) {
         if is_local {
             let in_flight = InFlight { flusher: flusher.clone(), is_counted: false };
             return flusher.send_one(in_flight, item);
@@ -148,21 +152,21 @@ impl<T: Send + 'static> Batcher<T> {
     }
 
     /// Adds `item` to the next batch of the driver.
-    pub(crate) fn push_later<F: Flusher<Item = T>>(flusher: &Arc<F>, item: T) {
+    pub(crate) fn push_later<F: Flusher<Batch = B>>(flusher: &Arc<F>, item: B::Item) {
         Self::schedule(flusher, flusher.batcher().pending(), item);
     }
 
     /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if none is begun and `may_begin` says no.
-    pub(crate) fn push_on<F: Flusher<Item = T>>(
+    pub(crate) fn push_on<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
         caller: &Handle,
-        item: T,
+        item: B::Item,
         may_begin: impl FnOnce() -> bool,
-    ) -> Result<(), T> {
-        let (runtime, kind) = (caller.id(), F::kind(&item));
+    ) -> Result<(), B::Item> {
+        let runtime = caller.id();
         let mut pending = flusher.batcher().pending();
         if let Some(batch) = pending.of_caller(runtime) {
-            return batch.push(kind, item);
+            return batch.push(item);
         }
         drop(pending);
         if !may_begin() {
@@ -171,11 +175,11 @@ impl<T: Send + 'static> Batcher<T> {
         pending = flusher.batcher().pending();
         // Another thread of the runtime may have begun it meanwhile.
         if let Some(batch) = pending.of_caller(runtime) {
-            return batch.push(kind, item);
+            return batch.push(item);
         }
         let progress = CallerProgress::New;
-        let mut batch = CallerBatch { runtime, items: Default::default(), progress };
-        batch.items[kind].push(item);
+        let mut batch = CallerBatch { runtime, items: B::default(), progress };
+        batch.items.push(item);
         pending.of_callers.push(batch);
         let was_watched = std::mem::replace(&mut pending.is_watched, true);
         drop(pending);
@@ -188,18 +192,18 @@ impl<T: Send + 'static> Batcher<T> {
         Ok(())
     }
 
-    fn schedule<F: Flusher<Item = T>>(
+    fn schedule<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
-        mut pending: MutexGuard<'_, Pending<T>>,
-        item: T,
+        mut pending: MutexGuard<'_, Pending<B>>,
+        item: B::Item,
     ) {
-        pending.of_driver[F::kind(&item)].push(item);
+        pending.of_driver.push(item);
         Self::schedule_driver(flusher, pending);
     }
 
-    fn schedule_driver<F: Flusher<Item = T>>(
+    fn schedule_driver<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
-        mut pending: MutexGuard<'_, Pending<T>>,
+        mut pending: MutexGuard<'_, Pending<B>>,
     ) {
         if !std::mem::replace(&mut pending.is_scheduled, true) {
             drop(pending);
@@ -210,7 +214,7 @@ impl<T: Send + 'static> Batcher<T> {
 
     /// Moves the batches to the driver that their runtimes do not send: all threads of such a runtime are blocked, or the
     /// thread that has the task. Ends when there is none to look after.
-    async fn watch<F: Flusher<Item = T>>(flusher: Arc<F>) {
+    async fn watch<F: Flusher<Batch = B>>(flusher: Arc<F>) {
         loop {
             sleep(LATE).await;
             let mut pending = flusher.batcher().pending();
@@ -232,20 +236,20 @@ impl<T: Send + 'static> Batcher<T> {
                 return;
             }
             if !late.is_empty() {
-                late.into_iter().for_each(|items| pending.add(items));
+                late.into_iter().for_each(|items| pending.of_driver.append(items));
                 Self::schedule_driver(&flusher, pending);
             }
         }
     }
 
     /// The task that sends the batch of `runtime` has been dropped, because the runtime ends.
-    fn move_to_driver<F: Flusher<Item = T>>(flusher: &Arc<F>, runtime: runtime::Id) {
+    fn move_to_driver<F: Flusher<Batch = B>>(flusher: &Arc<F>, runtime: runtime::Id) {
         let mut pending = flusher.batcher().pending();
         let Some(at) = pending.of_callers.iter().position(|of| of.runtime == runtime) else {
             return;
         };
         let batch = pending.of_callers.swap_remove(at);
-        pending.add(batch.items);
+        pending.of_driver.append(batch.items);
         Self::schedule_driver(flusher, pending);
     }
 
@@ -255,16 +259,15 @@ impl<T: Send + 'static> Batcher<T> {
         self.is_busy.load(Ordering::Relaxed)
     }
 
-    fn note(&self, pending: &mut Pending<T>, count: usize) {
+    fn note(&self, pending: &mut Pending<B>, count: usize) {
         let is_busy = pending.recent.note(count);
         if is_busy != self.is_busy.load(Ordering::Relaxed) {
             self.is_busy.store(is_busy, Ordering::Relaxed);
         }
     }
 
-    /// The next batch of each kind of the runtime `caller`, or of the driver. Without any, the next item schedules a flush
-    /// again.
-    fn take(&self, caller: Option<runtime::Id>) -> Option<ByKind<T>> {
+    /// The next batch of the runtime `caller`, or of the driver. Without any, the next item schedules a flush again.
+    fn take(&self, caller: Option<runtime::Id>) -> Option<B> {
         let mut pending = self.pending();
         let at = match caller {
             None => None,
@@ -274,8 +277,8 @@ impl<T: Send + 'static> Batcher<T> {
             None => &mut pending.of_driver,
             Some(at) => &mut pending.of_callers[at].items,
         };
-        let count: usize = items.iter().map(Vec::len).sum();
-        let batch = (count > 0).then(|| items.each_mut().map(take_batch));
+        let count = items.len();
+        let batch = (count > 0).then(|| items.take(BATCH));
         if count > 0 {
             self.note(&mut pending, count);
         }
@@ -296,42 +299,27 @@ impl<T: Send + 'static> Batcher<T> {
         drop(items);
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending<T>> {
+    fn pending(&self) -> MutexGuard<'_, Pending<B>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> Pending<T> {
+impl<B: Batch> Pending<B> {
     /// What the callers on `runtime` have collected, if they have begun a batch.
-    fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<T>> {
+    fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<B>> {
         self.of_callers.iter_mut().find(|batch| batch.runtime == runtime)
-    }
-
-    /// Adds `items` to the next batch of the driver.
-    fn add(&mut self, items: ByKind<T>) {
-        for (all, some) in self.of_driver.iter_mut().zip(items) {
-            all.extend(some);
-        }
     }
 }
 
-impl<T> CallerBatch<T> {
+impl<B: Batch> CallerBatch<B> {
     /// Adds `item`, or returns it if the runtime does not send.
-    fn push(&mut self, kind: usize, item: T) -> Result<(), T> {
+    fn push(&mut self, item: B::Item) -> Result<(), B::Item> {
         if self.progress == CallerProgress::Stalled {
             return Err(item);
         }
-        self.items[kind].push(item);
+        self.items.push(item);
         Ok(())
     }
-}
-
-fn take_batch<T>(items: &mut Vec<T>) -> Vec<T> {
-    if items.len() <= BATCH {
-        return std::mem::take(items);
-    }
-    let rest = items.split_off(BATCH);
-    std::mem::replace(items, rest)
 }
 
 /// One call in flight, until it is dropped.
@@ -355,12 +343,10 @@ impl<F: Flusher> Drop for InFlight<F> {
     }
 }
 
-/// Sends the next batch of each kind of the runtime `caller`, or of the driver. Returns whether there was one.
+/// Sends the next batch of the runtime `caller`, or of the driver. Returns whether there was one.
 fn send_next<F: Flusher>(flusher: &Arc<F>, caller: Option<runtime::Id>) -> bool {
-    let Some(batches) = flusher.batcher().take(caller) else { return false };
-    for batch in batches.into_iter().filter(|batch| !batch.is_empty()) {
-        flusher.send_batch(caller, InFlight::begin(flusher), batch);
-    }
+    let Some(batch) = flusher.batcher().take(caller) else { return false };
+    flusher.send_batch(caller, batch);
     true
 }
 

@@ -35,7 +35,7 @@ use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
 use crate::lock::admission::{Admission, AdmissionPermit};
 use crate::lock::lingering_leases::LingeringLeases;
-use crate::lock::outgoing::Outgoing;
+use crate::lock::outgoing::OutgoingBatch;
 use crate::lock::store_status::StoreStatus;
 use crate::lock::undo_queue::UndoQueue;
 use crate::lock::waiter::LockWaiter;
@@ -53,7 +53,7 @@ pub(crate) struct PoolCore {
     pub(crate) queue: Arc<WaitQueues<LockWaiter>>,
     pub(crate) renewals: Arc<RenewalScheduler>,
     pub(crate) tracker: Arc<LeaseTracker>,
-    pub(crate) outgoing: Batcher<Outgoing>,
+    pub(crate) outgoing: Batcher<OutgoingBatch>,
     /// How long the store takes for an acquire.
     pub(crate) round_trip: RoundTrip,
     pub(crate) store_status: Arc<StoreStatus>,

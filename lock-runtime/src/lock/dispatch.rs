@@ -13,7 +13,7 @@ use crate::exec::inline_task::poll_then_spawn;
 use crate::lock::acquire::attempt::first_time_limit;
 use crate::lock::acquire::first_request;
 use crate::lock::core::PoolCore;
-use crate::lock::outgoing::{FirstRequest, Outgoing};
+use crate::lock::outgoing::{FirstRequest, Outgoing, OutgoingBatch};
 use crate::lock::release;
 
 impl PoolCore {
@@ -22,8 +22,10 @@ impl PoolCore {
         Batcher::push(self, item, self.capabilities.local);
     }
 
-    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one: alone, or
-    /// under load with the next batch of that runtime.
+    /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one.
+    ///
+    /// Under load it joins the next batch: of its runtime if that has a single worker, otherwise of the driver. Several workers
+    /// would pass the state of the pool and of the connection between their caches all the time; the driver keeps it in one.
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
         let Some(caller) = self.caller() else { return self.send(item) };
         let foreground = || self.backend().foreground(&caller);
@@ -35,6 +37,9 @@ impl PoolCore {
                 Some(ForegroundPlace::InBatch) => {}
                 None => return self.send(item),
             }
+        }
+        if caller.metrics().num_workers() > 1 {
+            return Batcher::push_later(self, item);
         }
         if let Err(item) = Batcher::push_on(self, &caller, item, || foreground().is_some()) {
             self.send(item);
@@ -88,9 +93,9 @@ impl PoolCore {
 }
 
 impl Flusher for PoolCore {
-    type Item = Outgoing;
+    type Batch = OutgoingBatch;
 
-    fn batcher(&self) -> &Batcher<Outgoing> {
+    fn batcher(&self) -> &Batcher<OutgoingBatch> {
         &self.outgoing
     }
 
@@ -102,35 +107,22 @@ impl Flusher for PoolCore {
         self.send_now(None, in_flight, item);
     }
 
-    fn send_batch(
-        self: &Arc<Self>,
-        caller: Option<runtime::Id>,
-        in_flight: InFlight<Self>,
-        batch: Vec<Outgoing>,
-    ) {
-        if let Some(Outgoing::Release(_)) = batch.first() {
-            let releases = batch.into_iter().filter_map(Outgoing::release).collect();
-            return self.start_work(caller, release::send_batch(self.clone(), in_flight, releases));
-        }
-        let mut acquires: Vec<_> = batch.into_iter().filter_map(Outgoing::acquire).collect();
+    fn send_batch(self: &Arc<Self>, caller: Option<runtime::Id>, batch: OutgoingBatch) {
+        let OutgoingBatch { mut acquires, releases } = batch;
         let limits = self.time_limits();
         let limit_of = |first: &FirstRequest| first_time_limit(limits, &first.waiter.spec.policy);
-        let mut in_flight = Some(in_flight);
         while let Some(first) = acquires.first() {
             // Usually all have one limit. A shorter one must not cut the others off.
             let limit = limit_of(first);
             let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
             let call = std::mem::replace(&mut acquires, others);
-            let in_flight = in_flight.take().unwrap_or_else(|| InFlight::begin(self));
-            let work = first_request::send_batch(self.clone(), in_flight, limit, call);
+            let work =
+                first_request::send_batch(self.clone(), InFlight::begin(self), limit, call);
             self.start_work(caller, work);
         }
-    }
-
-    fn kind(item: &Outgoing) -> usize {
-        match item {
-            Outgoing::Acquire(_) => 0,
-            Outgoing::Release(_) => 1,
+        if !releases.is_empty() {
+            let work = release::send_batch(self.clone(), InFlight::begin(self), releases);
+            self.start_work(caller, work);
         }
     }
 }

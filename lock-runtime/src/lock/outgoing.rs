@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::backend::AcquireRequest;
 use crate::base::backend_error::BackendError;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
+use crate::base::owner::Owner;
+use crate::exec::batcher::Batch;
 use crate::exec::panic_boundary;
 use crate::lease::lease::Lease;
 use crate::lease::tracker::InFlightToken;
@@ -20,20 +21,47 @@ pub(crate) enum Outgoing {
     Release(PendingRelease),
 }
 
-impl Outgoing {
-    pub(crate) fn acquire(self) -> Option<FirstRequest> {
-        match self {
-            Self::Acquire(first) => Some(first),
-            Self::Release(_) => None,
+#[derive(Debug, Default)]
+pub(crate) struct OutgoingBatch {
+    pub(crate) acquires: Vec<FirstRequest>,
+    pub(crate) releases: Vec<PendingRelease>,
+}
+
+impl Batch for OutgoingBatch {
+    type Item = Outgoing;
+
+    fn push(&mut self, item: Outgoing) {
+        match item {
+            Outgoing::Acquire(first) => self.acquires.push(first),
+            Outgoing::Release(pending) => self.releases.push(pending),
         }
     }
 
-    pub(crate) fn release(self) -> Option<PendingRelease> {
-        match self {
-            Self::Release(pending) => Some(pending),
-            Self::Acquire(_) => None,
+    fn len(&self) -> usize {
+        self.acquires.len() + self.releases.len()
+    }
+
+    fn take(&mut self, most: usize) -> Self {
+        Self {
+            acquires: take_first(&mut self.acquires, most),
+            releases: take_first(&mut self.releases, most),
         }
     }
+
+    fn append(&mut self, mut later: Self) {
+        self.acquires.append(&mut later.acquires);
+        self.releases.append(&mut later.releases);
+    }
+}
+
+fn take_first<T>(items: &mut Vec<T>, most: usize) -> Vec<T> {
+    // The next batch is expected to be as large as this one.
+    let rest = if items.len() <= most {
+        Vec::with_capacity(items.len())
+    } else {
+        items.split_off(most)
+    };
+    std::mem::replace(items, rest)
 }
 
 /// The first request of an acquire that found an empty queue.
@@ -43,7 +71,7 @@ pub(crate) struct FirstRequest {
     pub(crate) id: u64,
     pub(crate) permit: KeyPermit,
     pub(crate) waiter: LockWaiter,
-    pub(crate) request: AcquireRequest,
+    pub(crate) owner: Owner,
     pub(crate) since: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) token: InFlightToken,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::backend::AcquireOutcome;
+use crate::backend::{AcquireOutcome, AcquireRequest};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::options::Wait;
@@ -33,7 +33,8 @@ pub(crate) async fn send_batch(
     if batch.is_empty() {
         return;
     }
-    let requests: Vec<_> = batch.iter().map(|first| first.request.clone()).collect();
+    let request = |first: &FirstRequest| AcquireRequest::for_owner(&first.waiter.spec, first.owner);
+    let requests: Vec<_> = batch.iter().map(request).collect();
     let sent = core.clock().now();
     let time_limit = time_limit.min(remaining_wait(&core, &batch, sent));
     let mut answers = core.acquire(&requests, sent, time_limit).await.into_iter();
@@ -116,10 +117,10 @@ fn on_answer(
     answer: Option<Result<AcquireOutcome, BackendError>>,
 ) {
     // The token counts the acquire until its answer is dealt with.
-    let FirstRequest { id, permit, waiter, request, since, deadline, token: _token } = first;
+    let FirstRequest { id, permit, waiter, owner, since, deadline, token: _token } = first;
     let now = core.clock().now();
     let spec = waiter.spec.clone();
-    let mut attempts = Attempts::new(request.owner, since);
+    let mut attempts = Attempts::new(owner, since);
     let (answer, is_rejected, pause) =
         match attempts.on_answer(&spec.policy, sent, now, time_limit, answer) {
             Answer::Granted { fences, contended } => {

@@ -13,7 +13,6 @@ use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
-use crate::backend::AcquireRequest;
 use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
@@ -119,9 +118,9 @@ fn acquire_one(
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
-    let request = AcquireRequest::for_owner(&waiter.spec, Owner::random()?);
+    let owner = Owner::random()?;
     let WaitParams { now: since, deadline, .. } = params;
-    let first = FirstRequest { id, permit, waiter, request, since, deadline, token };
+    let first = FirstRequest { id, permit, waiter, owner, since, deadline, token };
     if core.driver().is_gone() {
         // No renewal would keep a grant alive.
         Batcher::push_later(core, Outgoing::Acquire(first));
