@@ -192,11 +192,12 @@ pub(crate) fn lost(origin: Origin<'_>, owner: OwnerTag, held: Duration, loss: Lo
     }
 }
 
-pub(crate) fn released(origin: Origin<'_>, held: Duration, was_held: bool) {
+/// `held_for` reads the clock, so it is called for an event alone.
+pub(crate) fn released(origin: Origin<'_>, held_for: impl FnOnce() -> Duration, was_held: bool) {
     let result = if was_held { ReleaseResult::Released } else { ReleaseResult::NotHeld };
     origin.metrics.record(Measurement::Release(result));
     if is_wanted!(DEBUG, origin.span.subscriber()) {
-        let held_ms = millis(held);
+        let held_ms = millis(held_for());
         emit!(debug, origin, held_ms, was_held, "released");
     }
 }

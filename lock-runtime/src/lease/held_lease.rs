@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
@@ -23,11 +24,13 @@ pub(crate) trait LeaseOwner: Send + Sync {
 pub(crate) struct HeldLease {
     lease: Arc<Lease>,
     owner: Arc<dyn LeaseOwner>,
+    /// Whether the hold has been ended here. The drop that follows has nothing to do then.
+    has_ended: AtomicBool,
 }
 
 impl HeldLease {
     pub(crate) fn new(lease: Arc<Lease>, owner: Arc<dyn LeaseOwner>) -> Self {
-        Self { lease, owner }
+        Self { lease, owner, has_ended: AtomicBool::new(false) }
     }
 
     pub(crate) fn lease(&self) -> &Arc<Lease> {
@@ -36,6 +39,9 @@ impl HeldLease {
 
     /// Ends the hold now, as [`LeaseOwner::end_hold`].
     pub(crate) fn release(&self, mode: ReleaseMode) -> Option<Releasing> {
+        if self.has_ended.swap(true, Ordering::Relaxed) {
+            return None;
+        }
         self.owner.clone().end_hold(&self.lease, mode)
     }
 }

@@ -39,7 +39,7 @@ impl PoolCore {
             }
         }
         if caller.metrics().num_workers() > 1 {
-            return Batcher::push_later(self, item);
+            return self.send(item);
         }
         if let Err(item) = Batcher::push_on(self, &caller, item, || foreground().is_some()) {
             self.send(item);
@@ -116,8 +116,7 @@ impl Flusher for PoolCore {
             let limit = limit_of(first);
             let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
             let call = std::mem::replace(&mut acquires, others);
-            let work =
-                first_request::send_batch(self.clone(), InFlight::begin(self), limit, call);
+            let work = first_request::send_batch(self.clone(), InFlight::begin(self), limit, call);
             self.start_work(caller, work);
         }
         if !releases.is_empty() {

@@ -72,9 +72,9 @@ fn hand_off(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> bool {
     if limit.is_zero() || !core.tracker.is_open() {
         return false;
     }
-    let now = core.clock().now();
     let barging_interval = core.config.barging_window.map(|window| window.interval);
-    let next = core.queue.hand_off(key, barging_interval, now, |spec, contended| {
+    let now = || core.clock().now();
+    let next = core.queue.hand_off(key, barging_interval, now, |spec, contended, now| {
         let held_for = now.since(lease.granted_to_process_at);
         if contended && held_for >= limit { None } else { lease.transfer(spec) }
     });

@@ -56,11 +56,8 @@ impl Batch for OutgoingBatch {
 
 fn take_first<T>(items: &mut Vec<T>, most: usize) -> Vec<T> {
     // The next batch is expected to be as large as this one.
-    let rest = if items.len() <= most {
-        Vec::with_capacity(items.len())
-    } else {
-        items.split_off(most)
-    };
+    let rest =
+        if items.len() <= most { Vec::with_capacity(items.len()) } else { items.split_off(most) };
     std::mem::replace(items, rest)
 }
 

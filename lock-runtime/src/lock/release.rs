@@ -34,7 +34,8 @@ pub(crate) async fn send_batch(
         return;
     }
     let began = core.clock().now();
-    let requests: Vec<_> = batch.iter().map(|pending| request(&core, &pending.lease)).collect();
+    let requests: Vec<_> =
+        batch.iter().map(|pending| request(&core, &pending.lease, began)).collect();
     let outcomes = timeout(core.request_timeout(), core.backend().release(&requests)).await;
     drop(in_flight);
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
@@ -50,7 +51,7 @@ pub(crate) async fn send_batch(
 async fn release_after_renewal(core: Arc<PoolCore>, pending: PendingRelease) {
     let began = core.clock().now();
     wait_for_renewals(&core, std::slice::from_ref(&pending.lease)).await;
-    let request = request(&core, &pending.lease);
+    let request = request(&core, &pending.lease, core.clock().now());
     match release_once(&core, &request).await {
         Ok(outcome) => on_released(&core, pending, &request, outcome, false),
         Err(error) => retry(core, pending, request, began, error).await,
@@ -147,7 +148,7 @@ fn on_released(
     // After an unanswered try, "not held" may be its effect.
     let is_released = was_held || unanswered;
     report_released(&lease, was_held, is_released);
-    let now = core.clock().now();
+    let now = || core.clock().now();
     let successor = successor_attempts(&lease, request, outcome, unanswered, now);
     let mut permits = lease.take_permits();
     match (successor, permits.pop()) {
@@ -180,7 +181,7 @@ fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
     if !is_released && lease.lost_before_release() {
         events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::FoundAtRelease);
     }
-    events::released(lease.origin(), lease.held_for(), was_held);
+    events::released(lease.origin(), || lease.held_for(), was_held);
 }
 
 /// The requests of the next waiter of this process, and when the first one is due, if the release has begun them.
@@ -189,32 +190,33 @@ fn successor_attempts(
     request: &ReleaseRequest,
     outcome: ReleaseOutcome,
     unanswered: bool,
-    now: Instant,
+    now: impl FnOnce() -> Instant,
 ) -> Option<(Attempts, Duration)> {
     let successor = request.successor.map(|successor| successor.owner);
     match (outcome, successor) {
         (ReleaseOutcome::SuccessorQueued { retry_after }, Some(owner)) => {
-            Some((Attempts::for_successor(owner, now), retry_after))
+            Some((Attempts::for_successor(owner, now()), retry_after))
         }
         (ReleaseOutcome::SuccessorGranted, Some(owner)) => {
-            Some((Attempts::for_successor(owner, now), Duration::ZERO))
+            Some((Attempts::for_successor(owner, now()), Duration::ZERO))
         }
         // An unanswered try may have queued it.
         (ReleaseOutcome::NotHeld, Some(owner)) if unanswered => {
+            let now = now();
             let until = now + lease.spec.policy.ttl.stored();
             Some((Attempts::for_unconfirmed_successor(owner, now, until), Duration::ZERO))
         }
         // The waiters of this process stay away during the window, as all queued owners do.
         _ if !request.barging_window.is_zero() => {
             let owner = Owner::random().ok()?;
-            Some((Attempts::new(owner, now), request.barging_window))
+            Some((Attempts::new(owner, now()), request.barging_window))
         }
         _ => None,
     }
 }
 
-/// The request that frees `lease`, now or at the end of its `min_hold`, and names the next waiter of this process.
-fn request(core: &PoolCore, lease: &Lease) -> ReleaseRequest {
+/// The request at `now` that frees `lease`, at once or at the end of its `min_hold`, and names the next waiter of this process.
+fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     let mut request = end_of(lease);
     let Some(key) = lease.spec.single_key() else { return request };
     if !request.free_after.is_zero() || !lease.has_permits() {
@@ -222,7 +224,7 @@ fn request(core: &PoolCore, lease: &Lease) -> ReleaseRequest {
     }
     let window = core.config.barging_window;
     let interval = window.map(|window| window.interval);
-    match core.queue.plan_release(key, interval, core.clock().now()) {
+    match core.queue.plan_release(key, interval, now) {
         AfterRelease::NoWaiter => {}
         AfterRelease::BargingWindow => {
             request.barging_window = window.map_or(Duration::ZERO, |window| window.length);

@@ -17,7 +17,8 @@ pub(crate) trait PermitHandler: Send + Sync {
 /// Dropping it passes each key to its next waiter, all keys in one step. So a queue cannot stall if the owner of its
 /// permit fails.
 pub(crate) struct KeyPermit {
-    handler: Arc<dyn PermitHandler>,
+    /// `None` while it drops.
+    handler: Option<Arc<dyn PermitHandler>>,
     keys: Arc<[Key]>,
     /// Dropped with the permit.
     attached: Option<Box<dyn Attached>>,
@@ -29,7 +30,7 @@ pub(crate) trait Attached: fmt::Debug + Send + Sync {}
 impl KeyPermit {
     /// The permit of keys whose queues have just given it out.
     pub(crate) fn new(handler: Arc<dyn PermitHandler>, keys: Arc<[Key]>) -> Self {
-        Self { handler, keys, attached: None }
+        Self { handler: Some(handler), keys, attached: None }
     }
 
     /// The key, of a permit for one.
@@ -55,7 +56,8 @@ impl KeyPermit {
         }
         let (kept, dropped) = self.keys.iter().cloned().partition::<Vec<_>, _>(is_kept);
         self.keys = kept.into();
-        drop(Self::new(self.handler.clone(), dropped.into()));
+        let (keys, attached) = (dropped.into(), None);
+        drop(Self { handler: self.handler.clone(), keys, attached });
     }
 
     /// Drops `attached` together with the permit.
@@ -67,7 +69,9 @@ impl KeyPermit {
 
 impl Drop for KeyPermit {
     fn drop(&mut self) {
-        self.handler.clone().permits_dropped(&self.keys);
+        if let Some(handler) = self.handler.take() {
+            handler.permits_dropped(&self.keys);
+        }
     }
 }
 

@@ -191,12 +191,13 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn pass(&self, keys: &[Key]) -> Vec<AfterPass> {
         let mut queues = self.lock();
         if let [key] = keys
-            && let Some(queue) = queues.by_key.get(key)
-            && queue.has_no_waiters()
+            && let Some((key, queue)) = queues.by_key.remove_entry(key)
         {
             // The usual case.
-            queues.by_key.remove(key);
-            return Vec::new();
+            if queue.has_no_waiters() {
+                return Vec::new();
+            }
+            queues.by_key.insert(key, queue);
         }
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
@@ -291,23 +292,24 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// Removes the first waiter for the lock if `transfer` makes it the next holder, in one step. `transfer` receives
-    /// whether other processes wait for the lock. `None` if the lock has to be left free, see
+    /// whether other processes wait for the lock, and the time. Without a waiter the clock is not read. `None` if the lock has to be left free, see
     /// [`plan_release`](Self::plan_release).
     pub(crate) fn hand_off<T>(
         &self,
         key: &Key,
         barging_interval: Option<Duration>,
-        now: Instant,
-        transfer: impl FnOnce(&LockSpec, bool) -> Option<T>,
+        now: impl FnOnce() -> Instant,
+        transfer: impl FnOnce(&LockSpec, bool, Instant) -> Option<T>,
     ) -> Option<(QueueEntry<W>, T)> {
         let mut queues = self.lock();
         let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
         let queue = queues.by_key.get_mut(key)?;
+        let now = now();
         if queue.is_barging_due(barging_interval, now) {
             return None;
         }
         let WaitFor::Lock(waiter) = &queue.entries.get(&id)?.wait_for else { return None };
-        let next = transfer(waiter.spec(), queue.contention != Contention::None)?;
+        let next = transfer(waiter.spec(), queue.contention != Contention::None, now)?;
         let entry = queue.entries.remove(&id)?;
         drop(queues);
         self.remove_deadline(&entry);

@@ -42,8 +42,10 @@ pub(crate) async fn send_batch(
     if let (1.., Some(permit)) = (answers.len(), permit) {
         permit.answered();
     }
+    // One reading for all: the clock is read again when a lease is picked up.
+    let now = core.clock().now();
     for first in batch {
-        on_answer(&core, first, sent, time_limit, answers.next());
+        on_answer(&core, first, sent, now, time_limit, answers.next());
     }
 }
 
@@ -76,7 +78,7 @@ async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<Ad
         let is_over = |first: &mut FirstRequest| ends(first).is_some_and(|end| now >= end);
         for first in batch.extract_if(.., is_over) {
             let error = crowded(now.since(first.since));
-            on_answer(core, first, now, Duration::ZERO, Some(Err(error)));
+            on_answer(core, first, now, now, Duration::ZERO, Some(Err(error)));
         }
         if let Some(permit) = permit {
             return permit;
@@ -108,17 +110,17 @@ fn crowded(waited: Duration) -> BackendError {
     )
 }
 
-/// The lease goes to the caller; otherwise the caller joins the queue, and its permit goes on to [`run`].
+/// The answer arrived at `now`. The lease goes to the caller; otherwise the caller joins the queue, and its permit goes on to [`run`].
 fn on_answer(
     core: &Arc<PoolCore>,
     first: FirstRequest,
     sent: Instant,
+    now: Instant,
     time_limit: Duration,
     answer: Option<Result<AcquireOutcome, BackendError>>,
 ) {
     // The token counts the acquire until its answer is dealt with.
     let FirstRequest { id, permit, waiter, owner, since, deadline, token: _token } = first;
-    let now = core.clock().now();
     let spec = waiter.spec.clone();
     let mut attempts = Attempts::new(owner, since);
     let (answer, is_rejected, pause) =

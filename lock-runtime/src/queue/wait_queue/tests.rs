@@ -177,13 +177,15 @@ fn a_hand_off_is_one_step_and_sees_contention() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let id = enqueued(&queues, &TestWaiter::new("k", false));
-    assert!(queues.hand_off(&KEY, None, now, |_, contended| contended.then_some(())).is_none());
+    assert!(
+        queues.hand_off(&KEY, None, || now, |_, contended, _| contended.then_some(())).is_none()
+    );
     assert_eq!(queues.head(&KEY).unwrap().id, id, "a refused hand-off changes nothing");
     queues.mark_contended(KEY.as_str());
     let (entry, contended) =
-        queues.hand_off(&KEY, None, now, |_, contended| Some(contended)).unwrap();
+        queues.hand_off(&KEY, None, || now, |_, contended, _| Some(contended)).unwrap();
     assert_eq!((entry.id, contended), (id, true));
-    assert!(queues.hand_off(&KEY, None, now, |_, _| Some(())).is_none());
+    assert!(queues.hand_off(&KEY, None, || now, |_, _, _| Some(())).is_none());
 }
 
 #[test]
@@ -218,7 +220,7 @@ fn a_barging_window_is_due_after_its_interval() {
     let id = enqueued(&queues, &TestWaiter::new("k", false));
     assert!(matches!(plan(now), AfterRelease::Successor(_)));
     assert!(matches!(queues.plan_release(&KEY, None, later), AfterRelease::Successor(_)));
-    let hand_off = |at| queues.hand_off(&KEY, Some(INTERVAL), at, |_, _| Some(()));
+    let hand_off = |at| queues.hand_off(&KEY, Some(INTERVAL), || at, |_, _, _| Some(()));
     assert!(hand_off(later).is_none(), "a hand-off would not leave the lock free");
     assert!(matches!(plan(later), AfterRelease::BargingWindow));
     assert!(matches!(plan(later), AfterRelease::Successor(_)), "the window has begun");
@@ -315,7 +317,7 @@ fn contention_is_known_from_the_grant_and_stays_until_the_next_owner() {
     let now = Clock::Boot.now();
     let is_contended = || {
         enqueued(&queues, &TestWaiter::new("k", false));
-        queues.hand_off(&KEY, None, now, |_, contended| Some(contended)).unwrap().1
+        queues.hand_off(&KEY, None, || now, |_, contended, _| Some(contended)).unwrap().1
     };
     let holder = Holder { lease: 7, owner, since: now };
     for (answer, expected) in [
@@ -388,7 +390,7 @@ fn a_wait_that_is_over_leaves_no_deadline() {
     let ends: [&dyn Fn(u64); 5] = [
         &|id| queues.cancel(&KEY, id),
         &|id| drop(queues.take_head(&KEY, id, |_| false)),
-        &|_| drop(queues.hand_off(&KEY, None, params.now, |_, _| Some(()))),
+        &|_| drop(queues.hand_off(&KEY, None, || params.now, |_, _, _| Some(()))),
         &|_| drop(queues.reject_expired(&KEY, params.now, |_, _| true)),
         &|_| drop(queues.reject_all(&[KEY], &LockError::pool_closed())),
     ];

@@ -13,6 +13,7 @@ use crate::backend::redis::protocol::value::{
 };
 use crate::backend::redis::protocol::wait_queue::{LockValue, recheck_interval};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
+use crate::base::clock::Instant;
 use crate::base::jitter;
 
 /// The command that carries an acquire request.
@@ -32,7 +33,8 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let forms = requests.iter().map(|request| self.form(request)).collect();
+        let now = self.clock.now();
+        let forms = requests.iter().map(|request| self.form(request, now)).collect();
         self.acquire_as(forms, hint, requests).await
     }
 
@@ -70,13 +72,11 @@ impl ScriptedServer {
         attempts.map(|((request, form), answer)| self.outcome(request, form, &answer?)).collect()
     }
 
-    /// The form in which `request` is sent.
-    pub(crate) fn form(&self, request: &AcquireRequest) -> RequestForm {
+    /// The form in which `request` is sent at `now`.
+    pub(crate) fn form(&self, request: &AcquireRequest, now: Instant) -> RequestForm {
         let queues = request.enqueue && self.keeps_wait_queues();
         match (&*request.keys, request.attempt) {
-            ([key], 0) if queues && self.contended.contains(key, self.clock.now()) => {
-                RequestForm::Queue
-            }
+            ([key], 0) if queues && self.contended.contains(key, now) => RequestForm::Queue,
             // The usual case in one plain command. It has to be the first attempt, as it does not recognise an earlier
             // one of the same owner. Its reply has no remaining time.
             ([_], 0) if !request.fencing => RequestForm::Set,

@@ -9,7 +9,9 @@ use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
 use crate::backend::redis::protocol::value::{millis, unexpected};
-use crate::backend::redis::protocol::wait_queue::{QueueToken, recheck_interval, reservation_time};
+use crate::backend::redis::protocol::wait_queue::{
+    QueueToken, ValueStart, recheck_interval, reservation_time,
+};
 use crate::backend::{BackendError, FailureKind, ReleaseOutcome, ReleaseRequest};
 use crate::base::clock::Instant;
 use crate::base::jitter;
@@ -117,7 +119,7 @@ impl ReleaseCommand<'_> {
         match self {
             Self::Delete { key, token } => {
                 let mut call = RELEASE.call(by, 1, 1);
-                call.arg(key.as_str()).arg(token.as_bytes());
+                call.arg(key.as_str()).arg(ValueStart(*token));
                 call
             }
             Self::Queue { request, token, successor } => {

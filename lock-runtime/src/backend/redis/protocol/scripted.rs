@@ -75,7 +75,8 @@ impl Backend for Scripted {
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let sent = self.clock.now();
-        let forms: Vec<_> = requests.iter().map(|request| self.server.form(request)).collect();
+        let forms: Vec<_> =
+            requests.iter().map(|request| self.server.form(request, sent)).collect();
         let is_new = |(request, form): &(&AcquireRequest, &RequestForm)| {
             request.attempt == 0 && **form == RequestForm::Queue
         };

@@ -121,6 +121,21 @@ impl ToRedisArgs for LockValue {
 
 impl ToSingleRedisArg for LockValue {}
 
+/// How the value of an uncontended lock begins that says something of its owner. A token without a channel is all of the value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ValueStart(pub(crate) QueueToken);
+
+impl ToRedisArgs for ValueStart {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        let mut start = [b' '; MAX_LEN + 1];
+        let Self(QueueToken { bytes, len }) = self;
+        start[..MAX_LEN].copy_from_slice(bytes);
+        out.write_arg(&start[..if self.0.has_channel() { MAX_LEN + 1 } else { *len }]);
+    }
+}
+
+impl ToSingleRedisArg for ValueStart {}
+
 /// What the value of a lock says of its owner.
 pub(crate) fn owner_info(value: &[u8]) -> Option<OwnerInfo> {
     let (token, text) = value.split_at_checked(MAX_LEN)?;
