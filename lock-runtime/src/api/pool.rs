@@ -184,6 +184,10 @@ impl LockPool {
     pub(crate) fn core(&self) -> &Arc<PoolCore> {
         &self.0
     }
+
+    pub(crate) fn into_core(self) -> Arc<PoolCore> {
+        self.0
+    }
 }
 
 /// Settings of a pool.

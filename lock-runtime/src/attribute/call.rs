@@ -173,7 +173,7 @@ impl Call {
                 named_pools::find(name).map_err(|error| error.at(label.lock_name()))?
             }
         };
-        let core = pool.core().clone();
+        let core = pool.into_core();
         // The options of a site ask for a fence if it has a `guard`.
         Ok(Some(LockCall { core, label, keys, options, shows_guard: true }))
     }

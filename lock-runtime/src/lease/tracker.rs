@@ -1,7 +1,7 @@
 //! The leases and requests of a pool, and its phase.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use tokio::sync::watch;
@@ -25,6 +25,8 @@ pub(crate) struct LeaseTracker {
     tracked: Mutex<Tracked>,
     last_id: AtomicU64,
     phase: watch::Sender<PoolPhase>,
+    /// Whether `phase` is `Open`, for the check of every acquire and every end of a hold.
+    is_open: AtomicBool,
     /// Counts up with every entry that is removed.
     removed: watch::Sender<u64>,
     /// The process of the pool.
@@ -56,6 +58,7 @@ impl LeaseTracker {
             tracked: Mutex::default(),
             last_id: AtomicU64::new(0),
             phase: watch::Sender::new(PoolPhase::Open),
+            is_open: AtomicBool::new(true),
             removed: watch::Sender::new(0),
             process: Process::current(),
         }
@@ -68,7 +71,7 @@ impl LeaseTracker {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        *self.phase.borrow() == PoolPhase::Open
+        self.is_open.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -138,6 +141,9 @@ impl LeaseTracker {
     pub(crate) fn advance(&self, phase: PoolPhase) -> bool {
         // Under the lock of `try_begin`, so that no acquire begins after it.
         let _tracked = self.tracked();
+        if phase != PoolPhase::Open {
+            self.is_open.store(false, Ordering::Release);
+        }
         self.phase.send_if_modified(|now| {
             let is_later = *now != phase && *now != PoolPhase::Closed;
             if is_later {
