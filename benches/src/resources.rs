@@ -1,6 +1,8 @@
 //! Resource usage of a process, as reported by the kernel.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// Seconds of processor time of all threads of a process, to the nanosecond.
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
@@ -9,6 +11,13 @@ pub(crate) fn cpu_seconds(pid: u32) -> f64 {
         fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
     };
     threads.filter_map(|thread| nanos(thread.path().join("schedstat"))).sum::<u64>() as f64 / 1e9
+}
+
+/// The share of a core that a process uses within `window` from now on, in percent.
+pub(crate) fn percent_of_core(pid: u32, window: Duration) -> f64 {
+    let before = cpu_seconds(pid);
+    sleep(window);
+    (cpu_seconds(pid) - before) / window.as_secs_f64() * 100.0
 }
 
 /// Seconds of processor time of all children of this process that have ended, and of theirs.

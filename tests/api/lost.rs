@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::future::{Future, pending, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -117,8 +117,7 @@ async fn every_end_of_a_guard_resolves_lost_on_redis() {
 }
 
 #[tokio::test]
-async fn a_release_or_check_behind_the_end_of_the_hold_reports_the_loss_that_nothing_has_noticed_yet()
- {
+async fn a_release_or_check_notices_that_the_time_of_the_hold_is_over() {
     let (builder, short) = (LockPool::builder("memory://"), ms(300));
     // Its tasks cannot run while the thread is blocked.
     let pool = builder.on_current_runtime().connect().await.unwrap();
@@ -129,11 +128,14 @@ async fn a_release_or_check_behind_the_end_of_the_hold_reports_the_loss_that_not
             pool.lock("not renewed").ttl(short).renew(false),
         ]
     };
-    let ended = async |request: LockRequest| {
-        let guard = request.acquire().await.unwrap();
+    let until_ended = |guard: &LockGuard| {
         while guard.is_held() {
             std::thread::sleep(ms(1));
         }
+    };
+    let ended = async |request: LockRequest| {
+        let guard = request.acquire().await.unwrap();
+        until_ended(&guard);
         guard
     };
     for request in requests() {
@@ -143,10 +145,19 @@ async fn a_release_or_check_behind_the_end_of_the_hold_reports_the_loss_that_not
     }
     for request in requests() {
         let guard = ended(request).await;
-        let error = guard.verify().await.unwrap_err();
+        let checked = poll_once(pin!(guard.verify())).await;
+        let error = checked.expect("nothing is sent").unwrap_err();
         assert!(error.is_lost(), "{error}");
         assert_eq!(error.progress(), Progress::Unfinished);
         assert!(guard.release().await.unwrap_err().is_lost());
+    }
+    for request in requests() {
+        let guard = request.acquire().await.unwrap();
+        let mut checking = pin!(guard.verify());
+        assert!(poll_once(checking.as_mut()).await.is_none(), "the store is asked");
+        until_ended(&guard);
+        let error = checking.await.unwrap_err();
+        assert!(error.is_lost() && error.to_string().contains("is over"), "{error}");
     }
 }
 

@@ -30,6 +30,7 @@ mod etcd;
 mod exit_paths;
 mod fence_gate;
 mod late_writes;
+mod locked_rows;
 mod moved_store;
 mod mysql;
 mod old_tables;

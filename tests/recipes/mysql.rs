@@ -1,17 +1,15 @@
 //! MariaDB.
 
-use diesel_async::{AsyncConnection, AsyncMysqlConnection, SimpleAsyncConnection};
 use lock_tests::SqlServer;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, TxOpts};
-use sea_orm::{ConnectionTrait, TransactionTrait};
 
-use super::{Holder, Outcome, a_stale_holder_is_refused, the_table_is_what_runs};
-
-const PAY: &str = "UPDATE orders SET state = 'paid' WHERE id = 42";
+use super::{Holder, Outcome, PAY, a_stale_holder_is_refused, the_table_is_what_runs};
 
 /// Of the message of the pin.
 const TOLD: &str = "the_lock_is_lost";
+
+recipes_of_both!(SqlServer::mysql, TOLD, sqlx::MySqlPool, diesel_async::AsyncMysqlConnection);
 
 async fn with_mysql_async(database: String, guard: impl Holder) -> Outcome {
     let mut connection = Conn::new(Opts::from_url(&database)?).await?;
@@ -21,87 +19,10 @@ async fn with_mysql_async(database: String, guard: impl Holder) -> Outcome {
     Ok(transaction.commit().await?)
 }
 
-async fn with_sqlx(database: String, guard: impl Holder) -> Outcome {
-    let pool = sqlx::MySqlPool::connect(&database).await?;
-    let mut transaction = pool.begin().await?;
-    sqlx::raw_sql(&guard.pin_sql()?).execute(&mut *transaction).await?;
-    sqlx::query(PAY).execute(&mut *transaction).await?;
-    Ok(transaction.commit().await?)
-}
-
-async fn with_diesel_async(database: String, guard: impl Holder) -> Outcome {
-    let mut connection = <AsyncMysqlConnection as AsyncConnection>::establish(&database).await?;
-    connection
-        .transaction(async |connection| {
-            connection.batch_execute(&guard.pin_sql()?).await?;
-            Ok(connection.batch_execute(PAY).await?)
-        })
-        .await
-}
-
-async fn with_sea_orm(database: String, guard: impl Holder) -> Outcome {
-    let connection = sea_orm::Database::connect(&database).await?;
-    let transaction = connection.begin().await?;
-    transaction.execute_unprepared(&guard.pin_sql()?).await?;
-    transaction.execute_unprepared(PAY).await?;
-    Ok(transaction.commit().await?)
-}
-
-/// Apart from the traits of diesel-async, which have the same names.
-mod blocking {
-    use diesel::Connection;
-    use diesel::connection::SimpleConnection;
-    use diesel_async::AsyncMysqlConnection;
-    use diesel_async::async_connection_wrapper::AsyncConnectionWrapper;
-
-    use super::{Holder, Outcome, PAY};
-
-    /// As `MysqlConnection`, without the C library.
-    type Blocking = AsyncConnectionWrapper<AsyncMysqlConnection>;
-
-    pub(super) async fn with_diesel(database: String, guard: impl Holder) -> Outcome {
-        let transaction = move || {
-            let mut connection = <Blocking as Connection>::establish(&database)?;
-            connection.transaction(|connection| {
-                connection.batch_execute(&guard.pin_sql()?)?;
-                Ok(connection.batch_execute(PAY)?)
-            })
-        };
-        tokio::task::spawn_blocking(transaction).await?
-    }
-}
-
 #[tokio::test]
 async fn mysql_async() {
     let server = SqlServer::mysql();
     a_stale_holder_is_refused(server, TOLD, with_mysql_async, with_mysql_async).await;
-}
-
-#[tokio::test]
-async fn sqlx() {
-    a_stale_holder_is_refused(SqlServer::mysql(), TOLD, with_sqlx, with_sqlx).await;
-}
-
-#[tokio::test]
-async fn diesel() {
-    a_stale_holder_is_refused(
-        SqlServer::mysql(),
-        TOLD,
-        blocking::with_diesel,
-        blocking::with_diesel,
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn diesel_async() {
-    let server = SqlServer::mysql();
-    a_stale_holder_is_refused(server, TOLD, with_diesel_async, with_diesel_async).await;
-}
-
-#[tokio::test]
-async fn sea_orm() {
-    a_stale_holder_is_refused(SqlServer::mysql(), TOLD, with_sea_orm, with_sea_orm).await;
 }
 
 #[test]

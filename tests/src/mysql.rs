@@ -18,6 +18,9 @@ use crate::skew::Skew;
 use crate::templates::Templates;
 use crate::tls::{Tls, TlsFiles};
 
+/// In the directory of the data.
+const GENERAL_LOG: &str = "general.log";
+
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A `mariadbd` or `mysqld` child process on a port and in a directory of its own, with the database `locks` of the user `locks`, and without flushes
@@ -71,6 +74,11 @@ impl Config {
     /// Flushes with each commit, so that a killed server keeps what it has answered.
     pub fn durable(self) -> Self {
         self.option("innodb-flush-log-at-trx-commit=1")
+    }
+
+    /// Logs what clients send, for [`MysqlServer::sent`].
+    pub fn logged(self) -> Self {
+        self.option("general-log=1").option(&format!("general-log-file={GENERAL_LOG}"))
     }
 
     /// Serves TLS too.
@@ -321,6 +329,22 @@ impl MysqlServer {
     /// What the server has logged since its first start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
+    }
+
+    /// The first line of each script that clients have sent since the start of a server that is [`logged`](Config::logged).
+    ///
+    /// # Panics
+    ///
+    /// When there is no log.
+    #[track_caller]
+    pub fn sent(&self) -> Vec<String> {
+        let log = fs::read(data(self.dir.path()).join(GENERAL_LOG)).expect("the server is logged");
+        let log = String::from_utf8_lossy(&log);
+        let queries = log.lines().filter_map(|line| {
+            let (before, query) = line.split_once(" Query\t")?;
+            before.ends_with(|last: char| last.is_ascii_digit()).then(|| query.to_owned())
+        });
+        queries.collect()
     }
 
     #[track_caller]

@@ -6,7 +6,7 @@ use lock_tests::RedisServer;
 
 use crate::Plan;
 use crate::report::{Bar, Report};
-use crate::resources::{cpu_seconds, resident_mb};
+use crate::resources::{percent_of_core, resident_mb};
 use crate::worker::Worker;
 
 pub(crate) fn measure(plan: Plan, report: &mut Report) {
@@ -21,10 +21,9 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         let holder = Worker::holder(&server.url(), locks, false);
         // Until the first renewals are done.
         std::thread::sleep(Duration::from_secs(11));
-        let (cpu, reads) = (cpu_seconds(holder.pid()), reads(&server));
-        std::thread::sleep(window);
-        let cpu = (cpu_seconds(holder.pid()) - cpu) / window.as_secs_f64() * 100.0;
-        let reads = (self::reads(&server) - reads) / window.as_secs_f64();
+        let before = reads(&server);
+        let cpu = percent_of_core(holder.pid(), window);
+        let reads = (reads(&server) - before) / window.as_secs_f64();
         let memory = resident_mb(holder.pid());
         let lost = holder.lost();
         report.figure(&format!("{locks} locks: processor time"), "% of core", &[cpu], cpu_bar);

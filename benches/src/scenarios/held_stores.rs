@@ -7,7 +7,7 @@ use lock_tests::{EtcdServer, MysqlServer, PostgresServer, RedisServer, ZooKeeper
 
 use crate::Plan;
 use crate::report::{Bar, Report};
-use crate::resources::cpu_seconds;
+use crate::resources::percent_of_core;
 use crate::worker::Worker;
 
 const LOCKS: usize = 10_000;
@@ -35,9 +35,7 @@ fn of_one(plan: Plan, report: &mut Report, store: &str, url: &str) {
     // Until the first renewals are done.
     sleep(Duration::from_secs(11));
     let window = Duration::from_secs(if plan.quick { 20 } else { 60 });
-    let before = cpu_seconds(holder.pid());
-    sleep(window);
-    let share = (cpu_seconds(holder.pid()) - before) / window.as_secs_f64() * 100.0;
+    let share = percent_of_core(holder.pid(), window);
     let lost = holder.lost() as f64;
     let figure = |what: &str| format!("{store}: {what}");
     report.figure(&figure("processor time"), "% of core", &[share], Bar::AtMost(1.0));

@@ -167,7 +167,8 @@ impl LockGuard {
             return Err(self.locate(LockError::inherited()));
         }
         let lease = self.lease();
-        if let Some(loss) = lease.loss() {
+        // A hold that is over needs no request.
+        if let Some(loss) = self.loss() {
             return Err(self.loss_error(loss));
         }
         // The store knows one owner for the process. The lock is another task's by now.
@@ -177,8 +178,7 @@ impl LockGuard {
         let is_held = self.core.is_held(lease.to_store()).await;
         let is_held = is_held.map_err(|error| self.locate(error))?;
         // Its time may have ended before the answer, or it was handed off.
-        hold::note_end(&self.core, lease);
-        if let Some(loss) = lease.loss() {
+        if let Some(loss) = self.loss() {
             return Err(self.loss_error(loss));
         }
         if is_held && !lease.is_transferred() {

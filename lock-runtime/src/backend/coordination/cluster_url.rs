@@ -153,7 +153,8 @@ impl UrlForm {
     }
 }
 
+/// The error of a URL, before its remedy.
 #[cold]
-fn wrong(cause: impl Into<std::borrow::Cow<'static, str>>) -> LockError {
+pub(crate) fn wrong(cause: impl Into<std::borrow::Cow<'static, str>>) -> LockError {
     LockError::new(ErrorKind::Config, cause)
 }

@@ -9,8 +9,8 @@ use crate::backend::mysql::packet::{BYTES_IN_LISTS, BYTES_OF_TRANSITION, by_coun
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript, push_bytes};
 use crate::backend::mysql::server_error::is_lock_timeout;
 use crate::backend::mysql::session::Fields;
-use crate::backend::sql::job::{Acquires, answer, fail_all};
-use crate::backend::sql::parts::by_distinct_keys;
+use crate::backend::sql::acquire_steps::{AcquireStep, AcquireSteps};
+use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
 use crate::backend::sql::stored_info::stored_info;
 use crate::backend::sql::tables::{InfoColumn, PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Owner, WaitMode};
@@ -47,48 +47,58 @@ impl LeaseRow {
 }
 
 impl MysqlBatch<'_> {
-    /// Tries all requests: those for one key together, by a statement that changes nothing for a key that is held.
-    pub(super) async fn acquire(&mut self, requests: Acquires) {
-        let requests = self.without_locked(requests, |request| &request.keys).await;
-        let (single, several): (Acquires, Acquires) =
-            requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
-        let acquired_together = self.session.parts(ACQUIRED_TOGETHER, BYTES_IN_LISTS);
-        let queued_together = self.session.parts(QUEUED_TOGETHER, BYTES_OF_TRANSITION);
-        for mut requests in by_distinct_keys(single, |(request, _)| &request.keys) {
-            requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
-            let mut refused = Vec::new();
-            for mut requests in by_count_of_keys(requests, |_| 1, acquired_together) {
-                if self.statements().pins == Pins::On {
-                    // The fence and the lease change in one transaction, which needs a row to lock.
-                    refused.extend(self.with_rows(requests).await);
-                    continue;
-                }
-                while !requests.is_empty() {
-                    let (again, held) = self.acquire_free(requests).await;
-                    requests = again;
-                    refused.extend(held);
-                }
-            }
-            for mut requests in by_count_of_keys(refused, |_| 1, queued_together) {
-                while !requests.is_empty() {
-                    requests = self.enqueue(requests).await;
-                }
+    /// Tries the requests of `steps` in their order, until those took long. The others stay there.
+    pub(super) async fn acquire(&mut self, steps: &mut AcquireSteps) {
+        steps.begin();
+        while let Some(step) = steps.next_step() {
+            match step {
+                AcquireStep::Single(requests) => self.acquire_single(requests).await,
+                AcquireStep::Several(request) => self.acquire_several(request).await,
             }
         }
-        // A request of a caller that is gone is not sent. The first ones may have taken longer than its time.
-        for pending in several.into_iter().filter(|(_, reply)| !reply.is_closed()) {
-            // One that failed before may have shown that a row is locked.
-            let free = self.without_locked(vec![pending], |request| &request.keys).await;
-            for (request, reply) in free {
-                let mut outcome = self.acquire_all(&request).await;
-                if outcome.as_ref().is_err_and(|error| self.leaves_info_out(error)) {
-                    outcome = self.acquire_all(&request).await;
-                }
-                if outcome.as_ref().is_err_and(is_lock_timeout) {
-                    self.remember_locked(request.keys.iter());
-                }
-                answer(reply, outcome);
+    }
+
+    /// Tries requests for one key together, by a statement that changes nothing for a key that is held.
+    async fn acquire_single(&mut self, mut requests: Acquires) {
+        let acquired_together = self.session.parts(ACQUIRED_TOGETHER, BYTES_IN_LISTS);
+        let queued_together = self.session.parts(QUEUED_TOGETHER, BYTES_OF_TRANSITION);
+        requests.sort_by(|(one, _), (other, _)| one.keys.cmp(&other.keys));
+        let mut refused = Vec::new();
+        for mut requests in by_count_of_keys(requests, |_| 1, acquired_together) {
+            if self.statements().pins == Pins::On {
+                // The fence and the lease change in one transaction, which needs a row to lock.
+                refused.extend(self.with_rows(requests).await);
+                continue;
             }
+            while !requests.is_empty() {
+                let (again, held) = self.acquire_free(requests).await;
+                requests = again;
+                refused.extend(held);
+            }
+        }
+        for mut requests in by_count_of_keys(refused, |_| 1, queued_together) {
+            while !requests.is_empty() {
+                requests = self.enqueue(requests).await;
+            }
+        }
+    }
+
+    async fn acquire_several(&mut self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
+        // A request of a caller that is gone is not sent. The ones before may have taken longer than its time.
+        if pending.1.is_closed() {
+            return;
+        }
+        // One that failed before may have shown that a row is locked.
+        let free = self.without_locked(vec![pending], |request| &request.keys).await;
+        for (request, reply) in free {
+            let mut outcome = self.acquire_all(&request).await;
+            if outcome.as_ref().is_err_and(|error| self.leaves_info_out(error)) {
+                outcome = self.acquire_all(&request).await;
+            }
+            if outcome.as_ref().is_err_and(is_lock_timeout) {
+                self.remember_locked(request.keys.iter());
+            }
+            answer(reply, outcome);
         }
     }
 
@@ -275,7 +285,9 @@ impl MysqlBatch<'_> {
             return;
         }
         let statements = self.statements();
-        let mut script = self.begin();
+        let keys = ByteList::of_keys(places.iter().map(|(key, _)| key));
+        // As in all other scripts, the row of a lease is locked before those of its queue.
+        let mut script = self.begin().then(&statements.lock_rows, &[("keys", keys.as_literal())]);
         for (key, owner) in places {
             let values = [
                 ("key", Literal::Bytes(key.as_str().as_bytes())),

@@ -17,6 +17,7 @@ use crate::backend::mysql::server_error::{
     ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back, row_is_locked,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
+use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
@@ -60,17 +61,23 @@ impl<'a> MysqlBatch<'a> {
         Self { session, state, locked, channel: state.channel().clone(), limit, broken: None }
     }
 
-    /// Sends all requests and answers each.
-    pub(crate) async fn run(&mut self, jobs: Jobs) {
+    /// Sends all requests and answers each, but for acquires that stay in `steps` to be sent with the next jobs.
+    pub(crate) async fn run(&mut self, jobs: Jobs, steps: &mut AcquireSteps) {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
-        // An acquire that its caller has given up comes before the release that undoes it.
         if !acquires.is_empty() {
-            self.acquire(acquires).await;
+            steps.add(self.without_locked(acquires, |request| &request.keys).await);
         }
-        if !releases.is_empty() {
-            self.release(releases).await;
+        // An acquire that its caller has given up comes before the release that undoes it.
+        let (first, behind) = steps.split(releases);
+        if !first.is_empty() {
+            self.release(first).await;
+        }
+        self.acquire(steps).await;
+        steps.withdraw(&behind);
+        if !behind.is_empty() {
+            self.release(behind).await;
         }
         if !renewals.is_empty() {
             self.renew(renewals).await;

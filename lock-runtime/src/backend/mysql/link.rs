@@ -15,6 +15,7 @@ use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
+use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::base::clock::Instant;
@@ -47,6 +48,8 @@ struct MysqlLink {
     /// The last session, until it is known to have ended.
     predecessor: MysqlSessionIdentity,
     locked: LockedRows,
+    /// What earlier batches have left.
+    steps: AcquireSteps,
     sweep: RowSweep,
     looks: Looks,
 }
@@ -67,12 +70,14 @@ impl MysqlLink {
     ) -> Self {
         let now = state.clock.now();
         let sweep = RowSweep::new(state.connector.database.forget_after, now);
+        let steps = AcquireSteps::new(state.clock, state.connector.limits.request);
         Self {
             state,
             purpose,
             inbox,
             predecessor: MysqlSessionIdentity::default(),
             locked: LockedRows::default(),
+            steps,
             sweep,
             looks: Looks::new(now),
         }
@@ -86,6 +91,7 @@ impl MysqlLink {
                 Left::Closed => return session.close().await,
                 Left::Ended(error, answered) => (error, answered),
             };
+            self.steps.fail(&error);
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
                 self.state.watch_list().leave_queues(self.state.clock.now());
@@ -122,6 +128,7 @@ impl MysqlLink {
                         return Left::Closed;
                     }
                 }
+                () = std::future::ready(()), if !self.steps.is_empty() => {}
                 () = state.watched.notified(), if is_upkeep => continue,
                 () = state.clock.sleep_until(wake_at) => {}
             }
@@ -137,7 +144,7 @@ impl MysqlLink {
             let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
             for jobs in batches {
                 // Behind the end of the connection they fail without being sent.
-                batch.run(jobs).await;
+                batch.run(jobs, &mut self.steps).await;
             }
             if is_upkeep && self.sweep.due() <= now {
                 self.sweep.run(&mut batch).await;

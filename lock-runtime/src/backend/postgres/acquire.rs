@@ -8,8 +8,8 @@ use tokio_postgres::types::Type;
 use crate::backend::postgres::batch::{Batch, Parts};
 use crate::backend::postgres::schema::{Parameter, Parameters};
 use crate::backend::postgres::session::get;
+use crate::backend::sql::acquire_steps::{AcquireStep, AcquireSteps};
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
-use crate::backend::sql::parts::by_distinct_keys;
 use crate::backend::sql::stored_info::stored_info;
 use crate::backend::sql::tables::{PINNED_RECHECK, Pins, micros};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
@@ -26,23 +26,31 @@ struct AcquireRow {
 }
 
 impl Batch<'_> {
-    /// Tries all requests: those for one key together, by a statement that writes nothing for a key that is held.
-    pub(super) async fn acquire(&self, requests: Acquires) {
-        let (single, several): (Acquires, Acquires) =
-            requests.into_iter().partition(|(request, _)| request.keys.len() == 1);
-        for requests in by_distinct_keys(single, |(request, _)| &request.keys) {
-            let mut parts = Parts::of(requests);
-            let mut refused = Vec::new();
-            while let Some(requests) = parts.next() {
-                refused.extend(self.acquire_free(requests, &mut parts).await);
-            }
-            let mut parts = Parts::of(refused);
-            while let Some(requests) = parts.next() {
-                self.enqueue(requests, &mut parts).await;
+    /// Tries the requests of `steps` in their order, until those took long. The others stay there.
+    pub(super) async fn acquire(&self, steps: &mut AcquireSteps) {
+        steps.begin();
+        while let Some(step) = steps.next_step() {
+            match step {
+                AcquireStep::Single(requests) => self.acquire_single(requests).await,
+                // A request of a caller that is gone is not sent.
+                AcquireStep::Several((_, reply)) if reply.is_closed() => {}
+                AcquireStep::Several((request, reply)) => {
+                    answer(reply, self.acquire_all(&request).await);
+                }
             }
         }
-        for (request, reply) in several {
-            answer(reply, self.acquire_all(&request).await);
+    }
+
+    /// Tries requests for one key together, by a statement that writes nothing for a key that is held.
+    async fn acquire_single(&self, requests: Acquires) {
+        let mut parts = Parts::of(requests);
+        let mut refused = Vec::new();
+        while let Some(requests) = parts.next() {
+            refused.extend(self.acquire_free(requests, &mut parts).await);
+        }
+        let mut parts = Parts::of(refused);
+        while let Some(requests) = parts.next() {
+            self.enqueue(requests, &mut parts).await;
         }
     }
 

@@ -16,6 +16,7 @@ use crate::backend::postgres::schema::{Parameter, Sql, Statements};
 use crate::backend::postgres::server_error::{failure, is_lock_timeout};
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, answer, no_answer};
 use crate::backend::{BackendError, FailureKind};
 
@@ -46,17 +47,21 @@ impl<'a> Batch<'a> {
         Self { session, server, statements, events, channel, limit, silent }
     }
 
-    /// Sends all requests and answers each.
-    pub(crate) async fn run(&self, jobs: Jobs) {
+    /// Sends all requests and answers each, but for acquires that stay in `steps` to be sent with the next jobs.
+    pub(crate) async fn run(&self, jobs: Jobs, steps: &mut AcquireSteps) {
         let Jobs {
             acquires, releases, renewals, reads, inspections, lists, health, probes, ..
         } = jobs;
+        steps.add(acquires);
         // An acquire that its caller has given up comes before the release that undoes it.
-        if !acquires.is_empty() {
-            self.acquire(acquires).await;
+        let (first, behind) = steps.split(releases);
+        if !first.is_empty() {
+            self.release(first).await;
         }
-        if !releases.is_empty() {
-            self.release(releases).await;
+        self.acquire(steps).await;
+        steps.withdraw(&behind);
+        if !behind.is_empty() {
+            self.release(behind).await;
         }
         if !renewals.is_empty() {
             self.renew(renewals).await;

@@ -15,6 +15,7 @@ use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, OnPayload, ServerProcess, Session};
 use crate::backend::postgres::sweep::Sweep;
 use crate::backend::queue_events::QueueEvents;
+use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::backend::{BackendError, FailureKind};
@@ -66,13 +67,16 @@ struct LinkTask {
     inbox: UnboundedReceiver<StoreJob>,
     /// The server process of the last connection, until it is known to have ended.
     predecessor: Option<ServerProcess>,
+    /// What earlier batches have left.
+    steps: AcquireSteps,
     sweep: Sweep,
 }
 
 impl LinkTask {
     fn new(state: Arc<PoolState>, purpose: Purpose, inbox: UnboundedReceiver<StoreJob>) -> Self {
         let sweep = Sweep::new(&state.connector.database, state.clock.now());
-        Self { state, purpose, inbox, predecessor: None, sweep }
+        let steps = AcquireSteps::new(state.clock, state.connector.limits.request);
+        Self { state, purpose, inbox, predecessor: None, steps, sweep }
     }
 
     async fn run(mut self, mut session: Session) {
@@ -80,6 +84,7 @@ impl LinkTask {
         loop {
             let up_since = self.state.clock.now();
             let Some((error, answered)) = self.serve(&mut session).await else { return };
+            self.steps.fail(&error);
             if self.purpose == Purpose::Upkeep {
                 self.state.channel().clear();
             }
@@ -105,22 +110,23 @@ impl LinkTask {
         let server = self.state.connector.server();
         loop {
             let idle_until = answered + IDLE_CHECK;
-            let count = tokio::select! {
+            tokio::select! {
                 biased;
                 ended = &mut session.ended => {
                     return Some((ended.unwrap_or_else(|_| no_answer()), answered));
                 }
-                count = self.inbox.recv_many(&mut jobs, most) => count,
+                count = self.inbox.recv_many(&mut jobs, most) => {
+                    if count == 0 {
+                        return None;
+                    }
+                }
+                () = std::future::ready(()), if !self.steps.is_empty() => {}
                 () = self.state.clock.sleep_until(idle_until.min(self.sweep.due())),
                     if self.purpose == Purpose::Upkeep =>
                 {
                     // A connection that has ended in silence takes no notifications.
                     jobs.push(StoreJob::Probe(oneshot::channel().0));
-                    1
                 }
-            };
-            if count == 0 {
-                return None;
             }
             let state = self.state.clone();
             let batches = Jobs::batches(jobs.drain(..));
@@ -128,7 +134,7 @@ impl LinkTask {
             for jobs in batches {
                 let channel = state.channel().clone();
                 let batch = Batch::new(session, &state.connector, &server, &state.events, channel);
-                batch.run(jobs).await;
+                batch.run(jobs, &mut self.steps).await;
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch, state.clock).await;
                 }

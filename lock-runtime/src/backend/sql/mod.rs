@@ -1,5 +1,6 @@
-//! What stores on a database have in common: a wait for a connection, requests in batches, names of tables, TLS by URL.
+//! What stores on a database have in common: a wait for a connection, requests in batches and their order, names of tables, TLS by URL.
 
+pub(crate) mod acquire_steps;
 pub(crate) mod encryption;
 pub(crate) mod inspected_rows;
 pub(crate) mod job;

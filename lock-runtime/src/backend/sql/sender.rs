@@ -10,7 +10,7 @@ use crate::backend::sql::job::{Reply, StoreJob, closed, no_answer};
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Acquires and releases, in the order in which they were requested.
+    /// Acquires and releases. Those of one owner are sent in the order in which they were requested.
     Claims,
     /// Renewals, which must not wait behind acquires; notifications, reads and sweeps.
     Upkeep,

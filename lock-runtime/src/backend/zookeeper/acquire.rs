@@ -227,7 +227,7 @@ impl LockNodes {
         if !self.claims.set(owner, key, Slot::Node(queued)) {
             return Err(expired());
         }
-        self.claims.owners.keep_until(owner, self.claims.owners.clock.now() + QUEUED_FOR);
+        self.claims.owners.keep_until(owner, self.claims.now() + QUEUED_FOR);
         let [answer] = session.run([NodeOperation::Watch { path: predecessor }]).await?;
         match answer {
             Ok(_) => {
@@ -263,7 +263,7 @@ impl LockNodes {
                 return Err(expired());
             }
         }
-        let until = self.claims.owners.clock.now() + request.kept_for();
+        let until = self.claims.now() + request.kept_for();
         if was_queued {
             self.claims.owners.end_at(owner, until, false);
         } else {

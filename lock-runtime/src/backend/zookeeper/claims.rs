@@ -11,7 +11,7 @@ use crate::backend::zookeeper::lock_node::Slot;
 use crate::backend::zookeeper::owner_claims::{ClaimIndex, Claims, OwnerClaim};
 use crate::backend::zookeeper::protocol::operation::NodeOperation;
 use crate::backend::zookeeper::session::SessionEnd;
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Instant};
 use crate::base::key::Key;
 
 /// A held key whose container or node has changed.
@@ -37,6 +37,14 @@ impl ClaimTable {
         let (changed, changes) = mpsc::unbounded_channel();
         let owners = Owners::new(clock);
         (Arc::new(Self { owners, events, changed }), changes)
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.owners.clock.now()
+    }
+
+    pub(crate) async fn sleep_until(&self, deadline: Instant) {
+        self.owners.clock.sleep_until(deadline).await;
     }
 
     pub(super) fn claims(&self) -> MutexGuard<'_, Claims> {

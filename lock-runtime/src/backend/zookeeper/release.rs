@@ -161,7 +161,7 @@ impl LockNodes {
             }
         }
         if ends {
-            self.claims.owners.end_at(owner, self.claims.owners.clock.now() + DELETE_AGAIN, false);
+            self.claims.owners.end_at(owner, self.claims.now() + DELETE_AGAIN, false);
         }
         FormerClaim { nodes, deadline }
     }
@@ -266,7 +266,7 @@ impl LockNodes {
         if !not_held.is_empty() {
             self.free(session, turn, &not_held, false).await?;
         }
-        self.claims.owners.end_at(owner, self.claims.owners.clock.now() + request.free_after, true);
+        self.claims.owners.end_at(owner, self.claims.now() + request.free_after, true);
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 

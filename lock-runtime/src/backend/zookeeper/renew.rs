@@ -207,9 +207,7 @@ impl LockNodes {
         if self.held_nodes(lease).is_none() {
             return LeaseStatus::NotHeld;
         }
-        self.claims
-            .owners
-            .keep_until(&lease.owner, self.claims.owners.clock.now() + lease.kept_for());
+        self.claims.owners.keep_until(&lease.owner, self.claims.now() + lease.kept_for());
         LeaseStatus::Held
     }
 
@@ -242,7 +240,7 @@ impl LockNodes {
                 return Ok(LeaseStatus::NotHeld);
             }
         }
-        self.claims.owners.keep_until(owner, self.claims.owners.clock.now() + lease.kept_for());
+        self.claims.owners.keep_until(owner, self.claims.now() + lease.kept_for());
         Ok(LeaseStatus::Held)
     }
 

@@ -22,13 +22,13 @@ pub(crate) async fn run(nodes: Arc<LockNodes>, mut changes: mpsc::UnboundedRecei
         let first = claims.owners.first_deadline();
         let due = async {
             match first {
-                Some(first) => claims.owners.clock.sleep_until(first).await,
+                Some(first) => claims.sleep_until(first).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             () = due => {
-                for owner in claims.owners.take_due(claims.owners.clock.now()) {
+                for owner in claims.owners.take_due(claims.now()) {
                     let nodes = nodes.clone();
                     work.spawn(async move { nodes.end(owner).await });
                 }
@@ -59,7 +59,7 @@ impl LockNodes {
             Err(error) => Err(error),
         };
         if ended.is_err() {
-            self.claims.owners.end_at(&owner, self.claims.owners.clock.now() + DELETE_AGAIN, false);
+            self.claims.owners.end_at(&owner, self.claims.now() + DELETE_AGAIN, false);
         }
     }
 

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::coordination::cluster_url::{ClusterUrl, UrlForm};
+use crate::backend::coordination::cluster_url::{ClusterUrl, UrlForm, wrong};
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::zookeeper::protocol::operation::NodeAccess;
-use crate::base::error::{ErrorKind, LockError};
+use crate::base::error::LockError;
 
 const FORM: UrlForm = UrlForm {
     store: "ZooKeeper",
@@ -95,11 +95,6 @@ fn check_root(path: &str) -> Result<(), LockError> {
         return Ok(());
     }
     Err(wrong("the path in the ZooKeeper URL is no path of a node").remedy(FORM.example()))
-}
-
-#[cold]
-fn wrong(cause: impl Into<std::borrow::Cow<'static, str>>) -> LockError {
-    LockError::new(ErrorKind::Config, cause)
 }
 
 #[cfg(test)]

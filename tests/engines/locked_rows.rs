@@ -1,0 +1,58 @@
+//! Rows that a transaction of another program keeps locked, on PostgreSQL and MariaDB.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lock_runtime::LockPool;
+use lock_tests::prelude::*;
+use lock_tests::{SqlServer, eventually_async};
+use tokio::task::JoinSet;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_on_postgres_does_not_wait_for_locked_rows_of_other_keys_in_turn() {
+    a_release_does_not_wait_in_turn(SqlServer::postgres()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_on_mysql_does_not_wait_for_locked_rows_of_other_keys_in_turn() {
+    a_release_does_not_wait_in_turn(SqlServer::mysql()).await;
+}
+
+/// Each request for several keys waits for its row, and new ones arrive all the time.
+async fn a_release_does_not_wait_in_turn(server: SqlServer) {
+    const STUCK: usize = 100;
+    // The time limit of a release is twice this one.
+    let builder = LockPool::builder(server.url()).request_timeout(ms(3_000));
+    let pool = builder.connect().await.unwrap();
+    let stuck = pool.lock_all((0..STUCK).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
+    stuck.release().await.unwrap();
+    let mut other = server.session().await;
+    if let SqlServer::Mysql(_) = server {
+        other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
+    }
+    other.begin().await;
+    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), STUCK);
+    let guard = pool.lock("order:1").acquire().await.unwrap();
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut acquiring = JoinSet::new();
+    for _ in 0..16 {
+        let (pool, next) = (pool.clone(), next.clone());
+        acquiring.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::SeqCst) % STUCK;
+                let request = pool.lock_all([format!("stuck:{n}"), format!("more:{n}")]);
+                assert!(request.wait(Duration::ZERO).acquire().await.is_err());
+            }
+        });
+    }
+    let a_statement_waits = async || match &server {
+        SqlServer::Postgres(server) => {
+            server.query("SELECT count(*) FROM pg_locks WHERE NOT granted") != [["0"]]
+        }
+        SqlServer::Mysql(server) => server.status("Innodb_row_lock_current_waits") > 0,
+    };
+    eventually_async(DEADLINE, "a statement waits for a row", a_statement_waits).await;
+    guard.release().await.unwrap();
+    acquiring.abort_all();
+}
