@@ -206,10 +206,7 @@ impl<W: Waiter> WaitQueues<W> {
                 }
             }
         }
-        let after = match keys {
-            [key] => queues.settle_one(key, self.clock).into_iter().collect(),
-            _ => queues.settle(keys, self.clock),
-        };
+        let after = queues.settle(keys, self.clock);
         #[cfg(test)]
         queues.check();
         after
@@ -625,4 +622,4 @@ pub(super) fn full() -> LockError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
