@@ -204,4 +204,12 @@ mod tests {
         let forged = one.as_str().strip_prefix("order:1:").unwrap();
         assert_ne!(render("1", forged).unwrap(), one);
     }
+
+    #[test]
+    fn a_key_that_is_written_value_by_value_is_that_of_the_template() {
+        let mut key = KeyWriter::new(&SITE, "order:", 2);
+        key.value("a", "x:y", ":");
+        key.value("b", &7, "");
+        assert_eq!(key.finish().unwrap(), render("x:y", "7").unwrap());
+    }
 }

@@ -204,4 +204,27 @@ mod tests {
         }
         gate.admit("key:0", Fence::new(8)).unwrap_err();
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_are_forgotten_in_bulk_when_twice_as_many_are_known() {
+        let age = Duration::from_secs(60);
+        let gate = FenceGate { clock: Clock::runtime(), ..FenceGate::forgetting_after(age) };
+        let mut last = 0;
+        let mut admit = |count: usize| {
+            for _ in 0..count {
+                last += 1;
+                gate.admit(format!("key:{last}"), Fence::new(9)).unwrap();
+            }
+            gate.seen.lock().unwrap().by_key.len()
+        };
+        assert_eq!(admit(1_023), 1_023);
+        tokio::time::advance(age).await;
+        assert_eq!(admit(1), 1_024, "not yet");
+        assert_eq!(admit(1), 2, "those of just that age are old");
+        assert_eq!(admit(1_023), 1_025);
+        // More than a thousand are kept, so twice as many may be known.
+        tokio::time::advance(age).await;
+        assert_eq!(admit(1_023), 2_048);
+        assert_eq!(admit(1), 1_024);
+    }
 }

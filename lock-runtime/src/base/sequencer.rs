@@ -278,4 +278,44 @@ mod tests {
         assert!(shown.contains("order:42") && shown.contains("34"), "{shown}");
         assert!(!shown.contains("0123456789"), "{shown}");
     }
+
+    #[test]
+    fn up_to_128_keys_are_read_and_sorted() {
+        let owner = "0123456789abcdef0123456789abcdef";
+        let read =
+            |keys: &[String]| format!("v1;1;{owner};{}", keys.join(";")).parse::<Sequencer>();
+        let mut keys: Vec<_> = (100..228).map(|n| format!("key:{n}")).collect();
+        keys.reverse();
+        let sequencer = read(&keys).unwrap();
+        keys.reverse();
+        assert!(sequencer.keys().iter().map(Key::as_str).eq(&keys));
+        assert_eq!(sequencer.key().as_str(), "key:100");
+        keys.push("key:228".to_owned());
+        assert!(read(&keys).is_err());
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn it_is_serialized_as_its_text() {
+        use serde::de::value::Error;
+        use serde::de::{Deserialize, IntoDeserializer};
+
+        struct Serialized(Sequencer);
+
+        impl fmt::Display for Serialized {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                serde::Serialize::serialize(&self.0, f)
+            }
+        }
+
+        let text = sequencer(&["order:42"]).to_string();
+        assert_eq!(Serialized(sequencer(&["order:42"])).to_string(), text);
+        let read = Sequencer::deserialize(IntoDeserializer::<Error>::into_deserializer(&*text));
+        assert_eq!(read, Ok(sequencer(&["order:42"])));
+        let wrong =
+            Sequencer::deserialize(IntoDeserializer::<Error>::into_deserializer("order:42"));
+        assert!(wrong.unwrap_err().to_string().contains("no sequencer"));
+        let number = Sequencer::deserialize(IntoDeserializer::<Error>::into_deserializer(42_u64));
+        assert!(number.unwrap_err().to_string().contains("expected the text of a sequencer"));
+    }
 }

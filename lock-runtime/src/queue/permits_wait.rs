@@ -413,3 +413,6 @@ impl<W: Waiter> Drop for Registration<W> {
         self.queues.deregister(&self.keys, self.id);
     }
 }
+
+#[cfg(test)]
+mod tests;

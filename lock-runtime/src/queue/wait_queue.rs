@@ -207,10 +207,7 @@ impl<W: Waiter> WaitQueues<W> {
                 }
             }
         }
-        let after = match keys {
-            [key] => queues.settle_one(key, self.clock).into_iter().collect(),
-            _ => queues.settle(keys, self.clock),
-        };
+        let after = queues.settle(keys, self.clock);
         #[cfg(test)]
         queues.check();
         after
@@ -627,4 +624,4 @@ pub(super) fn full() -> LockError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -11,7 +11,7 @@ use crate::base::options::{Defaults, LockOptions, Policy};
 
 /// A waiter that records how its wait ended.
 #[derive(Clone, Debug)]
-struct TestWaiter {
+pub(in crate::queue) struct TestWaiter {
     spec: Arc<LockSpec>,
     is_cancelled: Arc<AtomicBool>,
     rejected: Arc<std::sync::Mutex<Option<ErrorKind>>>,
@@ -33,7 +33,7 @@ impl Waiter for TestWaiter {
 }
 
 impl TestWaiter {
-    fn new(key: &'static str, fencing: bool) -> Self {
+    pub(in crate::queue) fn new(key: &'static str, fencing: bool) -> Self {
         let keys: Arc<[Key]> = [Key::from_static(key)].into();
         let options = LockOptions::new().fencing(fencing);
         let policy = Policy::new(&options, &Defaults::default()).unwrap();
@@ -200,7 +200,8 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
     assert_eq!((queues.take_wake_time(&KEY), queues.take_wake_time(&KEY)), (Some(now), None));
     assert_eq!(queues.wake(KEY.as_str()), None, "no holder");
     assert_eq!(queues.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
-    drop(wake);
+    let mut notified = pin!(wake.notified());
+    assert!(notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     let holder = Holder { lease: 7, owner: holding, since: now };
     queues.set_holder(&KEY, holder, Contention::None);
     assert_eq!((queues.wake(KEY.as_str()), queues.wake_all()), (Some(7), vec![7]));

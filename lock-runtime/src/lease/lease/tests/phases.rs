@@ -465,3 +465,138 @@ async fn a_release_finds_a_loss_that_was_not_known() {
     assert!(lost.lose(Loss::Expired) && lost.begin_release() && !lost.lost_before_release());
     assert_eq!(lost.loss(), Some(Loss::Expired));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_without_a_holder_keeps_the_fences_for_later_holders() {
+    let clock = clock().await;
+    let fenced = || spec_of(plain().fencing(true));
+    let former = granted(plain().fencing(true), clock);
+    let mut grant = grant_of(&fenced(), clock);
+    grant.fences = Fences::new(Some(Fence::new(7)), 0);
+    let lingering = Lease::without_holder(2, &former, grant);
+    assert!(former.has_holder() && !lingering.has_holder());
+    assert_eq!((lingering.id, lingering.fence), (2, None));
+    assert!(lingering.is_held() && !lingering.pick_up());
+    let (grant, _) = lingering.transfer(&fenced()).unwrap();
+    assert_eq!(lease_of(fenced(), grant, clock).fence, Some(Fence::new(7)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_lasts_from_the_call_to_the_grant() {
+    let clock = clock().await;
+    let (spec, requested_at) = (spec_of(plain()), clock.now());
+    pass(ms(30)).await;
+    let grant = grant_of(&spec, clock);
+    let lease = Lease::new(1, "pool".into(), Arc::new(spec), grant, requested_at, clock);
+    assert_eq!((lease.waited(), lease.held_for()), (ms(30), Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_lock_stays_locked_for_its_delay_and_a_released_one_does_not() {
+    let clock = clock().await;
+    for (options, after_loss, otherwise) in [
+        (plain(), 0, 0),
+        (plain().lock_delay(secs(2)), 9, 0),
+        (plain().min_hold(secs(5)), 2, 2),
+        (plain().lock_delay(secs(2)).min_hold(secs(5)), 9, 2),
+        (plain().lock_delay(secs(2)).min_hold(secs(20)), 17, 17),
+    ] {
+        let lease = granted(options, clock);
+        pass(secs(3)).await;
+        assert_eq!(lease.locked_after_release(), secs(otherwise), "{options:?}");
+        assert!(lease.lose(Loss::Taken));
+        assert_eq!(lease.locked_after_release(), secs(after_loss), "{options:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_was_lost_before_is_not_a_released_one() {
+    let clock = clock().await;
+    let lease = granted(plain(), clock);
+    assert!(!lease.is_released());
+    assert!(lease.begin_release() && lease.is_released());
+    let lost = granted(plain(), clock);
+    assert!(lost.lose(Loss::Taken) && lost.begin_release() && !lost.is_released());
+}
+
+/// The gauge of held locks.
+#[cfg(feature = "metrics")]
+#[derive(Default)]
+struct HeldGauge(Arc<AtomicU64>);
+
+#[cfg(feature = "metrics")]
+impl metrics::Recorder for HeldGauge {
+    fn describe_counter(
+        &self,
+        _: metrics::KeyName,
+        _: Option<metrics::Unit>,
+        _: metrics::SharedString,
+    ) {
+    }
+
+    fn describe_gauge(
+        &self,
+        _: metrics::KeyName,
+        _: Option<metrics::Unit>,
+        _: metrics::SharedString,
+    ) {
+    }
+
+    fn describe_histogram(
+        &self,
+        _: metrics::KeyName,
+        _: Option<metrics::Unit>,
+        _: metrics::SharedString,
+    ) {
+    }
+
+    fn register_counter(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Counter {
+        metrics::Counter::noop()
+    }
+
+    fn register_gauge(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Gauge {
+        if key.name() == "lock.held" {
+            metrics::Gauge::from_arc(self.0.clone())
+        } else {
+            metrics::Gauge::noop()
+        }
+    }
+
+    fn register_histogram(
+        &self,
+        _: &metrics::Key,
+        _: &metrics::Metadata<'_>,
+    ) -> metrics::Histogram {
+        metrics::Histogram::noop()
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_hold_is_measured_once_and_not_without_a_holder() {
+    let clock = clock().await;
+    let measured = || {
+        let (gauge, mut spec) = (HeldGauge::default(), spec_of(plain()));
+        spec.metrics = metrics::with_local_recorder(&gauge, || {
+            crate::base::metrics::PoolMetrics::default().of("k")
+        });
+        let grant = grant_of(&spec, clock);
+        (lease_of(spec, grant, clock), gauge)
+    };
+    let ended = |gauge: &HeldGauge| -f64::from_bits(gauge.0.load(Ordering::SeqCst));
+    let (lease, gauge) = measured();
+    assert_eq!(ended(&gauge), 0.0);
+    assert!(lease.begin_release());
+    assert_eq!(ended(&gauge), 1.0);
+    let (lease, gauge) = measured();
+    assert!(lease.lose(Loss::Taken));
+    assert_eq!(ended(&gauge), 1.0);
+    assert!(lease.begin_release());
+    assert_eq!(ended(&gauge), 1.0);
+    for end in [Lease::begin_release as fn(&Lease) -> bool, |lease| lease.lose(Loss::Taken)] {
+        let (former, gauge) = measured();
+        let lingering = Lease::without_holder(2, &former, grant_of(&former.spec, clock));
+        assert!(end(&lingering));
+        assert_eq!(ended(&gauge), 0.0);
+    }
+}

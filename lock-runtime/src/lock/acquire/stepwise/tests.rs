@@ -39,7 +39,7 @@ fn queued(spec: &LockSpec) -> Stepwise {
     let mut stepwise = Stepwise::new(spec, true);
     assert_eq!(stepwise.on_contended(WaitMode::Poll, at(1), spec), NextStep::Request);
     assert_eq!(stepwise.on_contended(QUEUED, at(2), spec), NextStep::Wait);
-    assert!(stepwise.is_queued());
+    assert!(stepwise.is_queued() && !stepwise.is_optimistic());
     stepwise
 }
 
@@ -75,6 +75,7 @@ fn all_keys_are_requested_again_after_a_step_that_waited() {
     let spec = spec();
     let mut stepwise = queued(&spec);
     stepwise.on_step_acquired(at(50), &spec);
+    assert!(stepwise.holds_any());
     assert_eq!((stepwise.step(), held(&stepwise)), (None, &[0][..]));
     assert_eq!(keys_of(&stepwise, &spec).len(), 3);
     // Another key is held by another owner: that one is next.
@@ -253,4 +254,16 @@ fn a_back_off_waits_as_long_as_the_hold_lasted() {
     let mut optimistic = Stepwise::new(&spec, true);
     optimistic.on_step_acquired(at(1), &spec);
     assert!(optimistic.is_optimistic() && !optimistic.holds_any());
+}
+
+#[test]
+fn an_unused_hold_lasts_twice_as_long_after_a_back_off() {
+    let spec = spec();
+    let mut stepwise = queued(&spec);
+    for seconds in [1, 2] {
+        stepwise.on_step_acquired(at(0), &spec);
+        assert_eq!(stepwise.due(), Some(at(seconds * 1_000)));
+        stepwise.back_off(at(0), BackOff::Lost);
+        assert_eq!(stepwise.on_contended(WaitMode::Poll, at(0), &spec), NextStep::Request);
+    }
 }
