@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::testing::{FaultPlan, FaultyBackend, open_backend};
 use lock_runtime::{Fence, LockGuard, LockPool, LockRequest, PoolBuilder, Wait};
+use tokio::sync::Barrier;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
@@ -78,12 +79,16 @@ pub async fn abort_at<T>(at: Instant, task: JoinHandle<T>) {
 
 /// Two pools lock `key` without a fence, `each` times both of them. Returns how often the lock changed between them.
 pub async fn alternate(pools: [LockPool; 2], key: &'static str, each: usize) -> usize {
-    let turns = Arc::new(Mutex::new(Vec::new()));
+    let (turns, start) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Barrier::new(pools.len())));
     let mut tasks = JoinSet::new();
     for (n, pool) in pools.into_iter().enumerate() {
-        let turns = turns.clone();
+        let (turns, start) = (turns.clone(), start.clone());
         tasks.spawn(async move {
-            for _ in 0..each {
+            for at in 0..each {
+                if at == 1 {
+                    // Otherwise one pool may be through before the other has sent its first request.
+                    start.wait().await;
+                }
                 let guard = pool.lock(key).fencing(false).acquire().await.unwrap();
                 turns.lock().unwrap().push(n);
                 guard.release().await.unwrap();
