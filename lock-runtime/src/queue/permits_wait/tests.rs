@@ -303,8 +303,9 @@ async fn a_key_is_contended_by_other_processes_until_it_is_released_and_by_waite
     for id in ids {
         queues.register(&keys, id, Owner::random().unwrap(), &Arc::default());
     }
-    let stranger = queues.rank();
-    let contended = || [ids[0], ids[1], stranger].map(|id| queues.is_contended(keys.iter(), id));
+    let unregistered = queues.rank();
+    let contended =
+        || [ids[0], ids[1], unregistered].map(|id| queues.is_contended(keys.iter(), id));
     assert_eq!(contended(), [false; 3]);
     queues.mark_contended("b");
     assert_eq!(contended(), [true, true, false]);
