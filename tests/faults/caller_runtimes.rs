@@ -27,6 +27,13 @@ fn used_by_callers(server: &RedisServer) -> usize {
     clients.lines().filter(is_used).count()
 }
 
+/// Whether the connection from `address` is a driver's.
+fn is_of_driver(server: &RedisServer, address: &str) -> bool {
+    let clients = server.cli(&["CLIENT", "LIST"]);
+    let client = clients.lines().find(|line| line.contains(&format!(" addr={address} ")));
+    !client.expect("the connection is open").contains(" sub=0 ")
+}
+
 /// Locks until one more runtime than `others` has a connection of its own that serves it.
 async fn until_used(server: &RedisServer, pool: &LockPool, others: usize) {
     let key = format!("warm-up:{:?}", thread::current().id());
@@ -166,12 +173,13 @@ async fn load(pool: &LockPool, cycles: usize) {
     tasks.join_all().await;
 }
 
+/// Several workers would pass the state of a connection between their caches.
 #[test]
-fn batches_travel_over_the_connection_of_the_runtime() {
+fn batches_travel_over_the_connection_of_a_single_worker_or_of_the_driver() {
     const CYCLES: usize = 20;
     let server = RedisServer::start();
     let pool = connect(&server.url());
-    for runtime in [current_thread(), multi_thread()] {
+    for (runtime, by_driver) in [(current_thread(), false), (multi_thread(), true)] {
         runtime.block_on(async {
             until_used(&server, &pool, 0).await;
             load(&pool, CYCLES).await;
@@ -183,11 +191,17 @@ fn batches_travel_over_the_connection_of_the_runtime() {
                 *by_connection.entry(ran.by).or_default() += 1;
             }
             let all: usize = by_connection.values().sum();
-            let most = by_connection.values().max();
             assert_eq!(all, 64 * CYCLES);
-            // The driver sends what a thread without processor time has not sent for some milliseconds.
-            assert!(most.is_some_and(|most| most * 2 > all), "{by_connection:?}");
-            assert_eq!(used_by_callers(&server), 1);
+            let Some((Caller::Client(address), most)) =
+                by_connection.iter().max_by_key(|(_, count)| **count)
+            else {
+                panic!("{by_connection:?}");
+            };
+            // The driver sends what a thread without processor time has not sent for some milliseconds, and requests travel
+            // alone until the first batch.
+            assert!(most * 2 > all, "{by_connection:?}");
+            assert_eq!(is_of_driver(&server, address), by_driver, "{by_connection:?}");
+            cycle(&pool, "alone").await;
         });
         drop(runtime);
         eventually(SOON, "the connection is closed", || used_by_callers(&server) == 0);

@@ -196,7 +196,8 @@ async fn attempts_holds_and_waits_are_counted() {
         measured().into_iter().find(of_pool).unwrap().1.values
     };
     let (waits, holds) = (spans("lock.wait.duration"), spans("lock.hold.duration"));
-    assert!(waits.iter().any(|wait| (0.06..20.0).contains(wait)), "in seconds: {waits:?}");
+    // Less than the hold of the other: this thread may have rested between the two calls.
+    assert!(waits.iter().any(|wait| (0.01..20.0).contains(wait)), "in seconds: {waits:?}");
     assert!(holds.iter().filter(|hold| (0.02..20.0).contains(*hold)).count() >= 3, "{holds:?}");
 }
 
