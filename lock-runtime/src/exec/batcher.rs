@@ -17,7 +17,7 @@ use crate::base::sync::{Mutex, MutexGuard, spawn_on};
 use crate::exec::driver::Driver;
 
 /// Items that are sent together. Those of different kinds are sent by different calls to the store.
-pub(crate) trait Batch: Default + Send + 'static {
+pub(crate) trait ItemBatch: Default + Send + 'static {
     type Item: Send + 'static;
 
     fn push(&mut self, item: Self::Item);
@@ -33,7 +33,7 @@ pub(crate) trait Batch: Default + Send + 'static {
 
 /// Sends the batches of a [`Batcher`].
 pub(crate) trait Flusher: Send + Sync + Sized + 'static {
-    type Batch: Batch;
+    type Batch: ItemBatch;
 
     fn batcher(&self) -> &Batcher<Self::Batch>;
 
@@ -47,7 +47,7 @@ pub(crate) trait Flusher: Send + Sync + Sized + 'static {
     fn send_batch(self: &Arc<Self>, caller: Option<runtime::Id>, batch: Self::Batch);
 }
 
-type ItemOf<F> = <<F as Flusher>::Batch as Batch>::Item;
+type ItemOf<F> = <<F as Flusher>::Batch as ItemBatch>::Item;
 
 /// The items that wait for the next batch.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ const BATCH: usize = 128;
 /// A batch that its runtime has not sent after one to two of these is sent by the driver.
 const LATE: Duration = Duration::from_millis(5);
 
-impl<B: Batch> Batcher<B> {
+impl<B: ItemBatch> Batcher<B> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
     pub(crate) fn push<F: Flusher<Batch = B>>(flusher: &Arc<F>, item: B::Item, is_local: bool) {
         if is_local {
@@ -304,14 +304,14 @@ impl<B: Batch> Batcher<B> {
     }
 }
 
-impl<B: Batch> Pending<B> {
+impl<B: ItemBatch> Pending<B> {
     /// What the callers on `runtime` have collected, if they have begun a batch.
     fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<B>> {
         self.of_callers.iter_mut().find(|batch| batch.runtime == runtime)
     }
 }
 
-impl<B: Batch> CallerBatch<B> {
+impl<B: ItemBatch> CallerBatch<B> {
     /// Adds `item`, or returns it if the runtime does not send.
     fn push(&mut self, item: B::Item) -> Result<(), B::Item> {
         if self.progress == CallerProgress::Stalled {

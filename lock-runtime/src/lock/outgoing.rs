@@ -8,7 +8,7 @@ use crate::base::backend_error::BackendError;
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
 use crate::base::owner::Owner;
-use crate::exec::batcher::Batch;
+use crate::exec::batcher::ItemBatch;
 use crate::exec::panic_boundary;
 use crate::lease::lease::Lease;
 use crate::lease::tracker::InFlightToken;
@@ -27,7 +27,7 @@ pub(crate) struct OutgoingBatch {
     pub(crate) releases: Vec<PendingRelease>,
 }
 
-impl Batch for OutgoingBatch {
+impl ItemBatch for OutgoingBatch {
     type Item = Outgoing;
 
     fn push(&mut self, item: Outgoing) {
