@@ -13,5 +13,6 @@ mod outage;
 mod panics;
 mod renewal;
 mod server_errors;
+mod shared_scripts;
 mod unclaimed;
 mod undo;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods)]
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
 use std::future::pending;
 use std::panic::resume_unwind;
@@ -160,13 +160,13 @@ mod ended {
         other_after_release: Vec<Ran>,
     }
 
-    fn owner_of(ran: &Ran) -> Option<String> {
+    /// The owners in a command: several requests may share a script.
+    fn owners_of(ran: &Ran) -> BTreeSet<String> {
         // Alone, or followed by the channel of its pool.
         let owner = |arg: &'_ String| arg.split('@').next().unwrap_or_default().to_owned();
-        ran.args[1..]
-            .iter()
-            .map(owner)
-            .find(|owner| owner.len() == 32 && owner.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        let is_owner =
+            |text: &String| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        ran.args[1..].iter().map(owner).filter(is_owner).collect()
     }
 
     fn seen_by_owner(lines: Vec<Ran>) -> Vec<Seen> {
@@ -175,21 +175,25 @@ mod ended {
         };
         let mut owners = std::collections::HashMap::<String, Seen>::new();
         for ran in lines.into_iter().filter(|ran| ran.by != Caller::Script) {
-            let Some(owner) = owner_of(&ran) else { continue };
-            let seen = owners.entry(owner).or_default();
-            if script(&ran, include_str!("../../lock-runtime/src/backend/redis/protocol/renew.lua"))
-            {
-                seen.renewed.push(ran.time_us);
-                seen.renewed_after_release += usize::from(seen.released.is_some());
-            } else if ran.args.iter().any(|arg| arg == "release")
+            let is_renewal = script(
+                &ran,
+                include_str!("../../lock-runtime/src/backend/redis/protocol/renew.lua"),
+            );
+            let is_release = ran.args.iter().any(|arg| arg == "release")
                 || script(
                     &ran,
                     include_str!("../../lock-runtime/src/backend/redis/protocol/release.lua"),
-                )
-            {
-                seen.released.get_or_insert(ran.time_us);
-            } else if seen.released.is_some() {
-                seen.other_after_release.push(ran);
+                );
+            for owner in owners_of(&ran) {
+                let seen = owners.entry(owner).or_default();
+                if is_renewal {
+                    seen.renewed.push(ran.time_us);
+                    seen.renewed_after_release += usize::from(seen.released.is_some());
+                } else if is_release {
+                    seen.released.get_or_insert(ran.time_us);
+                } else if seen.released.is_some() {
+                    seen.other_after_release.push(ran.clone());
+                }
             }
         }
         owners.into_values().collect()

@@ -7,8 +7,10 @@ use std::time::Duration;
 use lock_runtime::backend::Warning;
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{ErrorKind, LockPool};
+use lock_tests::monitor::Caller;
 use lock_tests::proxy::{Action, Command, named, nutcracker};
 use lock_tests::{FaultProxy, Monitor, RedisServer, eventually_async};
+use tokio::task::JoinSet;
 
 const KEY: &str = "order:42";
 const SOON: Duration = Duration::from_secs(10);
@@ -45,6 +47,36 @@ async fn the_suite_passes_behind_a_proxy_that_hangs_up() {
         before,
         "once connected it sends nothing that the proxy does not know"
     );
+}
+
+/// A proxy that spreads keys over servers sends a script to the server of its first key.
+#[tokio::test]
+async fn no_script_has_the_locks_of_two_owners() {
+    const COUNT: usize = 40;
+    let (server, proxy) = behind(nutcracker);
+    let ttl = Duration::from_secs(3);
+    let pool = LockPool::builder(proxy.url()).wait(LONG).ttl(ttl).connect().await.unwrap();
+    let monitor = Monitor::start(&server);
+    let mut tasks = JoinSet::new();
+    for n in 0..COUNT {
+        tasks.spawn(pool.lock(format!("{KEY}:{n}")).acquire());
+    }
+    let guards: Vec<_> = tasks.join_all().await.into_iter().map(Result::unwrap).collect();
+    let acquired = monitor.settled().len();
+    let renewed = || {
+        let lines = monitor.lines();
+        lines[acquired..].iter().filter(|ran| ran.by != Caller::Script).count()
+    };
+    eventually_async(LONG, "all are renewed", async || renewed() >= COUNT).await;
+    let mut tasks = JoinSet::new();
+    for guard in guards {
+        tasks.spawn(guard.release());
+    }
+    tasks.join_all().await.into_iter().for_each(|released| released.unwrap());
+    for ran in monitor.settled().into_iter().filter(|ran| ran.by != Caller::Script) {
+        let locks = ran.args.iter().filter(|arg| arg.starts_with(KEY)).count();
+        assert!(locks <= 1, "{ran:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,25 +1,54 @@
--- Takes all keys for one owner, or none. Keys that the owner already holds count as taken: the request is a retry.
--- KEYS the locks, then the fence counter if a fence is required; ARGV value of the locks, ttl in ms, number of locks, number of fences
--- Reply {1, first fence or ''} if granted; {0, ms until the last lease expires or -1 if unknown} if held by another owner
-local locks = tonumber(ARGV[3])
-local own = {}
-local expires_in = 0
-for i = 1, locks do
-  local holder = redis.call('GET', KEYS[i])
-  -- Compare the owner alone: a claim of another owner may have added the contended mark.
-  if holder and string.sub(holder, 1, 32) == string.sub(ARGV[1], 1, 32) then
-    own[i] = holder
-  elseif holder then
-    local left = redis.call('PTTL', KEYS[i])
-    if left < 0 or expires_in < 0 then expires_in = -1 else expires_in = math.max(expires_in, left, 1) end
-  end
-end
-if expires_in ~= 0 then return {0, expires_in} end
+-- Takes locks for one owner or several: for each all of its locks, or none. Locks that the owner already holds count as taken:
+-- the request is a retry.
+-- KEYS the locks of all requests, then the fence counter if fences are required; ARGV ttl in ms, number of locks of each
+-- request, number of fences of each or 0, then the value of the locks of each request
+-- Reply the number of fences of each grant; then for each request: its first fence, or 0 without a counter, if granted;
+-- -1 - ms until the last lease expires, or -1 if unknown, if held by another owner; the text of an error
+local ttl, locks, length = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local requests = #ARGV - 3
 
-local fence = mint(KEYS[locks + 1], ARGV[4])
-for i = 1, locks do
-  -- Never shorten the lease: this may be a late request with a shorter ttl.
-  local left = own[i] and redis.call('PTTL', KEYS[i]) or 0
-  redis.call('SET', KEYS[i], own[i] or ARGV[1], 'PX', math.max(left, tonumber(ARGV[2])))
+local fence
+local function next_fence(request)
+  if length == 0 then return 0 end
+  if fence then fence = fence + length else fence, length = mint(KEYS[#KEYS], requests - request + 1, length) end
+  return fence
 end
-return {1, fence}
+
+local function acquire(request)
+  local first, last, value = (request - 1) * locks + 1, request * locks, ARGV[request + 3]
+  local own, expires_in = {}, 0
+  for i = first, last do
+    local holder = redis.pcall('GET', KEYS[i])
+    if type(holder) == 'table' then return holder.err end
+    -- Compare the owner alone: a claim of another owner may have added the contended mark.
+    if holder and string.sub(holder, 1, 32) == string.sub(value, 1, 32) then
+      own[i] = holder
+    elseif holder then
+      local left = redis.call('PTTL', KEYS[i])
+      if left < 0 or expires_in < 0 then expires_in = -1 else expires_in = math.max(expires_in, left, 1) end
+    end
+  end
+  if expires_in ~= 0 then return expires_in < 0 and -1 or -1 - expires_in end
+
+  local granted = next_fence(request)
+  for i = first, last do
+    -- Never shorten the lease: this may be a late request with a shorter ttl.
+    local left = own[i] and redis.call('PTTL', KEYS[i]) or 0
+    redis.call('SET', KEYS[i], own[i] or value, 'PX', math.max(left, ttl))
+  end
+  return granted
+end
+
+local holders = locks == 1 and redis.call('MGET', unpack(KEYS, 1, requests)) or KEYS
+local replies = {}
+for request = 1, requests do
+  local granted
+  -- The usual case. A key of another type looks free, and is not overwritten.
+  if not holders[request] then
+    granted = next_fence(request)
+    granted = redis.call('SET', KEYS[request], ARGV[request + 3], 'NX', 'PX', ttl) and granted
+  end
+  replies[request + 1] = granted or acquire(request)
+end
+replies[1] = length
+return replies

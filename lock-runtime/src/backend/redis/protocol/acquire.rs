@@ -1,5 +1,6 @@
 //! Acquire requests to one server with scripts.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -7,9 +8,11 @@ use redis::{Cmd, Value};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::net::handshake::PushSupport;
 use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
-use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
+use crate::backend::redis::protocol::scripted_server::{
+    RouteHint, ScriptedServer, replace, shared_calls,
+};
 use crate::backend::redis::protocol::value::{
-    ROUNDING, duration, fences, millis, unexpected, watch,
+    ROUNDING, duration, millis, minted, unexpected, watch,
 };
 use crate::backend::redis::protocol::wait_queue::{LockValue, recheck_interval};
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
@@ -25,6 +28,34 @@ pub(crate) enum RequestForm {
     Script,
     /// `wait_queue.lua`: the lock, or a position in its queue.
     Queue,
+}
+
+/// What the server says of one request.
+#[derive(Clone, Copy, Debug)]
+enum Reply {
+    /// `fence` is the first of `fences`, or 0 without any. `waiting` tokens are in the queue of the lock.
+    Granted {
+        fence: i64,
+        fences: i64,
+        waiting: i64,
+    },
+    Held {
+        expires_in: Option<Duration>,
+    },
+    /// `has_channel`: the process of the holder receives messages.
+    Queued {
+        expires_in: Option<Duration>,
+        rank: u64,
+        has_channel: bool,
+    },
+}
+
+/// Whether both requests may be in one script: it mints the fences of all of its requests at once.
+fn may_share(one: &AcquireRequest, other: &AcquireRequest) -> bool {
+    one.keys.len() == 1
+        && other.keys.len() == 1
+        && one.kept_for() == other.kept_for()
+        && (one.fencing, one.extra_fences) == (other.fencing, other.extra_fences)
 }
 
 impl ScriptedServer {
@@ -52,24 +83,46 @@ impl ScriptedServer {
             } else {
                 Path::Foreground
             };
-        let command = |at: usize, by| self.command(&requests[at], forms[at], by);
-        let mut answers = self.run_named(path, hint, false, requests.len(), command).await;
+        let is_script = |at: usize| forms[at] == RequestForm::Script;
+        let may_share = |a: usize, b: usize| {
+            is_script(a) && is_script(b) && may_share(&requests[a], &requests[b])
+        };
+        let calls = shared_calls(requests.len(), self.max_shared(hint), may_share);
+        let mut replies = self.replies(path, hint, false, &forms, requests, &calls).await;
         let mut again = Vec::new();
-        for (at, answer) in answers.iter().enumerate() {
-            if let Ok(answer) = answer
-                && let Some(form) = self.again(&requests[at], forms[at], answer)
+        for (at, reply) in replies.iter().enumerate() {
+            if let Ok(reply) = reply
+                && let Some(form) = self.again(&requests[at], forms[at], *reply)
             {
                 forms[at] = form;
                 again.push(at);
             }
         }
         if !again.is_empty() {
-            let command = |n: usize, by| self.command(&requests[again[n]], forms[again[n]], by);
-            let more = self.run_named(Path::Background, hint, true, again.len(), command).await;
-            replace(&mut answers, &again, more);
+            let calls: Vec<_> = again.iter().map(|at| *at..at + 1).collect();
+            let more = self.replies(Path::Background, hint, true, &forms, requests, &calls).await;
+            replace(&mut replies, &again, more);
         }
-        let attempts = requests.iter().zip(forms).zip(answers);
-        attempts.map(|((request, form), answer)| self.outcome(request, form, &answer?)).collect()
+        let attempts = requests.iter().zip(forms).zip(replies);
+        attempts.map(|((request, form), reply)| self.outcome(request, form, reply?)).collect()
+    }
+
+    /// Sends a command for each of `calls`, ranges of requests in one form. Returns a reply for each of their requests.
+    async fn replies(
+        &self,
+        path: Path,
+        hint: RouteHint,
+        is_tracked: bool,
+        forms: &[RequestForm],
+        requests: &[AcquireRequest],
+        calls: &[Range<usize>],
+    ) -> Vec<Result<Reply, BackendError>> {
+        let command = |call: Range<usize>, by| {
+            let form = forms[call.start];
+            self.command(&requests[call], form, by)
+        };
+        let split = |call: Range<usize>, answer| self.split(forms[call.start], call.len(), &answer);
+        self.run_shared(path, hint, is_tracked, calls, command, split).await
     }
 
     /// The form in which `request` is sent at `now`.
@@ -85,58 +138,110 @@ impl ScriptedServer {
         }
     }
 
-    fn command(&self, request: &AcquireRequest, form: RequestForm, by: By) -> Cmd {
-        let value = LockValue::new(self.token(&request.owner), request.label);
+    /// The command for `requests`: one, or several that share a script.
+    fn command(&self, requests: &[AcquireRequest], form: RequestForm, by: By) -> Cmd {
+        let [request, ..] = requests else { return Cmd::new() };
+        let value =
+            |request: &AcquireRequest| LockValue::new(self.token(&request.owner), request.label);
         let ttl = millis(request.kept_for());
         let counter = request.fencing.then(|| self.keyspace.fence_counter(&request.keys));
-        let fences = u64::from(request.extra_fences) + 1;
+        let fences = counter.as_ref().map_or(0, |_| u64::from(request.extra_fences) + 1);
         match (form, &*request.keys) {
             (RequestForm::Set, [key]) => {
                 let mut set = Cmd::with_capacity(6, 6 * 48);
-                set.arg("SET").arg(key.as_str()).arg(value).arg("NX").arg("PX").arg(ttl);
+                set.arg("SET").arg(key.as_str()).arg(value(request)).arg("NX").arg("PX").arg(ttl);
                 set
             }
             (RequestForm::Queue, [key]) => {
+                let value = value(request);
                 let mut call = WAIT_QUEUE.call(by, 2 + usize::from(request.fencing), 5);
                 call.arg(key.as_str()).arg(self.keyspace.wait_queue(key)).arg(counter);
                 call.arg("claim").arg(value.token()).arg(ttl).arg(fences).arg(value.text());
                 call
             }
             (_, keys) => {
-                let mut call = ACQUIRE.call(by, keys.len() + usize::from(request.fencing), 4);
-                for key in keys {
+                let locks = keys.len() * requests.len();
+                let args = 3 + requests.len();
+                let mut call = ACQUIRE.call(by, locks + usize::from(request.fencing), args);
+                for key in requests.iter().flat_map(|request| request.keys.iter()) {
                     call.arg(key.as_str());
                 }
-                call.arg(counter).arg(value).arg(ttl).arg(keys.len()).arg(fences);
+                call.arg(counter).arg(ttl).arg(keys.len()).arg(fences);
+                for request in requests {
+                    call.arg(value(request));
+                }
                 call
             }
         }
     }
 
-    /// The form in which to repeat a request at once after this answer, if it has to be.
+    /// The replies to the `count` requests of a command in `form`.
+    fn split(
+        &self,
+        form: RequestForm,
+        count: usize,
+        answer: &Value,
+    ) -> Vec<Result<Reply, BackendError>> {
+        let reply = match (form, answer) {
+            (RequestForm::Set, Value::Okay) => Reply::Granted { fence: 0, fences: 0, waiting: 0 },
+            // The reply of the script will have the rest.
+            (RequestForm::Set, Value::Nil) => Reply::Held { expires_in: None },
+            (RequestForm::Queue, Value::Array(parts)) => match parts.as_slice() {
+                [Value::Int(1), Value::Int(fence), Value::Int(fences), Value::Int(waiting)] => {
+                    Reply::Granted { fence: *fence, fences: *fences, waiting: *waiting }
+                }
+                [Value::Int(0), Value::Int(expires_in), Value::Int(rank), Value::Int(channel)] => {
+                    Reply::Queued {
+                        expires_in: duration(*expires_in),
+                        rank: u64::try_from(*rank).unwrap_or_default(),
+                        has_channel: *channel != 0,
+                    }
+                }
+                _ => return vec![Err(unexpected(answer))],
+            },
+            (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
+                [Value::Int(fences), replies @ ..] if replies.len() == count => {
+                    return replies.iter().map(|reply| self.scripted(*fences, reply)).collect();
+                }
+                _ => return vec![Err(unexpected(answer)); count],
+            },
+            _ => return vec![Err(unexpected(answer)); count],
+        };
+        vec![Ok(reply)]
+    }
+
+    /// A reply of `acquire.lua`, which grants `fences` each.
+    fn scripted(&self, fences: i64, reply: &Value) -> Result<Reply, BackendError> {
+        match reply {
+            Value::Int(fence @ 0..) => Ok(Reply::Granted { fence: *fence, fences, waiting: 0 }),
+            Value::Int(-1) => Ok(Reply::Held { expires_in: None }),
+            Value::Int(held) => Ok(Reply::Held { expires_in: duration(-1 - held) }),
+            Value::BulkString(error) => {
+                Err(self.connection.script_failure(&String::from_utf8_lossy(error)))
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// The form in which to repeat a request at once after this reply, if it has to be.
     fn again(
         &self,
         request: &AcquireRequest,
         form: RequestForm,
-        answer: &Value,
+        reply: Reply,
     ) -> Option<RequestForm> {
         let tracks = self.reports_changes();
-        match (form, answer) {
+        match (form, reply) {
             // A request that does not wait still reports the remaining time.
-            (RequestForm::Set, Value::Nil) if !request.enqueue => Some(RequestForm::Script),
-            (RequestForm::Script, Value::Array(parts)) if tracks => {
-                let is_held = matches!(parts.as_slice(), [Value::Int(0), ..]);
-                (is_held && request.attempt > 0).then_some(RequestForm::Script)
+            (RequestForm::Set, Reply::Held { .. }) if !request.enqueue => Some(RequestForm::Script),
+            (RequestForm::Script, Reply::Held { .. }) if tracks => {
+                (request.attempt > 0).then_some(RequestForm::Script)
             }
             // A key is tracked only if it is read behind `CLIENT CACHING YES`. Needed for a holder that sends no
             // messages, and at the head of the queue for a lock that is deleted from outside.
-            (RequestForm::Queue, Value::Array(parts)) if tracks => match parts.as_slice() {
-                [Value::Int(0), _, Value::Int(rank), Value::Int(has_channel)] => {
-                    (*has_channel == 0 || (*rank == 0 && request.attempt > 0))
-                        .then_some(RequestForm::Queue)
-                }
-                _ => None,
-            },
+            (RequestForm::Queue, Reply::Queued { rank, has_channel, .. }) if tracks => {
+                (!has_channel || (rank == 0 && request.attempt > 0)).then_some(RequestForm::Queue)
+            }
             _ => None,
         }
     }
@@ -145,52 +250,32 @@ impl ScriptedServer {
         &self,
         request: &AcquireRequest,
         form: RequestForm,
-        answer: &Value,
+        reply: Reply,
     ) -> Result<AcquireOutcome, BackendError> {
-        // Without the right to publish, this process cannot tell a holder that it waits; so the holder's knowledge of
-        // waiters would not be complete.
-        let knows_waiters = self.keeps_wait_queues();
-        let parts = match (form, answer) {
-            (RequestForm::Set, Value::Okay) => {
-                return Ok(AcquireOutcome::Acquired {
-                    fence: None,
-                    reserved_fences: 0,
-                    contended: knows_waiters.then_some(false),
-                });
-            }
-            // The reply of the script will have the rest.
-            (RequestForm::Set, Value::Nil) => {
-                let wait_mode = WaitMode::Watch { retry_after: Duration::ZERO };
-                return Ok(AcquireOutcome::Contended { expires_in: None, wait_mode });
-            }
-            (RequestForm::Script | RequestForm::Queue, Value::Array(parts)) => parts.as_slice(),
-            _ => return Err(unexpected(answer)),
-        };
-        match parts {
-            [Value::Int(1), Value::BulkString(fence), waiting @ ..] => {
-                let fences = if request.fencing {
-                    Some(fences(fence).ok_or_else(|| unexpected(answer))?)
+        match reply {
+            Reply::Granted { fence, fences, waiting } => {
+                let fence = if request.fencing {
+                    Some(minted(fence).ok_or_else(|| unexpected(&Value::Int(fence)))?)
                 } else {
                     None
                 };
-                let has_waiters = matches!(waiting, [Value::Int(1..)]);
-                if let (true, [key]) = (has_waiters, &*request.keys) {
+                if let (1.., [key]) = (waiting, &*request.keys) {
                     self.contended.note(key.as_str(), self.clock.now());
                 }
-                Ok(AcquireOutcome::Acquired {
-                    fence: fences.map(|(first, _)| first),
-                    reserved_fences: fences.map_or(0, |(_, count)| count.saturating_sub(1)),
-                    contended: knows_waiters.then_some(has_waiters),
-                })
+                let reserved = u32::try_from(fences.saturating_sub(1)).unwrap_or_default();
+                // Without the right to publish, this process cannot tell a holder that it waits; so the holder's
+                // knowledge of waiters would not be complete.
+                let contended = self.keeps_wait_queues().then_some(waiting > 0);
+                Ok(AcquireOutcome::Acquired { fence, reserved_fences: reserved, contended })
             }
-            [Value::Int(0), Value::Int(expires_in)] => {
-                let expires_in = duration(*expires_in);
-                let wait_mode = self.wait_mode(request, expires_in);
+            Reply::Held { expires_in } => {
+                let wait_mode = match form {
+                    RequestForm::Set => WaitMode::Watch { retry_after: Duration::ZERO },
+                    _ => self.wait_mode(request, expires_in),
+                };
                 Ok(AcquireOutcome::Contended { expires_in, wait_mode })
             }
-            [Value::Int(0), Value::Int(expires_in), Value::Int(rank), Value::Int(_)] => {
-                let expires_in = duration(*expires_in);
-                let rank = u64::try_from(*rank).unwrap_or_default();
+            Reply::Queued { expires_in, rank, .. } => {
                 if let [key] = &*request.keys {
                     self.contended.note(key.as_str(), self.clock.now());
                 }
@@ -202,7 +287,6 @@ impl ScriptedServer {
                 let wait_mode = WaitMode::Queued { retry_after };
                 Ok(AcquireOutcome::Contended { expires_in, wait_mode })
             }
-            _ => Err(unexpected(answer)),
         }
     }
 

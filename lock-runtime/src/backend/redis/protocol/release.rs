@@ -1,5 +1,6 @@
 //! Releases at one server with scripts.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -7,7 +8,9 @@ use redis::{Cmd, Value};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
-use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, replace};
+use crate::backend::redis::protocol::scripted_server::{
+    RouteHint, ScriptedServer, replace, shared_calls,
+};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::protocol::wait_queue::{
     QueueToken, ValueStart, recheck_interval, reservation_time,
@@ -38,17 +41,19 @@ impl ScriptedServer {
         let now = self.clock.now();
         let commands: Vec<_> =
             requests.iter().map(|request| self.release_command(request, now)).collect();
-        let command = |at: usize, by| commands[at].command(&self.keyspace, by);
-        let is_delete =
-            |command: &ReleaseCommand<'_>| matches!(command, ReleaseCommand::Delete { .. });
-        let path = if commands.iter().all(is_delete) { Path::Foreground } else { Path::Background };
-        let mut answers = self.run_named(path, hint, false, requests.len(), command).await;
+        let path = if commands.iter().all(ReleaseCommand::deletes) {
+            Path::Foreground
+        } else {
+            Path::Background
+        };
+        let may_share = |a: usize, b: usize| commands[a].deletes() && commands[b].deletes();
+        let calls = shared_calls(commands.len(), self.max_shared(hint), may_share);
+        let command = |call, by| ReleaseCommand::command(&commands[call], &self.keyspace, by);
+        let split = |call: Range<usize>, answer| split(call.len(), answer);
+        let mut answers = self.run_shared(path, hint, false, &calls, command, split).await;
         // A lock that was not deleted is contended or not held: the script of the wait queue finds out.
         let not_deleted = |at: &usize| {
-            matches!(
-                (&commands[*at], &answers[*at]),
-                (ReleaseCommand::Delete { .. }, Ok(Value::Int(0)))
-            )
+            matches!((&commands[*at], &answers[*at]), (ReleaseCommand::Delete { .. }, Ok(0)))
         };
         let again: Vec<_> = (0..answers.len()).filter(not_deleted).collect();
         let refused = |at: &usize| requests[*at].forced.is_some() && !self.keeps_wait_queues();
@@ -57,13 +62,15 @@ impl ScriptedServer {
             answers[at] = Err(cannot_notify());
         }
         if !again.is_empty() {
-            let command =
-                |n: usize, by| self.queue_release(&requests[again[n]]).command(&self.keyspace, by);
-            let more = self.run_named(Path::Background, hint, false, again.len(), command).await;
-            replace(&mut answers, &again, more);
+            let queued: Vec<_> =
+                again.iter().map(|at| self.queue_release(&requests[*at])).collect();
+            let calls = shared_calls(queued.len(), 1, |_, _| false);
+            let command = |call, by| ReleaseCommand::command(&queued[call], &self.keyspace, by);
+            let more = self.run_shared(Path::Background, hint, false, &calls, command, split);
+            replace(&mut answers, &again, more.await);
         }
         let outcomes = requests.iter().zip(answers);
-        outcomes.map(|(request, answer)| self.released(request, &answer?)).collect()
+        outcomes.map(|(request, answer)| self.released(request, answer?)).collect()
     }
 
     fn release_command<'a>(&self, request: &'a ReleaseRequest, now: Instant) -> ReleaseCommand<'a> {
@@ -89,19 +96,19 @@ impl ScriptedServer {
     fn released(
         &self,
         request: &ReleaseRequest,
-        answer: &Value,
+        answer: i64,
     ) -> Result<ReleaseOutcome, BackendError> {
         match answer {
-            Value::Int(0) => Ok(ReleaseOutcome::NotHeld),
-            Value::Int(1) => Ok(ReleaseOutcome::Freed),
-            Value::Int(2) => Ok(ReleaseOutcome::SuccessorGranted),
-            Value::Int(3) => {
+            0 => Ok(ReleaseOutcome::NotHeld),
+            1 => Ok(ReleaseOutcome::Freed),
+            2 => Ok(ReleaseOutcome::SuccessorGranted),
+            3 => {
                 let now = self.clock.now();
                 request.lease.keys.iter().for_each(|key| self.contended.note(key.as_str(), now));
                 let retry_after = jitter::below(recheck_interval(0));
                 Ok(ReleaseOutcome::SuccessorQueued { retry_after })
             }
-            other => Err(unexpected(other)),
+            other => Err(unexpected(&Value::Int(other))),
         }
     }
 }
@@ -114,32 +121,53 @@ fn cannot_notify() -> BackendError {
         .remedy("allow the channels `lock_runtime:*` to the login, or use one of the services")
 }
 
+/// The outcomes of a command for `count` locks: a number, or the digits of `release.lua`.
+fn split(count: usize, answer: Value) -> Vec<Result<i64, BackendError>> {
+    match answer {
+        Value::Int(outcome) => vec![Ok(outcome)],
+        Value::BulkString(digits) if digits.len() == count => {
+            digits.into_iter().map(|digit| Ok(i64::from(digit) - i64::from(b'0'))).collect()
+        }
+        other => (0..count).map(|_| Err(unexpected(&other))).collect(),
+    }
+}
+
 impl ReleaseCommand<'_> {
-    fn command(&self, keyspace: &Keyspace, by: By) -> Cmd {
-        match self {
-            Self::Delete { key, token } => {
-                let mut call = RELEASE.call(by, 1, 1);
-                call.arg(key.as_str()).arg(ValueStart(*token));
-                call
+    fn deletes(&self) -> bool {
+        matches!(self, Self::Delete { .. })
+    }
+
+    /// The command for `releases`: one, or several that each delete a lock.
+    fn command(releases: &[Self], keyspace: &Keyspace, by: By) -> Cmd {
+        if let [Self::Queue { request, token, successor }] = releases {
+            let ReleaseRequest { lease, free_after, barging_window, .. } = request;
+            let mut call = WAIT_QUEUE.call(by, 2 * lease.keys.len(), 7);
+            for key in lease.keys.iter() {
+                call.arg(key.as_str());
             }
-            Self::Queue { request, token, successor } => {
-                let ReleaseRequest { lease, free_after, barging_window, .. } = request;
-                let mut call = WAIT_QUEUE.call(by, 2 * lease.keys.len(), 7);
-                for key in lease.keys.iter() {
-                    call.arg(key.as_str());
-                }
-                for key in lease.keys.iter() {
-                    call.arg(keyspace.wait_queue(key));
-                }
-                call.arg("release").arg(token.as_bytes()).arg(millis(*free_after));
-                call.arg(millis(reservation_time(lease.ttl)));
-                match successor {
-                    Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
-                    None => call.arg("").arg("0"),
-                };
-                call.arg(millis(*barging_window));
-                call
+            for key in lease.keys.iter() {
+                call.arg(keyspace.wait_queue(key));
+            }
+            call.arg("release").arg(token.as_bytes()).arg(millis(*free_after));
+            call.arg(millis(reservation_time(lease.ttl)));
+            match successor {
+                Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
+                None => call.arg("").arg("0"),
+            };
+            call.arg(millis(*barging_window));
+            return call;
+        }
+        let mut call = RELEASE.call(by, releases.len(), releases.len());
+        for release in releases {
+            if let Self::Delete { key, .. } = release {
+                call.arg(key.as_str());
             }
         }
+        for release in releases {
+            if let Self::Delete { token, .. } = release {
+                call.arg(ValueStart(*token));
+            }
+        }
+        call
     }
 }

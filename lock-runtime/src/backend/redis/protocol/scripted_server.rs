@@ -1,5 +1,6 @@
 //! One server that runs scripts, and how commands reach it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use redis::{Cmd, Pipeline, Value};
@@ -18,10 +19,10 @@ use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
 use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::shared_state::SharedState;
-use crate::backend::redis::protocol::value::{lease_status, read_holders};
+use crate::backend::redis::protocol::value::{lease_status, read_holders, unexpected};
 use crate::backend::redis::protocol::wait_queue::QueueToken;
 use crate::backend::redis::server_error;
-use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner, Warning};
+use crate::backend::{BackendError, FailureKind, LeaseRef, LeaseStatus, Owner, Warning};
 use crate::base::clock::Clock;
 use crate::exec::events;
 
@@ -38,6 +39,9 @@ pub(crate) struct ScriptedServer {
     channel: Option<Channel>,
     scope: MessageScope,
 }
+
+/// The server runs one script at a time, and this many locks take it about a fifth of a millisecond.
+const MAX_SHARED: usize = 128;
 
 /// How requests reach a server of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -232,6 +236,58 @@ impl ScriptedServer {
         answers
     }
 
+    /// The most locks of one script if its requests have owners of their own.
+    ///
+    /// A script with several keys needs all of them at one server. A proxy may spread them.
+    pub(super) fn max_shared(&self, hint: RouteHint) -> usize {
+        let may_share = hint == RouteHint::Direct
+            && !self.keyspace.is_tagged()
+            && !self.connection.is_minimal();
+        if may_share { MAX_SHARED } else { 1 }
+    }
+
+    /// Sends a command for each range of requests in `calls`. `split` makes of an answer a reply to each request of a range.
+    ///
+    /// The rejection of a command for several requests may be about one of them alone, and the script has written nothing: each
+    /// is sent once more by a command of its own.
+    pub(super) async fn run_shared<T>(
+        &self,
+        path: Path,
+        hint: RouteHint,
+        is_tracked: bool,
+        calls: &[Range<usize>],
+        command: impl Fn(Range<usize>, By) -> Cmd + Send + Sync,
+        split: impl Fn(Range<usize>, Value) -> Vec<Result<T, BackendError>>,
+    ) -> Vec<Result<T, BackendError>> {
+        let of_call = |at: usize, by| command(calls[at].clone(), by);
+        let answers = self.run_named(path, hint, is_tracked, calls.len(), of_call).await;
+        let mut replies = Vec::with_capacity(calls.iter().map(Range::len).sum());
+        let (mut places, mut apart) = (Vec::new(), Vec::new());
+        for (call, answer) in calls.iter().zip(answers) {
+            match answer {
+                Ok(answer) => replies.append(&mut split(call.clone(), answer)),
+                Err(error) => {
+                    if call.len() > 1 && error.kind() == FailureKind::Rejected {
+                        places.extend(replies.len()..replies.len() + call.len());
+                        apart.extend(call.clone());
+                    }
+                    replies.extend(call.clone().map(|_| Err(error.clone())));
+                }
+            }
+        }
+        if !apart.is_empty() {
+            let alone = |n: usize, by| command(apart[n]..apart[n] + 1, by);
+            let answers = self.run_named(path, hint, is_tracked, apart.len(), alone).await;
+            for ((place, at), answer) in places.iter().zip(&apart).zip(answers) {
+                let reply = answer.map(|answer| split(*at..*at + 1, answer));
+                replies[*place] = reply.and_then(|mut replies| {
+                    replies.pop().unwrap_or_else(|| Err(unexpected(&Value::Nil)))
+                });
+            }
+        }
+        replies
+    }
+
     /// The prefix of commands that need one for this route, or to start tracking if the server supports it.
     pub(super) fn prelude(&self, hint: RouteHint, is_tracked: bool) -> Prelude {
         match hint {
@@ -240,6 +296,22 @@ impl ScriptedServer {
             _ => Prelude::None,
         }
     }
+}
+
+/// The commands for `count` requests, as ranges of them: neighbours share one if they may, at most `max_shared`.
+pub(super) fn shared_calls(
+    count: usize,
+    max_shared: usize,
+    may_share: impl Fn(usize, usize) -> bool,
+) -> Vec<Range<usize>> {
+    let mut calls: Vec<Range<usize>> = Vec::with_capacity(count);
+    for at in 0..count {
+        match calls.last_mut() {
+            Some(call) if call.len() < max_shared && may_share(call.start, at) => call.end += 1,
+            _ => calls.push(at..at + 1),
+        }
+    }
+    calls
 }
 
 /// Replaces the entries of `answers` at `places` by `more`.

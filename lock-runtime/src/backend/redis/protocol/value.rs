@@ -23,11 +23,9 @@ pub(crate) fn duration(millis: i64) -> Option<Duration> {
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
-/// Parses `first:count`.
-pub(crate) fn fences(reply: &[u8]) -> Option<(Fence, u32)> {
-    let (first, count) = std::str::from_utf8(reply).ok()?.split_once(':')?;
-    let first = Fence::try_from(first.parse::<u64>().ok()?).ok()?;
-    Some((first, count.parse().ok()?))
+/// The fence in a reply, which has 0 in its place without one.
+pub(crate) fn minted(number: i64) -> Option<Fence> {
+    if number > 0 { Fence::try_from(number).ok() } else { None }
 }
 
 /// Reads the values of `keys`. A key of another type has no value in the reply.

@@ -100,8 +100,8 @@ end
 
 if ARGV[1] == 'claim' then
   -- KEYS[1] lock, [2] its wait queue, [3] the fence counter if a fence is required
-  -- ARGV[2] token, [3] ttl in ms, [4] number of fences, [5] a text about the owner or ''
-  -- Reply {1, first fence or '', number of queued tokens} if granted; {0, ms until the holder's lease expires
+  -- ARGV[2] token, [3] ttl in ms, [4] number of fences or 0, [5] a text about the owner or ''
+  -- Reply {1, first fence or 0, number of fences, number of queued tokens} if granted; {0, ms until the holder's lease expires
   -- or -1 if unknown, rank in the queue, 1 if the holder's process has a channel} if held by another owner
   local lock, queue, token = KEYS[1], KEYS[2], ARGV[2]
   local holder = redis.call('GET', lock)
@@ -116,7 +116,8 @@ if ARGV[1] == 'claim' then
     return {0, redis.call('PTTL', lock), rank, notifiable and 1 or 0}
   end
   -- A claim proves that its process is alive; earlier tokens keep their positions.
-  local fence = mint(KEYS[3], ARGV[4])
+  local fence, fences = 0, 0
+  if KEYS[3] then fence, fences = mint(KEYS[3], 1, tonumber(ARGV[4])) end
   local waiting = redis.call('ZCARD', queue)
   if is_own then
     -- Never shorten the lease: this may be a late request with a shorter ttl.
@@ -135,7 +136,7 @@ if ARGV[1] == 'claim' then
     redis.call('SET', lock, compose(token, waiting > 0, ARGV[5]), 'PX', ARGV[3])
     if was_queued then redis.call('ZREM', queue, token) end
   end
-  return {1, fence, waiting}
+  return {1, fence, fences, waiting}
 end
 
 -- probe: KEYS[1] a lock that no process takes, [2] its wait queue; ARGV[2] token

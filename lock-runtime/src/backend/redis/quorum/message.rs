@@ -258,6 +258,8 @@ impl BallotRequest {
     ) -> Result<bool, BackendError> {
         match answer? {
             Value::Int(outcome @ 0..=2) => Ok(outcome > 0),
+            // The digit of `release.lua`.
+            Value::BulkString(digit) if matches!(&*digit, b"0" | b"1") => Ok(*digit == *b"1"),
             Value::Array(holders) if self.operation == BallotOperation::Read => {
                 let token = self.token.encoded();
                 Ok(holders.iter().all(|holder| {
