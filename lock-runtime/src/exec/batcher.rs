@@ -386,9 +386,13 @@ struct CallerFlush<F: Flusher> {
 
 impl<F: Flusher> CallerFlush<F> {
     async fn run(mut self) {
-        while self.flusher.upgrade().is_some_and(|flusher| send_next(&flusher, Some(self.runtime)))
-        {
+        loop {
+            // Tasks that are ready, or whose answers have arrived, add their requests first.
             yield_now().await;
+            let Some(flusher) = self.flusher.upgrade() else { break };
+            if !send_next(&flusher, Some(self.runtime)) {
+                break;
+            }
         }
         self.is_done = true;
     }

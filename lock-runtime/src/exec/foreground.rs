@@ -22,7 +22,7 @@ pub struct ForegroundRequest(Arc<AtomicUsize>);
 
 impl Foreground {
     /// More requests at once are cheaper in a batch.
-    const MOST: usize = 8;
+    const MOST: usize = 2;
 
     /// The place of the next request.
     pub(crate) fn begin(&self) -> ForegroundPlace {

@@ -24,8 +24,7 @@ impl PoolCore {
 
     /// As [`send`](Self::send). The caller awaits the answer on its own runtime, over a connection there if it has one.
     ///
-    /// Under load it joins the next batch: of its runtime if that has a single worker, otherwise of the driver. Several workers
-    /// would pass the state of the pool and of the connection between their caches all the time; the driver keeps it in one.
+    /// Under load it joins the next batch of its runtime.
     pub(crate) fn send_from_caller(self: &Arc<Self>, item: Outgoing) {
         let Some(caller) = self.caller() else { return self.send(item) };
         let foreground = || self.backend().foreground(&caller);
@@ -37,9 +36,6 @@ impl PoolCore {
                 Some(ForegroundPlace::InBatch) => {}
                 None => return self.send(item),
             }
-        }
-        if caller.metrics().num_workers() > 1 {
-            return self.send(item);
         }
         if let Err(item) = Batcher::push_on(self, &caller, item, || foreground().is_some()) {
             self.send(item);

@@ -171,8 +171,16 @@ impl Connection {
         &self,
         command: &Cmd,
     ) -> Result<Result<Value, RedisError>, BackendError> {
+        self.try_send_by(Path::Background, command).await
+    }
+
+    async fn try_send_by(
+        &self,
+        path: Path,
+        command: &Cmd,
+    ) -> Result<Result<Value, RedisError>, BackendError> {
         let send = async |to: &mut MultiplexedConnection| to.req_packed_command(command).await;
-        let answer = self.request(Path::Background, send).await?;
+        let answer = self.request(path, send).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -203,8 +211,15 @@ impl Connection {
         &self,
         path: Path,
         prelude: Prelude,
-        commands: impl ExactSizeIterator<Item = Cmd>,
+        mut commands: impl ExactSizeIterator<Item = Cmd>,
     ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+        // The usual request of a lock that is alone: without a list of commands and one of answers in the client library.
+        if prelude == Prelude::None
+            && commands.len() == 1
+            && let Some(command) = commands.next()
+        {
+            return Ok(vec![self.try_send_by(path, &command).await?]);
+        }
         let all = prelude.before_each(commands);
         let answers = self.send_all_by(path, &all).await?;
         Ok(prelude.skip_own(answers).collect())

@@ -1,5 +1,6 @@
 //! Acquire requests to one server with scripts.
 
+use std::iter;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -121,7 +122,9 @@ impl ScriptedServer {
             let form = forms[call.start];
             self.command(&requests[call], form, by)
         };
-        let split = |call: Range<usize>, answer| self.split(forms[call.start], call.len(), &answer);
+        let split = |call: Range<usize>, answer, replies: &mut Vec<_>| {
+            self.split(forms[call.start], call.len(), &answer, replies);
+        };
         self.run_shared(path, hint, is_tracked, calls, command, split).await
     }
 
@@ -175,39 +178,43 @@ impl ScriptedServer {
         }
     }
 
-    /// The replies to the `count` requests of a command in `form`.
+    /// Adds the replies to the `count` requests of a command in `form`.
     fn split(
         &self,
         form: RequestForm,
         count: usize,
         answer: &Value,
-    ) -> Vec<Result<Reply, BackendError>> {
+        replies: &mut Vec<Result<Reply, BackendError>>,
+    ) {
         let reply = match (form, answer) {
-            (RequestForm::Set, Value::Okay) => Reply::Granted { fence: 0, fences: 0, waiting: 0 },
+            (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
+                [Value::Int(fences), parts @ ..] if parts.len() == count => {
+                    return replies.extend(parts.iter().map(|part| self.scripted(*fences, part)));
+                }
+                _ => None,
+            },
+            (RequestForm::Set, Value::Okay) => {
+                Some(Reply::Granted { fence: 0, fences: 0, waiting: 0 })
+            }
             // The reply of the script will have the rest.
-            (RequestForm::Set, Value::Nil) => Reply::Held { expires_in: None },
+            (RequestForm::Set, Value::Nil) => Some(Reply::Held { expires_in: None }),
             (RequestForm::Queue, Value::Array(parts)) => match parts.as_slice() {
                 [Value::Int(1), Value::Int(fence), Value::Int(fences), Value::Int(waiting)] => {
-                    Reply::Granted { fence: *fence, fences: *fences, waiting: *waiting }
+                    Some(Reply::Granted { fence: *fence, fences: *fences, waiting: *waiting })
                 }
                 [Value::Int(0), Value::Int(expires_in), Value::Int(rank), Value::Int(channel)] => {
-                    Reply::Queued {
+                    Some(Reply::Queued {
                         expires_in: duration(*expires_in),
                         rank: u64::try_from(*rank).unwrap_or_default(),
                         has_channel: *channel != 0,
-                    }
+                    })
                 }
-                _ => return vec![Err(unexpected(answer))],
+                _ => None,
             },
-            (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
-                [Value::Int(fences), replies @ ..] if replies.len() == count => {
-                    return replies.iter().map(|reply| self.scripted(*fences, reply)).collect();
-                }
-                _ => return vec![Err(unexpected(answer)); count],
-            },
-            _ => return vec![Err(unexpected(answer)); count],
+            _ => None,
         };
-        vec![Ok(reply)]
+        let reply = reply.ok_or_else(|| unexpected(answer));
+        replies.extend(iter::repeat_n(reply, count));
     }
 
     /// A reply of `acquire.lua`, which grants `fences` each.

@@ -49,7 +49,9 @@ impl ScriptedServer {
         let may_share = |a: usize, b: usize| commands[a].deletes() && commands[b].deletes();
         let calls = shared_calls(commands.len(), self.max_shared(hint), may_share);
         let command = |call, by| ReleaseCommand::command(&commands[call], &self.keyspace, by);
-        let split = |call: Range<usize>, answer| split(call.len(), answer);
+        let split = |call: Range<usize>, answer, answers: &mut Vec<_>| {
+            split(call.len(), answer, answers);
+        };
         let mut answers = self.run_shared(path, hint, false, &calls, command, split).await;
         // A lock that was not deleted is contended or not held: the script of the wait queue finds out.
         let not_deleted = |at: &usize| {
@@ -121,14 +123,15 @@ fn cannot_notify() -> BackendError {
         .remedy("allow the channels `lock_runtime:*` to the login, or use one of the services")
 }
 
-/// The outcomes of a command for `count` locks: a number, or the digits of `release.lua`.
-fn split(count: usize, answer: Value) -> Vec<Result<i64, BackendError>> {
+/// Adds the outcomes of a command for `count` locks: a number, or the digits of `release.lua`.
+fn split(count: usize, answer: Value, outcomes: &mut Vec<Result<i64, BackendError>>) {
     match answer {
-        Value::Int(outcome) => vec![Ok(outcome)],
+        Value::Int(outcome) if count == 1 => outcomes.push(Ok(outcome)),
         Value::BulkString(digits) if digits.len() == count => {
-            digits.into_iter().map(|digit| Ok(i64::from(digit) - i64::from(b'0'))).collect()
+            let outcome = |digit| Ok(i64::from(digit) - i64::from(b'0'));
+            outcomes.extend(digits.into_iter().map(outcome));
         }
-        other => (0..count).map(|_| Err(unexpected(&other))).collect(),
+        other => outcomes.extend((0..count).map(|_| Err(unexpected(&other)))),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::protocol::contended_keys::ContendedKeys;
 use crate::backend::redis::protocol::script::{self, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::shared_state::SharedState;
-use crate::backend::redis::protocol::value::{lease_status, read_holders, unexpected};
+use crate::backend::redis::protocol::value::{lease_status, read_holders};
 use crate::backend::redis::protocol::wait_queue::QueueToken;
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind, LeaseRef, LeaseStatus, Owner, Warning};
@@ -246,7 +246,7 @@ impl ScriptedServer {
         if may_share { MAX_SHARED } else { 1 }
     }
 
-    /// Sends a command for each range of requests in `calls`. `split` makes of an answer a reply to each request of a range.
+    /// Sends a command for each range of requests in `calls`. `split` adds the reply to each request of a range, by the answer.
     ///
     /// The rejection of a command for several requests may be about one of them alone, and the script has written nothing: each
     /// is sent once more by a command of its own.
@@ -257,7 +257,7 @@ impl ScriptedServer {
         is_tracked: bool,
         calls: &[Range<usize>],
         command: impl Fn(Range<usize>, By) -> Cmd + Send + Sync,
-        split: impl Fn(Range<usize>, Value) -> Vec<Result<T, BackendError>>,
+        split: impl Fn(Range<usize>, Value, &mut Vec<Result<T, BackendError>>),
     ) -> Vec<Result<T, BackendError>> {
         let of_call = |at: usize, by| command(calls[at].clone(), by);
         let answers = self.run_named(path, hint, is_tracked, calls.len(), of_call).await;
@@ -265,7 +265,7 @@ impl ScriptedServer {
         let (mut places, mut apart) = (Vec::new(), Vec::new());
         for (call, answer) in calls.iter().zip(answers) {
             match answer {
-                Ok(answer) => replies.append(&mut split(call.clone(), answer)),
+                Ok(answer) => split(call.clone(), answer, &mut replies),
                 Err(error) => {
                     if call.len() > 1 && error.kind() == FailureKind::Rejected {
                         places.extend(replies.len()..replies.len() + call.len());
@@ -278,12 +278,14 @@ impl ScriptedServer {
         if !apart.is_empty() {
             let alone = |n: usize, by| command(apart[n]..apart[n] + 1, by);
             let answers = self.run_named(path, hint, is_tracked, apart.len(), alone).await;
-            for ((place, at), answer) in places.iter().zip(&apart).zip(answers) {
-                let reply = answer.map(|answer| split(*at..*at + 1, answer));
-                replies[*place] = reply.and_then(|mut replies| {
-                    replies.pop().unwrap_or_else(|| Err(unexpected(&Value::Nil)))
-                });
+            let mut more = Vec::with_capacity(apart.len());
+            for (at, answer) in apart.iter().zip(answers) {
+                match answer {
+                    Ok(answer) => split(*at..*at + 1, answer, &mut more),
+                    Err(error) => more.push(Err(error)),
+                }
             }
+            replace(&mut replies, &places, more);
         }
         replies
     }
