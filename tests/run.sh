@@ -166,6 +166,13 @@ if [[ "${LOCK_TEST_NEWER:-off}" == on ]]; then
 else
     echo "==> skipped: LOCK_TEST_NEWER=on runs the newer servers of the stores"
 fi
+# The servers of the tests make and delete thousands of small files, and wait for the disk at each write. In memory they do
+# neither, where there is room for it and programs may be loaded from there.
+free_memory="$(df --output=avail -k /dev/shm 2>/dev/null | tail -1 || true)"
+if [[ -z "${TMPDIR:-}" && -w /dev/shm && "${free_memory:-0}" -gt 8000000 ]] &&
+    ! findmnt --noheadings --output OPTIONS --target /dev/shm 2>/dev/null | grep -qw noexec; then
+    export TMPDIR=/dev/shm
+fi
 # Most tests wait: more of them run at once than there are cores.
 cores="$(nproc)"
 threads="${LOCK_TEST_THREADS:-$((cores < 2 ? 8 : 16))}"

@@ -49,14 +49,27 @@ async fn the_suite_passes_behind_a_proxy_that_hangs_up() {
     );
 }
 
-/// A proxy that spreads keys over servers sends a script to the server of its first key.
 #[tokio::test]
 async fn no_script_has_the_locks_of_two_owners() {
-    const COUNT: usize = 40;
     let (server, proxy) = behind(nutcracker);
+    share_no_script(&server, proxy.url()).await;
+}
+
+/// Some proxies answer what they do not know with an error. They offer no more than this user has.
+#[tokio::test]
+async fn nor_without_tracking_and_messages() {
+    let server = RedisServer::builder()
+        .config_line("user plain on >secret ~* resetchannels +@all -@pubsub -client|tracking")
+        .start();
+    share_no_script(&server, &format!("redis://plain:secret@127.0.0.1:{}", server.port())).await;
+}
+
+/// A proxy that spreads keys over servers sends a script to the server of its first key.
+async fn share_no_script(server: &RedisServer, url: &str) {
+    const COUNT: usize = 40;
     let ttl = Duration::from_secs(3);
-    let pool = LockPool::builder(proxy.url()).wait(LONG).ttl(ttl).connect().await.unwrap();
-    let monitor = Monitor::start(&server);
+    let pool = LockPool::builder(url).wait(LONG).ttl(ttl).connect().await.unwrap();
+    let monitor = Monitor::start(server);
     let mut tasks = JoinSet::new();
     for n in 0..COUNT {
         tasks.spawn(pool.lock(format!("{KEY}:{n}")).acquire());

@@ -4,8 +4,10 @@
 //! up. Requests that arrive meanwhile are collected and sent in one batch, so in one write: by the driver, or by a task
 //! on the runtime of the callers if it has a connection of its own.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::{self, Handle};
@@ -375,6 +377,21 @@ impl<F: Flusher> Drop for ScheduledFlush<F> {
     }
 }
 
+/// Returns behind the tasks that are ready. Any worker may take the task from the queue, which is not so for `yield_now`: that
+/// one waits until its own worker is idle.
+async fn to_the_end_of_the_queue() {
+    let mut is_queued = false;
+    poll_fn(|cx| {
+        if is_queued {
+            return Poll::Ready(());
+        }
+        is_queued = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// The task that does the same on the runtime of callers. Dropped early, it leaves the pending items to the driver. A runtime
 /// that is not polled keeps no pool alive by it.
 struct CallerFlush<F: Flusher> {
@@ -387,8 +404,8 @@ struct CallerFlush<F: Flusher> {
 impl<F: Flusher> CallerFlush<F> {
     async fn run(mut self) {
         loop {
-            // Tasks that are ready, or whose answers have arrived, add their requests first.
-            yield_now().await;
+            // Tasks that are ready add their requests first.
+            to_the_end_of_the_queue().await;
             let Some(flusher) = self.flusher.upgrade() else { break };
             if !send_next(&flusher, Some(self.runtime)) {
                 break;

@@ -81,6 +81,12 @@ pub(crate) fn is_forbidden_key(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") && !is_unknown_command(error)
 }
 
+/// Whether the server refuses a request because of its keys: one is forbidden, or they are in several slots.
+pub(crate) fn is_about_keys(error: &BackendError) -> bool {
+    let error = error.cause::<RedisError>();
+    error.is_some_and(|error| is_forbidden_key(error) || crosses_slots(error))
+}
+
 /// Whether the key has a value of another type than a lock.
 pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE")

@@ -145,6 +145,13 @@ impl Connection {
         matches!(&*self.state.link(), LinkState::Up(link) if link.dialect == Dialect::Minimal)
     }
 
+    /// Whether one server answers on this connection. A proxy that spreads keys over servers offers neither client tracking nor a
+    /// wait queue with messages.
+    pub(crate) fn is_of_one_server(&self) -> bool {
+        let PushSupport { tracking, queue } = self.push_support();
+        tracking || queue
+    }
+
     /// Opens another connection to the same server, for commands that cannot share one.
     pub(crate) async fn open_dedicated(&self) -> Result<DedicatedConnection, BackendError> {
         let (dialer, limit) = self.dialer()?;

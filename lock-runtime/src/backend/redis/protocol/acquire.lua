@@ -14,7 +14,14 @@ local function next_fence(request)
   return fence
 end
 
-local function acquire(request)
+-- -1 if unknown.
+local function expiry_of(key)
+  local left = redis.pcall('PTTL', key)
+  return type(left) == 'number' and left or -1
+end
+
+-- `minted` is a fence that the request has already.
+local function acquire(request, minted)
   local first, last, value = (request - 1) * locks + 1, request * locks, ARGV[request + 3]
   local own, expires_in = {}, 0
   for i = first, last do
@@ -24,16 +31,16 @@ local function acquire(request)
     if holder and string.sub(holder, 1, 32) == string.sub(value, 1, 32) then
       own[i] = holder
     elseif holder then
-      local left = redis.call('PTTL', KEYS[i])
+      local left = expiry_of(KEYS[i])
       if left < 0 or expires_in < 0 then expires_in = -1 else expires_in = math.max(expires_in, left, 1) end
     end
   end
   if expires_in ~= 0 then return expires_in < 0 and -1 or -1 - expires_in end
 
-  local granted = next_fence(request)
+  local granted = minted or next_fence(request)
   for i = first, last do
     -- Never shorten the lease: this may be a late request with a shorter ttl.
-    local left = own[i] and redis.call('PTTL', KEYS[i]) or 0
+    local left = own[i] and expiry_of(KEYS[i]) or 0
     redis.call('SET', KEYS[i], own[i] or value, 'PX', math.max(left, ttl))
   end
   return granted
@@ -42,13 +49,13 @@ end
 local holders = locks == 1 and redis.call('MGET', unpack(KEYS, 1, requests)) or KEYS
 local replies = {}
 for request = 1, requests do
-  local granted
+  local minted, is_set
   -- The usual case. A key of another type looks free, and is not overwritten.
   if not holders[request] then
-    granted = next_fence(request)
-    granted = redis.call('SET', KEYS[request], ARGV[request + 3], 'NX', 'PX', ttl) and granted
+    minted = next_fence(request)
+    is_set = redis.call('SET', KEYS[request], ARGV[request + 3], 'NX', 'PX', ttl)
   end
-  replies[request + 1] = granted or acquire(request)
+  replies[request + 1] = is_set and minted or acquire(request, minted)
 end
 replies[1] = length
 return replies

@@ -269,7 +269,7 @@ impl ScriptedServer {
                 if let (1.., [key]) = (waiting, &*request.keys) {
                     self.contended.note(key.as_str(), self.clock.now());
                 }
-                let reserved = u32::try_from(fences.saturating_sub(1)).unwrap_or_default();
+                let reserved = u32::try_from(fences.max(1) - 1).unwrap_or(u32::MAX);
                 // Without the right to publish, this process cannot tell a holder that it waits; so the holder's
                 // knowledge of waiters would not be complete.
                 let contended = self.keeps_wait_queues().then_some(waiting > 0);

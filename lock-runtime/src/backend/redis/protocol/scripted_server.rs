@@ -22,7 +22,7 @@ use crate::backend::redis::protocol::shared_state::SharedState;
 use crate::backend::redis::protocol::value::{lease_status, read_holders};
 use crate::backend::redis::protocol::wait_queue::QueueToken;
 use crate::backend::redis::server_error;
-use crate::backend::{BackendError, FailureKind, LeaseRef, LeaseStatus, Owner, Warning};
+use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner, Warning};
 use crate::base::clock::Clock;
 use crate::exec::events;
 
@@ -242,14 +242,14 @@ impl ScriptedServer {
     pub(super) fn max_shared(&self, hint: RouteHint) -> usize {
         let may_share = hint == RouteHint::Direct
             && !self.keyspace.is_tagged()
-            && !self.connection.is_minimal();
+            && self.connection.is_of_one_server();
         if may_share { MAX_SHARED } else { 1 }
     }
 
     /// Sends a command for each range of requests in `calls`. `split` adds the reply to each request of a range, by the answer.
     ///
-    /// The rejection of a command for several requests may be about one of them alone, and the script has written nothing: each
-    /// is sent once more by a command of its own.
+    /// The server may refuse a command for several requests because of the key of one: each is sent once more by a command of its
+    /// own. It refuses such a command before the script begins.
     pub(super) async fn run_shared<T>(
         &self,
         path: Path,
@@ -267,7 +267,7 @@ impl ScriptedServer {
             match answer {
                 Ok(answer) => split(call.clone(), answer, &mut replies),
                 Err(error) => {
-                    if call.len() > 1 && error.kind() == FailureKind::Rejected {
+                    if call.len() > 1 && server_error::is_about_keys(&error) {
                         places.extend(replies.len()..replies.len() + call.len());
                         apart.extend(call.clone());
                     }
