@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use crate::backend::Limits;
 use crate::backend::backoff::Backoff;
 use crate::backend::redis::conn::dedicated::DedicatedConnection;
+use crate::backend::redis::conn::end_reason;
 use crate::backend::redis::conn::foreground::{
     Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
 };
@@ -110,7 +111,7 @@ impl Connection {
     ) -> (Self, Result<(), BackendError>) {
         let target = target.into();
         let (history, answered) = (Mutex::default(), AtomicU64::new(0));
-        let link = Mutex::new(LinkState::Down(not_connected()));
+        let link = Mutex::new(LinkState::Down(end_reason::not_connected()));
         let runtime = Handle::current();
         let state = Arc::new(ConnectionState {
             target,
@@ -145,13 +146,6 @@ impl Connection {
         matches!(&*self.state.link(), LinkState::Up(link) if link.dialect == Dialect::Minimal)
     }
 
-    /// Whether one server answers on this connection. A proxy that spreads keys over servers offers neither client tracking nor a
-    /// wait queue with messages.
-    pub(crate) fn is_of_one_server(&self) -> bool {
-        let PushSupport { tracking, queue } = self.push_support();
-        tracking || queue
-    }
-
     /// Opens another connection to the same server, for commands that cannot share one.
     pub(crate) async fn open_dedicated(&self) -> Result<DedicatedConnection, BackendError> {
         let (dialer, limit) = self.dialer()?;
@@ -164,7 +158,7 @@ impl Connection {
 
     /// What opens another connection to the same server, and how long that may take.
     pub(super) fn dialer(&self) -> Result<(Dialer, Duration), BackendError> {
-        let dialer = self.state.dialer().ok_or_else(not_connected)?;
+        let dialer = self.state.dialer().ok_or_else(end_reason::not_connected)?;
         Ok((dialer, self.state.limits.connect))
     }
 
@@ -435,7 +429,7 @@ impl ConnectionState {
     ) -> MutexGuard<'a, LinkState> {
         match &*link {
             LinkState::Up(Link { io, .. }) if io.is_silent(self.clock.now()) => {
-                self.give_up(link, self.silent())
+                self.give_up(link, end_reason::silent(&self.server()))
             }
             _ => link,
         }
@@ -496,8 +490,8 @@ impl ConnectionState {
                 let reason = tokio::select! {
                     biased;
                     // A master that was demoted in a planned failover answers OK for seconds.
-                    () = self.target.moved(link.dialer.endpoint()) => self.moved(),
-                    () = link.io.ended() => self.lost(),
+                    () = self.target.moved(link.dialer.endpoint()) => end_reason::moved(&self.server()),
+                    () = link.io.ended() => end_reason::lost(&self.server()),
                 };
                 backoff.ended(self.answered_for(link.up_since));
                 drop(link);
@@ -568,7 +562,7 @@ impl ConnectionState {
             };
             let opened = tokio::select! {
                 opened = handshake.run() => opened?,
-                () = self.target.moved(dialer.endpoint()) => return Err(self.moved()),
+                () = self.target.moved(dialer.endpoint()) => return Err(end_reason::moved(&self.server())),
             };
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));
@@ -580,25 +574,6 @@ impl ConnectionState {
         };
         let opened = timeout(limit, opened).await;
         opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))
-    }
-
-    fn lost(&self) -> BackendError {
-        let message = format!("the connection to Redis at {} is lost", self.server());
-        BackendError::new(FailureKind::NotApplied, message)
-            .remedy("check that the server is up and reachable; the pool reconnects by itself")
-    }
-
-    fn silent(&self) -> BackendError {
-        let message = format!("Redis at {} no longer answers", self.server());
-        BackendError::new(FailureKind::NotApplied, message).remedy(
-            "check that the server is up and reachable; the pool replaces the connection by itself",
-        )
-    }
-
-    fn moved(&self) -> BackendError {
-        let message = format!("Redis at {} is no longer the master", self.server());
-        BackendError::new(FailureKind::NotApplied, message)
-            .remedy("no action is needed: the pool connects to the new master by itself")
     }
 
     /// The current or last server, for messages.
@@ -620,9 +595,4 @@ impl ConnectionState {
     fn link(&self) -> MutexGuard<'_, LinkState> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-#[cold]
-fn not_connected() -> BackendError {
-    BackendError::new(FailureKind::NotApplied, "not connected yet")
 }

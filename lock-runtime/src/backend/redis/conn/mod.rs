@@ -3,6 +3,7 @@
 pub(crate) mod broadcast;
 pub(crate) mod connection;
 pub(crate) mod dedicated;
+mod end_reason;
 mod foreground;
 mod history;
 mod link_io;

@@ -55,6 +55,13 @@ pub(crate) struct PushSupport {
     pub(crate) queue: bool,
 }
 
+impl PushSupport {
+    /// Whether one server answers. A proxy that spreads keys over servers offers neither.
+    pub(crate) const fn is_of_one_server(self) -> bool {
+        self.tracking || self.queue
+    }
+}
+
 /// The part of the protocol that the server understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {

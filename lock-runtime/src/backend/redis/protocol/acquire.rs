@@ -33,7 +33,7 @@ pub(crate) enum RequestForm {
 
 /// What the server says of one request.
 #[derive(Clone, Copy, Debug)]
-enum Reply {
+enum AcquireReply {
     /// `fence` is the first of `fences`, or 0 without any. `waiting` tokens are in the queue of the lock.
     Granted {
         fence: i64,
@@ -117,7 +117,7 @@ impl ScriptedServer {
         forms: &[RequestForm],
         requests: &[AcquireRequest],
         calls: &[Range<usize>],
-    ) -> Vec<Result<Reply, BackendError>> {
+    ) -> Vec<Result<AcquireReply, BackendError>> {
         let command = |call: Range<usize>, by| {
             let form = forms[call.start];
             self.command(&requests[call], form, by)
@@ -184,7 +184,7 @@ impl ScriptedServer {
         form: RequestForm,
         count: usize,
         answer: &Value,
-        replies: &mut Vec<Result<Reply, BackendError>>,
+        replies: &mut Vec<Result<AcquireReply, BackendError>>,
     ) {
         let reply = match (form, answer) {
             (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
@@ -194,16 +194,20 @@ impl ScriptedServer {
                 _ => None,
             },
             (RequestForm::Set, Value::Okay) => {
-                Some(Reply::Granted { fence: 0, fences: 0, waiting: 0 })
+                Some(AcquireReply::Granted { fence: 0, fences: 0, waiting: 0 })
             }
             // The reply of the script will have the rest.
-            (RequestForm::Set, Value::Nil) => Some(Reply::Held { expires_in: None }),
+            (RequestForm::Set, Value::Nil) => Some(AcquireReply::Held { expires_in: None }),
             (RequestForm::Queue, Value::Array(parts)) => match parts.as_slice() {
                 [Value::Int(1), Value::Int(fence), Value::Int(fences), Value::Int(waiting)] => {
-                    Some(Reply::Granted { fence: *fence, fences: *fences, waiting: *waiting })
+                    Some(AcquireReply::Granted {
+                        fence: *fence,
+                        fences: *fences,
+                        waiting: *waiting,
+                    })
                 }
                 [Value::Int(0), Value::Int(expires_in), Value::Int(rank), Value::Int(channel)] => {
-                    Some(Reply::Queued {
+                    Some(AcquireReply::Queued {
                         expires_in: duration(*expires_in),
                         rank: u64::try_from(*rank).unwrap_or_default(),
                         has_channel: *channel != 0,
@@ -218,11 +222,13 @@ impl ScriptedServer {
     }
 
     /// A reply of `acquire.lua`, which grants `fences` each.
-    fn scripted(&self, fences: i64, reply: &Value) -> Result<Reply, BackendError> {
+    fn scripted(&self, fences: i64, reply: &Value) -> Result<AcquireReply, BackendError> {
         match reply {
-            Value::Int(fence @ 0..) => Ok(Reply::Granted { fence: *fence, fences, waiting: 0 }),
-            Value::Int(-1) => Ok(Reply::Held { expires_in: None }),
-            Value::Int(held) => Ok(Reply::Held { expires_in: duration(-1 - held) }),
+            Value::Int(fence @ 0..) => {
+                Ok(AcquireReply::Granted { fence: *fence, fences, waiting: 0 })
+            }
+            Value::Int(-1) => Ok(AcquireReply::Held { expires_in: None }),
+            Value::Int(held) => Ok(AcquireReply::Held { expires_in: duration(-1 - held) }),
             Value::BulkString(error) => {
                 Err(self.connection.script_failure(&String::from_utf8_lossy(error)))
             }
@@ -235,18 +241,20 @@ impl ScriptedServer {
         &self,
         request: &AcquireRequest,
         form: RequestForm,
-        reply: Reply,
+        reply: AcquireReply,
     ) -> Option<RequestForm> {
         let tracks = self.reports_changes();
         match (form, reply) {
             // A request that does not wait still reports the remaining time.
-            (RequestForm::Set, Reply::Held { .. }) if !request.enqueue => Some(RequestForm::Script),
-            (RequestForm::Script, Reply::Held { .. }) if tracks => {
+            (RequestForm::Set, AcquireReply::Held { .. }) if !request.enqueue => {
+                Some(RequestForm::Script)
+            }
+            (RequestForm::Script, AcquireReply::Held { .. }) if tracks => {
                 (request.attempt > 0).then_some(RequestForm::Script)
             }
             // A key is tracked only if it is read behind `CLIENT CACHING YES`. Needed for a holder that sends no
             // messages, and at the head of the queue for a lock that is deleted from outside.
-            (RequestForm::Queue, Reply::Queued { rank, has_channel, .. }) if tracks => {
+            (RequestForm::Queue, AcquireReply::Queued { rank, has_channel, .. }) if tracks => {
                 (!has_channel || (rank == 0 && request.attempt > 0)).then_some(RequestForm::Queue)
             }
             _ => None,
@@ -257,10 +265,10 @@ impl ScriptedServer {
         &self,
         request: &AcquireRequest,
         form: RequestForm,
-        reply: Reply,
+        reply: AcquireReply,
     ) -> Result<AcquireOutcome, BackendError> {
         match reply {
-            Reply::Granted { fence, fences, waiting } => {
+            AcquireReply::Granted { fence, fences, waiting } => {
                 let fence = if request.fencing {
                     Some(minted(fence).ok_or_else(|| unexpected(&Value::Int(fence)))?)
                 } else {
@@ -275,14 +283,14 @@ impl ScriptedServer {
                 let contended = self.keeps_wait_queues().then_some(waiting > 0);
                 Ok(AcquireOutcome::Acquired { fence, reserved_fences: reserved, contended })
             }
-            Reply::Held { expires_in } => {
+            AcquireReply::Held { expires_in } => {
                 let wait_mode = match form {
                     RequestForm::Set => WaitMode::Watch { retry_after: Duration::ZERO },
                     _ => self.wait_mode(request, expires_in),
                 };
                 Ok(AcquireOutcome::Contended { expires_in, wait_mode })
             }
-            Reply::Queued { expires_in, rank, .. } => {
+            AcquireReply::Queued { expires_in, rank, .. } => {
                 if let [key] = &*request.keys {
                     self.contended.note(key.as_str(), self.clock.now());
                 }

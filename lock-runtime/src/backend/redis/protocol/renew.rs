@@ -44,7 +44,11 @@ impl ScriptedServer {
         let max_locks = match (hint, self.prelude(hint, true)) {
             (RouteHint::Separate | RouteHint::Asking, _) => 1,
             // A proxy may spread the locks over servers.
-            _ if !self.keyspace.is_tagged() && !self.connection.is_of_one_server() => 1,
+            _ if !self.keyspace.is_tagged()
+                && !self.connection.push_support().is_of_one_server() =>
+            {
+                1
+            }
             (RouteHint::Direct, Prelude::Caching) => MAX_TRACKED_LOCKS,
             (RouteHint::Direct, _) => MAX_LOCKS,
         };

@@ -242,7 +242,7 @@ impl ScriptedServer {
     pub(super) fn max_shared(&self, hint: RouteHint) -> usize {
         let may_share = hint == RouteHint::Direct
             && !self.keyspace.is_tagged()
-            && self.connection.is_of_one_server();
+            && self.connection.push_support().is_of_one_server();
         if may_share { MAX_SHARED } else { 1 }
     }
 
