@@ -3,12 +3,12 @@
 //! While it is down, requests fail at once; the waiter of a lock decides how long to retry. A request that is given up
 //! stays on the connection and may still be served. A connection on which no answers arrive is replaced.
 
+use std::iter;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::runtime::{self, Handle};
 use tokio::task::AbortHandle;
@@ -22,12 +22,12 @@ use crate::backend::redis::conn::foreground::{
     Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
 };
 use crate::backend::redis::conn::history::ConnectHistory;
-use crate::backend::redis::conn::link_io::LinkIo;
+use crate::backend::redis::conn::link_io::{LinkIo, Requests};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::net::handshake::{
-    Dialect, Handshake, HangUp, OpenConnection, PushConfig, PushSupport, log_in_minimal,
+    Dialect, Handshake, OpenConnection, PushConfig, PushSupport, log_in_minimal, open_direct,
 };
 use crate::backend::redis::net::io_task::IoTask;
 use crate::backend::redis::net::progress::ConnectProgress;
@@ -180,8 +180,7 @@ impl Connection {
         path: Path,
         command: &Cmd,
     ) -> Result<Result<Value, RedisError>, BackendError> {
-        let send = async |to: &mut MultiplexedConnection| to.req_packed_command(command).await;
-        let answer = self.request(path, send).await?;
+        let answer = self.request(path, async |io| io.send(command).await).await?;
         Ok(answer.and_then(Value::extract_error))
     }
 
@@ -198,13 +197,23 @@ impl Connection {
         path: Path,
         commands: &Pipeline,
     ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
-        let count = commands.len();
-        let request = async |link: &mut MultiplexedConnection| {
-            link.req_packed_commands(commands, 0, count).await
-        };
-        let answer = self.request(path, request).await?;
+        let answer = self.request(path, async |io| io.send_all(commands).await).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
+    }
+
+    /// Sends one command after `prelude`. The inner error is the server's error answer.
+    pub(crate) async fn try_send_after(
+        &self,
+        path: Path,
+        prelude: Prelude,
+        command: Cmd,
+    ) -> Result<Result<Value, RedisError>, BackendError> {
+        if prelude == Prelude::None {
+            return self.try_send_by(path, &command).await;
+        }
+        let mut answers = Box::pin(self.send_after(path, prelude, iter::once(command))).await?;
+        answers.pop().ok_or_else(end_reason::not_connected)
     }
 
     /// Sends several commands in one write, each after `prelude`. One answer per command, in order.
@@ -212,15 +221,8 @@ impl Connection {
         &self,
         path: Path,
         prelude: Prelude,
-        mut commands: impl ExactSizeIterator<Item = Cmd>,
+        commands: impl ExactSizeIterator<Item = Cmd>,
     ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
-        // The usual request of a lock that is alone: without a list of commands and one of answers in the client library.
-        if prelude == Prelude::None
-            && commands.len() == 1
-            && let Some(command) = commands.next()
-        {
-            return Ok(vec![self.try_send_by(path, &command).await?]);
-        }
         let all = prelude.before_each(commands);
         let answers = self.send_all_by(path, &all).await?;
         Ok(prelude.skip_own(answers).collect())
@@ -290,13 +292,12 @@ impl Connection {
     async fn request<T>(
         &self,
         path: Path,
-        request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+        request: impl AsyncFnOnce(&LinkIo) -> Result<T, RedisError>,
     ) -> Result<Result<T, RedisError>, BackendError> {
         let io = self.state.link_io(path)?;
-        let mut requests = io.requests.clone();
         let at = self.state.clock.now();
         let mut sent = SentRequest { state: &self.state, io, at, answered: false };
-        let answer = sent.io.run(request(&mut requests)).await;
+        let answer = request(&sent.io).await;
         sent.answered = true;
         if !answer.as_ref().is_err_and(server_error::is_hang_up) {
             self.state.answered.store(sent.at.as_nanos(), Ordering::Relaxed);
@@ -410,16 +411,11 @@ impl ConnectionState {
         let driver = self.link_io(Path::Background).ok()?;
         let dialer = self.dialer()?.connecting_on(&self.runtime);
         let progress = ConnectProgress::default();
-        let (role, hang_up) = (self.target.role_check(None), HangUp::Fail);
-        let handshake =
-            Handshake { dialer: &dialer, role, hang_up, pushes: None, progress: &progress };
-        let OpenConnection { requests, io: task, dialect, .. } = handshake.run().await.ok()?;
+        let role = self.target.role_check(None);
+        let (requests, task) = open_direct(&dialer, &role, &progress).await.ok()?;
+        let io = LinkIo::new(Requests::Direct(requests), task.io(), self.limits.request);
         // A name or a virtual address may lead elsewhere by now.
-        if dialect != Dialect::Full || !are_of_one_server(&requests, &driver.requests).await {
-            return None;
-        }
-        let io = LinkIo::new(Path::Foreground, requests, task.io(), self.limits.request);
-        Some(ForegroundLink { io, _task: task })
+        are_of_one_server(&io, &driver).await.then_some(ForegroundLink { io, _task: task })
     }
 
     /// Ends a silent connection and fails its pending requests. The supervisor then opens another one.
@@ -567,7 +563,8 @@ impl ConnectionState {
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));
             let OpenConnection { requests, io: task, pushes, dialect } = opened;
-            let io = LinkIo::new(Path::Background, requests, task.io(), self.limits.request);
+            let requests = Requests::Multiplexed(requests);
+            let io = LinkIo::new(requests, task.io(), self.limits.request);
             let foregrounds = Foregrounds::default();
             let link = Link { io, up_since, pushes, dialect, foregrounds };
             Ok((link, SupervisedLink { io: task, dialer, up_since }))

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
 use tokio::runtime::{self, Handle};
 
 use crate::backend::redis::conn::link_io::LinkIo;
@@ -85,16 +84,13 @@ pub(super) enum Advice {
 }
 
 /// Whether two connections lead to the same process, by its `run_id`. False if the user may not read that.
-pub(super) async fn are_of_one_server(
-    one: &MultiplexedConnection,
-    other: &MultiplexedConnection,
-) -> bool {
-    let run_id = async |mut requests: MultiplexedConnection| {
+pub(super) async fn are_of_one_server(one: &LinkIo, other: &LinkIo) -> bool {
+    let run_id = async |io: &LinkIo| {
         let mut info = redis::cmd("INFO");
-        let answer = requests.req_packed_command(info.arg("server")).await;
+        let answer = io.send(info.arg("server")).await;
         Info::of(&answer.and_then(Value::extract_error)).run_id().map(str::to_owned)
     };
-    let (one, other) = tokio::join!(run_id(one.clone()), run_id(other.clone()));
+    let (one, other) = tokio::join!(run_id(one), run_id(other));
     one.is_some() && one == other
 }
 

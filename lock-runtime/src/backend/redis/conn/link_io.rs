@@ -1,12 +1,12 @@
 //! How requests use an open connection, and what its silence shows.
 
-use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{Cmd, Pipeline, RedisError, Value};
 
-use crate::backend::redis::conn::path::Path;
+use crate::backend::redis::net::direct::DirectConnection;
 use crate::backend::redis::net::io_task::SharedIo;
 use crate::base::clock::Instant;
 
@@ -15,11 +15,18 @@ const MAX_UNANSWERED: usize = 10_000;
 
 /// An open connection, as requests use it.
 pub(super) struct LinkIo {
-    pub(super) requests: MultiplexedConnection,
+    requests: Requests,
     pub(super) io: Arc<SharedIo>,
     request_timeout: Duration,
-    path: Path,
     unanswered: Mutex<UnansweredTracker>,
+}
+
+/// What an open connection sends by.
+pub(super) enum Requests {
+    /// The driver's connection, with pushes.
+    Multiplexed(MultiplexedConnection),
+    /// A connection on the runtime of callers.
+    Direct(DirectConnection),
 }
 
 /// Requests that were given up since the connection last answered one.
@@ -32,22 +39,34 @@ struct UnansweredTracker {
 }
 
 impl LinkIo {
-    /// A connection on the runtime that `path` names.
     pub(super) fn new(
-        path: Path,
-        requests: MultiplexedConnection,
+        requests: Requests,
         io: Arc<SharedIo>,
         request_timeout: Duration,
     ) -> Arc<Self> {
-        Arc::new(Self { path, requests, io, request_timeout, unanswered: Mutex::default() })
+        Arc::new(Self { requests, io, request_timeout, unanswered: Mutex::default() })
     }
 
-    /// Awaits `request`, which may be written on this thread.
-    pub(super) async fn run<T>(&self, request: impl Future<Output = T>) -> T {
-        match self.path {
-            Path::Background => self.io.run_inline(request).await,
+    /// Sends one command, which may be written on this thread. An error of the server is a value.
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
+        match &self.requests {
+            Requests::Multiplexed(requests) => {
+                let mut requests = requests.clone();
+                self.io.run_inline(requests.req_packed_command(command)).await
+            }
             // The runtime of a caller may leave its I/O task alone for long, so a request does not wait for that.
-            Path::Foreground => self.io.write_inline(request).await,
+            Requests::Direct(requests) => self.io.write_inline(requests.send(command)).await,
+        }
+    }
+
+    /// Sends several commands in one write. One reply per command, in order.
+    pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        match &self.requests {
+            Requests::Multiplexed(requests) => {
+                let (mut requests, count) = (requests.clone(), commands.len());
+                self.io.run_inline(requests.req_packed_commands(commands, 0, count)).await
+            }
+            Requests::Direct(requests) => self.io.write_inline(requests.send_all(commands)).await,
         }
     }
 

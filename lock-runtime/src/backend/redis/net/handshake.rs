@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use crate::backend::redis::channel::Channel;
 use crate::backend::redis::keyspace::Keyspace;
+use crate::backend::redis::net::direct::{self, DirectConnection};
 use crate::backend::redis::net::io_task::IoTask;
 use crate::backend::redis::net::progress::{ConnectProgress, ConnectStage};
 use crate::backend::redis::net::role::RoleCheck;
@@ -167,22 +168,44 @@ pub(crate) async fn log_in_minimal(
     let (mut requests, io) =
         open(dialer, &anonymous, None::<fn(PushInfo)>, progress).await?.map_err(refused)?;
     // Sent here because the client library hides why a password is refused.
+    authenticate(&mut requests, &login).await.map_err(refused)?;
+    Ok((requests, io))
+}
+
+/// Opens a connection without pushes to a server that is a master as far as `role` asks for it.
+pub(crate) async fn open_direct(
+    dialer: &Dialer,
+    role: &RoleCheck,
+    progress: &ConnectProgress,
+) -> Result<(DirectConnection, IoTask), BackendError> {
+    let login = dialer.login(progress).await?;
+    let (mut requests, io) = direct::connection(dialer.dial(progress).await?);
+    let io = IoTask::spawn(io);
+    authenticate(&mut requests, &login).await.map_err(|error| refused(dialer, error))?;
+    progress.note(ConnectStage::LogIn);
+    role.run(dialer.endpoint(), &mut requests).await?;
+    Ok((requests, io))
+}
+
+/// Logs in with commands of RESP2, and selects the database.
+async fn authenticate(
+    requests: &mut impl ConnectionLike,
+    login: &redis::RedisConnectionInfo,
+) -> Result<(), RedisError> {
     let mut send =
         async |command: &Cmd| requests.req_packed_command(command).await?.extract_error();
     if let Some(password) = login.password() {
         let mut auth = redis::cmd("AUTH");
         auth.arg(login.username()).arg(password);
-        send(&auth).await.map_err(refused)?;
+        send(&auth).await?;
     }
     if login.db() != 0 {
-        send(redis::cmd("SELECT").arg(login.db())).await.map_err(refused)?;
+        send(redis::cmd("SELECT").arg(login.db())).await?;
     }
     // Without a password this is the first command. A refusal also shows that the server answers.
     match send(&redis::cmd("PING")).await {
-        Err(error) if error.code().is_none() || server_error::is_full(&error) => {
-            Err(refused(error))
-        }
-        Ok(_) | Err(_) => Ok((requests, io)),
+        Err(error) if error.code().is_none() || server_error::is_full(&error) => Err(error),
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 

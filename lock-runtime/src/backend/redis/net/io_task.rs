@@ -264,16 +264,19 @@ mod tests {
     use shuttle::future::{block_on, spawn};
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::thread;
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
+    use crate::backend::redis::net::direct::{self, DirectConnection};
     use crate::base::sync::scheduler;
     use crate::model_tests::in_order_of;
 
     type Reply = oneshot::Sender<()>;
+    type Connection<R> = (R, Arc<SharedIo>);
 
     /// A connection whose server answers every request.
-    fn connection() -> (mpsc::UnboundedSender<Reply>, Arc<SharedIo>) {
+    fn connection() -> Connection<mpsc::UnboundedSender<Reply>> {
         let (requests, mut sent) = mpsc::unbounded_channel::<Reply>();
         let io = SharedIo::new(async move {
             while let Some(request) = sent.recv().await {
@@ -283,25 +286,95 @@ mod tests {
         (requests, io)
     }
 
-    /// Sends a request, which `inline` runs on this thread. False if the connection has ended.
-    fn send(requests: &mpsc::UnboundedSender<Reply>, io: &Arc<SharedIo>, inline: bool) -> bool {
-        let request = async {
-            let (request, answer) = oneshot::channel();
-            requests.send(request).is_ok() && answer.await.is_ok()
-        };
-        if inline { block_on(io.write_inline(request)) } else { block_on(request) }
+    async fn send(requests: mpsc::UnboundedSender<Reply>) -> bool {
+        let (request, answer) = oneshot::channel();
+        requests.send(request).is_ok() && answer.await.is_ok()
+    }
+
+    /// The same without the client library. It ends when it is stopped.
+    fn direct_connection() -> Connection<DirectConnection> {
+        let (requests, io) = direct::connection(AnswersAll::default());
+        (requests, SharedIo::new(io))
+    }
+
+    async fn send_direct(requests: DirectConnection) -> bool {
+        requests.send(&redis::cmd("PING")).await.is_ok()
+    }
+
+    /// A server that answers each command at once. It takes half of a command at a time, at every second attempt.
+    #[derive(Default)]
+    struct AnswersAll {
+        is_writable: bool,
+        received: usize,
+        replies: usize,
+        reader: Option<Waker>,
+    }
+
+    impl AsyncWrite for AnswersAll {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<std::io::Result<usize>> {
+            self.is_writable = !self.is_writable;
+            if self.is_writable {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let half = redis::cmd("PING").get_packed_command().len() / 2;
+            let (count, before) = (bytes.len().min(half), self.received / (2 * half));
+            self.received += count;
+            self.replies += self.received / (2 * half) - before;
+            if let Some(reader) = self.reader.take() {
+                reader.wake();
+            }
+            Poll::Ready(Ok(count))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for AnswersAll {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<std::io::Result<()>> {
+            if self.replies == 0 {
+                self.reader = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            self.replies -= 1;
+            buffer.put_slice(b"+PONG\r\n");
+            Poll::Ready(Ok(()))
+        }
     }
 
     /// The model has no other wake-ups, so a request that no thread writes blocks for good.
-    fn explore(is_stopped: bool) {
+    fn explore<R: Clone + Send + 'static, F: Future<Output = bool>>(
+        is_stopped: bool,
+        connect: fn() -> Connection<R>,
+        send: fn(R) -> F,
+        end: fn(&SharedIo),
+    ) {
         const SCHEDULES: usize = 2_000;
         let scenario = move || {
-            let (requests, io) = connection();
+            let (requests, io) = connect();
             let task = spawn(io.clone().run());
             let senders: Vec<_> = (0..3)
                 .map(|n| {
                     let (requests, io) = (requests.clone(), io.clone());
-                    thread::spawn(move || (0..2).all(|_| send(&requests, &io, n > 0)) || is_stopped)
+                    let once = move || {
+                        let request = send(requests.clone());
+                        if n > 0 { block_on(io.write_inline(request)) } else { block_on(request) }
+                    };
+                    thread::spawn(move || (0..2).all(|_| once()) || is_stopped)
                 })
                 .collect();
             if is_stopped {
@@ -310,8 +383,8 @@ mod tests {
             for sender in senders {
                 assert!(sender.join().unwrap(), "a request fails on a connection that is up");
             }
-            // The library's future ends when the last sender is dropped.
             drop(requests);
+            end(&io);
             block_on(task).unwrap();
             assert!(io.has_ended());
         };
@@ -323,11 +396,14 @@ mod tests {
 
     #[test]
     fn every_request_is_written_whichever_thread_runs_the_io() {
-        explore(false);
+        // The library's future ends when the last sender is dropped.
+        explore(false, connection, send, |_| {});
+        explore(false, direct_connection, send_direct, SharedIo::stop);
     }
 
     #[test]
     fn a_stopped_connection_fails_all_requests() {
-        explore(true);
+        explore(true, connection, send, |_| {});
+        explore(true, direct_connection, send_direct, |_| {});
     }
 }

@@ -1,6 +1,6 @@
 //! Whether a new connection leads to a master.
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::ConnectionLike;
 use redis::{RedisError, Value};
 
 use crate::backend::redis::server_error;
@@ -23,7 +23,7 @@ impl RoleCheck {
     pub(crate) async fn run(
         &self,
         endpoint: &Endpoint,
-        connection: &mut MultiplexedConnection,
+        connection: &mut (impl ConnectionLike + Send),
     ) -> Result<(), BackendError> {
         if let Self::Skip = self {
             return Ok(());

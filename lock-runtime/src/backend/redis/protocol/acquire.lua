@@ -20,12 +20,12 @@ local function expiry_of(key)
   return type(left) == 'number' and left or -1
 end
 
--- `minted` is a fence that the request has already.
-local function acquire(request, minted)
+-- `minted` is a fence that the request has already, `seen` the value of its only lock, which has not changed since.
+local function acquire(request, minted, seen)
   local first, last, value = (request - 1) * locks + 1, request * locks, ARGV[request + 3]
   local own, expires_in = {}, 0
   for i = first, last do
-    local holder = redis.pcall('GET', KEYS[i])
+    local holder = seen or redis.pcall('GET', KEYS[i])
     if type(holder) == 'table' then return holder.err end
     -- Compare the owner alone: a claim of another owner may have added the contended mark.
     if holder and string.sub(holder, 1, 32) == string.sub(value, 1, 32) then
@@ -46,16 +46,16 @@ local function acquire(request, minted)
   return granted
 end
 
-local holders = locks == 1 and redis.call('MGET', unpack(KEYS, 1, requests)) or KEYS
+local holders = locks == 1 and redis.call('MGET', unpack(KEYS, 1, requests)) or {}
 local replies = {}
 for request = 1, requests do
   local minted, is_set
   -- The usual case. A key of another type looks free, and is not overwritten.
-  if not holders[request] then
+  if locks == 1 and not holders[request] then
     minted = next_fence(request)
     is_set = redis.call('SET', KEYS[request], ARGV[request + 3], 'NX', 'PX', ttl)
   end
-  replies[request + 1] = is_set and minted or acquire(request, minted)
+  replies[request + 1] = is_set and minted or acquire(request, minted, holders[request])
 end
 replies[1] = length
 return replies

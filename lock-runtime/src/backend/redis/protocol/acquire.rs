@@ -2,6 +2,7 @@
 
 use std::iter;
 use std::ops::Range;
+use std::slice;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -51,6 +52,17 @@ enum AcquireReply {
     },
 }
 
+/// The connection that `request` takes.
+///
+/// The message that grants the lock to a queued owner must not overtake the answer to its claim.
+fn path(form: RequestForm, request: &AcquireRequest) -> Path {
+    if form == RequestForm::Queue || request.attempt > 0 {
+        Path::Background
+    } else {
+        Path::Foreground
+    }
+}
+
 /// Whether both requests may be in one script: it mints the fences of all of its requests at once.
 fn may_share(one: &AcquireRequest, other: &AcquireRequest) -> bool {
     one.keys.len() == 1
@@ -70,6 +82,33 @@ impl ScriptedServer {
         self.acquire_as(forms, hint, requests).await
     }
 
+    /// Sends one request in `form`.
+    pub(crate) async fn acquire_one(
+        &self,
+        form: RequestForm,
+        hint: RouteHint,
+        request: &AcquireRequest,
+    ) -> Result<AcquireOutcome, BackendError> {
+        let reply = self.reply(path(form, request), hint, false, form, request).await?;
+        let Some(again) = self.again(request, form, reply) else {
+            return self.outcome(request, form, reply);
+        };
+        let reply = self.reply(Path::Background, hint, true, again, request).await?;
+        self.outcome(request, again, reply)
+    }
+
+    async fn reply(
+        &self,
+        path: Path,
+        hint: RouteHint,
+        is_tracked: bool,
+        form: RequestForm,
+        request: &AcquireRequest,
+    ) -> Result<AcquireReply, BackendError> {
+        let command = |by| self.command(slice::from_ref(request), form, by);
+        self.read(form, &self.run_one(path, hint, is_tracked, &command).await?)
+    }
+
     /// Sends each request in the form at its place.
     pub(crate) async fn acquire_as(
         &self,
@@ -77,18 +116,18 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        // The message that grants the lock to a queued owner must not overtake the answer to its claim.
-        let path =
-            if forms.contains(&RequestForm::Queue) || requests.iter().any(|it| it.attempt > 0) {
-                Path::Background
-            } else {
-                Path::Foreground
-            };
+        let mut paths = iter::zip(&forms, requests).map(|(form, request)| path(*form, request));
+        let path = if paths.all(|it| it == Path::Foreground) {
+            Path::Foreground
+        } else {
+            Path::Background
+        };
         let is_script = |at: usize| forms[at] == RequestForm::Script;
         let may_share = |a: usize, b: usize| {
             is_script(a) && is_script(b) && may_share(&requests[a], &requests[b])
         };
-        let calls = shared_calls(requests.len(), self.max_shared(hint), may_share);
+        let most = self.max_shared(hint);
+        let calls = shared_calls(requests.len(), |_| most, may_share);
         let mut replies = self.replies(path, hint, false, &forms, requests, &calls).await;
         let mut again = Vec::new();
         for (at, reply) in replies.iter().enumerate() {
@@ -125,7 +164,7 @@ impl ScriptedServer {
         let split = |call: Range<usize>, answer, replies: &mut Vec<_>| {
             self.split(forms[call.start], call.len(), &answer, replies);
         };
-        self.run_shared(path, hint, is_tracked, calls, command, split).await
+        self.run_shared(path, hint, is_tracked, calls, &command, &split).await
     }
 
     /// The form in which `request` is sent at `now`.
@@ -186,43 +225,53 @@ impl ScriptedServer {
         answer: &Value,
         replies: &mut Vec<Result<AcquireReply, BackendError>>,
     ) {
-        let reply = match (form, answer) {
-            (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
-                [Value::Int(fences), parts @ ..] if parts.len() == count => {
-                    return replies.extend(parts.iter().map(|part| self.scripted(*fences, part)));
-                }
-                _ => None,
-            },
+        match (form, answer) {
+            (RequestForm::Script, Value::Array(parts)) if parts.len() == 1 + count => {
+                let read = |part| self.read_script(&parts[0], part, answer);
+                replies.extend(parts[1..].iter().map(read));
+            }
+            _ if count == 1 => replies.push(self.read(form, answer)),
+            _ => replies.extend((0..count).map(|_| Err(unexpected(answer)))),
+        }
+    }
+
+    /// The reply to one request in `form`.
+    fn read(&self, form: RequestForm, answer: &Value) -> Result<AcquireReply, BackendError> {
+        match (form, answer) {
             (RequestForm::Set, Value::Okay) => {
-                Some(AcquireReply::Granted { fence: 0, fences: 0, waiting: 0 })
+                Ok(AcquireReply::Granted { fence: 0, fences: 0, waiting: 0 })
             }
             // The reply of the script will have the rest.
-            (RequestForm::Set, Value::Nil) => Some(AcquireReply::Held { expires_in: None }),
+            (RequestForm::Set, Value::Nil) => Ok(AcquireReply::Held { expires_in: None }),
+            (RequestForm::Script, Value::Array(parts)) => match parts.as_slice() {
+                [fences, part] => self.read_script(fences, part, answer),
+                _ => Err(unexpected(answer)),
+            },
             (RequestForm::Queue, Value::Array(parts)) => match parts.as_slice() {
                 [Value::Int(1), Value::Int(fence), Value::Int(fences), Value::Int(waiting)] => {
-                    Some(AcquireReply::Granted {
-                        fence: *fence,
-                        fences: *fences,
-                        waiting: *waiting,
-                    })
+                    Ok(AcquireReply::Granted { fence: *fence, fences: *fences, waiting: *waiting })
                 }
                 [Value::Int(0), Value::Int(expires_in), Value::Int(rank), Value::Int(channel)] => {
-                    Some(AcquireReply::Queued {
+                    Ok(AcquireReply::Queued {
                         expires_in: duration(*expires_in),
                         rank: u64::try_from(*rank).unwrap_or_default(),
                         has_channel: *channel != 0,
                     })
                 }
-                _ => None,
+                _ => Err(unexpected(answer)),
             },
-            _ => None,
-        };
-        let reply = reply.ok_or_else(|| unexpected(answer));
-        replies.extend(iter::repeat_n(reply, count));
+            _ => Err(unexpected(answer)),
+        }
     }
 
-    /// A reply of `acquire.lua`, which grants `fences` each.
-    fn scripted(&self, fences: i64, reply: &Value) -> Result<AcquireReply, BackendError> {
+    /// The reply of `acquire.lua` to one request, a part of its `answer`. It grants `fences` each.
+    fn read_script(
+        &self,
+        fences: &Value,
+        reply: &Value,
+        answer: &Value,
+    ) -> Result<AcquireReply, BackendError> {
+        let Value::Int(fences) = *fences else { return Err(unexpected(answer)) };
         match reply {
             Value::Int(fence @ 0..) => {
                 Ok(AcquireReply::Granted { fence: *fence, fences, waiting: 0 })

@@ -22,14 +22,21 @@ use crate::base::key::Key;
 
 /// The command that carries a release request.
 enum ReleaseCommand<'a> {
-    /// `release.lua`: frees an uncontended lock.
-    Delete { key: &'a Key, token: QueueToken },
-    /// `wait_queue.lua`: serves the wait queue of each key.
-    Queue {
-        request: &'a ReleaseRequest,
-        token: QueueToken,
-        successor: Option<(QueueToken, Duration)>,
-    },
+    Delete(Deletion<'a>),
+    Queue(QueueRelease<'a>),
+}
+
+/// By `release.lua`: frees an uncontended lock.
+struct Deletion<'a> {
+    key: &'a Key,
+    token: QueueToken,
+}
+
+/// By `wait_queue.lua`: serves the wait queue of each key.
+struct QueueRelease<'a> {
+    request: &'a ReleaseRequest,
+    token: QueueToken,
+    successor: Option<(QueueToken, Duration)>,
 }
 
 impl ScriptedServer {
@@ -38,27 +45,68 @@ impl ScriptedServer {
         hint: RouteHint,
         requests: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        match requests {
+            [request] => vec![self.release_one(hint, request).await],
+            _ => Box::pin(self.release_all(hint, requests)).await,
+        }
+    }
+
+    async fn release_one(
+        &self,
+        hint: RouteHint,
+        request: &ReleaseRequest,
+    ) -> Result<ReleaseOutcome, BackendError> {
+        let answer = match self.release_command(request, self.clock.now()) {
+            ReleaseCommand::Delete(deletion) => {
+                let command = |by| deletion_command([&deletion].into_iter(), by);
+                let answer = self.run_one(Path::Foreground, hint, false, &command).await?;
+                match outcome(answer)? {
+                    0 if self.cannot_notify(request) => return Err(cannot_notify()),
+                    0 => self.run_queue_release(hint, &self.queue_release(request)).await?,
+                    deleted => deleted,
+                }
+            }
+            ReleaseCommand::Queue(release) => self.run_queue_release(hint, &release).await?,
+        };
+        self.released(request, answer)
+    }
+
+    async fn run_queue_release(
+        &self,
+        hint: RouteHint,
+        release: &QueueRelease<'_>,
+    ) -> Result<i64, BackendError> {
+        let command = |by| release.command(&self.keyspace, by);
+        outcome(self.run_one(Path::Background, hint, false, &command).await?)
+    }
+
+    async fn release_all(
+        &self,
+        hint: RouteHint,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let now = self.clock.now();
         let commands: Vec<_> =
             requests.iter().map(|request| self.release_command(request, now)).collect();
-        let path = if commands.iter().all(ReleaseCommand::deletes) {
-            Path::Foreground
-        } else {
-            Path::Background
+        let deletes = |at: usize| commands[at].deletion().is_some();
+        let path =
+            if (0..commands.len()).all(deletes) { Path::Foreground } else { Path::Background };
+        let most = self.max_shared(hint);
+        let calls = shared_calls(commands.len(), |_| most, |a, b| deletes(a) && deletes(b));
+        let command = |call: Range<usize>, by| match &commands[call.start] {
+            ReleaseCommand::Queue(release) => release.command(&self.keyspace, by),
+            ReleaseCommand::Delete(_) => {
+                deletion_command(commands[call].iter().filter_map(ReleaseCommand::deletion), by)
+            }
         };
-        let may_share = |a: usize, b: usize| commands[a].deletes() && commands[b].deletes();
-        let calls = shared_calls(commands.len(), self.max_shared(hint), may_share);
-        let command = |call, by| ReleaseCommand::command(&commands[call], &self.keyspace, by);
         let split = |call: Range<usize>, answer, answers: &mut Vec<_>| {
             split(call.len(), answer, answers);
         };
-        let mut answers = self.run_shared(path, hint, false, &calls, command, split).await;
+        let mut answers = self.run_shared(path, hint, false, &calls, &command, &split).await;
         // A lock that was not deleted is contended or not held: the script of the wait queue finds out.
-        let not_deleted = |at: &usize| {
-            matches!((&commands[*at], &answers[*at]), (ReleaseCommand::Delete { .. }, Ok(0)))
-        };
+        let not_deleted = |at: &usize| deletes(*at) && matches!(answers[*at], Ok(0));
         let again: Vec<_> = (0..answers.len()).filter(not_deleted).collect();
-        let refused = |at: &usize| requests[*at].forced.is_some() && !self.keeps_wait_queues();
+        let refused = |at: &usize| self.cannot_notify(&requests[*at]);
         let (refused, again): (Vec<_>, Vec<_>) = again.into_iter().partition(refused);
         for at in refused {
             answers[at] = Err(cannot_notify());
@@ -66,10 +114,10 @@ impl ScriptedServer {
         if !again.is_empty() {
             let queued: Vec<_> =
                 again.iter().map(|at| self.queue_release(&requests[*at])).collect();
-            let calls = shared_calls(queued.len(), 1, |_, _| false);
-            let command = |call, by| ReleaseCommand::command(&queued[call], &self.keyspace, by);
-            let more = self.run_shared(Path::Background, hint, false, &calls, command, split);
-            replace(&mut answers, &again, more.await);
+            let command = |at: usize, by| queued[at].command(&self.keyspace, by);
+            let more = self.run_named(Path::Background, hint, false, queued.len(), command).await;
+            let more = more.into_iter().map(|answer| outcome(answer?)).collect();
+            replace(&mut answers, &again, more);
         }
         let outcomes = requests.iter().zip(answers);
         outcomes.map(|(request, answer)| self.released(request, answer?)).collect()
@@ -82,17 +130,23 @@ impl ScriptedServer {
                     && request.successor.is_none()
                     && !self.contended.contains(key, now) =>
             {
-                ReleaseCommand::Delete { key, token: self.token(&request.lease.owner) }
+                let token = self.token(&request.lease.owner);
+                ReleaseCommand::Delete(Deletion { key, token })
             }
-            _ => self.queue_release(request),
+            _ => ReleaseCommand::Queue(self.queue_release(request)),
         }
     }
 
-    fn queue_release<'a>(&self, request: &'a ReleaseRequest) -> ReleaseCommand<'a> {
+    fn queue_release<'a>(&self, request: &'a ReleaseRequest) -> QueueRelease<'a> {
         let token = self.token(&request.lease.owner);
         let successor = request.successor.filter(|_| self.keeps_wait_queues());
         let successor = successor.map(|next| (self.token(&next.owner), next.ttl));
-        ReleaseCommand::Queue { request, token, successor }
+        QueueRelease { request, token, successor }
+    }
+
+    /// Whether the wait queue of a lock that `request` breaks may have waiters that this login cannot notify.
+    fn cannot_notify(&self, request: &ReleaseRequest) -> bool {
+        request.forced.is_some() && !self.keeps_wait_queues()
     }
 
     fn released(
@@ -123,54 +177,69 @@ fn cannot_notify() -> BackendError {
         .remedy("allow the channels `lock_runtime:*` to the login, or use one of the services")
 }
 
-/// Adds the outcomes of a command for `count` locks: a number, or the digits of `release.lua`.
+/// The outcome of a command for one lock.
+fn outcome(answer: Value) -> Result<i64, BackendError> {
+    match answer {
+        Value::Int(outcome) => Ok(outcome),
+        Value::BulkString(digit) if digit.len() == 1 => Ok(outcome_of(digit[0])),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Adds the outcomes of a command for `count` locks.
 fn split(count: usize, answer: Value, outcomes: &mut Vec<Result<i64, BackendError>>) {
     match answer {
-        Value::Int(outcome) if count == 1 => outcomes.push(Ok(outcome)),
         Value::BulkString(digits) if digits.len() == count => {
-            let outcome = |digit| Ok(i64::from(digit) - i64::from(b'0'));
-            outcomes.extend(digits.into_iter().map(outcome));
+            outcomes.extend(digits.into_iter().map(|digit| Ok(outcome_of(digit))));
         }
+        answer if count == 1 => outcomes.push(outcome(answer)),
         other => outcomes.extend((0..count).map(|_| Err(unexpected(&other)))),
     }
 }
 
-impl ReleaseCommand<'_> {
-    fn deletes(&self) -> bool {
-        matches!(self, Self::Delete { .. })
-    }
+/// From a digit of `release.lua`.
+fn outcome_of(digit: u8) -> i64 {
+    i64::from(digit) - i64::from(b'0')
+}
 
-    /// The command for `releases`: one, or several that each delete a lock.
-    fn command(releases: &[Self], keyspace: &Keyspace, by: By) -> Cmd {
-        if let [Self::Queue { request, token, successor }] = releases {
-            let ReleaseRequest { lease, free_after, barging_window, .. } = request;
-            let mut call = WAIT_QUEUE.call(by, 2 * lease.keys.len(), 7);
-            for key in lease.keys.iter() {
-                call.arg(key.as_str());
-            }
-            for key in lease.keys.iter() {
-                call.arg(keyspace.wait_queue(key));
-            }
-            call.arg("release").arg(token.as_bytes()).arg(millis(*free_after));
-            call.arg(millis(reservation_time(lease.ttl)));
-            match successor {
-                Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
-                None => call.arg("").arg("0"),
-            };
-            call.arg(millis(*barging_window));
-            return call;
+impl<'a> ReleaseCommand<'a> {
+    fn deletion(&self) -> Option<&Deletion<'a>> {
+        match self {
+            Self::Delete(deletion) => Some(deletion),
+            Self::Queue(_) => None,
         }
-        let mut call = RELEASE.call(by, releases.len(), releases.len());
-        for release in releases {
-            if let Self::Delete { key, .. } = release {
-                call.arg(key.as_str());
-            }
+    }
+}
+
+fn deletion_command<'a>(deletions: impl Iterator<Item = &'a Deletion<'a>> + Clone, by: By) -> Cmd {
+    let count = deletions.clone().count();
+    let mut call = RELEASE.call(by, count, count);
+    for deletion in deletions.clone() {
+        call.arg(deletion.key.as_str());
+    }
+    for deletion in deletions {
+        call.arg(ValueStart(deletion.token));
+    }
+    call
+}
+
+impl QueueRelease<'_> {
+    fn command(&self, keyspace: &Keyspace, by: By) -> Cmd {
+        let ReleaseRequest { lease, free_after, barging_window, .. } = self.request;
+        let mut call = WAIT_QUEUE.call(by, 2 * lease.keys.len(), 7);
+        for key in lease.keys.iter() {
+            call.arg(key.as_str());
         }
-        for release in releases {
-            if let Self::Delete { token, .. } = release {
-                call.arg(ValueStart(*token));
-            }
+        for key in lease.keys.iter() {
+            call.arg(keyspace.wait_queue(key));
         }
+        call.arg("release").arg(self.token.as_bytes()).arg(millis(*free_after));
+        call.arg(millis(reservation_time(lease.ttl)));
+        match &self.successor {
+            Some((token, ttl)) => call.arg(token.as_bytes()).arg(millis(*ttl)),
+            None => call.arg("").arg("0"),
+        };
+        call.arg(millis(*barging_window));
         call
     }
 }

@@ -5,7 +5,7 @@ use redis::Value;
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::protocol::script::RENEW;
-use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
+use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer, shared_calls};
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::server_error;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus};
@@ -43,16 +43,12 @@ impl ScriptedServer {
     ) -> Vec<Result<LeaseStatus, BackendError>> {
         let max_locks = match (hint, self.prelude(hint, true)) {
             (RouteHint::Separate | RouteHint::Asking, _) => 1,
-            // A proxy may spread the locks over servers.
-            _ if !self.keyspace.is_tagged()
-                && !self.connection.push_support().is_of_one_server() =>
-            {
-                1
-            }
+            _ if self.may_spread_keys() => 1,
             (RouteHint::Direct, Prelude::Caching) => MAX_TRACKED_LOCKS,
             (RouteHint::Direct, _) => MAX_LOCKS,
         };
-        let may_share = |a: &LeaseRef, b: &LeaseRef| {
+        let may_share = |a: usize, b: usize| {
+            let (a, b) = (&leases[a], &leases[b]);
             a.kept_for() == b.kept_for()
                 && a.keys.len() == b.keys.len()
                 && match (a.keys.first(), b.keys.first()) {
@@ -60,14 +56,10 @@ impl ScriptedServer {
                     _ => true,
                 }
         };
-        let chunk_len = |alike: &[LeaseRef]| {
-            let locks = alike.first().map_or(1, |lease| lease.keys.len().max(1));
-            (max_locks / locks).max(1)
-        };
-        let chunks: Vec<_> =
-            leases.chunk_by(may_share).flat_map(|alike| alike.chunks(chunk_len(alike))).collect();
+        let most = |first: usize| (max_locks / leases[first].keys.len().max(1)).max(1);
+        let calls = shared_calls(leases.len(), most, may_share);
         let command = |at: usize, by| {
-            let chunk: &[LeaseRef] = chunks[at];
+            let chunk = &leases[calls[at].clone()];
             let (ttl, locks) = (chunk[0].kept_for(), chunk[0].keys.len());
             let mut call = RENEW.call(by, locks * chunk.len(), 2 + chunk.len());
             for key in chunk.iter().flat_map(|lease| lease.keys.iter()) {
@@ -80,9 +72,10 @@ impl ScriptedServer {
             call
         };
         // The script reads the locks, so tracking reports a lock that is deleted or overwritten.
-        let answers = self.run(Path::Background, hint, true, chunks.len(), command).await;
+        let answers = self.run(Path::Background, hint, true, calls.len(), command).await;
         let mut outcomes = Vec::with_capacity(leases.len());
-        for (chunk, answer) in chunks.iter().zip(answers) {
+        for (call, answer) in calls.iter().zip(answers) {
+            let chunk = &leases[call.clone()];
             match answer {
                 Ok(Value::BulkString(digits)) if digits.len() == chunk.len() => {
                     for (lease, digit) in chunk.iter().zip(digits) {

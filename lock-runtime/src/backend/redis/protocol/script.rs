@@ -62,6 +62,20 @@ impl Script {
     }
 }
 
+/// Sends one command after `prelude`. A script is sent by its hash, and once more by its text if the server does not know the hash.
+pub(crate) async fn run_one(
+    connection: &Connection,
+    path: Path,
+    prelude: Prelude,
+    command: &(dyn Fn(By) -> Cmd + Send + Sync),
+) -> Result<Value, BackendError> {
+    let mut answer = connection.try_send_after(path, prelude, command(By::Hash)).await?;
+    if answer.as_ref().is_err_and(server_error::is_unknown_script) {
+        answer = connection.try_send_after(path, prelude, command(By::Text)).await?;
+    }
+    answer.map_err(|error| connection.failure(error))
+}
+
 /// Sends `count` commands in one write, each after `prelude`. Scripts are sent by their hash, and once more by their text if
 /// the server does not know the hash.
 pub(crate) async fn run(

@@ -210,6 +210,24 @@ impl ScriptedServer {
         script::run(&self.connection, path, count, prelude, command).await
     }
 
+    /// Sends one command. If the server has begun to check slots and refuses it for that, it is sent once more with tagged names.
+    pub(super) async fn run_one(
+        &self,
+        path: Path,
+        hint: RouteHint,
+        is_tracked: bool,
+        command: &(dyn Fn(By) -> Cmd + Send + Sync),
+    ) -> Result<Value, BackendError> {
+        let were_tagged = self.keyspace.is_tagged();
+        let prelude = self.prelude(hint, is_tracked);
+        let answer = script::run_one(&self.connection, path, prelude, command).await;
+        if were_tagged || !answer.as_ref().is_err_and(server_error::is_across_slots) {
+            return answer;
+        }
+        self.keyspace.use_tags();
+        script::run_one(&self.connection, path, prelude, command).await
+    }
+
     /// As [`run`](Self::run). If the server has begun to check slots, the commands that it refuses for that are sent
     /// once more with tagged names.
     pub(super) async fn run_named(
@@ -238,26 +256,30 @@ impl ScriptedServer {
 
     /// The most locks of one script if its requests have owners of their own.
     ///
-    /// A script with several keys needs all of them at one server. A proxy may spread them.
+    /// A script with several keys needs all of them at one server.
     pub(super) fn max_shared(&self, hint: RouteHint) -> usize {
-        let may_share = hint == RouteHint::Direct
-            && !self.keyspace.is_tagged()
-            && self.connection.push_support().is_of_one_server();
+        let may_share =
+            hint == RouteHint::Direct && !self.keyspace.is_tagged() && !self.may_spread_keys();
         if may_share { MAX_SHARED } else { 1 }
+    }
+
+    /// Whether a proxy may spread keys over servers that have no slots.
+    pub(super) fn may_spread_keys(&self) -> bool {
+        !self.keyspace.is_tagged() && !self.connection.push_support().is_of_one_server()
     }
 
     /// Sends a command for each range of requests in `calls`. `split` adds the reply to each request of a range, by the answer.
     ///
     /// The server may refuse a command for several requests because of the key of one: each is sent once more by a command of its
     /// own. It refuses such a command before the script begins.
-    pub(super) async fn run_shared<T>(
+    pub(super) async fn run_shared<T: Send>(
         &self,
         path: Path,
         hint: RouteHint,
         is_tracked: bool,
         calls: &[Range<usize>],
-        command: impl Fn(Range<usize>, By) -> Cmd + Send + Sync,
-        split: impl Fn(Range<usize>, Value, &mut Vec<Result<T, BackendError>>),
+        command: &(dyn Fn(Range<usize>, By) -> Cmd + Send + Sync),
+        split: &(dyn Fn(Range<usize>, Value, &mut Vec<Result<T, BackendError>>) + Send + Sync),
     ) -> Vec<Result<T, BackendError>> {
         let of_call = |at: usize, by| command(calls[at].clone(), by);
         let answers = self.run_named(path, hint, is_tracked, calls.len(), of_call).await;
@@ -269,23 +291,15 @@ impl ScriptedServer {
                 Err(error) => {
                     if call.len() > 1 && server_error::is_about_keys(&error) {
                         places.extend(replies.len()..replies.len() + call.len());
-                        apart.extend(call.clone());
+                        apart.extend(call.clone().map(|at| at..at + 1));
                     }
                     replies.extend(call.clone().map(|_| Err(error.clone())));
                 }
             }
         }
         if !apart.is_empty() {
-            let alone = |n: usize, by| command(apart[n]..apart[n] + 1, by);
-            let answers = self.run_named(path, hint, is_tracked, apart.len(), alone).await;
-            let mut more = Vec::with_capacity(apart.len());
-            for (at, answer) in apart.iter().zip(answers) {
-                match answer {
-                    Ok(answer) => split(*at..*at + 1, answer, &mut more),
-                    Err(error) => more.push(Err(error)),
-                }
-            }
-            replace(&mut replies, &places, more);
+            let more = self.run_shared(path, hint, is_tracked, &apart, command, split);
+            replace(&mut replies, &places, Box::pin(more).await);
         }
         replies
     }
@@ -300,16 +314,18 @@ impl ScriptedServer {
     }
 }
 
-/// The commands for `count` requests, as ranges of them: neighbours share one if they may, at most `max_shared`.
+/// The commands for `count` requests, as ranges of them: neighbours share one if they may, at most `most` with the first.
 pub(super) fn shared_calls(
     count: usize,
-    max_shared: usize,
+    most: impl Fn(usize) -> usize,
     may_share: impl Fn(usize, usize) -> bool,
 ) -> Vec<Range<usize>> {
     let mut calls: Vec<Range<usize>> = Vec::with_capacity(count);
     for at in 0..count {
         match calls.last_mut() {
-            Some(call) if call.len() < max_shared && may_share(call.start, at) => call.end += 1,
+            Some(call) if call.len() < most(call.start) && may_share(call.start, at) => {
+                call.end += 1;
+            }
             _ => calls.push(at..at + 1),
         }
     }

@@ -1,0 +1,403 @@
+//! A connection without pushes, for few requests at once.
+//!
+//! It takes a third of the steps of the client library's connection from a command to its reply. Commands are written in the order
+//! of the requests, and the replies arrive in that order.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::mem;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use redis::aio::ConnectionLike;
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
+
+use crate::backend::redis::net::reply;
+use crate::base::sync::{Mutex, MutexGuard};
+
+/// Sends requests to a [`DirectIo`]. Clones share the connection.
+///
+/// A request that is dropped stays on the connection, and its reply is skipped.
+#[derive(Clone)]
+pub(crate) struct DirectConnection(Arc<Mutex<Requests>>);
+
+/// The requests that the server has not answered.
+#[derive(Default)]
+struct Requests {
+    /// Commands that are not written yet.
+    unsent: Vec<u8>,
+    due: VecDeque<Due>,
+    /// Wakes the I/O for the next request. `None` while it is going to be polled anyway.
+    io: Option<Waker>,
+    has_ended: bool,
+}
+
+/// What the next replies belong to.
+enum Due {
+    One(oneshot::Sender<Value>),
+    Several { left: usize, replies: Vec<Value>, to: oneshot::Sender<Vec<Value>> },
+}
+
+/// A request with all of its replies.
+enum Answered {
+    One(oneshot::Sender<Value>, Value),
+    Several(oneshot::Sender<Vec<Value>>, Vec<Value>),
+}
+
+/// The I/O of a connection. It ends with the stream, or at a reply that cannot be read. When it ends or is dropped, every request
+/// fails at once.
+pub(crate) struct DirectIo<S> {
+    stream: S,
+    requests: DirectConnection,
+    /// Commands, of which the first `written` bytes are written.
+    sending: Vec<u8>,
+    written: usize,
+    /// Bytes of replies: those in front of `end` have been received, and of them those in front of `start` are read.
+    received: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+/// The two halves of a connection over `stream`. Requests are served while the I/O is polled.
+pub(crate) fn connection<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+) -> (DirectConnection, DirectIo<S>) {
+    const BUFFER: usize = 4096;
+    let requests = DirectConnection(Arc::new(Mutex::new(Requests::default())));
+    let io = DirectIo {
+        stream,
+        requests: requests.clone(),
+        sending: Vec::new(),
+        written: 0,
+        received: vec![0; BUFFER],
+        start: 0,
+        end: 0,
+    };
+    (requests, io)
+}
+
+impl DirectConnection {
+    /// Sends one command. An error of the server is a value.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
+        let (to, reply) = oneshot::channel();
+        self.push(Due::One(to), |unsent| command.write_packed_command(unsent))?;
+        reply.await.map_err(|_| ended())
+    }
+
+    /// Sends several commands at once. One reply per command, in order.
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send).
+    pub(crate) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        let left = commands.len();
+        if left == 0 {
+            return Ok(Vec::new());
+        }
+        let (to, replies) = oneshot::channel();
+        let due = Due::Several { left, replies: Vec::with_capacity(left), to };
+        self.push(due, |unsent| unsent.extend_from_slice(&commands.get_packed_pipeline()))?;
+        replies.await.map_err(|_| ended())
+    }
+
+    fn push(&self, due: Due, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), RedisError> {
+        let mut requests = self.requests();
+        if requests.has_ended {
+            return Err(ended());
+        }
+        write(&mut requests.unsent);
+        requests.due.push_back(due);
+        let io = requests.io.take();
+        drop(requests);
+        if let Some(io) = io {
+            io.wake();
+        }
+        Ok(())
+    }
+
+    /// Takes the commands that are not written yet. Without any, the next one wakes `io`.
+    fn take_unsent(&self, sending: &mut Vec<u8>, io: &Waker) {
+        let mut requests = self.requests();
+        mem::swap(&mut requests.unsent, sending);
+        if sending.is_empty() {
+            requests.io = Some(io.clone());
+        }
+    }
+
+    /// The request that has its last reply with `reply`.
+    ///
+    /// # Errors
+    /// No request is without an answer.
+    fn answer(&self, reply: Value) -> Result<Option<Answered>, RedisError> {
+        let mut requests = self.requests();
+        if let Some(Due::Several { left, replies, .. }) = requests.due.front_mut() {
+            replies.push(reply);
+            *left -= 1;
+            if *left > 0 {
+                return Ok(None);
+            }
+            return Ok(match requests.due.pop_front() {
+                Some(Due::Several { replies, to, .. }) => Some(Answered::Several(to, replies)),
+                _ => None,
+            });
+        }
+        match requests.due.pop_front() {
+            Some(Due::One(to)) => Ok(Some(Answered::One(to, reply))),
+            _ => Err(ended()),
+        }
+    }
+
+    fn end(&self) {
+        let mut requests = self.requests();
+        requests.has_ended = true;
+        let rest = (mem::take(&mut requests.due), requests.io.take());
+        drop(requests);
+        // This wakes the requests, so it must not be under the lock.
+        drop(rest);
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// For the requests of a handshake.
+impl ConnectionLike for DirectConnection {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(self.send(command))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async move {
+            let replies = self.send_all(commands).await?;
+            Ok(replies.into_iter().skip(offset).take(count).collect())
+        })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[cold]
+fn ended() -> RedisError {
+    io::Error::from(io::ErrorKind::BrokenPipe).into()
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
+    /// Writes what it can. An error ends the connection.
+    fn write(&mut self, cx: &mut Context<'_>) -> Result<(), RedisError> {
+        loop {
+            if self.sending.is_empty() {
+                self.requests.take_unsent(&mut self.sending, cx.waker());
+            }
+            if self.sending.is_empty() {
+                return Ok(());
+            }
+            let unwritten = &self.sending[self.written..];
+            match Pin::new(&mut self.stream).poll_write(cx, unwritten) {
+                Poll::Ready(Ok(0)) => return Err(ended()),
+                Poll::Ready(count) => self.written += count?,
+                Poll::Pending => return Ok(()),
+            }
+            if self.written == self.sending.len() {
+                self.sending.clear();
+                self.written = 0;
+            }
+            // A stream with a buffer of its own keeps the rest until it is polled again.
+            if let Poll::Ready(flushed) = Pin::new(&mut self.stream).poll_flush(cx) {
+                flushed?;
+            }
+        }
+    }
+
+    /// Receives bytes. Ends with an error only.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<RedisError> {
+        loop {
+            if self.end == self.received.len() {
+                self.received.resize(2 * self.end, 0);
+            }
+            let mut buffer = ReadBuf::new(&mut self.received[self.end..]);
+            let count = match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {
+                Ok(()) => buffer.filled().len(),
+                Err(error) => return Poll::Ready(error.into()),
+            };
+            if count == 0 {
+                return Poll::Ready(ended());
+            }
+            self.end += count;
+            if let Err(error) = self.answer_all() {
+                return Poll::Ready(error);
+            }
+        }
+    }
+
+    /// Passes all replies on that are complete.
+    fn answer_all(&mut self) -> Result<(), RedisError> {
+        while let Some((value, length)) = reply::read(&self.received[self.start..self.end])? {
+            self.start += length;
+            // The request may be gone.
+            match self.requests.answer(value)? {
+                Some(Answered::One(to, reply)) => drop(to.send(reply)),
+                Some(Answered::Several(to, replies)) => drop(to.send(replies)),
+                None => {}
+            }
+        }
+        self.received.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        Ok(())
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Future for DirectIo<S> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.write(cx).is_err() {
+            return Poll::Ready(());
+        }
+        self.read(cx).map(drop)
+    }
+}
+
+impl<S> Drop for DirectIo<S> {
+    fn drop(&mut self) {
+        self.requests.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::task::JoinHandle;
+
+    use super::*;
+    use crate::backend::redis::server_error;
+
+    fn echo(text: &str) -> Cmd {
+        let mut echo = redis::cmd("ECHO");
+        echo.arg(text);
+        echo
+    }
+
+    fn echoed(text: &str) -> String {
+        format!("${}\r\n{text}\r\n", text.len())
+    }
+
+    /// A connection, and the server's end of it, through which `capacity` bytes fit at once.
+    fn connected(capacity: usize) -> (DirectConnection, JoinHandle<()>, tokio::io::DuplexStream) {
+        let (stream, server) = duplex(capacity);
+        let (requests, io) = connection(stream);
+        (requests, tokio::spawn(io), server)
+    }
+
+    async fn received(server: &mut tokio::io::DuplexStream, commands: &[Cmd]) {
+        let expected: Vec<u8> = commands.iter().flat_map(Cmd::get_packed_command).collect();
+        let mut bytes = vec![0; expected.len()];
+        server.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(bytes, expected);
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    /// Also where each byte of a command or a reply is a write or a read of its own.
+    #[tokio::test]
+    async fn replies_belong_to_the_requests_in_their_order() {
+        for capacity in [1, 7, 10_000] {
+            let (requests, _io, mut server) = connected(capacity);
+            let long = "x".repeat(9_000);
+            let (first, second) = (echo("a"), echo(&long));
+            let mut several = Pipeline::new();
+            several.add_command(echo("b")).add_command(echo("c"));
+            let answers = async {
+                tokio::join!(
+                    biased;
+                    requests.send(&first),
+                    requests.send_all(&several),
+                    requests.send(&second)
+                )
+            };
+            let serve = async {
+                received(&mut server, &[echo("a"), echo("b"), echo("c"), echo(&long)]).await;
+                let replies = ["a", "b", "c", &long].map(echoed).concat();
+                server.write_all(replies.as_bytes()).await.unwrap();
+            };
+            let ((one, two, three), ()) = tokio::join!(answers, serve);
+            assert_eq!(one.unwrap(), bulk("a"));
+            assert_eq!(two.unwrap(), [bulk("b"), bulk("c")]);
+            assert_eq!(three.unwrap(), bulk(&long));
+            assert!(requests.send_all(&Pipeline::new()).await.unwrap().is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn the_reply_to_a_dropped_request_is_skipped() {
+        let (requests, _io, mut server) = connected(1_000);
+        let (given_up, kept) = (echo("a"), echo("b"));
+        let mut dropped = Box::pin(requests.send(&given_up));
+        assert!(is_pending(&mut dropped).await);
+        drop(dropped);
+        let serve = async {
+            received(&mut server, &[echo("a"), echo("b")]).await;
+            server.write_all([echoed("a"), echoed("b")].concat().as_bytes()).await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(requests.send(&kept), serve);
+        assert_eq!(answer.unwrap(), bulk("b"));
+    }
+
+    async fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
+        std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx).is_pending())).await
+    }
+
+    /// How a connection ends: a request in flight fails, and each later one.
+    async fn ends(end: impl AsyncFnOnce(&JoinHandle<()>, tokio::io::DuplexStream)) {
+        let (requests, io, mut server) = connected(1_000);
+        let command = echo("a");
+        let answer = requests.send(&command);
+        let end = async {
+            received(&mut server, &[echo("a")]).await;
+            end(&io, server).await;
+        };
+        let (answer, ()) = tokio::join!(answer, end);
+        assert!(server_error::is_hang_up(&answer.unwrap_err()));
+        let _ = io.await;
+        assert!(server_error::is_hang_up(&requests.send(&command).await.unwrap_err()));
+    }
+
+    #[tokio::test]
+    async fn all_requests_fail_when_the_connection_ends() {
+        ends(async |_, server| drop(server)).await;
+        ends(async |io: &JoinHandle<()>, _| io.abort()).await;
+        ends(async |_, mut server| {
+            server.write_all(b"hello\r\n").await.unwrap();
+        })
+        .await;
+        // Half of a reply, then the end.
+        ends(async |_, mut server| {
+            server.write_all(b"$10\r\nabc").await.unwrap();
+        })
+        .await;
+    }
+
+    /// A reply too many may be one to an earlier request, so no later one can be told from it.
+    #[tokio::test]
+    async fn a_reply_without_a_request_ends_the_connection() {
+        let (requests, io, mut server) = connected(1_000);
+        server.write_all(b":1\r\n").await.unwrap();
+        io.await.unwrap();
+        assert!(requests.send(&echo("a")).await.is_err());
+    }
+}
