@@ -14,7 +14,7 @@ use super::{
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::exec::foreground::ForegroundPlace;
-use crate::exec::panic_boundary;
+use crate::exec::panic_boundary::{self, Panic};
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -71,26 +71,28 @@ impl<B: Backend> DynBackend for B {
         &'a self,
         requests: &'a [AcquireRequest],
     ) -> Boxed<'a, Vec<Result<AcquireOutcome, BackendError>>> {
-        Box::pin(answered(async { Backend::acquire(self, requests).await }, requests.len()))
+        let call = async { Backend::acquire(self, requests).await };
+        Box::pin(panic_boundary::run(call, |panic| of_each(panic, requests.len())))
     }
 
     fn renew<'a>(
         &'a self,
         leases: &'a [LeaseRef],
     ) -> Boxed<'a, Vec<Result<LeaseStatus, BackendError>>> {
-        Box::pin(answered(async { Backend::renew(self, leases).await }, leases.len()))
+        let call = async { Backend::renew(self, leases).await };
+        Box::pin(panic_boundary::run(call, |panic| of_each(panic, leases.len())))
     }
 
     fn release<'a>(
         &'a self,
         requests: &'a [ReleaseRequest],
     ) -> Boxed<'a, Vec<Result<ReleaseOutcome, BackendError>>> {
-        Box::pin(answered(async { Backend::release(self, requests).await }, requests.len()))
+        let call = async { Backend::release(self, requests).await };
+        Box::pin(panic_boundary::run(call, |panic| of_each(panic, requests.len())))
     }
 
     fn is_held<'a>(&'a self, lease: &'a LeaseRef) -> Boxed<'a, Result<LeaseStatus, BackendError>> {
-        let status = panic_boundary::run(async { Backend::is_held(self, lease).await });
-        Box::pin(async { status.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async { Backend::is_held(self, lease).await })
     }
 
     fn pin_sql(&self, keys: &[Key], fence: Fence) -> Option<String> {
@@ -98,8 +100,7 @@ impl<B: Backend> DynBackend for B {
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Boxed<'a, Result<Option<Inspection>, BackendError>> {
-        let inspection = panic_boundary::run(async { Backend::inspect(self, key).await });
-        Box::pin(async { inspection.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async { Backend::inspect(self, key).await })
     }
 
     fn list<'a>(
@@ -107,8 +108,7 @@ impl<B: Backend> DynBackend for B {
         pattern: &'a KeyPattern,
         limit: usize,
     ) -> Boxed<'a, Result<Option<KeyList>, BackendError>> {
-        let list = panic_boundary::run(async move { Backend::list(self, pattern, limit).await });
-        Box::pin(async { list.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async move { Backend::list(self, pattern, limit).await })
     }
 
     fn watch<'a>(
@@ -116,41 +116,38 @@ impl<B: Backend> DynBackend for B {
         pattern: &'a KeyPattern,
         changed: &'a (dyn Fn() + Send + Sync),
     ) -> Boxed<'a, Result<(), BackendError>> {
-        let watch =
-            panic_boundary::run(async move { Backend::watch(self, pattern, changed).await });
-        Box::pin(async { watch.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async move { Backend::watch(self, pattern, changed).await })
     }
 
     fn probe(&self) -> Boxed<'_, Result<(), BackendError>> {
-        let probe = panic_boundary::run(async { Backend::probe(self).await });
-        Box::pin(async { probe.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async { Backend::probe(self).await })
     }
 
     fn health(&self) -> Boxed<'_, Result<Vec<Warning>, BackendError>> {
-        let health = panic_boundary::run(async { Backend::health(self).await });
-        Box::pin(async { health.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async { Backend::health(self).await })
     }
 
     fn diagnose(&self) -> Boxed<'_, Result<Vec<Finding>, BackendError>> {
-        let findings = panic_boundary::run(async { Backend::diagnose(self).await });
-        Box::pin(async { findings.await.unwrap_or_else(|panic| Err(panic.into_error())) })
+        fallible(async { Backend::diagnose(self).await })
     }
 
     fn close(&self) -> Boxed<'_, ()> {
-        let close = panic_boundary::run(async { Backend::close(self).await });
-        Box::pin(async { drop(close.await) })
+        Box::pin(panic_boundary::run(async { Backend::close(self).await }, drop))
     }
 }
 
-/// The outcomes of a call; after a panic its error for each of its `count` entries.
-async fn answered<T>(
-    call: impl Future<Output = Vec<Result<T, BackendError>>>,
-    count: usize,
-) -> Vec<Result<T, BackendError>> {
-    panic_boundary::run(call).await.unwrap_or_else(|panic| {
-        let error = panic.into_error();
-        (0..count).map(|_| Err(error.clone())).collect()
-    })
+/// The outcomes of a call of `count` entries after `panic`.
+#[cold]
+fn of_each<T>(panic: Panic, count: usize) -> Vec<Result<T, BackendError>> {
+    let error = panic.into_error();
+    (0..count).map(|_| Err(error.clone())).collect()
+}
+
+/// The outcome of `call`, which is the error of its panic if it panics.
+fn fallible<'a, T: 'a>(
+    call: impl Future<Output = Result<T, BackendError>> + Send + 'a,
+) -> Boxed<'a, Result<T, BackendError>> {
+    Box::pin(panic_boundary::run(call, |panic| Err(panic.into_error())))
 }
 
 /// A backend that was opened by its URL.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::panic;
 
+use once_cell::sync::OnceCell;
+
 use crate::base::key::Key;
 use crate::base::lock_name::{LockName, UNNAMED};
 use crate::base::options::LockOptions;
@@ -28,13 +30,21 @@ pub struct Site {
     is_computed: bool,
     /// `None` if the pool is given by an expression.
     pool: Option<&'static str>,
+    /// What grants say of the location, once one has.
+    location_text: OnceCell<String>,
 }
 
 impl Site {
     /// The facts of a function whose key is written as `template`.
     pub const fn new(location: Location, template: &'static str, options: LockOptions) -> Self {
         let pool = Some(DEFAULT_POOL);
-        Self { location, template, options, name: None, is_computed: false, pool }
+        let location_text = OnceCell::new();
+        Self { location, template, options, name: None, is_computed: false, pool, location_text }
+    }
+
+    /// The location as `text` renders it the first time.
+    pub(crate) fn location_text(&self, text: impl FnOnce(&Location) -> String) -> &str {
+        self.location_text.get_or_init(|| text(&self.location))
     }
 
     /// Replaces the label `module::function`.

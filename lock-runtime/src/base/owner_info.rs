@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::base::call_site::Site;
+use crate::base::call_site::{Location, Site};
 use crate::base::process::OfProcess;
 
 /// The process that holds a lock, and the annotated function.
@@ -84,6 +84,16 @@ impl OwnerLabel {
         self.0.is_some()
     }
 
+    /// The parts of its text.
+    pub(crate) fn parts(&self) -> [&'static str; 3] {
+        let text = |at: &Location| format!("{}:{}", file_name(at.file), at.line);
+        match self.0 {
+            None => [""; 3],
+            Some((process, None)) => [process, "", ""],
+            Some((process, Some(site))) => [process, " ", site.location_text(text)],
+        }
+    }
+
     /// What it says.
     pub(crate) fn info(&self) -> Option<OwnerInfo> {
         if self.is_some() { OwnerInfo::parse(self.to_string().as_bytes()) } else { None }
@@ -92,12 +102,10 @@ impl OwnerLabel {
 
 impl fmt::Display for OwnerLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((process, site)) = self.0 else { return Ok(()) };
+        let [process, space, location] = self.parts();
         f.write_str(process)?;
-        match site.map(Site::location) {
-            Some(at) => write!(f, " {}:{}", file_name(at.file), at.line),
-            None => Ok(()),
-        }
+        f.write_str(space)?;
+        f.write_str(location)
     }
 }
 

@@ -45,21 +45,25 @@ pub(crate) fn answer<T>(reply: oneshot::Sender<T>, answer: T) {
     let _ = call(|| drop(reply.send(answer)));
 }
 
-/// Runs `future` until it completes or panics.
-pub(crate) fn run<F: Future>(future: F) -> impl Future<Output = Result<F::Output, Panic>> {
-    Contained { future: Some(future) }
+/// Runs `future` until it completes or panics. The output is that of `on_panic` then.
+pub(crate) fn run<F: Future>(
+    future: F,
+    on_panic: impl FnOnce(Panic) -> F::Output,
+) -> impl Future<Output = F::Output> {
+    Contained { future: Some(future), on_panic: Some(on_panic) }
 }
 
 pin_project_lite::pin_project! {
-    /// A future with its panic as output. It is dropped at its end, so that a panic in its drop counts too.
-    struct Contained<F> {
+    /// A future and what replaces its output if it panics. It is dropped at its end, so that a panic in its drop counts too.
+    struct Contained<F, P> {
         #[pin]
         future: Option<F>,
+        on_panic: Option<P>,
     }
 }
 
-impl<F: Future> Future for Contained<F> {
-    type Output = Result<F::Output, Panic>;
+impl<F: Future, P: FnOnce(Panic) -> F::Output> Future for Contained<F, P> {
+    type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -73,7 +77,12 @@ impl<F: Future> Future for Contained<F> {
             Err(panic) => Err(panic),
         };
         let dropped = call(|| this.future.set(None));
-        Poll::Ready(output.and_then(|output| dropped.map(|()| output)))
+        match (output.and_then(|output| dropped.map(|()| output)), this.on_panic.take()) {
+            (Ok(output), _) => Poll::Ready(output),
+            (Err(panic), Some(on_panic)) => Poll::Ready(on_panic(panic)),
+            // It has been polled behind its end.
+            (Err(_), None) => Poll::Pending,
+        }
     }
 }
 
@@ -90,13 +99,14 @@ mod tests {
             }
         }
 
-        assert_eq!(run(async { 7 }).await.unwrap(), 7);
-        let panic = run(async { panic!("at {}", 7) }).await.map(|(): ()| ()).unwrap_err();
-        assert!(panic.into_error().to_string().contains("at 7"));
-        let ends = run(async {
+        assert_eq!(run(async { 7 }, |panic| panic!("{panic:?}")).await, 7);
+        let panics = run(async { panic!("at {}", 7) }, |panic| panic.into_error().to_string());
+        assert!(panics.await.contains("at 7"));
+        let ends = async {
             let _drops = Drops;
             tokio::task::yield_now().await;
-        });
-        assert_eq!(ends.await.unwrap_err().0, "in its drop");
+            String::new()
+        };
+        assert_eq!(run(ends, |panic| panic.0).await, "in its drop");
     }
 }

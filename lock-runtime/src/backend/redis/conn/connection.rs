@@ -22,7 +22,7 @@ use crate::backend::redis::conn::foreground::{
     Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
 };
 use crate::backend::redis::conn::history::ConnectHistory;
-use crate::backend::redis::conn::link_io::{LinkIo, Requests};
+use crate::backend::redis::conn::link_io::{LinkIo, LinkRequests};
 use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
@@ -413,7 +413,7 @@ impl ConnectionState {
         let progress = ConnectProgress::default();
         let role = self.target.role_check(None);
         let (requests, task) = open_direct(&dialer, &role, &progress).await.ok()?;
-        let io = LinkIo::new(Requests::Direct(requests), task.io(), self.limits.request);
+        let io = LinkIo::new(LinkRequests::Direct(requests), task.io(), self.limits.request);
         // A name or a virtual address may lead elsewhere by now.
         are_of_one_server(&io, &driver).await.then_some(ForegroundLink { io, _task: task })
     }
@@ -563,7 +563,7 @@ impl ConnectionState {
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));
             let OpenConnection { requests, io: task, pushes, dialect } = opened;
-            let requests = Requests::Multiplexed(requests);
+            let requests = LinkRequests::Multiplexed(requests);
             let io = LinkIo::new(requests, task.io(), self.limits.request);
             let foregrounds = Foregrounds::default();
             let link = Link { io, up_since, pushes, dialect, foregrounds };

@@ -15,21 +15,21 @@ const MAX_UNANSWERED: usize = 10_000;
 
 /// An open connection, as requests use it.
 pub(super) struct LinkIo {
-    requests: Requests,
+    requests: LinkRequests,
     pub(super) io: Arc<SharedIo>,
     request_timeout: Duration,
     unanswered: Mutex<UnansweredTracker>,
 }
 
 /// What an open connection sends by.
-pub(super) enum Requests {
+pub(super) enum LinkRequests {
     /// The driver's connection, with pushes.
     Multiplexed(MultiplexedConnection),
     /// A connection on the runtime of callers.
     Direct(DirectConnection),
 }
 
-/// Requests that were given up since the connection last answered one.
+/// LinkRequests that were given up since the connection last answered one.
 #[derive(Default)]
 struct UnansweredTracker {
     since: Option<Instant>,
@@ -40,7 +40,7 @@ struct UnansweredTracker {
 
 impl LinkIo {
     pub(super) fn new(
-        requests: Requests,
+        requests: LinkRequests,
         io: Arc<SharedIo>,
         request_timeout: Duration,
     ) -> Arc<Self> {
@@ -50,23 +50,25 @@ impl LinkIo {
     /// Sends one command, which may be written on this thread. An error of the server is a value.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
         match &self.requests {
-            Requests::Multiplexed(requests) => {
+            LinkRequests::Multiplexed(requests) => {
                 let mut requests = requests.clone();
                 self.io.run_inline(requests.req_packed_command(command)).await
             }
             // The runtime of a caller may leave its I/O task alone for long, so a request does not wait for that.
-            Requests::Direct(requests) => self.io.write_inline(requests.send(command)).await,
+            LinkRequests::Direct(requests) => self.io.write_inline(requests.send(command)).await,
         }
     }
 
     /// Sends several commands in one write. One reply per command, in order.
     pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
         match &self.requests {
-            Requests::Multiplexed(requests) => {
+            LinkRequests::Multiplexed(requests) => {
                 let (mut requests, count) = (requests.clone(), commands.len());
                 self.io.run_inline(requests.req_packed_commands(commands, 0, count)).await
             }
-            Requests::Direct(requests) => self.io.write_inline(requests.send_all(commands)).await,
+            LinkRequests::Direct(requests) => {
+                self.io.write_inline(requests.send_all(commands)).await
+            }
         }
     }
 

@@ -23,27 +23,27 @@ use crate::base::sync::{Mutex, MutexGuard};
 ///
 /// A request that is dropped stays on the connection, and its reply is skipped.
 #[derive(Clone)]
-pub(crate) struct DirectConnection(Arc<Mutex<Requests>>);
+pub(crate) struct DirectConnection(Arc<Mutex<PendingRequests>>);
 
 /// The requests that the server has not answered.
 #[derive(Default)]
-struct Requests {
+struct PendingRequests {
     /// Commands that are not written yet.
     unsent: Vec<u8>,
-    due: VecDeque<Due>,
+    due: VecDeque<DueReply>,
     /// Wakes the I/O for the next request. `None` while it is going to be polled anyway.
     io: Option<Waker>,
     has_ended: bool,
 }
 
 /// What the next replies belong to.
-enum Due {
+enum DueReply {
     One(oneshot::Sender<Value>),
     Several { left: usize, replies: Vec<Value>, to: oneshot::Sender<Vec<Value>> },
 }
 
 /// A request with all of its replies.
-enum Answered {
+enum AnsweredRequest {
     One(oneshot::Sender<Value>, Value),
     Several(oneshot::Sender<Vec<Value>>, Vec<Value>),
 }
@@ -62,12 +62,12 @@ pub(crate) struct DirectIo<S> {
     end: usize,
 }
 
-/// The two halves of a connection over `stream`. Requests are served while the I/O is polled.
+/// The two halves of a connection over `stream`. PendingRequests are served while the I/O is polled.
 pub(crate) fn connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
 ) -> (DirectConnection, DirectIo<S>) {
     const BUFFER: usize = 4096;
-    let requests = DirectConnection(Arc::new(Mutex::new(Requests::default())));
+    let requests = DirectConnection(Arc::new(Mutex::new(PendingRequests::default())));
     let io = DirectIo {
         stream,
         requests: requests.clone(),
@@ -87,7 +87,7 @@ impl DirectConnection {
     /// The connection has ended.
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
         let (to, reply) = oneshot::channel();
-        self.push(Due::One(to), |unsent| command.write_packed_command(unsent))?;
+        self.push(DueReply::One(to), |unsent| command.write_packed_command(unsent))?;
         reply.await.map_err(|_| ended())
     }
 
@@ -101,12 +101,12 @@ impl DirectConnection {
             return Ok(Vec::new());
         }
         let (to, replies) = oneshot::channel();
-        let due = Due::Several { left, replies: Vec::with_capacity(left), to };
+        let due = DueReply::Several { left, replies: Vec::with_capacity(left), to };
         self.push(due, |unsent| unsent.extend_from_slice(&commands.get_packed_pipeline()))?;
         replies.await.map_err(|_| ended())
     }
 
-    fn push(&self, due: Due, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), RedisError> {
+    fn push(&self, due: DueReply, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), RedisError> {
         let mut requests = self.requests();
         if requests.has_ended {
             return Err(ended());
@@ -134,21 +134,23 @@ impl DirectConnection {
     ///
     /// # Errors
     /// No request is without an answer.
-    fn answer(&self, reply: Value) -> Result<Option<Answered>, RedisError> {
+    fn answer(&self, reply: Value) -> Result<Option<AnsweredRequest>, RedisError> {
         let mut requests = self.requests();
-        if let Some(Due::Several { left, replies, .. }) = requests.due.front_mut() {
+        if let Some(DueReply::Several { left, replies, .. }) = requests.due.front_mut() {
             replies.push(reply);
             *left -= 1;
             if *left > 0 {
                 return Ok(None);
             }
             return Ok(match requests.due.pop_front() {
-                Some(Due::Several { replies, to, .. }) => Some(Answered::Several(to, replies)),
+                Some(DueReply::Several { replies, to, .. }) => {
+                    Some(AnsweredRequest::Several(to, replies))
+                }
                 _ => None,
             });
         }
         match requests.due.pop_front() {
-            Some(Due::One(to)) => Ok(Some(Answered::One(to, reply))),
+            Some(DueReply::One(to)) => Ok(Some(AnsweredRequest::One(to, reply))),
             _ => Err(ended()),
         }
     }
@@ -162,7 +164,7 @@ impl DirectConnection {
         drop(rest);
     }
 
-    fn requests(&self) -> MutexGuard<'_, Requests> {
+    fn requests(&self) -> MutexGuard<'_, PendingRequests> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -249,8 +251,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
             self.start += length;
             // The request may be gone.
             match self.requests.answer(value)? {
-                Some(Answered::One(to, reply)) => drop(to.send(reply)),
-                Some(Answered::Several(to, replies)) => drop(to.send(replies)),
+                Some(AnsweredRequest::One(to, reply)) => drop(to.send(reply)),
+                Some(AnsweredRequest::Several(to, replies)) => drop(to.send(replies)),
                 None => {}
             }
         }

@@ -357,7 +357,7 @@ mod tests {
     }
 
     /// The model has no other wake-ups, so a request that no thread writes blocks for good.
-    fn explore<R: Clone + Send + 'static, F: Future<Output = bool>>(
+    fn explore<R: Clone + Send + 'static, F: Future<Output = bool> + 'static>(
         is_stopped: bool,
         connect: fn() -> Connection<R>,
         send: fn(R) -> F,

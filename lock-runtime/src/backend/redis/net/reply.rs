@@ -10,16 +10,16 @@ const DEEPEST: u8 = 8;
 /// # Errors
 /// `bytes` is no reply, so the connection is of no use any more.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, RedisError> {
-    let mut unread = Unread { bytes, at: 0 };
+    let mut unread = UnreadBytes { bytes, at: 0 };
     Ok(unread.value(DEEPEST)?.map(|value| (value, unread.at)))
 }
 
-struct Unread<'a> {
+struct UnreadBytes<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Unread<'a> {
+impl<'a> UnreadBytes<'a> {
     fn value(&mut self, depth: u8) -> Result<Option<Value>, RedisError> {
         let start = self.at;
         let Some(line) = self.line() else { return Ok(None) };

@@ -11,7 +11,7 @@ use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::net::handshake::PushSupport;
 use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{
-    RouteHint, ScriptedServer, replace, shared_calls,
+    RouteHint, ScriptedServer, SharedReplies, replace, shared_calls,
 };
 use crate::backend::redis::protocol::value::{
     ROUNDING, duration, millis, minted, unexpected, watch,
@@ -156,7 +156,7 @@ impl ScriptedServer {
         forms: &[RequestForm],
         requests: &[AcquireRequest],
         calls: &[Range<usize>],
-    ) -> Vec<Result<AcquireReply, BackendError>> {
+    ) -> SharedReplies<AcquireReply> {
         let command = |call: Range<usize>, by| {
             let form = forms[call.start];
             self.command(&requests[call], form, by)
@@ -223,7 +223,7 @@ impl ScriptedServer {
         form: RequestForm,
         count: usize,
         answer: &Value,
-        replies: &mut Vec<Result<AcquireReply, BackendError>>,
+        replies: &mut SharedReplies<AcquireReply>,
     ) {
         match (form, answer) {
             (RequestForm::Script, Value::Array(parts)) if parts.len() == 1 + count => {

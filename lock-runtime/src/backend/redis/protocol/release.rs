@@ -9,7 +9,7 @@ use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::protocol::script::{By, RELEASE, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{
-    RouteHint, ScriptedServer, replace, shared_calls,
+    RouteHint, ScriptedServer, SharedReplies, replace, shared_calls,
 };
 use crate::backend::redis::protocol::value::{millis, unexpected};
 use crate::backend::redis::protocol::wait_queue::{
@@ -62,11 +62,16 @@ impl ScriptedServer {
                 let answer = self.run_one(Path::Foreground, hint, false, &command).await?;
                 match outcome(answer)? {
                     0 if self.cannot_notify(request) => return Err(cannot_notify()),
-                    0 => self.run_queue_release(hint, &self.queue_release(request)).await?,
+                    0 => {
+                        let release = self.queue_release(request);
+                        Box::pin(self.run_queue_release(hint, &release)).await?
+                    }
                     deleted => deleted,
                 }
             }
-            ReleaseCommand::Queue(release) => self.run_queue_release(hint, &release).await?,
+            ReleaseCommand::Queue(release) => {
+                Box::pin(self.run_queue_release(hint, &release)).await?
+            }
         };
         self.released(request, answer)
     }
@@ -187,7 +192,7 @@ fn outcome(answer: Value) -> Result<i64, BackendError> {
 }
 
 /// Adds the outcomes of a command for `count` locks.
-fn split(count: usize, answer: Value, outcomes: &mut Vec<Result<i64, BackendError>>) {
+fn split(count: usize, answer: Value, outcomes: &mut SharedReplies<i64>) {
     match answer {
         Value::BulkString(digits) if digits.len() == count => {
             outcomes.extend(digits.into_iter().map(|digit| Ok(outcome_of(digit))));

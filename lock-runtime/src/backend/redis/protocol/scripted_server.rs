@@ -40,6 +40,12 @@ pub(crate) struct ScriptedServer {
     scope: MessageScope,
 }
 
+/// For each request the reply to it, or why there is none.
+pub(super) type SharedReplies<T> = Vec<Result<T, BackendError>>;
+
+/// Adds the reply to each request of a range, by the answer to its command.
+type Split<'a, T> = dyn Fn(Range<usize>, Value, &mut SharedReplies<T>) + Send + Sync + 'a;
+
 /// The server runs one script at a time, and this many locks take it about a fifth of a millisecond.
 const MAX_SHARED: usize = 128;
 
@@ -268,7 +274,7 @@ impl ScriptedServer {
         !self.keyspace.is_tagged() && !self.connection.push_support().is_of_one_server()
     }
 
-    /// Sends a command for each range of requests in `calls`. `split` adds the reply to each request of a range, by the answer.
+    /// Sends a command for each range of requests in `calls`, and returns the reply to each of these requests.
     ///
     /// The server may refuse a command for several requests because of the key of one: each is sent once more by a command of its
     /// own. It refuses such a command before the script begins.
@@ -279,8 +285,8 @@ impl ScriptedServer {
         is_tracked: bool,
         calls: &[Range<usize>],
         command: &(dyn Fn(Range<usize>, By) -> Cmd + Send + Sync),
-        split: &(dyn Fn(Range<usize>, Value, &mut Vec<Result<T, BackendError>>) + Send + Sync),
-    ) -> Vec<Result<T, BackendError>> {
+        split: &Split<'_, T>,
+    ) -> SharedReplies<T> {
         let of_call = |at: usize, by| command(calls[at].clone(), by);
         let answers = self.run_named(path, hint, is_tracked, calls.len(), of_call).await;
         let mut replies = Vec::with_capacity(calls.iter().map(Range::len).sum());

@@ -114,7 +114,10 @@ impl ToRedisArgs for LockValue {
         // A buffer in memory takes all of it.
         let _ = argument.write_all(self.token.as_bytes());
         if self.label.is_some() {
-            let _ = write!(argument, " {}", self.label);
+            let _ = argument.write_all(b" ");
+            for part in self.label.parts() {
+                let _ = argument.write_all(part.as_bytes());
+            }
         }
     }
 }
