@@ -486,7 +486,9 @@ impl ConnectionState {
                 let reason = tokio::select! {
                     biased;
                     // A master that was demoted in a planned failover answers OK for seconds.
-                    () = self.target.moved(link.dialer.endpoint()) => end_reason::moved(&self.server()),
+                    () = self.target.moved(link.dialer.endpoint()) => {
+                        end_reason::moved(&self.server())
+                    }
                     () = link.io.ended() => end_reason::lost(&self.server()),
                 };
                 backoff.ended(self.answered_for(link.up_since));
@@ -558,7 +560,9 @@ impl ConnectionState {
             };
             let opened = tokio::select! {
                 opened = handshake.run() => opened?,
-                () = self.target.moved(dialer.endpoint()) => return Err(end_reason::moved(&self.server())),
+                () = self.target.moved(dialer.endpoint()) => {
+                    return Err(end_reason::moved(&self.server()));
+                }
             };
             let up_since = self.clock.now();
             self.history().took = Some(up_since.since(began));

@@ -56,6 +56,8 @@ pub(crate) struct DirectIo<S> {
     /// Commands, of which the first `written` bytes are written.
     sending: Vec<u8>,
     written: usize,
+    /// Whether the stream has passed on all that was written. One with a buffer of its own, such as TLS, may keep a rest.
+    is_flushed: bool,
     /// Bytes of replies: those in front of `end` have been received, and of them those in front of `start` are read.
     received: Vec<u8>,
     start: usize,
@@ -73,6 +75,7 @@ pub(crate) fn connection<S: AsyncRead + AsyncWrite + Unpin>(
         requests: requests.clone(),
         sending: Vec::new(),
         written: 0,
+        is_flushed: true,
         received: vec![0; BUFFER],
         start: 0,
         end: 0,
@@ -205,7 +208,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
                 self.requests.take_unsent(&mut self.sending, cx.waker());
             }
             if self.sending.is_empty() {
-                return Ok(());
+                return self.flush(cx);
             }
             let unwritten = &self.sending[self.written..];
             match Pin::new(&mut self.stream).poll_write(cx, unwritten) {
@@ -213,15 +216,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
                 Poll::Ready(count) => self.written += count?,
                 Poll::Pending => return Ok(()),
             }
+            self.is_flushed = false;
             if self.written == self.sending.len() {
                 self.sending.clear();
                 self.written = 0;
             }
-            // A stream with a buffer of its own keeps the rest until it is polled again.
-            if let Poll::Ready(flushed) = Pin::new(&mut self.stream).poll_flush(cx) {
-                flushed?;
-            }
         }
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), RedisError> {
+        if !self.is_flushed
+            && let Poll::Ready(flushed) = Pin::new(&mut self.stream).poll_flush(cx)
+        {
+            flushed?;
+            self.is_flushed = true;
+        }
+        Ok(())
     }
 
     /// Receives bytes. Ends with an error only.
@@ -281,7 +291,7 @@ impl<S> Drop for DirectIo<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex};
     use tokio::task::JoinHandle;
 
     use super::*;
@@ -297,10 +307,10 @@ mod tests {
         format!("${}\r\n{text}\r\n", text.len())
     }
 
-    /// A connection, and the server's end of it, through which `capacity` bytes fit at once.
+    /// A connection, and the server's end of it, through which `capacity` bytes fit at once. The stream has a buffer of its own.
     fn connected(capacity: usize) -> (DirectConnection, JoinHandle<()>, tokio::io::DuplexStream) {
         let (stream, server) = duplex(capacity);
-        let (requests, io) = connection(stream);
+        let (requests, io) = connection(BufWriter::with_capacity(100, stream));
         (requests, tokio::spawn(io), server)
     }
 
