@@ -77,6 +77,39 @@ fn a_connection_ends_with_its_runtime() {
     current_thread().block_on(cycle(&pool, "k"));
 }
 
+/// What the server knows of who has opened each connection. Versions before 7.2 do not keep the name of a library.
+fn logins(server: &RedisServer) -> Vec<Vec<String>> {
+    const FACTS: [&str; 4] = ["user=", "db=", "lib-name=", "lib-ver="];
+    let clients = server.cli(&["CLIENT", "LIST"]);
+    let facts = |client: &str| {
+        let is_one = |fact: &&str| FACTS.iter().any(|name| fact.starts_with(name));
+        client.split(' ').filter(is_one).map(str::to_owned).collect()
+    };
+    clients.lines().filter(|client| !client.contains(" cmd=client|list ")).map(facts).collect()
+}
+
+/// Also with a password that the server does not ask for, a user of their own, and another database.
+#[test]
+fn connections_of_runtimes_log_in_as_the_one_of_the_driver() {
+    let server = RedisServer::start();
+    server.cli(&["ACL", "SETUSER", "worker", "on", ">p", "~*", "&*", "+@all"]);
+    let address = server.url().trim_start_matches("redis://").to_owned();
+    for url in [
+        format!("redis://:unasked@{address}"),
+        format!("redis://worker:p@{address}/7"),
+        format!("redis://{address}?db=3"),
+    ] {
+        let pool = connect(&url);
+        current_thread().block_on(async {
+            until_used(&server, &pool, 0).await;
+            let logins = logins(&server);
+            assert!(logins.len() == 2 && logins[0] == logins[1], "{url}: {logins:?}");
+        });
+        drop(pool);
+        eventually(SOON, "the connections are closed", || logins(&server).is_empty());
+    }
+}
+
 #[test]
 fn some_requests_alone_open_no_connection() {
     let server = RedisServer::start();

@@ -22,6 +22,10 @@ const REPLICAS: &str = "replicas";
 
 const CONNECT_TIMEOUT: &str = "connect_timeout";
 
+/// What `CLIENT LIST` says of a connection.
+pub(crate) const LIBRARY: &str = "lock-runtime";
+pub(crate) const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
+
 const DATABASE: &str = "db";
 
 const INSECURE: &str = "insecure";
@@ -139,7 +143,7 @@ impl Endpoint {
         }
         let mut login = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
-            .set_lib_name("lock-runtime", env!("CARGO_PKG_VERSION"));
+            .set_lib_name(LIBRARY, LIBRARY_VERSION);
         if !url.username().is_empty() {
             login = login.set_username(decoded(url.username())?);
         }

@@ -29,7 +29,7 @@ pub(super) enum LinkRequests {
     Direct(DirectConnection),
 }
 
-/// LinkRequests that were given up since the connection last answered one.
+/// Requests that were given up since the connection last answered one.
 #[derive(Default)]
 struct UnansweredTracker {
     since: Option<Instant>,

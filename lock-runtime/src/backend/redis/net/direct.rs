@@ -25,11 +25,10 @@ use crate::base::sync::{Mutex, MutexGuard};
 #[derive(Clone)]
 pub(crate) struct DirectConnection(Arc<Mutex<PendingRequests>>);
 
-/// The requests that the server has not answered.
+/// Requests on their way to the I/O.
 #[derive(Default)]
 struct PendingRequests {
-    /// Commands that are not written yet.
-    unsent: Vec<u8>,
+    commands: Vec<u8>,
     due: VecDeque<DueReply>,
     /// Wakes the I/O for the next request. `None` while it is going to be polled anyway.
     io: Option<Waker>,
@@ -42,7 +41,7 @@ enum DueReply {
     Several { left: usize, replies: Vec<Value>, to: oneshot::Sender<Vec<Value>> },
 }
 
-/// A request with all of its replies.
+/// A request and all of its replies.
 enum AnsweredRequest {
     One(oneshot::Sender<Value>, Value),
     Several(oneshot::Sender<Vec<Value>>, Vec<Value>),
@@ -53,7 +52,9 @@ enum AnsweredRequest {
 pub(crate) struct DirectIo<S> {
     stream: S,
     requests: DirectConnection,
-    /// Commands, of which the first `written` bytes are written.
+    /// The requests that are taken from there and not answered.
+    due: VecDeque<DueReply>,
+    /// Their commands, of which the first `written` bytes are written.
     sending: Vec<u8>,
     written: usize,
     /// Whether the stream has passed on all that was written. One with a buffer of its own, such as TLS, may keep a rest.
@@ -64,7 +65,7 @@ pub(crate) struct DirectIo<S> {
     end: usize,
 }
 
-/// The two halves of a connection over `stream`. PendingRequests are served while the I/O is polled.
+/// The two halves of a connection over `stream`. Requests are served while the I/O is polled.
 pub(crate) fn connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
 ) -> (DirectConnection, DirectIo<S>) {
@@ -73,6 +74,7 @@ pub(crate) fn connection<S: AsyncRead + AsyncWrite + Unpin>(
     let io = DirectIo {
         stream,
         requests: requests.clone(),
+        due: VecDeque::new(),
         sending: Vec::new(),
         written: 0,
         is_flushed: true,
@@ -90,7 +92,7 @@ impl DirectConnection {
     /// The connection has ended.
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
         let (to, reply) = oneshot::channel();
-        self.push(DueReply::One(to), |unsent| command.write_packed_command(unsent))?;
+        self.push(DueReply::One(to), |commands| command.write_packed_command(commands))?;
         reply.await.map_err(|_| ended())
     }
 
@@ -105,7 +107,8 @@ impl DirectConnection {
         }
         let (to, replies) = oneshot::channel();
         let due = DueReply::Several { left, replies: Vec::with_capacity(left), to };
-        self.push(due, |unsent| unsent.extend_from_slice(&commands.get_packed_pipeline()))?;
+        let packed = commands.get_packed_pipeline();
+        self.push(due, |commands| commands.extend_from_slice(&packed))?;
         replies.await.map_err(|_| ended())
     }
 
@@ -114,7 +117,7 @@ impl DirectConnection {
         if requests.has_ended {
             return Err(ended());
         }
-        write(&mut requests.unsent);
+        write(&mut requests.commands);
         requests.due.push_back(due);
         let io = requests.io.take();
         drop(requests);
@@ -122,40 +125,6 @@ impl DirectConnection {
             io.wake();
         }
         Ok(())
-    }
-
-    /// Takes the commands that are not written yet. Without any, the next one wakes `io`.
-    fn take_unsent(&self, sending: &mut Vec<u8>, io: &Waker) {
-        let mut requests = self.requests();
-        mem::swap(&mut requests.unsent, sending);
-        if sending.is_empty() {
-            requests.io = Some(io.clone());
-        }
-    }
-
-    /// The request that has its last reply with `reply`.
-    ///
-    /// # Errors
-    /// No request is without an answer.
-    fn answer(&self, reply: Value) -> Result<Option<AnsweredRequest>, RedisError> {
-        let mut requests = self.requests();
-        if let Some(DueReply::Several { left, replies, .. }) = requests.due.front_mut() {
-            replies.push(reply);
-            *left -= 1;
-            if *left > 0 {
-                return Ok(None);
-            }
-            return Ok(match requests.due.pop_front() {
-                Some(DueReply::Several { replies, to, .. }) => {
-                    Some(AnsweredRequest::Several(to, replies))
-                }
-                _ => None,
-            });
-        }
-        match requests.due.pop_front() {
-            Some(DueReply::One(to)) => Ok(Some(AnsweredRequest::One(to, reply))),
-            _ => Err(ended()),
-        }
     }
 
     fn end(&self) {
@@ -205,7 +174,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
     fn write(&mut self, cx: &mut Context<'_>) -> Result<(), RedisError> {
         loop {
             if self.sending.is_empty() {
-                self.requests.take_unsent(&mut self.sending, cx.waker());
+                self.take_requests(cx.waker());
             }
             if self.sending.is_empty() {
                 return self.flush(cx);
@@ -221,6 +190,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
                 self.sending.clear();
                 self.written = 0;
             }
+        }
+    }
+
+    /// Takes the requests that have arrived. Without any, the next one wakes `io`.
+    fn take_requests(&mut self, io: &Waker) {
+        let mut requests = self.requests.requests();
+        mem::swap(&mut requests.commands, &mut self.sending);
+        self.due.append(&mut requests.due);
+        if self.sending.is_empty() {
+            requests.io = Some(io.clone());
         }
     }
 
@@ -257,10 +236,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
 
     /// Passes all replies on that are complete.
     fn answer_all(&mut self) -> Result<(), RedisError> {
-        while let Some((value, length)) = reply::read(&self.received[self.start..self.end])? {
+        while let Some((reply, length)) = reply::read(&self.received[self.start..self.end])? {
             self.start += length;
             // The request may be gone.
-            match self.requests.answer(value)? {
+            match self.answered(reply)? {
                 Some(AnsweredRequest::One(to, reply)) => drop(to.send(reply)),
                 Some(AnsweredRequest::Several(to, replies)) => drop(to.send(replies)),
                 None => {}
@@ -270,16 +249,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin> DirectIo<S> {
         (self.start, self.end) = (0, self.end - self.start);
         Ok(())
     }
+
+    /// The request that has its last reply with `reply`.
+    ///
+    /// # Errors
+    /// All requests are answered.
+    fn answered(&mut self, reply: Value) -> Result<Option<AnsweredRequest>, RedisError> {
+        match self.due.pop_front() {
+            Some(DueReply::One(to)) => Ok(Some(AnsweredRequest::One(to, reply))),
+            Some(DueReply::Several { left, mut replies, to }) => {
+                replies.push(reply);
+                if left == 1 {
+                    return Ok(Some(AnsweredRequest::Several(to, replies)));
+                }
+                self.due.push_front(DueReply::Several { left: left - 1, replies, to });
+                Ok(None)
+            }
+            None => Err(ended()),
+        }
+    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Future for DirectIo<S> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.write(cx).is_err() {
+        // First what has arrived: it answers no request that is written now.
+        if self.read(cx).is_ready() || self.write(cx).is_err() {
             return Poll::Ready(());
         }
-        self.read(cx).map(drop)
+        Poll::Pending
     }
 }
 
@@ -404,12 +403,43 @@ mod tests {
         .await;
     }
 
-    /// A reply too many may be one to an earlier request, so no later one can be told from it.
+    /// No request can be told from one that was answered twice.
     #[tokio::test]
     async fn a_reply_without_a_request_ends_the_connection() {
         let (requests, io, mut server) = connected(1_000);
         server.write_all(b":1\r\n").await.unwrap();
         io.await.unwrap();
         assert!(requests.send(&echo("a")).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_reply_that_is_there_before_the_request_is_none_to_it() {
+        let (stream, mut server) = duplex(1_000);
+        let (requests, mut io) = connection(stream);
+        server.write_all(b"+OK\r\n").await.unwrap();
+        let command = echo("a");
+        let mut request = Box::pin(requests.send(&command));
+        assert!(is_pending(&mut request).await);
+        assert!(!is_pending(&mut io).await, "the connection goes on");
+        drop(io);
+        assert!(server_error::is_hang_up(&request.await.unwrap_err()));
+    }
+
+    /// The server may answer a request and close the connection while another one is written.
+    #[tokio::test]
+    async fn a_reply_in_front_of_the_end_is_received() {
+        let (stream, mut server) = duplex(1_000);
+        let (requests, mut io) = connection(stream);
+        let (first, second) = (echo("a"), echo("b"));
+        let mut answered = Box::pin(requests.send(&first));
+        assert!(is_pending(&mut answered).await && is_pending(&mut io).await);
+        received(&mut server, &[echo("a")]).await;
+        server.write_all(echoed("a").as_bytes()).await.unwrap();
+        drop(server);
+        let mut failed = Box::pin(requests.send(&second));
+        assert!(is_pending(&mut failed).await && !is_pending(&mut io).await);
+        drop(io);
+        assert_eq!(answered.await.unwrap(), bulk("a"));
+        assert!(server_error::is_hang_up(&failed.await.unwrap_err()));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, RedisError, Value};
 use tokio::time::timeout;
 
 use crate::backend::redis::channel::Channel;
@@ -16,6 +16,7 @@ use crate::backend::redis::net::role::RoleCheck;
 use crate::backend::redis::net::shard_channel::MessageScope;
 use crate::backend::redis::net::transport::Dialer;
 use crate::backend::redis::server_error;
+use crate::backend::redis::url::{LIBRARY, LIBRARY_VERSION};
 use crate::backend::{BackendError, FailureKind};
 
 /// Receives the pushes of a connection, on the connection's task: methods must not block.
@@ -168,11 +169,26 @@ pub(crate) async fn log_in_minimal(
     let (mut requests, io) =
         open(dialer, &anonymous, None::<fn(PushInfo)>, progress).await?.map_err(refused)?;
     // Sent here because the client library hides why a password is refused.
-    authenticate(&mut requests, &login).await.map_err(refused)?;
-    Ok((requests, io))
+    let mut send =
+        async |command: &Cmd| requests.req_packed_command(command).await?.extract_error();
+    if let Some(password) = login.password() {
+        let mut auth = redis::cmd("AUTH");
+        auth.arg(login.username()).arg(password);
+        send(&auth).await.map_err(refused)?;
+    }
+    if login.db() != 0 {
+        send(redis::cmd("SELECT").arg(login.db())).await.map_err(refused)?;
+    }
+    // Without a password this is the first command. A refusal also shows that the server answers.
+    match send(&redis::cmd("PING")).await {
+        Err(error) if error.code().is_none() || server_error::is_full(&error) => {
+            Err(refused(error))
+        }
+        Ok(_) | Err(_) => Ok((requests, io)),
+    }
 }
 
-/// Opens a connection without pushes to a server that is a master as far as `role` asks for it.
+/// Opens a connection without pushes to a server that knows `HELLO`. It is a master as far as `role` asks for it.
 pub(crate) async fn open_direct(
     dialer: &Dialer,
     role: &RoleCheck,
@@ -181,32 +197,26 @@ pub(crate) async fn open_direct(
     let login = dialer.login(progress).await?;
     let (mut requests, io) = direct::connection(dialer.dial(progress).await?);
     let io = IoTask::spawn(io);
-    authenticate(&mut requests, &login).await.map_err(|error| refused(dialer, error))?;
+    let mut greeting = Pipeline::new();
+    if let Some(password) = login.password() {
+        // Without a name, a default user that needs no password is refused one; `HELLO` accepts it.
+        greeting.cmd("AUTH").arg(login.username().unwrap_or("default")).arg(password);
+    }
+    if login.db() != 0 {
+        greeting.cmd("SELECT").arg(login.db());
+    }
+    let required = greeting.len();
+    for (name, value) in [("LIB-NAME", LIBRARY), ("LIB-VER", LIBRARY_VERSION)] {
+        greeting.cmd("CLIENT").arg("SETINFO").arg(name).arg(value);
+    }
+    let answers = requests.send_all(&greeting).await.map_err(|error| refused(dialer, error))?;
+    // Older servers do not know the name of a library.
+    for answer in answers.into_iter().take(required) {
+        answer.extract_error().map_err(|error| refused(dialer, error))?;
+    }
     progress.note(ConnectStage::LogIn);
     role.run(dialer.endpoint(), &mut requests).await?;
     Ok((requests, io))
-}
-
-/// Logs in with commands of RESP2, and selects the database.
-async fn authenticate(
-    requests: &mut impl ConnectionLike,
-    login: &redis::RedisConnectionInfo,
-) -> Result<(), RedisError> {
-    let mut send =
-        async |command: &Cmd| requests.req_packed_command(command).await?.extract_error();
-    if let Some(password) = login.password() {
-        let mut auth = redis::cmd("AUTH");
-        auth.arg(login.username()).arg(password);
-        send(&auth).await?;
-    }
-    if login.db() != 0 {
-        send(redis::cmd("SELECT").arg(login.db())).await?;
-    }
-    // Without a password this is the first command. A refusal also shows that the server answers.
-    match send(&redis::cmd("PING")).await {
-        Err(error) if error.code().is_none() || server_error::is_full(&error) => Err(error),
-        Ok(_) | Err(_) => Ok(()),
-    }
 }
 
 /// Turns on client tracking and subscribes to the pool's channels, in one round trip. Without the rights to it a waiter

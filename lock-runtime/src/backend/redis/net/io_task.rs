@@ -24,7 +24,7 @@ pub(crate) struct IoTask {
 }
 
 impl IoTask {
-    /// Spawns a task for `io`, the client library's I/O future, on the current runtime.
+    /// Spawns a task for `io`, the I/O future of a connection, on the current runtime.
     pub(crate) fn spawn(io: impl Future<Output = ()> + Send + 'static) -> Self {
         let io = SharedIo::new(io);
         Self { task: tokio::spawn(io.clone().run()), io }

@@ -5,6 +5,9 @@ use redis::{ErrorKind, RedisError, Value};
 /// Arrays of arrays. No reply to a command of this crate is deeper.
 const DEEPEST: u8 = 8;
 
+/// The longest text that a server stores or sends (`proto-max-bulk-len`).
+const LONGEST: i64 = 512 * 1024 * 1024;
+
 /// The first reply in `bytes` and its length; `None` if it is incomplete.
 ///
 /// # Errors
@@ -26,16 +29,16 @@ impl<'a> UnreadBytes<'a> {
         Ok(Some(match line {
             b"+OK" => Value::Okay,
             [b':', number @ ..] => Value::Int(integer(number)?),
-            [b'$', length @ ..] => match usize::try_from(integer(length)?) {
-                Ok(length) => match self.take(length) {
+            [b'$', length @ ..] => match count(length)? {
+                Some(length) => match self.take(length)? {
                     Some(text) => Value::BulkString(text.to_vec()),
                     None => return Ok(None),
                 },
-                Err(_) => Value::Nil,
+                None => Value::Nil,
             },
-            [b'*', length @ ..] => match usize::try_from(integer(length)?) {
-                Ok(_) if depth == 0 => return Err(malformed()),
-                Ok(length) => {
+            [b'*', length @ ..] => match count(length)? {
+                Some(_) if depth == 0 => return Err(malformed()),
+                Some(length) => {
                     let mut values = Vec::with_capacity(length.min(1024));
                     for _ in 0..length {
                         let Some(value) = self.value(depth - 1)? else { return Ok(None) };
@@ -43,7 +46,7 @@ impl<'a> UnreadBytes<'a> {
                     }
                     Value::Array(values)
                 }
-                Err(_) => Value::Nil,
+                None => Value::Nil,
             },
             // Errors, and other statuses.
             _ => redis::parse_redis_value(&self.bytes[start..self.at])?,
@@ -59,11 +62,26 @@ impl<'a> UnreadBytes<'a> {
     }
 
     /// `length` bytes, in front of a line break.
-    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+    fn take(&mut self, length: usize) -> Result<Option<&'a [u8]>, RedisError> {
         let rest = &self.bytes[self.at..];
-        let end = length.checked_add(2).filter(|end| *end <= rest.len())?;
-        self.at += end;
-        Some(&rest[..length])
+        let end = length.checked_add(2).ok_or_else(malformed)?;
+        match rest.get(length..end) {
+            Some(b"\r\n") => {
+                self.at += end;
+                Ok(Some(&rest[..length]))
+            }
+            Some(_) => Err(malformed()),
+            None => Ok(None),
+        }
+    }
+}
+
+/// A length, or `None` for the one of a null.
+fn count(digits: &[u8]) -> Result<Option<usize>, RedisError> {
+    match integer(digits)? {
+        ..0 => Ok(None),
+        length if length > LONGEST => Err(malformed()),
+        length => usize::try_from(length).map(Some).map_err(|_| malformed()),
     }
 }
 
@@ -120,7 +138,15 @@ mod tests {
 
     #[test]
     fn what_is_no_reply_is_an_error() {
-        for bytes in ["hello\r\n", ":x\r\n", "$x\r\n", "*1x\r\n:1\r\n", "\r\n"] {
+        for bytes in [
+            "hello\r\n",
+            ":x\r\n",
+            "$x\r\n",
+            "$2\r\nabc\r\n",
+            "$536870913\r\nab\r\n",
+            "*1x\r\n:1\r\n",
+            "\r\n",
+        ] {
             assert!(read(bytes.as_bytes()).is_err(), "{bytes:?}");
         }
         let deep = "*1\r\n".repeat(100_000);
