@@ -14,7 +14,7 @@ use lock_runtime::testing::open_backend;
 use lock_tests::etcd::{StoredKey, url_at};
 use lock_tests::prelude::*;
 use lock_tests::proxy::Direction;
-use lock_tests::{EtcdServer, FaultProxy, eventually_async};
+use lock_tests::{EtcdServer, FaultProxy, Latency, eventually_async};
 use serde_json::{Value, json};
 
 use super::conformance::{until_nothing_is_left, until_queued};
@@ -235,7 +235,9 @@ async fn a_watch_that_misses_changes_by_a_compaction_looks_again() {
         server.put(&format!("{root}-other/key"), 60);
         server.compact();
     };
-    for _ in 0..3 {
+    let (mut took, mut told) =
+        (Latency::below(ms(1_000) + NOISE, 3), Latency::below(ms(2_000) + NOISE, 3));
+    while took.wants_more() || told.wants_more() {
         let guard = one.lock("order:1").acquire().await.unwrap();
         let held = other.lock("order:2").acquire().await.unwrap();
         let waiting = acquire_in_task(&other, "order:1");
@@ -244,19 +246,19 @@ async fn a_watch_that_misses_changes_by_a_compaction_looks_again() {
         proxy.cut();
         eventually_async(DEADLINE, "it is cut", async || proxy.open_connections() == 0).await;
         forget();
-        let released = release(guard).await;
+        release(guard).await;
         forget();
+        let reachable = Instant::now();
         proxy.refuse(false);
         let (acquired, guard) = joined("the waiter", waiting).await;
-        let took = acquired.saturating_duration_since(released);
-        assert!(took < ms(1_000) + NOISE, "{took:?}");
+        took.push(acquired.saturating_duration_since(reachable));
         // The held key is watched again too.
         let key = server.queue(&root, "order:2").remove(0);
         server.delete(&key.name);
         let deleted = Instant::now();
         let error = within(DEADLINE, "the loss", held.lost()).await;
         assert!(error.is_lost(), "{error}");
-        assert!(deleted.elapsed() < ms(2_000) + NOISE, "{:?}", deleted.elapsed());
+        told.push(deleted.elapsed());
         guard.release().await.unwrap();
     }
     until_nothing_is_left(server, &root).await;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use lock_runtime::LockPool;
 use lock_tests::prelude::*;
-use lock_tests::{FaultProxy, Worker, ZooKeeperServer, eventually_async};
+use lock_tests::{FaultProxy, Latency, Worker, ZooKeeperServer, eventually_async};
 
 use super::conformance::{until_nothing_is_left, until_queued};
 
@@ -105,18 +105,19 @@ async fn a_waiter_with_a_cut_connection_is_served() {
     let proxy = FaultProxy::to_port(server.port());
     let one = patient(server.url_of(&root), ms(20_000)).await;
     let other = patient(lock_tests::zookeeper::url_at(proxy.port(), &root), ms(20_000)).await;
-    for _ in 0..5 {
+    let mut took = Latency::below(ms(1_000) + NOISE, 5);
+    while took.wants_more() {
         let guard = one.lock("order:1").acquire().await.unwrap();
         let waiting = acquire_in_task(&other, "order:1");
         until_queued(server, &root, "order:1", 2).await;
         proxy.refuse(true);
         proxy.cut();
         eventually_async(DEADLINE, "it is cut", async || proxy.open_connections() == 0).await;
-        let released = release(guard).await;
+        release(guard).await;
+        let reachable = Instant::now();
         proxy.refuse(false);
         let (acquired, guard) = joined("the waiter", waiting).await;
-        let took = acquired.saturating_duration_since(released);
-        assert!(took < ms(1_000) + NOISE, "{took:?}");
+        took.push(acquired.saturating_duration_since(reachable));
         guard.release().await.unwrap();
     }
 }
@@ -145,7 +146,9 @@ async fn the_loss_of_a_deleted_node_is_told_at_once() {
     let (server, root) = ZooKeeperServer::shared();
     let url = server.url_of(&root);
     let [pool, other] = [patient(&url, ms(30_000)).await, patient(&url, ms(30_000)).await];
-    for waits in [false, true] {
+    let mut told = Latency::below(ms(2_000) + NOISE, 2);
+    let mut waits = false;
+    while told.wants_more() {
         let guard = pool.lock("order:1").acquire().await.unwrap();
         let waiting = waits.then(|| acquire_in_task(&other, "order:1"));
         until_queued(server, &root, "order:1", 1 + usize::from(waits)).await;
@@ -154,7 +157,8 @@ async fn the_loss_of_a_deleted_node_is_told_at_once() {
         server.client().delete(&format!("{root}/order:1/{node}")).unwrap();
         let error = within(DEADLINE, "the loss", guard.lost()).await;
         assert!(error.is_lost(), "{error}");
-        assert!(deleted.elapsed() < ms(2_000) + NOISE, "{:?}", deleted.elapsed());
+        told.push(deleted.elapsed());
+        waits = !waits;
         if let Some(waiting) = waiting {
             joined("the waiter", waiting).await.1.release().await.unwrap();
         }
