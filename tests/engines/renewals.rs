@@ -1,5 +1,6 @@
 //! What the renewal of very many leases costs.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ fn leases() -> usize {
 
 /// Longer than the test takes, and as long as a session of the servers may be.
 const TTL: Duration = ms(50_000);
+
+/// Calls of a store that may fail on a busy machine, where a connection may be replaced.
+const MOST_TRIES: usize = 100;
 
 /// A tick of the pool is one call of the store with all leases that are due. The call and the connections share a thread, as
 /// on the driver.
@@ -52,10 +56,12 @@ async fn ticks(engine: &Engine) -> Vec<usize> {
         AcquireRequest::new(keys, Owner::random().unwrap(), TTL)
     };
     let requests: Vec<_> = (0..leases()).map(request).collect();
-    let mut pending = requests.clone();
+    let (mut pending, mut tries) = (requests.clone(), 0..MOST_TRIES);
     while !pending.is_empty() {
         let again = pending.split_off(pending.len().min(500));
-        let mut outcomes = store.acquire(&pending).await.into_iter();
+        let outcomes = store.acquire(&pending).await;
+        assert!(tries.next().is_some(), "{:?}", outcomes.first());
+        let mut outcomes = outcomes.into_iter();
         // On a busy machine a connection may be replaced.
         pending.retain_mut(|request| {
             request.attempt += 1;
@@ -70,9 +76,12 @@ async fn ticks(engine: &Engine) -> Vec<usize> {
         engine.requests() - before
     };
     let reading = (0..5).map(read_twice).min().unwrap_or_default();
+    let tries = RefCell::new(0..MOST_TRIES);
     let tick = async || loop {
         let before = engine.requests();
         let outcomes = store.renew(&leases).await;
+        let failure = outcomes.iter().find(|outcome| outcome.is_err());
+        assert!(tries.borrow_mut().next().is_some(), "{failure:?}");
         // A call that fails because its connection is replaced has sent nothing.
         let requests = (engine.requests() - before).saturating_sub(reading);
         if outcomes.iter().all(Result::is_ok) {

@@ -92,6 +92,8 @@ impl Config {
             "max_connections = 100".into(),
             "shared_buffers = '16MB'".into(),
             "fsync = off".into(),
+            // Segments of shared memory would outlive a server that is killed.
+            "dynamic_shared_memory_type = mmap".into(),
             "wal_level = 'minimal'".into(),
             "max_wal_senders = 0".into(),
         ];
