@@ -238,9 +238,11 @@ async fn the_masters_deaths_are_survived_under_load() {
         watched.wait_until_ready();
         load.next_success(Instant::now()).await;
     }
-    let grants = load.end().await;
-    println!("{grants} grants");
-    assert!(grants > 100 * failovers(), "{grants}");
+    eventually_async(RECOVERY, "the load has many grants", async || {
+        load.shared.grants.load(Ordering::Relaxed) > 100 * failovers()
+    })
+    .await;
+    println!("{} grants", load.end().await);
 }
 
 /// Tasks that acquire and release all the time.
