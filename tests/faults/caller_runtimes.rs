@@ -77,7 +77,7 @@ fn a_connection_ends_with_its_runtime() {
     current_thread().block_on(cycle(&pool, "k"));
 }
 
-/// What the server knows of who has opened each connection. Versions before 7.2 do not keep the name of a library.
+/// The login of each connection, as the server lists it. Versions before 7.2 do not list the name of a library.
 fn logins(server: &RedisServer) -> Vec<Vec<String>> {
     const FACTS: [&str; 4] = ["user=", "db=", "lib-name=", "lib-ver="];
     let clients = server.cli(&["CLIENT", "LIST"]);
