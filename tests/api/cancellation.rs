@@ -213,7 +213,10 @@ async fn a_drop_at_any_moment_of_any_fault() {
         Fault::Fail(lock_runtime::backend::FailureKind::MaybeApplied),
         Fault::Fail(lock_runtime::backend::FailureKind::NotApplied),
     ];
-    for (n, fault) in faults_to_meet.into_iter().enumerate() {
+    let single = faults_to_meet.map(|fault| vec![fault]);
+    // The first request arrives after the second one was granted and released.
+    let late_and_granted = vec![Fault::DelayRequest(ms(1_500)), Fault::DelayReply(ms(40))];
+    for (n, faults) in single.into_iter().chain([late_and_granted]).enumerate() {
         // Around the answers, around the retries, and around a request timeout of a second.
         let moments = [
             0, 1, 10, 39, 40, 41, 60, 100, 200, 999, 1_000, 1_001, 1_030, 1_499, 1_500, 1_501,
@@ -222,17 +225,20 @@ async fn a_drop_at_any_moment_of_any_fault() {
         for moment in moments {
             for yields in 0..6 {
                 let name = format!("memory://moment-{n}-{moment}-{yields}");
-                drop_after(&name, fault, ms(moment), yields).await;
+                drop_after(&name, &faults, ms(moment), yields).await;
             }
         }
     }
 }
 
-async fn drop_after(store: &str, fault: Fault, moment: Duration, yields: usize) {
-    let (backend, faults) = FaultyBackend::new(open_backend(store).await.unwrap());
+async fn drop_after(store: &str, faults: &[Fault], moment: Duration, yields: usize) {
+    let context = format!("{faults:?}, dropped after {moment:?} and {yields} yields");
+    let (backend, plan) = FaultyBackend::new(open_backend(store).await.unwrap());
     let ours = LockPool::with_backend(backend).on_current_runtime().connect().await.unwrap();
     let theirs = LockPool::builder(store).on_current_runtime().connect().await.unwrap();
-    faults.plan(Operation::Acquire, fault);
+    for &fault in faults {
+        plan.plan(Operation::Acquire, fault);
+    }
     let acquire = tokio::spawn({
         let request = ours.lock(KEY).ttl(TTL).renew(RENEW).wait(ms(2_500));
         async move { request.acquire().await }
@@ -244,12 +250,11 @@ async fn drop_after(store: &str, fault: Fault, moment: Duration, yields: usize) 
         tokio::task::yield_now().await;
     }
     acquire.abort();
-    let context = format!("{fault:?}, dropped after {moment:?} and {yields} yields");
     // If it has returned already, its guard is dropped too.
     drop(acquire.await);
     let next = ours.lock(KEY).wait(ms(3_000)).acquire().await;
     next.unwrap_or_else(|error| panic!("{context}: {error}")).release().await.unwrap();
-    let renewed_before = faults.count(Operation::Renew);
+    let renewed_before = plan.count(Operation::Renew);
     // Late requests have arrived by now, and a leftover lease would be renewed.
     tokio::time::sleep(ms(4_000)).await;
     for pool in [&theirs, &ours] {
@@ -257,7 +262,7 @@ async fn drop_after(store: &str, fault: Fault, moment: Duration, yields: usize) 
         let guard = guard.unwrap_or_else(|| panic!("{context}: the lock is held"));
         guard.release().await.unwrap();
     }
-    assert_eq!(faults.count(Operation::Renew), renewed_before, "{context}: renewed");
+    assert_eq!(plan.count(Operation::Renew), renewed_before, "{context}: renewed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -32,12 +32,12 @@ pub(crate) async fn undo_attempts(
     // No body has run, so no `min_hold` counts. It only delays when the store forgets what it is not asked to release.
     let min_hold = attempts.ambiguous_until.since(core.clock().now());
     let lease = LeaseRef { min_hold, ..LeaseRef::new(keys, attempts.owner, ttl) };
-    let Attempts { since, ambiguous_until, unanswered, .. } = attempts;
-    undo(core, lease, since, ambiguous_until, unanswered).await;
+    let grants = attempts.grants_to_undo();
+    undo(core, lease, attempts.since, attempts.ambiguous_until, grants).await;
 }
 
-/// Releases `lease` until `unanswered` requests are undone, which may have been applied or may be applied later, or until
-/// the store answers after `until`, when it has forgotten them. The keys stay locked until `keep_until`.
+/// Releases `lease` until `grants` of it are ended, which may be there or may be made later, or until the store answers
+/// after `until`, when it has forgotten all requests. The keys stay locked until `keep_until`.
 ///
 /// After [`AT_ONCE`] it goes on in the background, with the undos of other acquires.
 pub(crate) async fn undo(
@@ -45,11 +45,11 @@ pub(crate) async fn undo(
     lease: LeaseRef,
     keep_until: Instant,
     until: Instant,
-    unanswered: usize,
+    grants: usize,
 ) {
     let (clock, tracker) = (core.clock(), &core.tracker);
     let began = clock.now();
-    let mut undo = Undo::new(lease, keep_until, until, unanswered, tracker.begin_cleanup());
+    let mut undo = Undo::new(lease, keep_until, until, grants, tracker.begin_cleanup());
     loop {
         let request = undo.request(clock.now());
         let outcome = release_once(core, &request).await;

@@ -32,9 +32,9 @@ pub(super) struct Undo {
     keep_until: Instant,
     /// When the store has forgotten what it has granted by then.
     until: Instant,
-    /// Requests that may have been applied, or may be applied later.
-    unanswered: usize,
-    /// Requests whose grant a release has ended.
+    /// Grants that may be there, or may be made later.
+    grants: usize,
+    /// Those that a release has ended.
     undone: usize,
     is_answered: bool,
     pause: Duration,
@@ -46,14 +46,14 @@ impl Undo {
         lease: LeaseRef,
         keep_until: Instant,
         until: Instant,
-        unanswered: usize,
+        grants: usize,
         token: InFlightToken,
     ) -> Self {
         Self {
             lease,
             keep_until,
             until,
-            unanswered,
+            grants,
             undone: 0,
             is_answered: false,
             pause: Duration::from_millis(20),
@@ -83,7 +83,7 @@ impl Undo {
             Ok(_) if request.free_after.is_zero() => self.undone += 1,
             Ok(_) => {}
         }
-        if self.is_answered && self.undone >= self.unanswered {
+        if self.is_answered && self.undone >= self.grants {
             return None;
         }
         let due = now + self.pause;

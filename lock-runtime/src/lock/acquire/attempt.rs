@@ -82,6 +82,14 @@ impl Attempts {
         !self.is_queued && self.unanswered == 0
     }
 
+    /// How many grants a release has to end until no request can be applied any more. Without unanswered requests, one answered
+    /// release is enough.
+    pub(crate) fn grants_to_undo(&self) -> usize {
+        // A queued owner may have a grant beside them: of one of several keys, or by the release of another owner.
+        let answered = usize::from(self.is_queued);
+        if self.unanswered > 0 { self.unanswered + answered } else { 0 }
+    }
+
     /// When the store has forgotten the unanswered requests, if there are any.
     pub(crate) fn ambiguity(&self) -> Option<Instant> {
         (self.unanswered > 0).then_some(self.ambiguous_until)
@@ -166,7 +174,8 @@ impl Attempts {
     /// A grant was received, and no waiter took it: it is to be released like that of an unanswered request.
     pub(crate) fn on_unused_grant(&mut self, sent: Instant) {
         self.unanswered += 1;
-        self.ambiguous_until = sent;
+        // Earlier requests may still arrive.
+        self.ambiguous_until = self.ambiguous_until.max(sent);
     }
 
     /// Doubles with each request, from 20 ms to 640 ms.

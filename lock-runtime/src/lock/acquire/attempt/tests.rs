@@ -98,8 +98,22 @@ fn ambiguity_lasts_until_the_last_unanswered_request_is_forgotten() {
         attempts.on_answer(&policy, at(sent), at(sent + 500), ms(500), None);
     }
     assert_eq!((attempts.unanswered, attempts.ambiguity()), (3, Some(at(3_000) + TTL)));
+    // A grant that no waiter took does not end it.
     attempts.on_unused_grant(at(4_000));
-    assert_eq!((attempts.unanswered, attempts.ambiguity()), (4, Some(at(4_000))));
+    assert_eq!((attempts.unanswered, attempts.ambiguity()), (4, Some(at(3_000) + TTL)));
+    let mut answered = self::attempts();
+    answered.on_unused_grant(at(4_000));
+    assert_eq!((answered.unanswered, answered.ambiguity()), (1, Some(at(4_000))));
+}
+
+#[test]
+fn the_grant_of_a_queued_owner_is_undone_beside_those_of_unanswered_requests() {
+    for (unanswered, is_queued, expected) in
+        [(0, false, 0), (0, true, 0), (1, false, 1), (1, true, 2), (3, true, 4)]
+    {
+        let attempts = Attempts { unanswered, is_queued, ..attempts() };
+        assert_eq!(attempts.grants_to_undo(), expected, "{unanswered}, {is_queued}");
+    }
 }
 
 #[test]
