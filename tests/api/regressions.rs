@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{self, Fault, FaultPlan, FaultyBackend, Operation};
 use lock_runtime::{ErrorKind, LockPool};
-use lock_tests::RedisServer;
+use lock_tests::{RedisServer, eventually_async};
 
 const KEY: &str = "order:42";
 
@@ -90,4 +91,139 @@ async fn a_slow_store_keeps_its_locks() {
     faults.always(Fault::DelayReply(ms(200)));
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(guard.is_held());
+}
+
+/// The undo of an unanswered request freed the key that `lock_delay` keeps.
+#[tokio::test(start_paused = true)]
+async fn lock_delay_outlives_the_clean_up_of_an_unanswered_attempt() {
+    let (pool, faults, other) = pools("lock-delay").await;
+    faults.plan(Operation::Acquire, Fault::LoseReply);
+    let request = pool.lock(KEY).ttl(ms(1_000)).lock_delay(ms(20_000)).max_hold(ms(300));
+    let guard = request.acquire().await.unwrap();
+    assert!(faults.count(Operation::Acquire) > 1, "the first attempt is not answered");
+    tokio::time::sleep(ms(400)).await;
+    assert!(guard.release().await.unwrap_err().is_lost());
+    for _ in 0..19 {
+        assert!(other.lock(KEY).try_acquire().await.unwrap().is_none());
+        tokio::time::sleep(ms(1_000)).await;
+    }
+    tokio::time::sleep(ms(4_000)).await;
+    assert!(other.lock(KEY).try_acquire().await.unwrap().is_some());
+}
+
+/// No body has run under it, and the key was kept for its `min_hold`.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_no_caller_has_picked_up_has_no_min_hold() {
+    async fn of(name: &str, end: impl AsyncFnOnce(&LockPool, tokio::task::AbortHandle)) {
+        let (pool, faults, other) = pools(name).await;
+        faults.plan(Operation::Acquire, Fault::DelayReply(ms(40)));
+        let acquire = tokio::spawn(pool.lock(KEY).min_hold(ms(60_000)).acquire());
+        tokio::time::sleep(ms(20)).await;
+        end(&pool, acquire.abort_handle()).await;
+        tokio::time::sleep(ms(1_000)).await;
+        assert!(acquire.await.is_ok_and(|result| result.is_err()) || name == "unpicked-drop");
+        assert!(other.lock(KEY).try_acquire().await.unwrap().is_some(), "{name}");
+    }
+    of("unpicked-drop", async |_, acquire| acquire.abort()).await;
+    of("unpicked-shutdown", async |pool, _| {
+        pool.shutdown(ms(10)).await;
+    })
+    .await;
+}
+
+/// A request behind others, and then without its task: the store grants it, and answers no release for a minute.
+async fn unused_grant(pool: &LockPool, faults: &FaultPlan, other: &LockPool, ttl: Duration) {
+    let held = other.lock(KEY).acquire().await.unwrap();
+    let acquire = tokio::spawn(pool.lock(KEY).ttl(ttl).wait(ms(20_000)).acquire());
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(faults.count(Operation::Acquire), 1);
+    faults.plan(Operation::Acquire, Fault::DelayReply(ms(200)));
+    held.release().await.unwrap();
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(faults.count(Operation::Acquire), 2, "it is granted");
+    acquire.abort();
+    assert!(acquire.await.unwrap_err().is_cancelled());
+}
+
+/// Its undo was given up a minute after it was sent.
+#[tokio::test(start_paused = true)]
+async fn an_unused_grant_is_undone_after_an_outage_that_is_shorter_than_its_ttl() {
+    let (pool, faults, other) = pools("unused").await;
+    unused_grant(&pool, &faults, &other, ms(600_000)).await;
+    faults.always(Fault::Fail(FailureKind::MaybeApplied));
+    tokio::time::sleep(ms(70_000)).await;
+    faults.always(Fault::None);
+    tokio::time::sleep(ms(5_000)).await;
+    assert!(other.lock(KEY).try_acquire().await.unwrap().is_some());
+}
+
+/// The store keeps the longer of two ttls of one owner, and the release was given up after the shorter one.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_repeated_until_earlier_grants_of_its_owner_are_forgotten() {
+    let (pool, faults, other) = pools("earlier").await;
+    unused_grant(&pool, &faults, &other, ms(600_000)).await;
+    let next = pool.lock(KEY).ttl(ms(1_000)).renew(false).wait(ms(20_000)).acquire();
+    let guard = next.await.unwrap();
+    faults.always(Fault::Fail(FailureKind::NotApplied));
+    assert!(guard.release().await.unwrap_err().is_backend());
+    tokio::time::sleep(ms(1_500)).await;
+    faults.always(Fault::None);
+    tokio::time::sleep(ms(3_000)).await;
+    assert!(other.lock(KEY).try_acquire().await.unwrap().is_some());
+}
+
+/// The pause between two tries had grown beyond what was left.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_confirmed_if_the_store_is_back_before_its_time_limit() {
+    let (pool, faults, _) = pools("back-in-time").await;
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    faults.always(Fault::Fail(FailureKind::NotApplied));
+    let release = tokio::spawn(guard.release());
+    // Two request timeouts of a second are the limit.
+    tokio::time::sleep(ms(1_750)).await;
+    faults.always(Fault::None);
+    release.await.unwrap().unwrap();
+}
+
+/// A shutdown waited for a task that had its error and did not poll.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_not_polled_does_not_hold_up_a_shutdown() {
+    let (pool, _, _) = pools("unpolled").await;
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    let mut parked = Box::pin(pool.lock(KEY).wait(ms(30_000)).acquire());
+    tokio::select! {
+        biased;
+        _ = &mut parked => panic!("the lock is held"),
+        () = tokio::time::sleep(ms(10)) => {}
+    }
+    let stopping = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.shutdown(ms(60_000)).await }
+    });
+    tokio::time::sleep(ms(100)).await;
+    guard.release().await.unwrap();
+    let stopped = tokio::time::timeout(ms(1_000), stopping).await;
+    assert_eq!(stopped.expect("nothing is held or under way").unwrap().abandoned, 0);
+    assert_eq!(parked.await.unwrap_err().kind(), ErrorKind::PoolClosed);
+}
+
+/// A release without any answer had granted the lock to the next waiter of its process, which had gone on by then.
+#[tokio::test]
+async fn the_successor_of_an_unanswered_release_is_undone() {
+    let server = RedisServer::start();
+    let (store, faults) = FaultyBackend::new(testing::open_backend(&server.url()).await.unwrap());
+    let pool = LockPool::with_backend(store).request_timeout(ms(200)).connect().await.unwrap();
+    let guard = pool.lock(KEY).ttl(ms(1_000)).renew(false).acquire().await.unwrap();
+    let request = pool.lock(KEY).ttl(ms(60_000)).wait(ms(30_000));
+    let waiting = tokio::spawn(request.acquire());
+    eventually_async(ms(10_000), "it waits", async || pool.snapshot().waiting.len() == 1).await;
+    faults.plan(Operation::Release, Fault::LoseReply);
+    faults.always(Fault::LoseRequest);
+    drop(guard);
+    // Longer than the first ttl: the release is given up.
+    tokio::time::sleep(ms(1_600)).await;
+    faults.always(Fault::None);
+    let guard = tokio::time::timeout(ms(15_000), waiting).await.expect("it is granted");
+    guard.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(server.cli(&["GET", KEY]), "(nil)");
 }

@@ -174,6 +174,15 @@ mod lost_reply {
         cut_script: CutBeforeReply, fencing true;
     }
 
+    /// A proxy that answers in place of a silent server.
+    #[tokio::test]
+    async fn the_error_of_a_proxy_without_an_answer_leaves_nothing_behind() {
+        let timed_out = Action::AnswerWith(b"-ERR Connection timed out\r\n");
+        check_single_try(timed_out, false).await;
+        check_single_try(timed_out, true).await;
+        check_retry(timed_out, true).await;
+    }
+
     /// The server disappears after the grant: the ttl cleans up.
     #[tokio::test]
     async fn what_cannot_be_taken_back_is_gone_after_the_ttl() {
@@ -529,6 +538,36 @@ mod during_a_stepwise_acquire {
             let guard = bench.other.lock(key).acquire().await.unwrap();
             guard.release().await.unwrap();
         }
+    }
+
+    /// All its requests were answered, so nothing is ambiguous.
+    #[tokio::test]
+    async fn a_key_and_a_position_are_given_back_after_an_outage() {
+        let bench = Bench::new().await;
+        let held = bench.other.lock("b").ttl(LONG).acquire().await.unwrap();
+        let monitor = Monitor::start(&bench.server);
+        let acquiring = bench.pool.lock_all(["a", "b"]).ttl(LONG).wait(ms(20_000)).acquire();
+        let waiting = tokio::spawn(acquiring);
+        let claims = || {
+            let of_b = |ran: &&Ran| !ran.args.iter().any(|arg| arg == "a");
+            sent(&monitor, "b").iter().filter(of_b).count()
+        };
+        // The second one asks for notifications. Its answer is in front of that to the next request.
+        eventually_async(ms(5_000), "it is queued", async || claims() >= 2).await;
+        bench.pool.health().await.unwrap();
+        assert!(bench.holder("a").is_some());
+        bench.proxy.refuse(true);
+        bench.proxy.cut();
+        waiting.abort();
+        drop(waiting.await);
+        // The undo has failed several times by then.
+        sleep(ms(1_500)).await;
+        bench.proxy.refuse(false);
+        bench.until_free("a", ms(6_000)).await;
+        let is_empty = async || in_line(&bench, "b") == "0";
+        eventually_async(ms(6_000), "the wait queue is empty", is_empty).await;
+        held.release().await.unwrap();
+        until_nothing_is_left(&bench.server).await;
     }
 
     macro_rules! for_each_fault {

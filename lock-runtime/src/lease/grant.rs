@@ -14,6 +14,8 @@ pub(crate) struct Grant {
     pub(crate) since: Instant,
     /// When the store has forgotten all requests of this owner that were never answered, if there are any.
     pub(crate) ambiguous_until: Option<Instant>,
+    /// When the store has forgotten the earlier grants to this owner: their ttl may have been longer.
+    pub(super) earlier_until: Instant,
     pub(super) valid_until: Instant,
     pub(super) stored_until: Instant,
     /// `None` for a new grant.
@@ -36,11 +38,17 @@ impl Grant {
             owner,
             since: sent,
             ambiguous_until,
+            earlier_until: sent,
             valid_until: sent + policy.ttl.validity(),
             stored_until: sent + policy.kept_for(),
             next_renewal: None,
             fences,
             permits,
         }
+    }
+
+    /// The same, of an owner whose earlier grants the store has forgotten at `until`.
+    pub(crate) fn with_earlier_until(self, until: Instant) -> Self {
+        Self { earlier_until: until, ..self }
     }
 }

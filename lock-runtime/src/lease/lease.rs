@@ -55,6 +55,7 @@ pub(crate) struct Lease {
     pub(crate) granted_to_process_at: Instant,
     /// When the store has forgotten all requests of this acquire that were never answered, if there are any.
     pub(crate) ambiguous_until: Option<Instant>,
+    earlier_until: Instant,
     clock: Clock,
     offer: Offer,
     /// A grant that the caller has not picked up by then is released: the end of the wait, and not before one ttl is
@@ -183,6 +184,7 @@ impl Lease {
             owner: grant.owner,
             granted_to_process_at: grant.since,
             ambiguous_until: grant.ambiguous_until,
+            earlier_until: grant.earlier_until,
             clock,
             offer: Offer::default(),
             offered_until,
@@ -241,6 +243,7 @@ impl Lease {
             owner: self.owner,
             since: self.granted_to_process_at,
             ambiguous_until: None,
+            earlier_until: self.earlier_until,
             valid_until,
             stored_until: self.stored_until(),
             next_renewal: state.next_renewal,
@@ -298,6 +301,11 @@ impl Lease {
         lost_at.map_or_else(|| self.held_for(), |lost_at| lost_at.since(self.granted_at))
     }
 
+    /// When the store has forgotten the owner, also if no release reaches it.
+    pub(crate) fn forgotten_at(&self) -> Instant {
+        self.stored_until().max(self.earlier_until)
+    }
+
     pub(crate) fn stored_until(&self) -> Instant {
         Instant::from_nanos(self.stored_until.load(Ordering::Acquire))
     }
@@ -328,10 +336,11 @@ impl Lease {
         if min_hold.is_zero() { min_hold } else { min_hold.saturating_sub(self.held_for()) }
     }
 
-    /// How long the store keeps the keys locked after the release: for what is left of the `min_hold`, and after a loss for
-    /// what is left of the `lock_delay`.
+    /// How long the store keeps the keys locked after the release: for what is left of the `min_hold` of a body that may have
+    /// begun, and after a loss for what is left of the `lock_delay`.
     pub(crate) fn locked_after_release(&self) -> Duration {
-        let min_hold = self.remaining_min_hold();
+        let min_hold =
+            if self.offer.is_picked_up() { self.remaining_min_hold() } else { Duration::ZERO };
         if self.ttl.delay().is_zero() || self.loss().is_none() {
             return min_hold;
         }

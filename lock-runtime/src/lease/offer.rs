@@ -15,6 +15,10 @@ impl Offer {
         self.0.load(Ordering::Acquire) == Self::OPEN
     }
 
+    pub(super) fn is_picked_up(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::PICKED_UP
+    }
+
     pub(super) fn end(&self, how: u8) -> bool {
         self.0.compare_exchange(Self::OPEN, how, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }

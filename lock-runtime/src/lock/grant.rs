@@ -34,10 +34,11 @@ pub(crate) fn lease(
 /// Tracks `lease`, schedules it for renewal, and makes it known to the queue of its key.
 pub(super) fn track(core: &PoolCore, lease: &Arc<Lease>, contention: Contention) {
     core.tracker.insert(lease);
-    core.renewals.schedule(lease);
+    // Before the driver can find the lease lost and pass its permit on: the next waiter sets another owner.
     if let Some(key) = lease.spec.single_key() {
         core.queue.set_holder(key, lease.holder(), contention);
     }
+    core.renewals.schedule(lease);
 }
 
 /// Gives `lease` to the task that waits for it. If the task is gone, or the pool has begun to shut down, the lease is

@@ -71,7 +71,7 @@ pub(crate) struct FirstRequest {
     pub(crate) owner: Owner,
     pub(crate) since: Instant,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) token: InFlightToken,
+    pub(crate) token: Option<InFlightToken>,
 }
 
 /// A lease that is to be released at the store. Dropping it passes its permits to the next waiters, which must not

@@ -19,6 +19,7 @@ use crate::lock::acquire::run;
 use crate::lock::core::PoolCore;
 use crate::lock::outgoing::PendingRelease;
 use crate::lock::undo::{release_once, silence, undo, undo_attempts};
+use crate::lock::undo_queue::Leftover;
 use crate::queue::wait_queue::AfterRelease;
 
 /// Releases all of `batch` by one request. A release that fails continues alone. `in_flight` is dropped when it is answered.
@@ -76,7 +77,7 @@ async fn retry(
         let now = clock.now();
         events::not_released(pending.lease.origin(), &error);
         unanswered |= error.kind() == FailureKind::MaybeApplied;
-        if now >= pending.lease.stored_until() {
+        if now >= pending.lease.forgotten_at() {
             return on_forgotten(&core, pending, &request, unanswered, error);
         }
         if error.kind() == FailureKind::Rejected || now >= answer_by {
@@ -102,7 +103,10 @@ async fn retry(
                 }
             }
         };
-        pause = (pause * 2).min(Duration::from_secs(1));
+        // A connection that is down refuses at once. While the caller waits, one that is up again is used soon.
+        let is_refused = error.kind() == FailureKind::NotApplied && !is_answered;
+        let longest = Duration::from_millis(if is_refused { 80 } else { 1_000 });
+        pause = (pause * 2).min(longest);
         match outcome {
             Ok(outcome) => return on_released(&core, pending, &request, outcome, unanswered),
             Err(again) => error = again,
@@ -121,13 +125,9 @@ fn on_forgotten(
     let lease = &pending.lease;
     let now = core.clock().now();
     // An unanswered release may have granted the lock to the successor.
-    if unanswered
-        && let Some(successor) = request.successor
-        && let Some(permit) = lease.take_permits().pop()
-    {
-        let Successor { owner, ttl, .. } = successor;
+    if unanswered && let Some(Successor { owner, ttl, .. }) = request.successor {
         let attempts = Attempts::for_unconfirmed_successor(owner, now, now + ttl);
-        run::resume(core, permit, attempts, Duration::ZERO);
+        continue_as(core, lease, attempts, Duration::ZERO);
     }
     core.tracker.remove_ended(lease, false);
     pending.answer(Err(LockError::backend(error)));
@@ -149,32 +149,41 @@ fn on_released(
     let is_released = was_held || unanswered;
     report_released(&lease, was_held, is_released);
     let now = || core.clock().now();
-    let successor = successor_attempts(&lease, request, outcome, unanswered, now);
-    let mut permits = lease.take_permits();
-    match (successor, permits.pop()) {
-        (Some((attempts, pause)), Some(permit)) => run::resume(core, permit, attempts, pause),
-        (Some((attempts, _)), None) => {
-            let (core, token) = (core.clone(), core.tracker.begin_cleanup());
-            let lease = lease.to_store();
-            spawn(async move {
-                undo_attempts(&core, attempts, lease.keys, lease.ttl).await;
-                drop(token);
-            });
-        }
-        (None, permit) => drop(permit),
+    match successor_attempts(request, outcome, unanswered, now) {
+        Some((attempts, pause)) => continue_as(core, &lease, attempts, pause),
+        None => drop(lease.take_permits()),
     }
-    drop(permits);
-    if let Some(until) = lease.ambiguous_until {
-        let keep_until = lease.granted_at + lease.spec.policy.min_hold;
-        let (core, token, lease) = (core.clone(), core.tracker.begin_cleanup(), lease.to_store());
+    if let Some(ambiguous_until) = lease.ambiguous_until {
+        let leftover = Leftover {
+            lease: lease.to_store(),
+            keep_until: now() + lease.locked_after_release(),
+            ambiguous_until,
+            kept_until: lease.forgotten_at(),
+            grants: usize::MAX,
+        };
+        let (core, token) = (core.clone(), core.tracker.begin_cleanup());
         spawn(async move {
-            undo(&core, lease, keep_until, until, usize::MAX).await;
+            undo(&core, leftover).await;
             drop(token);
         });
     }
     // After all that follows has a token of its own: a shutdown in between would find nothing in flight.
     core.tracker.remove_ended(&lease, true);
     pending.answer(if is_released { Ok(()) } else { Err(LockError::lost_before_release()) });
+}
+
+/// Continues the queue of the released key with `attempts`, or undoes them if the permit has passed on.
+fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: Duration) {
+    let mut permits = lease.take_permits();
+    if let Some(permit) = permits.pop() {
+        return run::resume(core, permit, attempts, pause);
+    }
+    let (core, token) = (core.clone(), core.tracker.begin_cleanup());
+    let lease = lease.to_store();
+    spawn(async move {
+        undo_attempts(&core, attempts, lease.keys, lease.ttl).await;
+        drop(token);
+    });
 }
 
 fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
@@ -186,25 +195,28 @@ fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
 
 /// The requests of the next waiter of this process, and when the first one is due, if the release has begun them.
 fn successor_attempts(
-    lease: &Lease,
     request: &ReleaseRequest,
     outcome: ReleaseOutcome,
     unanswered: bool,
     now: impl FnOnce() -> Instant,
 ) -> Option<(Attempts, Duration)> {
-    let successor = request.successor.map(|successor| successor.owner);
-    match (outcome, successor) {
-        (ReleaseOutcome::SuccessorQueued { retry_after }, Some(owner)) => {
-            Some((Attempts::for_successor(owner, now()), retry_after))
-        }
-        (ReleaseOutcome::SuccessorGranted, Some(owner)) => {
-            Some((Attempts::for_successor(owner, now()), Duration::ZERO))
+    match (outcome, request.successor) {
+        (
+            ReleaseOutcome::SuccessorQueued { .. } | ReleaseOutcome::SuccessorGranted,
+            Some(Successor { owner, ttl, .. }),
+        ) => {
+            let pause = match outcome {
+                ReleaseOutcome::SuccessorQueued { retry_after } => retry_after,
+                _ => Duration::ZERO,
+            };
+            let now = now();
+            Some((Attempts::for_successor(owner, now, now + ttl), pause))
         }
         // An unanswered try may have queued it.
-        (ReleaseOutcome::NotHeld, Some(owner)) if unanswered => {
+        (ReleaseOutcome::NotHeld, Some(Successor { owner, ttl, .. })) if unanswered => {
             let now = now();
-            let until = now + lease.spec.policy.ttl.stored();
-            Some((Attempts::for_unconfirmed_successor(owner, now, until), Duration::ZERO))
+            let attempts = Attempts::for_unconfirmed_successor(owner, now, now + ttl);
+            Some((attempts, Duration::ZERO))
         }
         // The waiters of this process stay away during the window, as all queued owners do.
         _ if !request.barging_window.is_zero() => {

@@ -11,10 +11,13 @@ use crate::base::clock::Instant;
 use crate::base::key::Key;
 use crate::lock::acquire::attempt::Attempts;
 use crate::lock::core::PoolCore;
-use crate::lock::undo_queue::{LONGEST_PAUSE, Undo, UndoScope, UndoStep};
+use crate::lock::undo_queue::{LONGEST_PAUSE, Leftover, Undo, UndoScope, UndoStep};
 
 /// How long the undo of one acquire has requests of its own, before it joins those of other acquires.
 const AT_ONCE: Duration = Duration::from_millis(250);
+
+/// How long a store keeps the queue position of an owner that sends no more requests.
+const QUEUE_POSITION: Duration = Duration::from_secs(10);
 
 /// The longest pause between two requests of which some entries fail.
 const LONGEST_PAUSE_IN_PART: Duration = Duration::from_millis(100);
@@ -29,27 +32,31 @@ pub(crate) async fn undo_attempts(
     if attempts.has_no_side_effects() {
         return;
     }
+    let now = core.clock().now();
     // No body has run, so no `min_hold` counts. It only delays when the store forgets what it is not asked to release.
-    let min_hold = attempts.ambiguous_until.since(core.clock().now());
-    let lease = LeaseRef { min_hold, ..LeaseRef::new(keys, attempts.owner, ttl) };
-    let grants = attempts.grants_to_undo();
-    undo(core, lease, attempts.since, attempts.ambiguous_until, grants).await;
+    let min_hold = attempts.kept_until.since(now);
+    let positions_until = now + QUEUE_POSITION;
+    undo(
+        core,
+        Leftover {
+            lease: LeaseRef { min_hold, ..LeaseRef::new(keys, attempts.owner, ttl) },
+            keep_until: attempts.since,
+            // A request that is served late may put the owner into the queue, for longer than a short ttl.
+            ambiguous_until: attempts.ambiguous_until.max(positions_until),
+            kept_until: attempts.kept_until.max(positions_until),
+            grants: attempts.grants_to_undo(),
+        },
+    )
+    .await;
 }
 
-/// Releases `lease` until `grants` of it are ended, which may be there or may be made later, or until the store answers
-/// after `until`, when it has forgotten all requests. The keys stay locked until `keep_until`.
+/// Releases `leftover` until nothing of it can be in the store any more.
 ///
 /// After [`AT_ONCE`] it goes on in the background, with the undos of other acquires.
-pub(crate) async fn undo(
-    core: &Arc<PoolCore>,
-    lease: LeaseRef,
-    keep_until: Instant,
-    until: Instant,
-    grants: usize,
-) {
+pub(crate) async fn undo(core: &Arc<PoolCore>, leftover: Leftover) {
     let (clock, tracker) = (core.clock(), &core.tracker);
     let began = clock.now();
-    let mut undo = Undo::new(lease, keep_until, until, grants, tracker.begin_cleanup());
+    let mut undo = Undo::new(leftover, tracker.begin_cleanup());
     loop {
         let request = undo.request(clock.now());
         let outcome = release_once(core, &request).await;

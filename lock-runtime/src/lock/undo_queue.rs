@@ -24,17 +24,25 @@ const LATEST: Duration = Duration::from_secs(60);
 /// The longest pause between two requests for one entry.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The possible grants of one owner token, and how far they are released. Dropping it leaves them to their ttl.
+/// What requests of one owner token may have left in the store, or may leave there when they are served late.
+#[derive(Debug)]
+pub(crate) struct Leftover {
+    pub(crate) lease: LeaseRef,
+    /// The keys stay locked until then.
+    pub(crate) keep_until: Instant,
+    /// When the store has forgotten the unanswered requests. An answer to a later release ends the undo.
+    pub(crate) ambiguous_until: Instant,
+    /// When it has forgotten all requests, answered or not. An undo without any answer goes on until then.
+    pub(crate) kept_until: Instant,
+    /// As many grants that a release has ended end the undo earlier.
+    pub(crate) grants: usize,
+}
+
+/// The undo of a [`Leftover`], and how far it is. Dropping it leaves the rest to its ttl.
 #[derive(Debug)]
 pub(super) struct Undo {
-    lease: LeaseRef,
-    /// The keys stay locked until then.
-    keep_until: Instant,
-    /// When the store has forgotten what it has granted by then.
-    until: Instant,
-    /// Grants that may be there, or may be made later.
-    grants: usize,
-    /// Those that a release has ended.
+    leftover: Leftover,
+    /// Grants that a release has ended.
     undone: usize,
     is_answered: bool,
     pause: Duration,
@@ -42,18 +50,9 @@ pub(super) struct Undo {
 }
 
 impl Undo {
-    pub(super) fn new(
-        lease: LeaseRef,
-        keep_until: Instant,
-        until: Instant,
-        grants: usize,
-        token: InFlightToken,
-    ) -> Self {
+    pub(super) fn new(leftover: Leftover, token: InFlightToken) -> Self {
         Self {
-            lease,
-            keep_until,
-            until,
-            grants,
+            leftover,
             undone: 0,
             is_answered: false,
             pause: Duration::from_millis(20),
@@ -64,8 +63,8 @@ impl Undo {
     /// The release request at `now`.
     pub(super) fn request(&self, now: Instant) -> ReleaseRequest {
         ReleaseRequest {
-            free_after: self.keep_until.since(now),
-            ..ReleaseRequest::new(self.lease.clone())
+            free_after: self.leftover.keep_until.since(now),
+            ..ReleaseRequest::new(self.leftover.lease.clone())
         }
     }
 
@@ -78,12 +77,12 @@ impl Undo {
     ) -> Option<Instant> {
         self.is_answered |= outcome.is_ok();
         match outcome {
-            Ok(_) if now >= self.until => return None,
+            Ok(_) if now >= self.leftover.ambiguous_until => return None,
             Ok(ReleaseOutcome::NotHeld) | Err(_) => {}
             Ok(_) if request.free_after.is_zero() => self.undone += 1,
             Ok(_) => {}
         }
-        if self.is_answered && self.undone >= self.grants {
+        if self.is_answered && self.undone >= self.leftover.grants {
             return None;
         }
         let due = now + self.pause;
@@ -98,7 +97,7 @@ impl Undo {
     }
 
     fn is_too_late(&self, now: Instant) -> bool {
-        now >= self.until + LATEST
+        now >= self.leftover.ambiguous_until.max(self.leftover.kept_until) + LATEST
     }
 }
 
@@ -208,18 +207,39 @@ mod tests {
     use crate::base::key::Key;
     use crate::lease::tracker::LeaseTracker;
 
+    fn leftover(ambiguous_until: Instant, kept_until: Instant) -> Leftover {
+        let (keys, ttl) = ([Key::from_static("k")], Duration::from_secs(1));
+        let lease = LeaseRef::new(keys, Owner::random().unwrap(), ttl);
+        let keep_until = Instant::from_nanos(0);
+        Leftover { lease, keep_until, ambiguous_until, kept_until, grants: 1 }
+    }
+
+    /// An answered grant of an owner that gave up has no unanswered request.
+    #[test]
+    fn a_grant_is_too_late_to_undo_a_minute_after_the_store_has_forgotten_it() {
+        let at = |secs| Instant::from_nanos(0) + Duration::from_secs(secs);
+        let tracker = Arc::new(LeaseTracker::new());
+        for (ambiguous_until, kept_until) in [(at(0), at(1_000)), (at(1_000), at(0))] {
+            for scope in [UndoScope::Silent, UndoScope::Closing] {
+                let queue = UndoQueue::default();
+                let undo =
+                    Undo::new(leftover(ambiguous_until, kept_until), tracker.begin_cleanup());
+                queue.push(undo, at(2_000));
+                assert!(matches!(queue.next(at(1_059), scope), UndoStep::WaitUntil(_)));
+                assert!(matches!(queue.next(at(1_060), scope), UndoStep::Over));
+            }
+        }
+    }
+
     #[test]
     fn the_number_of_entries_is_bounded_and_the_one_that_is_due_first_is_left_to_its_ttl() {
         const EXCESS: usize = 100;
         let tracker = Arc::new(LeaseTracker::new());
         let at = |millis: usize| Instant::from_nanos(0) + Duration::from_millis(millis as u64);
         let (queue, end) = (UndoQueue::default(), at(usize::MAX >> 32));
-        let lease = || {
-            LeaseRef::new([Key::from_static("k")], Owner::random().unwrap(), Duration::from_secs(1))
-        };
         // The last one is due first.
         for n in (0..MOST + EXCESS).rev() {
-            queue.push(Undo::new(lease(), end, end, 1, tracker.begin_cleanup()), at(n));
+            queue.push(Undo::new(leftover(end, end), tracker.begin_cleanup()), at(n));
             assert!(queue.entries().by_due.len() <= MOST);
         }
         let first = queue.entries().by_due.keys().next().map(|(due, _)| *due);

@@ -8,6 +8,7 @@ use crate::base::error::LockError;
 use crate::base::lock_spec::LockSpec;
 use crate::exec::panic_boundary;
 use crate::lease::held_lease::HeldLease;
+use crate::lease::tracker::InFlightToken;
 use crate::queue::key_queue::Waiter;
 
 /// What a task waits for, and where it receives the lease.
@@ -15,6 +16,8 @@ use crate::queue::key_queue::Waiter;
 pub(crate) struct LockWaiter {
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) reply: LeaseReply,
+    /// Counts the acquire until it is answered, whether or not its task is polled. A first request has it while it is sent.
+    pub(crate) token: Option<InFlightToken>,
 }
 
 /// Receives the lease of an acquire.

@@ -253,6 +253,11 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
             answer,
             "the slot is being moved to another server of the cluster; the request was repeated until the wait was over",
         ),
+        "ERR" | "upstream" if is_of_a_proxy(code, detail) => (
+            FailureKind::MaybeApplied,
+            answer,
+            "the proxy has no answer of its server; check that the server is up and reachable from there",
+        ),
         "ERR" if detail.starts_with("max number of clients") => (
             FailureKind::NotApplied,
             answer,
@@ -264,6 +269,14 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
             "the server refuses a command that locks need; it has to be Redis or Valkey 6.2 or newer",
         ),
     }
+}
+
+/// Whether a proxy answers in place of its server, which may have served the request: twemproxy with the text of the system's
+/// error, Envoy with `upstream failure`.
+fn is_of_a_proxy(code: &str, detail: &str) -> bool {
+    const OF_THE_SYSTEM: [&str; 5] =
+        ["timed out", "Connection reset", "Connection refused", "Broken pipe", "No route to host"];
+    code == "upstream" || OF_THE_SYSTEM.iter().any(|text| detail.contains(text))
 }
 
 fn connection_error(error: &RedisError) -> (FailureKind, String, &'static str) {
@@ -325,5 +338,24 @@ mod tests {
         let odd = "Error running script (call to f_d524): @user_script:2: user_script:2: attempt to call a nil value";
         assert_eq!(unscripted("ERR", odd), ("ERR", odd));
         assert_eq!(unscripted("ERR", "syntax error"), ("ERR", "syntax error"));
+    }
+
+    /// The proxy does not know whether its server has served the request.
+    #[test]
+    fn an_error_of_a_proxy_without_an_answer_is_ambiguous() {
+        for text in [
+            "ERR Connection timed out",
+            "ERR Operation timed out",
+            "ERR Connection reset by peer",
+            "ERR Connection refused",
+            "upstream failure",
+        ] {
+            let answer = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
+            let error = answer.and_then(redis::Value::extract_error).unwrap_err();
+            assert_eq!(failure("proxy", error).kind(), FailureKind::MaybeApplied, "{text}");
+        }
+        let refused = redis::parse_redis_value(b"-ERR unknown command\r\n");
+        let error = refused.and_then(redis::Value::extract_error).unwrap_err();
+        assert_eq!(failure("server", error).kind(), FailureKind::Rejected);
     }
 }

@@ -31,12 +31,15 @@ pub(crate) struct Attempts {
     pub(crate) since: Instant,
     /// Answered or failed requests.
     pub(crate) count: u32,
-    /// Whether the owner may be in the store's wait queue, or may hold one of several keys.
-    pub(crate) is_queued: bool,
+    /// Whether the store may know the owner by an answered request: it is in the wait queue, holds one of several keys, or has a
+    /// grant that no waiter took.
+    pub(crate) is_known: bool,
     /// Requests without an answer: each may have been applied, or may be applied later.
     pub(crate) unanswered: usize,
     /// When the store has forgotten the unanswered requests.
     pub(crate) ambiguous_until: Instant,
+    /// When it has forgotten all grants to this owner, answered or not.
+    pub(crate) kept_until: Instant,
 }
 
 /// The meaning of one answer.
@@ -56,20 +59,21 @@ impl Attempts {
             owner,
             since,
             count: 0,
-            is_queued: false,
+            is_known: false,
             unanswered: 0,
             ambiguous_until: Instant::from_nanos(0),
+            kept_until: Instant::from_nanos(0),
         }
     }
 
-    /// The requests of a successor that a release has put into the store's queue, or may have.
-    pub(crate) fn for_successor(owner: Owner, since: Instant) -> Self {
-        Self { count: 1, is_queued: true, ..Self::new(owner, since) }
+    /// The requests of a successor that a release has put into the store's queue, or has granted the lock until `until`.
+    pub(crate) fn for_successor(owner: Owner, since: Instant, until: Instant) -> Self {
+        Self { count: 1, is_known: true, kept_until: until, ..Self::new(owner, since) }
     }
 
     /// As [`for_successor`](Self::for_successor), by a release without an answer.
     pub(crate) fn for_unconfirmed_successor(owner: Owner, since: Instant, until: Instant) -> Self {
-        Self { unanswered: 1, ambiguous_until: until, ..Self::for_successor(owner, since) }
+        Self { unanswered: 1, ambiguous_until: until, ..Self::for_successor(owner, since, until) }
     }
 
     /// The requests of the same wait under a new owner token.
@@ -79,14 +83,14 @@ impl Attempts {
 
     /// Whether the store can have nothing of this owner.
     pub(crate) fn has_no_side_effects(&self) -> bool {
-        !self.is_queued && self.unanswered == 0
+        !self.is_known && self.unanswered == 0
     }
 
     /// How many grants a release has to end until no request can be applied any more. Without unanswered requests, one answered
     /// release is enough.
     pub(crate) fn grants_to_undo(&self) -> usize {
-        // A queued owner may have a grant beside them: of one of several keys, or by the release of another owner.
-        let answered = usize::from(self.is_queued);
+        // A queued owner may have been granted the lock by a release.
+        let answered = usize::from(self.is_known);
         if self.unanswered > 0 { self.unanswered + answered } else { 0 }
     }
 
@@ -109,8 +113,10 @@ impl Attempts {
         time_limit: Duration,
         answer: Option<Result<AcquireOutcome, BackendError>>,
     ) -> Answer {
+        let until = sent + policy.kept_for();
         let error = match answer.unwrap_or_else(|| Err(silence(time_limit))) {
             Ok(AcquireOutcome::Acquired { fence, reserved_fences, contended }) => {
+                self.kept_until = self.kept_until.max(until);
                 if now < sent + policy.ttl.validity() {
                     return Answer::Granted {
                         fences: Fences::new(fence, reserved_fences),
@@ -126,7 +132,7 @@ impl Attempts {
             }
             Err(error) => error,
         };
-        let retry_after = self.on_failure(&error, sent + policy.kept_for());
+        let retry_after = self.on_failure(&error, until);
         Answer::Failed { error, retry_after }
     }
 
@@ -138,7 +144,7 @@ impl Attempts {
         wait_mode: WaitMode,
     ) -> Duration {
         self.count += 1;
-        self.is_queued |= matches!(wait_mode, WaitMode::Queued { .. });
+        self.is_known |= matches!(wait_mode, WaitMode::Queued { .. });
         let poll = policy.retry_delay.map_or_else(|| self.poll_interval(), jitter::below);
         match wait_mode {
             // `retry_count` counts requests, so they are sent also where the store would notify.
@@ -166,16 +172,15 @@ impl Attempts {
         if error.kind() == FailureKind::MaybeApplied {
             self.unanswered += 1;
             self.ambiguous_until = self.ambiguous_until.max(until);
+            self.kept_until = self.kept_until.max(until);
         }
         // The limit is below the jitter, so that waiters stay out of step also there.
         jitter::below(self.doubling().min(Duration::from_millis(160)))
     }
 
-    /// A grant was received, and no waiter took it: it is to be released like that of an unanswered request.
-    pub(crate) fn on_unused_grant(&mut self, sent: Instant) {
-        self.unanswered += 1;
-        // Earlier requests may still arrive.
-        self.ambiguous_until = self.ambiguous_until.max(sent);
+    /// A grant was received, and no waiter took it.
+    pub(crate) fn on_unused_grant(&mut self) {
+        self.is_known = true;
     }
 
     /// Doubles with each request, from 20 ms to 640 ms.

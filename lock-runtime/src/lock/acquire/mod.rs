@@ -59,11 +59,7 @@ pub(crate) fn acquire(
 /// releases what that may have been granted.
 #[derive(Debug)]
 pub(crate) enum PendingAcquire {
-    One {
-        waiting: Waiting<LockWaiter, HeldLease>,
-        /// Of a waiter behind others. A first request has the token itself.
-        _token: Option<InFlightToken>,
-    },
+    One(Waiting<LockWaiter, HeldLease>),
     Several(oneshot::Receiver<Result<HeldLease, LockError>>),
 }
 
@@ -72,7 +68,7 @@ impl Future for PendingAcquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Self::One { waiting, .. } => Pin::new(waiting).poll(cx),
+            Self::One(waiting) => Pin::new(waiting).poll(cx),
             Self::Several(answer) => Pin::new(answer)
                 .poll(cx)
                 .map(|answer| answer.unwrap_or_else(|_| Err(Driver::stopped_error()))),
@@ -90,7 +86,7 @@ fn acquire_one(
     let keys = spec.store_keys.clone();
     let key = &keys[0];
     let (reply, answer) = oneshot::channel();
-    let mut waiter = LockWaiter { spec, reply };
+    let mut waiter = LockWaiter { spec, reply, token: Some(token) };
     let mut unfit = None;
     let (id, enqueued) = loop {
         let (id, enqueued) = core.queue.enqueue(key, &params, waiter)?;
@@ -110,16 +106,17 @@ fn acquire_one(
     };
     let stopped = Driver::stopped_error;
     let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
-    let Enqueued::Head(waiter) = enqueued else {
+    let Enqueued::Head(mut waiter) = enqueued else {
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
-            None => Ok(PendingAcquire::One { waiting, _token: Some(token) }),
+            None => Ok(PendingAcquire::One(waiting)),
         };
     };
     let permit = KeyPermit::new(core.clone(), keys.clone());
     let owner = Owner::random()?;
     let WaitParams { now: since, deadline, .. } = params;
+    let token = waiter.token.take();
     let first = FirstRequest { id, permit, waiter, owner, since, deadline, token };
     if core.driver().is_gone() {
         // No renewal would keep a grant alive.
@@ -127,5 +124,5 @@ fn acquire_one(
     } else {
         core.send_from_caller(Outgoing::Acquire(first));
     }
-    Ok(PendingAcquire::One { waiting, _token: None })
+    Ok(PendingAcquire::One(waiting))
 }

@@ -425,7 +425,7 @@ impl MultiKeyTask {
         let is_step = self.stepwise.step().is_some();
         let request = [self.stepwise.next_request(&spec, self.attempts.request(&spec))];
         // One of several keys may be the owner's from now on.
-        self.attempts.is_queued |= is_step;
+        self.attempts.is_known |= is_step;
         let deadline = self.params.deadline;
         let limit = time_limit(core.time_limits(), &spec.policy, deadline, sent);
         self.record(LastAnswer::Pending(sent));
@@ -500,7 +500,8 @@ impl MultiKeyTask {
         };
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
         let permits = vec![permit.with(registration)];
-        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permits);
+        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permits)
+            .with_earlier_until(self.attempts.kept_until);
         let contention = Contention::of_answer(contended);
         let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);
         // Without a task to take it, the lease is released as it drops.

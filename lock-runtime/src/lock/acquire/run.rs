@@ -235,11 +235,12 @@ impl AcquireTask {
                 && spec.policy.fencing == policy.fencing
         };
         let Some(entry) = self.core.queue.take_head(self.permit.key(), head.id, fits) else {
-            self.attempts.on_unused_grant(sent);
+            self.attempts.on_unused_grant();
             return Delivery::NoWaiter(Box::new(self));
         };
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
-        let granted = Grant::new(owner, ambiguity, policy, sent, fences, vec![self.permit]);
+        let granted = Grant::new(owner, ambiguity, policy, sent, fences, vec![self.permit])
+            .with_earlier_until(self.attempts.kept_until);
         if let WaitFor::Lock(waiter) = entry.wait_for {
             let contention = Contention::of_answer(contended);
             let lease = grant::lease(&self.core, waiter.spec, granted, entry.since, contention);

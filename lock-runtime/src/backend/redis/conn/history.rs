@@ -32,13 +32,14 @@ impl ConnectHistory {
     }
 
     /// A hang-up of a server that has completed a handshake is a failure, except in every eighth attempt: a proxy may
-    /// be at the address by then.
+    /// be at the address by then. One that was a proxy stays one until it completes a handshake.
     pub(super) fn hang_up(&self) -> HangUp {
         const EVERY: u32 = 8;
         match self.dialect {
             Some(Dialect::Full | Dialect::Plain) if self.failures % EVERY != EVERY - 1 => {
                 HangUp::Fail
             }
+            Some(Dialect::Minimal) => HangUp::UseMinimal,
             _ => HangUp::TryMinimal,
         }
     }

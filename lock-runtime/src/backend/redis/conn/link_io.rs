@@ -32,6 +32,7 @@ pub(super) enum LinkRequests {
 /// Requests that were given up since the connection last answered one.
 #[derive(Default)]
 struct UnansweredTracker {
+    /// When the first of them was sent.
     since: Option<Instant>,
     count: usize,
     /// When the last answer to any request arrived. A connection with late answers is slow, not silent.
@@ -85,7 +86,8 @@ impl LinkIo {
     /// A request sent at `sent` was given up.
     pub(super) fn note_unanswered(&self, sent: Instant) {
         let mut unanswered = self.unanswered();
-        unanswered.since.get_or_insert(sent);
+        // One with a shorter time limit may have been given up before one that was sent earlier.
+        unanswered.since = Some(unanswered.since.map_or(sent, |since| since.min(sent)));
         unanswered.count += 1;
     }
 
@@ -105,5 +107,29 @@ impl LinkIo {
 
     fn unanswered(&self) -> MutexGuard<'_, UnansweredTracker> {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::net::direct;
+    use crate::backend::redis::net::io_task::IoTask;
+
+    /// The time limits of requests differ.
+    #[tokio::test]
+    async fn silence_begins_with_the_first_request_that_was_sent() {
+        let (stream, _server) = tokio::io::duplex(10);
+        let (requests, io) = direct::connection(stream);
+        let timeout = Duration::from_secs(3);
+        let task = IoTask::spawn(io);
+        let link = LinkIo::new(LinkRequests::Direct(requests), task.io(), timeout);
+        let at = |secs| Instant::from_nanos(0) + Duration::from_secs(secs);
+        link.note_unanswered(at(11));
+        link.note_unanswered(at(10));
+        assert!(!link.is_silent(at(12)));
+        assert!(link.is_silent(at(13)));
+        link.note_answer(at(12), at(12));
+        assert!(!link.is_silent(at(20)), "an answer to a later request covers both");
     }
 }

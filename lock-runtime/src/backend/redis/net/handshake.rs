@@ -79,6 +79,8 @@ pub(crate) enum Dialect {
 pub(crate) enum HangUp {
     /// The server may be a proxy that does not know the commands: a second handshake finds out.
     TryMinimal,
+    /// It was such a proxy last time, and need not be found out again.
+    UseMinimal,
     /// The server has completed a handshake before and cannot serve now.
     Fail,
 }
@@ -112,7 +114,9 @@ impl Handshake<'_> {
         // Some proxies hang up on unknown commands, but so does a server that is shutting down. The second full
         // handshake keeps a server that has come back from being treated as a proxy.
         let (mut requests, io) = log_in_minimal(self.dialer, self.progress).await?;
-        if let Ok(opened) = self.run_full().await? {
+        if self.hang_up == HangUp::TryMinimal
+            && let Ok(opened) = self.run_full().await?
+        {
             return Ok(opened);
         }
         self.role.run(self.dialer.endpoint(), &mut requests).await?;

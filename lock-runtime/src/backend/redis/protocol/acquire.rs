@@ -17,7 +17,7 @@ use crate::backend::redis::protocol::value::{
     ROUNDING, duration, millis, minted, unexpected, watch,
 };
 use crate::backend::redis::protocol::wait_queue::{LockValue, recheck_interval};
-use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, WaitMode};
+use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, WaitMode};
 use crate::base::clock::Instant;
 use crate::base::jitter;
 
@@ -71,6 +71,19 @@ fn may_share(one: &AcquireRequest, other: &AcquireRequest) -> bool {
         && (one.fencing, one.extra_fences) == (other.fencing, other.extra_fences)
 }
 
+/// The reply to a request that was sent again. If the second one was not applied, the owner is in the queue by the first one.
+fn or_queued(
+    earlier: AcquireReply,
+    later: Result<AcquireReply, BackendError>,
+) -> Result<AcquireReply, BackendError> {
+    match (earlier, later) {
+        (AcquireReply::Queued { .. }, Err(error)) if error.kind() == FailureKind::NotApplied => {
+            Ok(earlier)
+        }
+        (_, later) => later,
+    }
+}
+
 impl ScriptedServer {
     pub(crate) async fn acquire(
         &self,
@@ -93,8 +106,8 @@ impl ScriptedServer {
         let Some(again) = self.again(request, form, reply) else {
             return self.outcome(request, form, reply);
         };
-        let reply = self.reply(Path::Background, hint, true, again, request).await?;
-        self.outcome(request, again, reply)
+        let later = self.reply(Path::Background, hint, true, again, request).await;
+        self.outcome(request, again, or_queued(reply, later)?)
     }
 
     async fn reply(
@@ -141,7 +154,9 @@ impl ScriptedServer {
         if !again.is_empty() {
             let calls: Vec<_> = again.iter().map(|at| *at..at + 1).collect();
             let more = self.replies(Path::Background, hint, true, &forms, requests, &calls).await;
-            replace(&mut replies, &again, more);
+            let earlier: Vec<_> = again.iter().map(|at| replies[*at].clone()).collect();
+            let later = iter::zip(earlier, more).map(|(earlier, later)| or_queued(earlier?, later));
+            replace(&mut replies, &again, later.collect());
         }
         let attempts = requests.iter().zip(forms).zip(replies);
         attempts.map(|((request, form), reply)| self.outcome(request, form, reply?)).collect()
@@ -365,5 +380,23 @@ impl ScriptedServer {
             return WaitMode::Watch { retry_after: Duration::ZERO };
         }
         if tracking { watch(expires_in) } else { WaitMode::Poll }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_stays_queued_if_its_second_claim_was_not_applied() {
+        let queued = AcquireReply::Queued { expires_in: None, rank: 0, has_channel: true };
+        let held = AcquireReply::Held { expires_in: None };
+        let granted = AcquireReply::Granted { fence: 0, fences: 0, waiting: 0 };
+        let failed = |kind| Err(BackendError::new(kind, "planned"));
+        assert!(matches!(or_queued(queued, Ok(granted)), Ok(AcquireReply::Granted { .. })));
+        let later = failed(FailureKind::NotApplied);
+        assert!(matches!(or_queued(queued, later), Ok(AcquireReply::Queued { rank: 0, .. })));
+        assert!(or_queued(queued, failed(FailureKind::MaybeApplied)).is_err());
+        assert!(or_queued(held, failed(FailureKind::NotApplied)).is_err());
     }
 }

@@ -502,10 +502,33 @@ async fn a_lost_lock_stays_locked_for_its_delay_and_a_released_one_does_not() {
         (plain().lock_delay(secs(2)).min_hold(secs(20)), 17, 17),
     ] {
         let lease = granted(options, clock);
+        assert!(lease.pick_up());
         pass(secs(3)).await;
         assert_eq!(lease.locked_after_release(), secs(otherwise), "{options:?}");
         assert!(lease.lose(Loss::Taken));
         assert_eq!(lease.locked_after_release(), secs(after_loss), "{options:?}");
+    }
+}
+
+/// No body has begun.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_not_picked_up_has_no_min_hold() {
+    let clock = clock().await;
+    let lease = granted(plain().min_hold(secs(5)), clock);
+    assert_eq!(lease.locked_after_release(), Duration::ZERO);
+    assert_eq!(lease.to_store().min_hold, secs(5), "renewals keep it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_is_due_until_earlier_grants_of_the_owner_are_forgotten() {
+    let clock = clock().await;
+    let (spec, now) = (spec_of(plain()), clock.now());
+    for (earlier, expected) in [(now + secs(3), now + TTL), (now + TTL * 3, now + TTL * 3)] {
+        let grant = grant_of(&spec, clock).with_earlier_until(earlier);
+        let lease = lease_of(spec_of(plain()), grant, clock);
+        assert_eq!((lease.stored_until(), lease.forgotten_at()), (now + TTL, expected));
+        let (passed_on, _) = lease.transfer(&spec).unwrap();
+        assert_eq!(lease_of(spec_of(plain()), passed_on, clock).forgotten_at(), expected);
     }
 }
 

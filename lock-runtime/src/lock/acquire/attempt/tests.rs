@@ -99,20 +99,28 @@ fn ambiguity_lasts_until_the_last_unanswered_request_is_forgotten() {
     }
     assert_eq!((attempts.unanswered, attempts.ambiguity()), (3, Some(at(3_000) + TTL)));
     // A grant that no waiter took does not end it.
-    attempts.on_unused_grant(at(4_000));
-    assert_eq!((attempts.unanswered, attempts.ambiguity()), (4, Some(at(3_000) + TTL)));
-    let mut answered = self::attempts();
-    answered.on_unused_grant(at(4_000));
-    assert_eq!((answered.unanswered, answered.ambiguity()), (1, Some(at(4_000))));
+    attempts.on_unused_grant();
+    assert_eq!((attempts.unanswered, attempts.ambiguity()), (3, Some(at(3_000) + TTL)));
+    assert_eq!(attempts.grants_to_undo(), 4);
 }
 
 #[test]
-fn the_grant_of_a_queued_owner_is_undone_beside_those_of_unanswered_requests() {
-    for (unanswered, is_queued, expected) in
+fn an_unused_grant_is_undone_by_one_answered_release() {
+    let (mut attempts, policy) = (attempts(), plain());
+    answer(&mut attempts, &policy, Ok(AcquireOutcome::acquired(None)));
+    attempts.on_unused_grant();
+    assert!(!attempts.has_no_side_effects());
+    assert_eq!((attempts.grants_to_undo(), attempts.ambiguity()), (0, None));
+    assert_eq!(attempts.kept_until, at(1_000) + TTL);
+}
+
+#[test]
+fn the_grant_of_a_known_owner_is_undone_beside_those_of_unanswered_requests() {
+    for (unanswered, is_known, expected) in
         [(0, false, 0), (0, true, 0), (1, false, 1), (1, true, 2), (3, true, 4)]
     {
-        let attempts = Attempts { unanswered, is_queued, ..attempts() };
-        assert_eq!(attempts.grants_to_undo(), expected, "{unanswered}, {is_queued}");
+        let attempts = Attempts { unanswered, is_known, ..attempts() };
+        assert_eq!(attempts.grants_to_undo(), expected, "{unanswered}, {is_known}");
     }
 }
 
@@ -140,7 +148,7 @@ fn a_contended_lock_is_requested_again_when_the_store_says() {
             (ms(at_least)..=ms(at_most)).contains(&retry_after(&answer)),
             "{mode:?}, {answer:?}"
         );
-        assert_eq!(attempts.is_queued, matches!(mode, WaitMode::Queued { .. }));
+        assert_eq!(attempts.is_known, matches!(mode, WaitMode::Queued { .. }));
         assert_eq!((attempts.count, attempts.unanswered), (1, 0));
     }
 }
@@ -186,12 +194,12 @@ fn a_request_carries_the_spec_the_owner_and_its_number() {
 #[test]
 fn a_successor_has_side_effects_and_a_new_owner_has_none() {
     let owner = Owner::random().unwrap();
-    let queued = Attempts::for_successor(owner, at(1));
+    let queued = Attempts::for_successor(owner, at(1), at(9));
     assert!(!queued.has_no_side_effects());
     assert_eq!((queued.count, queued.ambiguity()), (1, None));
     let unconfirmed = Attempts::for_unconfirmed_successor(owner, at(1), at(9));
     assert_eq!((unconfirmed.unanswered, unconfirmed.ambiguity()), (1, Some(at(9))));
-    assert!(unconfirmed.is_queued);
+    assert!(unconfirmed.is_known);
     let other = Owner::random().unwrap();
     let anew = unconfirmed.with_new_owner(other);
     assert!(anew.has_no_side_effects());
