@@ -9,7 +9,7 @@ use lock_runtime::{LockError, LockGuard, LockPool, distributed_lock};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
-use lock_tests::proxy::{Action, Command, Trap};
+use lock_tests::proxy::{Action, Command, Direction, Trap};
 use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
@@ -172,6 +172,28 @@ mod lost_reply {
         silent_script: DropReply, fencing true;
         cut_set: CutBeforeReply, fencing false;
         cut_script: CutBeforeReply, fencing true;
+    }
+
+    /// An answer to an earlier request arrives behind the one that is lost, so that the connection is silent only after the
+    /// release was sent again.
+    #[tokio::test]
+    async fn a_connection_that_falls_silent_between_two_tries_is_replaced() {
+        let server = server();
+        let proxy = FaultProxy::start(&server);
+        let builder = LockPool::builder(proxy.url()).request_timeout(LONG_REQUEST_TIMEOUT);
+        let pool = builder.connection_per_runtime(false).connect().await.unwrap();
+        let guard = pool.lock("k").ttl(LONG).fencing(false).acquire().await.unwrap();
+        let monitor = Monitor::start(&server);
+        proxy.delay(Direction::ToClient, ms(600));
+        let earlier = tokio::spawn(pool.lock("earlier").ttl(LONG).fencing(false).acquire());
+        let is_sent = async || !sent(&monitor, "earlier").is_empty();
+        eventually_async(ms(5_000), "it is under way", is_sent).await;
+        let trap = proxy.on_next(|command| command.mentions("k"), Action::DropReply);
+        let release = tokio::spawn(guard.release());
+        eventually_async(ms(5_000), "the reply is lost", async || trap.sprung()).await;
+        proxy.delay(Direction::ToClient, Duration::ZERO);
+        release.await.unwrap().unwrap();
+        earlier.await.unwrap().unwrap().release().await.unwrap();
     }
 
     /// A proxy that answers in place of a silent server.

@@ -321,7 +321,7 @@ impl Drop for Connection {
 
 /// A request that has been sent. Dropping it before the answer records it as unanswered.
 struct SentRequest<'a> {
-    state: &'a ConnectionState,
+    state: &'a Arc<ConnectionState>,
     io: Arc<LinkIo>,
     at: Instant,
     answered: bool,
@@ -334,10 +334,9 @@ impl Drop for SentRequest<'_> {
             return self.io.note_answer(self.at, now);
         }
         self.io.note_unanswered(self.at);
-        if self.io.is_silent(now) {
-            // The driver's connection ends with a reason, which `stop` alone would not give.
-            drop(self.state.give_up_if_silent(self.state.link()));
-            self.io.io.stop();
+        if !self.state.end_if_silent(&self.io) && self.io.begin_watch() {
+            let watch = self.state.clone().watch(self.io.clone());
+            self.state.runtime.spawn(watch);
         }
     }
 }
@@ -416,6 +415,26 @@ impl ConnectionState {
         let io = LinkIo::new(LinkRequests::Direct(requests), task.io(), self.limits.request);
         // A name or a virtual address may lead elsewhere by now.
         are_of_one_server(&io, &driver).await.then_some(ForegroundLink { io, _task: task })
+    }
+
+    /// Ends the connection `io` once it is silent: later requests on it would only end with their time limits.
+    async fn watch(self: Arc<Self>, io: Arc<LinkIo>) {
+        while let Some(silent_at) = io.watch() {
+            self.clock.sleep_until(silent_at).await;
+            if io.has_ended() || self.end_if_silent(&io) {
+                return;
+            }
+        }
+    }
+
+    fn end_if_silent(&self, io: &LinkIo) -> bool {
+        let is_silent = io.is_silent(self.clock.now());
+        if is_silent {
+            // The driver's connection ends with a reason, which `stop` alone would not give.
+            drop(self.give_up_if_silent(self.link()));
+            io.io.stop();
+        }
+        is_silent
     }
 
     /// Ends a silent connection and fails its pending requests. The supervisor then opens another one.

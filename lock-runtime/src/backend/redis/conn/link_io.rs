@@ -1,5 +1,6 @@
 //! How requests use an open connection, and what its silence shows.
 
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ struct UnansweredTracker {
     count: usize,
     /// When the last answer to any request arrived. A connection with late answers is slow, not silent.
     answered_at: Option<Instant>,
+    /// Whether a task waits for the moment at which the connection is silent.
+    is_watched: bool,
 }
 
 impl LinkIo {
@@ -78,7 +81,8 @@ impl LinkIo {
     pub(super) fn note_answer(&self, sent: Instant, now: Instant) {
         let mut unanswered = self.unanswered();
         if unanswered.since.is_some_and(|since| since <= sent) {
-            *unanswered = UnansweredTracker::default();
+            let is_watched = unanswered.is_watched;
+            *unanswered = UnansweredTracker { is_watched, ..UnansweredTracker::default() };
         }
         unanswered.answered_at = Some(now);
     }
@@ -93,12 +97,22 @@ impl LinkIo {
 
     /// Whether requests stay unanswered.
     pub(super) fn is_silent(&self, now: Instant) -> bool {
-        let UnansweredTracker { since, count, answered_at } = *self.unanswered();
-        let is_silent = |since: Instant| {
-            now.since(answered_at.map_or(since, |answered| answered.max(since)))
-                >= self.request_timeout
-        };
-        count > MAX_UNANSWERED || since.is_some_and(is_silent)
+        let unanswered = self.unanswered();
+        unanswered.count > MAX_UNANSWERED
+            || unanswered.silent_at(self.request_timeout).is_some_and(|at| at <= now)
+    }
+
+    /// Whether the caller has to start a task that waits until the connection is silent.
+    pub(super) fn begin_watch(&self) -> bool {
+        !mem::replace(&mut self.unanswered().is_watched, true)
+    }
+
+    /// When the connection is silent if no answer arrives until then. Without an unanswered request the watch ends.
+    pub(super) fn watch(&self) -> Option<Instant> {
+        let mut unanswered = self.unanswered();
+        let silent_at = unanswered.silent_at(self.request_timeout);
+        unanswered.is_watched = silent_at.is_some();
+        silent_at
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -107,6 +121,13 @@ impl LinkIo {
 
     fn unanswered(&self) -> MutexGuard<'_, UnansweredTracker> {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnansweredTracker {
+    fn silent_at(&self, request_timeout: Duration) -> Option<Instant> {
+        let since = self.since?;
+        Some(self.answered_at.map_or(since, |answered| answered.max(since)) + request_timeout)
     }
 }
 
@@ -129,7 +150,14 @@ mod tests {
         link.note_unanswered(at(10));
         assert!(!link.is_silent(at(12)));
         assert!(link.is_silent(at(13)));
+        // An answer to an earlier request is a sign of life.
+        link.note_answer(at(9), at(11));
+        assert!(link.begin_watch() && !link.begin_watch());
+        assert_eq!(link.watch(), Some(at(14)));
+        assert!(!link.is_silent(at(13)) && link.is_silent(at(14)));
         link.note_answer(at(12), at(12));
+        assert_eq!(link.watch(), None);
+        assert!(link.begin_watch());
         assert!(!link.is_silent(at(20)), "an answer to a later request covers both");
     }
 }
