@@ -32,7 +32,7 @@ pub(crate) fn programs() -> PathBuf {
 pub(crate) fn build_programs(targets: &[&str]) {
     let folder = programs();
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "dev",
+        None | Some("debug") => "test",
         Some(name) => name,
     };
     let mut command = cargo("build");

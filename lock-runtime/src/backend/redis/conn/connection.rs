@@ -39,6 +39,9 @@ use crate::base::process::Process;
 use crate::exec::foreground::ForegroundPlace;
 use crate::exec::inline_task::caller;
 
+/// What a server answers to a command. The error is the server's.
+type ServerAnswer = Result<Value, RedisError>;
+
 /// Keeps one connection to `target` open. Dropping it closes the connection and ends the re-connecting.
 pub(crate) struct Connection {
     state: Arc<ConnectionState>,
@@ -109,19 +112,15 @@ impl Connection {
         limits: Limits,
         pushes: Option<PushConfig>,
     ) -> (Self, Result<(), BackendError>) {
-        let target = target.into();
-        let (history, answered) = (Mutex::default(), AtomicU64::new(0));
-        let link = Mutex::new(LinkState::Down(end_reason::not_connected()));
-        let runtime = Handle::current();
         let state = Arc::new(ConnectionState {
-            target,
-            history,
+            target: target.into(),
+            history: Mutex::default(),
             clock,
             limits,
-            runtime,
+            runtime: Handle::current(),
             pushes,
-            link,
-            answered,
+            link: Mutex::new(LinkState::Down(end_reason::not_connected())),
+            answered: AtomicU64::new(0),
         });
         let (link, opened) = match state.open().await {
             Ok(opened) => (Some(state.install(opened)), Ok(())),
@@ -168,18 +167,11 @@ impl Connection {
     }
 
     /// Sends one command. The inner error is the server's error answer.
-    pub(crate) async fn try_send(
-        &self,
-        command: &Cmd,
-    ) -> Result<Result<Value, RedisError>, BackendError> {
+    pub(crate) async fn try_send(&self, command: &Cmd) -> Result<ServerAnswer, BackendError> {
         self.try_send_by(Path::Background, command).await
     }
 
-    async fn try_send_by(
-        &self,
-        path: Path,
-        command: &Cmd,
-    ) -> Result<Result<Value, RedisError>, BackendError> {
+    async fn try_send_by(&self, path: Path, command: &Cmd) -> Result<ServerAnswer, BackendError> {
         let answer = self.request(path, async |io| io.send(command).await).await?;
         Ok(answer.and_then(Value::extract_error))
     }
@@ -188,7 +180,7 @@ impl Connection {
     pub(crate) async fn send_all(
         &self,
         commands: &Pipeline,
-    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+    ) -> Result<Vec<ServerAnswer>, BackendError> {
         self.send_all_by(Path::Background, commands).await
     }
 
@@ -196,7 +188,7 @@ impl Connection {
         &self,
         path: Path,
         commands: &Pipeline,
-    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+    ) -> Result<Vec<ServerAnswer>, BackendError> {
         let answer = self.request(path, async |io| io.send_all(commands).await).await?;
         let values = answer.map_err(|error| self.failure(error))?;
         Ok(values.into_iter().map(Value::extract_error).collect())
@@ -208,7 +200,7 @@ impl Connection {
         path: Path,
         prelude: Prelude,
         command: Cmd,
-    ) -> Result<Result<Value, RedisError>, BackendError> {
+    ) -> Result<ServerAnswer, BackendError> {
         if prelude == Prelude::None {
             return self.try_send_by(path, &command).await;
         }
@@ -222,7 +214,7 @@ impl Connection {
         path: Path,
         prelude: Prelude,
         commands: impl ExactSizeIterator<Item = Cmd>,
-    ) -> Result<Vec<Result<Value, RedisError>>, BackendError> {
+    ) -> Result<Vec<ServerAnswer>, BackendError> {
         let all = prelude.before_each(commands);
         let answers = self.send_all_by(path, &all).await?;
         Ok(prelude.skip_own(answers).collect())
@@ -335,8 +327,11 @@ impl Drop for SentRequest<'_> {
         }
         self.io.note_unanswered(self.at);
         if !self.state.end_if_silent(&self.io) && self.io.begin_watch() {
-            let watch = self.state.clone().watch(self.io.clone());
-            self.state.runtime.spawn(watch);
+            let (state, io) = (self.state.clone(), self.io.clone());
+            self.state.runtime.spawn(async move {
+                io.until_silent(state.clock).await;
+                state.end_if_silent(&io);
+            });
         }
     }
 }
@@ -417,16 +412,7 @@ impl ConnectionState {
         are_of_one_server(&io, &driver).await.then_some(ForegroundLink { io, _task: task })
     }
 
-    /// Ends the connection `io` once it is silent: later requests on it would only end with their time limits.
-    async fn watch(self: Arc<Self>, io: Arc<LinkIo>) {
-        while let Some(silent_at) = io.watch() {
-            self.clock.sleep_until(silent_at).await;
-            if io.has_ended() || self.end_if_silent(&io) {
-                return;
-            }
-        }
-    }
-
+    /// Ends the connection `io` if it is silent.
     fn end_if_silent(&self, io: &LinkIo) -> bool {
         let is_silent = io.is_silent(self.clock.now());
         if is_silent {

@@ -9,7 +9,7 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::backend::redis::net::direct::DirectConnection;
 use crate::backend::redis::net::io_task::SharedIo;
-use crate::base::clock::Instant;
+use crate::base::clock::{Clock, Instant};
 
 /// The maximum of unanswered requests that were given up on one connection.
 const MAX_UNANSWERED: usize = 10_000;
@@ -107,8 +107,19 @@ impl LinkIo {
         !mem::replace(&mut self.unanswered().is_watched, true)
     }
 
+    /// Resolves once the connection is silent, has ended, or has no unanswered request: later requests on a silent one would
+    /// only end with their time limits.
+    pub(super) async fn until_silent(&self, clock: Clock) {
+        while let Some(silent_at) = self.watch() {
+            clock.sleep_until(silent_at).await;
+            if self.has_ended() || self.is_silent(clock.now()) {
+                return;
+            }
+        }
+    }
+
     /// When the connection is silent if no answer arrives until then. Without an unanswered request the watch ends.
-    pub(super) fn watch(&self) -> Option<Instant> {
+    fn watch(&self) -> Option<Instant> {
         let mut unanswered = self.unanswered();
         let silent_at = unanswered.silent_at(self.request_timeout);
         unanswered.is_watched = silent_at.is_some();
