@@ -113,6 +113,8 @@ impl LinkIo {
         while let Some(silent_at) = self.watch() {
             clock.sleep_until(silent_at).await;
             if self.has_ended() || self.is_silent(clock.now()) {
+                // An answer in this moment needs another watch.
+                self.unanswered().is_watched = false;
                 return;
             }
         }
