@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use lock_runtime::backend::FailureKind;
 use lock_runtime::testing::{self, Fault, FaultPlan, FaultyBackend, Operation};
-use lock_runtime::{ErrorKind, LockPool};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
 use lock_tests::{RedisServer, eventually_async};
 
 const KEY: &str = "order:42";
+
+type Acquiring = tokio::task::JoinHandle<Result<LockGuard, LockError>>;
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -114,27 +116,28 @@ async fn lock_delay_outlives_the_clean_up_of_an_unanswered_attempt() {
 /// No body has run under it, and the key was kept for its `min_hold`.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_no_caller_has_picked_up_has_no_min_hold() {
-    async fn of(name: &str, end: impl AsyncFnOnce(&LockPool, tokio::task::AbortHandle)) {
+    async fn of(name: &str, end: impl AsyncFnOnce(&LockPool, &Acquiring)) -> Acquiring {
         let (pool, faults, other) = pools(name).await;
         faults.plan(Operation::Acquire, Fault::DelayReply(ms(40)));
         let acquire = tokio::spawn(pool.lock(KEY).min_hold(ms(60_000)).acquire());
         tokio::time::sleep(ms(20)).await;
-        end(&pool, acquire.abort_handle()).await;
+        end(&pool, &acquire).await;
         tokio::time::sleep(ms(1_000)).await;
-        assert!(acquire.await.is_ok_and(|result| result.is_err()) || name == "unpicked-drop");
         assert!(other.lock(KEY).try_acquire().await.unwrap().is_some(), "{name}");
+        acquire
     }
-    of("unpicked-drop", async |_, acquire| acquire.abort()).await;
-    of("unpicked-shutdown", async |pool, _| {
+    let dropped = of("unpicked-drop", async |_, acquire| acquire.abort()).await;
+    assert!(dropped.await.unwrap_err().is_cancelled());
+    let shut_down = of("unpicked-shutdown", async |pool, _| {
         pool.shutdown(ms(10)).await;
-    })
-    .await;
+    });
+    assert_eq!(shut_down.await.await.unwrap().unwrap_err().kind(), ErrorKind::PoolClosed);
 }
 
-/// A request behind others, and then without its task: the store grants it, and answers no release for a minute.
-async fn unused_grant(pool: &LockPool, faults: &FaultPlan, other: &LockPool, ttl: Duration) {
+/// A grant for ten minutes of a request whose task has left meanwhile.
+async fn unused_grant(pool: &LockPool, faults: &FaultPlan, other: &LockPool) {
     let held = other.lock(KEY).acquire().await.unwrap();
-    let acquire = tokio::spawn(pool.lock(KEY).ttl(ttl).wait(ms(20_000)).acquire());
+    let acquire = tokio::spawn(pool.lock(KEY).ttl(ms(600_000)).wait(ms(20_000)).acquire());
     tokio::time::sleep(ms(100)).await;
     assert_eq!(faults.count(Operation::Acquire), 1);
     faults.plan(Operation::Acquire, Fault::DelayReply(ms(200)));
@@ -149,7 +152,7 @@ async fn unused_grant(pool: &LockPool, faults: &FaultPlan, other: &LockPool, ttl
 #[tokio::test(start_paused = true)]
 async fn an_unused_grant_is_undone_after_an_outage_that_is_shorter_than_its_ttl() {
     let (pool, faults, other) = pools("unused").await;
-    unused_grant(&pool, &faults, &other, ms(600_000)).await;
+    unused_grant(&pool, &faults, &other).await;
     faults.always(Fault::Fail(FailureKind::MaybeApplied));
     tokio::time::sleep(ms(70_000)).await;
     faults.always(Fault::None);
@@ -161,7 +164,7 @@ async fn an_unused_grant_is_undone_after_an_outage_that_is_shorter_than_its_ttl(
 #[tokio::test(start_paused = true)]
 async fn a_release_is_repeated_until_earlier_grants_of_its_owner_are_forgotten() {
     let (pool, faults, other) = pools("earlier").await;
-    unused_grant(&pool, &faults, &other, ms(600_000)).await;
+    unused_grant(&pool, &faults, &other).await;
     let next = pool.lock(KEY).ttl(ms(1_000)).renew(false).wait(ms(20_000)).acquire();
     let guard = next.await.unwrap();
     faults.always(Fault::Fail(FailureKind::NotApplied));

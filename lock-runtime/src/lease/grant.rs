@@ -47,7 +47,7 @@ impl Grant {
         }
     }
 
-    /// The same, of an owner whose earlier grants the store has forgotten at `until`.
+    /// The same grant, where the store has forgotten earlier ones to this owner token at `until`.
     pub(crate) fn with_earlier_until(self, until: Instant) -> Self {
         Self { earlier_until: until, ..self }
     }

@@ -11,7 +11,6 @@ use crate::base::owner::Owner;
 use crate::exec::batcher::ItemBatch;
 use crate::exec::panic_boundary;
 use crate::lease::lease::Lease;
-use crate::lease::tracker::InFlightToken;
 use crate::lock::waiter::LockWaiter;
 use crate::queue::permit::KeyPermit;
 
@@ -71,7 +70,6 @@ pub(crate) struct FirstRequest {
     pub(crate) owner: Owner,
     pub(crate) since: Instant,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) token: Option<InFlightToken>,
 }
 
 /// A lease that is to be released at the store. Dropping it passes its permits to the next waiters, which must not

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{ReleaseOutcome, ReleaseRequest, Successor};
+use crate::backend::{LeaseRef, ReleaseOutcome, ReleaseRequest, Successor};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
@@ -18,7 +18,7 @@ use crate::lock::acquire::attempt::Attempts;
 use crate::lock::acquire::run;
 use crate::lock::core::PoolCore;
 use crate::lock::outgoing::PendingRelease;
-use crate::lock::undo::{release_once, silence, undo, undo_attempts};
+use crate::lock::undo::{release_once, silence, spawn_undo, undo};
 use crate::lock::undo_queue::Leftover;
 use crate::queue::wait_queue::AfterRelease;
 
@@ -125,8 +125,8 @@ fn on_forgotten(
     let lease = &pending.lease;
     let now = core.clock().now();
     // An unanswered release may have granted the lock to the successor.
-    if unanswered && let Some(Successor { owner, ttl, .. }) = request.successor {
-        let attempts = Attempts::for_unconfirmed_successor(owner, now, now + ttl);
+    if unanswered && let Some(next) = &request.successor {
+        let attempts = Attempts::for_unconfirmed_successor(next, now);
         continue_as(core, lease, attempts, Duration::ZERO);
     }
     core.tracker.remove_ended(lease, false);
@@ -178,12 +178,8 @@ fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: D
     if let Some(permit) = permits.pop() {
         return run::resume(core, permit, attempts, pause);
     }
-    let (core, token) = (core.clone(), core.tracker.begin_cleanup());
-    let lease = lease.to_store();
-    spawn(async move {
-        undo_attempts(&core, attempts, lease.keys, lease.ttl).await;
-        drop(token);
-    });
+    let LeaseRef { keys, ttl, .. } = lease.to_store();
+    spawn_undo(core, attempts, keys, ttl);
 }
 
 fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
@@ -200,23 +196,16 @@ fn successor_attempts(
     unanswered: bool,
     now: impl FnOnce() -> Instant,
 ) -> Option<(Attempts, Duration)> {
-    match (outcome, request.successor) {
-        (
-            ReleaseOutcome::SuccessorQueued { .. } | ReleaseOutcome::SuccessorGranted,
-            Some(Successor { owner, ttl, .. }),
-        ) => {
-            let pause = match outcome {
-                ReleaseOutcome::SuccessorQueued { retry_after } => retry_after,
-                _ => Duration::ZERO,
-            };
-            let now = now();
-            Some((Attempts::for_successor(owner, now, now + ttl), pause))
+    match (outcome, &request.successor) {
+        (ReleaseOutcome::SuccessorQueued { retry_after }, Some(next)) => {
+            Some((Attempts::for_successor(next, now()), retry_after))
+        }
+        (ReleaseOutcome::SuccessorGranted, Some(next)) => {
+            Some((Attempts::for_successor(next, now()), Duration::ZERO))
         }
         // An unanswered try may have queued it.
-        (ReleaseOutcome::NotHeld, Some(Successor { owner, ttl, .. })) if unanswered => {
-            let now = now();
-            let attempts = Attempts::for_unconfirmed_successor(owner, now, now + ttl);
-            Some((attempts, Duration::ZERO))
+        (ReleaseOutcome::NotHeld, Some(next)) if unanswered => {
+            Some((Attempts::for_unconfirmed_successor(next, now()), Duration::ZERO))
         }
         // The waiters of this process stay away during the window, as all queued owners do.
         _ if !request.barging_window.is_zero() => {

@@ -9,6 +9,7 @@ use crate::backend::{LeaseRef, ReleaseOutcome, ReleaseRequest};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
+use crate::base::sync::spawn;
 use crate::lock::acquire::attempt::Attempts;
 use crate::lock::core::PoolCore;
 use crate::lock::undo_queue::{LONGEST_PAUSE, Leftover, Undo, UndoScope, UndoStep};
@@ -48,6 +49,21 @@ pub(crate) async fn undo_attempts(
         },
     )
     .await;
+}
+
+/// As [`undo_attempts`], in a task of its own, which a shutdown waits for.
+pub(crate) fn spawn_undo(
+    core: &Arc<PoolCore>,
+    attempts: Attempts,
+    keys: Arc<[Key]>,
+    ttl: Duration,
+) {
+    // Counted before the task runs.
+    let (core, token) = (core.clone(), core.tracker.begin_cleanup());
+    spawn(async move {
+        undo_attempts(&core, attempts, keys, ttl).await;
+        drop(token);
+    });
 }
 
 /// Releases `leftover` until nothing of it can be in the store any more.

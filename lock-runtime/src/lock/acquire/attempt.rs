@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{AcquireOutcome, AcquireRequest, WaitMode};
+use crate::backend::{AcquireOutcome, AcquireRequest, Successor, WaitMode};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::fence::Fences;
@@ -66,14 +66,15 @@ impl Attempts {
         }
     }
 
-    /// The requests of a successor that a release has put into the store's queue, or has granted the lock until `until`.
-    pub(crate) fn for_successor(owner: Owner, since: Instant, until: Instant) -> Self {
-        Self { count: 1, is_known: true, kept_until: until, ..Self::new(owner, since) }
+    /// The requests of `next`, which a release has put into the store's queue, or has granted the lock, by `now`.
+    pub(crate) fn for_successor(next: &Successor, now: Instant) -> Self {
+        Self { count: 1, is_known: true, kept_until: now + next.ttl, ..Self::new(next.owner, now) }
     }
 
     /// As [`for_successor`](Self::for_successor), by a release without an answer.
-    pub(crate) fn for_unconfirmed_successor(owner: Owner, since: Instant, until: Instant) -> Self {
-        Self { unanswered: 1, ambiguous_until: until, ..Self::for_successor(owner, since, until) }
+    pub(crate) fn for_unconfirmed_successor(next: &Successor, now: Instant) -> Self {
+        let successor = Self::for_successor(next, now);
+        Self { unanswered: 1, ambiguous_until: successor.kept_until, ..successor }
     }
 
     /// The requests of the same wait under a new owner token.

@@ -119,8 +119,9 @@ fn on_answer(
     time_limit: Duration,
     answer: Option<Result<AcquireOutcome, BackendError>>,
 ) {
-    // The token counts the acquire until its answer is dealt with.
-    let FirstRequest { id, permit, waiter, owner, since, deadline, token: _token } = first;
+    let FirstRequest { id, permit, mut waiter, owner, since, deadline } = first;
+    // Counts the acquire until its answer is dealt with. In the queue, the task that sends its requests is counted.
+    let _token = waiter.token.take();
     let spec = waiter.spec.clone();
     let mut attempts = Attempts::new(owner, since);
     let (answer, is_rejected, pause) =

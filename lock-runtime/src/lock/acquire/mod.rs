@@ -76,7 +76,7 @@ impl Future for PendingAcquire {
     }
 }
 
-/// Enqueues the waiter. If the queue was empty, sends the first request, which takes the token.
+/// Enqueues the waiter. If the queue was empty, sends the first request.
 fn acquire_one(
     core: &Arc<PoolCore>,
     spec: Arc<LockSpec>,
@@ -106,7 +106,7 @@ fn acquire_one(
     };
     let stopped = Driver::stopped_error;
     let waiting = Waiting::new(core.queue.clone(), key.clone(), id, answer, stopped);
-    let Enqueued::Head(mut waiter) = enqueued else {
+    let Enqueued::Head(waiter) = enqueued else {
         // The waiters in front of it were rejected when the outage was seen.
         return match core.store_status.refusal_without_trial() {
             Some(refusal) => Err(refusal),
@@ -116,8 +116,7 @@ fn acquire_one(
     let permit = KeyPermit::new(core.clone(), keys.clone());
     let owner = Owner::random()?;
     let WaitParams { now: since, deadline, .. } = params;
-    let token = waiter.token.take();
-    let first = FirstRequest { id, permit, waiter, owner, since, deadline, token };
+    let first = FirstRequest { id, permit, waiter, owner, since, deadline };
     if core.driver().is_gone() {
         // No renewal would keep a grant alive.
         Batcher::push_later(core, Outgoing::Acquire(first));

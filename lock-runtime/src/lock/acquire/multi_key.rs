@@ -25,7 +25,6 @@ use crate::base::fence::Fences;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::owner::Owner;
-use crate::base::sync::spawn;
 use crate::exec::events;
 use crate::exec::panic_boundary;
 use crate::lease::grant::Grant;
@@ -35,7 +34,7 @@ use crate::lock::acquire::run::pass_on;
 use crate::lock::acquire::stepwise::{BackOff, NextStep, Stepwise, Upkeep};
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
-use crate::lock::undo::undo_attempts;
+use crate::lock::undo::{spawn_undo, undo_attempts};
 use crate::lock::waiter::{LeaseReply, LockWaiter};
 use crate::queue::key_queue::Contention;
 use crate::queue::last_answer::LastAnswer;
@@ -392,12 +391,8 @@ impl MultiKeyTask {
                 self.stepwise.back_off(self.core.clock().now(), reason);
                 let anew = self.attempts.with_new_owner(owner);
                 let old = std::mem::replace(&mut self.attempts, anew);
-                let (core, token) = (self.core.clone(), self.core.tracker.begin_cleanup());
                 let (keys, ttl) = (self.spec.store_keys.clone(), self.spec.policy.ttl.stored());
-                spawn(async move {
-                    undo_attempts(&core, old, keys, ttl).await;
-                    drop(token);
-                });
+                spawn_undo(&self.core, old, keys, ttl);
                 self.register();
             }
             // Without a new token the old one is undone at the end.

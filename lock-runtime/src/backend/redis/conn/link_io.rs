@@ -107,23 +107,19 @@ impl LinkIo {
         !mem::replace(&mut self.unanswered().is_watched, true)
     }
 
-    /// Resolves once the connection is silent, has ended, or has no unanswered request: later requests on a silent one would
-    /// only end with their time limits.
+    /// Resolves once the connection is silent, or has no unanswered request: later requests on a silent one would only end with
+    /// their time limits.
     pub(super) async fn until_silent(&self, clock: Clock) {
-        while let Some(silent_at) = self.watch() {
+        while let Some(silent_at) = self.watch(clock.now()) {
             clock.sleep_until(silent_at).await;
-            if self.has_ended() || self.is_silent(clock.now()) {
-                // An answer in this moment needs another watch.
-                self.unanswered().is_watched = false;
-                return;
-            }
         }
     }
 
-    /// When the connection is silent if no answer arrives until then. Without an unanswered request the watch ends.
-    fn watch(&self) -> Option<Instant> {
+    /// When the connection is silent if no answer arrives until then. The watch ends if it is silent at `now`, or if there is
+    /// nothing to wait for.
+    fn watch(&self, now: Instant) -> Option<Instant> {
         let mut unanswered = self.unanswered();
-        let silent_at = unanswered.silent_at(self.request_timeout);
+        let silent_at = unanswered.silent_at(self.request_timeout).filter(|at| *at > now);
         unanswered.is_watched = silent_at.is_some();
         silent_at
     }
@@ -166,10 +162,10 @@ mod tests {
         // An answer to an earlier request is a sign of life.
         link.note_answer(at(9), at(11));
         assert!(link.begin_watch() && !link.begin_watch());
-        assert_eq!(link.watch(), Some(at(14)));
+        assert_eq!(link.watch(at(13)), Some(at(14)));
         assert!(!link.is_silent(at(13)) && link.is_silent(at(14)));
         link.note_answer(at(12), at(12));
-        assert_eq!(link.watch(), None);
+        assert_eq!(link.watch(at(13)), None);
         assert!(link.begin_watch());
         assert!(!link.is_silent(at(20)), "an answer to a later request covers both");
     }

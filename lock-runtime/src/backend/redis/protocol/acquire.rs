@@ -11,7 +11,7 @@ use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::net::handshake::PushSupport;
 use crate::backend::redis::protocol::script::{ACQUIRE, By, WAIT_QUEUE};
 use crate::backend::redis::protocol::scripted_server::{
-    RouteHint, ScriptedServer, SharedReplies, replace, shared_calls,
+    RouteHint, ScriptedServer, SharedReplies, shared_calls,
 };
 use crate::backend::redis::protocol::value::{
     ROUNDING, duration, millis, minted, unexpected, watch,
@@ -154,9 +154,11 @@ impl ScriptedServer {
         if !again.is_empty() {
             let calls: Vec<_> = again.iter().map(|at| *at..at + 1).collect();
             let more = self.replies(Path::Background, hint, true, &forms, requests, &calls).await;
-            let earlier: Vec<_> = again.iter().map(|at| replies[*at].clone()).collect();
-            let later = iter::zip(earlier, more).map(|(earlier, later)| or_queued(earlier?, later));
-            replace(&mut replies, &again, later.collect());
+            for (at, later) in iter::zip(again, more) {
+                if let Ok(earlier) = &replies[at] {
+                    replies[at] = or_queued(*earlier, later);
+                }
+            }
         }
         let attempts = requests.iter().zip(forms).zip(replies);
         attempts.map(|((request, form), reply)| self.outcome(request, form, reply?)).collect()

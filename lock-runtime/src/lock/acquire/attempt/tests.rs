@@ -194,10 +194,11 @@ fn a_request_carries_the_spec_the_owner_and_its_number() {
 #[test]
 fn a_successor_has_side_effects_and_a_new_owner_has_none() {
     let owner = Owner::random().unwrap();
-    let queued = Attempts::for_successor(owner, at(1), at(9));
+    let next = Successor::new(owner, ms(8));
+    let queued = Attempts::for_successor(&next, at(1));
     assert!(!queued.has_no_side_effects());
     assert_eq!((queued.count, queued.ambiguity()), (1, None));
-    let unconfirmed = Attempts::for_unconfirmed_successor(owner, at(1), at(9));
+    let unconfirmed = Attempts::for_unconfirmed_successor(&next, at(1));
     assert_eq!((unconfirmed.unanswered, unconfirmed.ambiguity()), (1, Some(at(9))));
     assert!(unconfirmed.is_known);
     let other = Owner::random().unwrap();
