@@ -449,7 +449,8 @@ impl Commits {
 
 async fn with_holders_frozen_at_random_no_stale_one_commits(bench: Bench) {
     let seconds = std::env::var("LOCK_CHAOS_SECONDS").map_or(10, |text| text.parse().unwrap());
-    let enough = |commits: &Commits| commits.all() > 50 && commits.refused() > 0;
+    // On a busy machine, few grants are answered within their ttl.
+    let enough = |commits: &Commits| commits.all() > 20 && commits.refused() > 0;
     let commits = frozen_holders(bench, true, Duration::from_secs(seconds), enough).await;
     assert_eq!(commits.stale(), 0, "{commits:?}");
     assert!(enough(&commits), "{commits:?}");
@@ -482,7 +483,7 @@ async fn frozen_holders(
         let (commits, granted) = (commits.clone(), granted.clone());
         tasks.spawn(async move {
             while began.elapsed() < least
-                || (began.elapsed() < least + DEADLINE && !enough(&commits))
+                || (began.elapsed() < least + 2 * DEADLINE && !enough(&commits))
             {
                 let first = fastrand::usize(..KEYS);
                 // Some have two keys.
