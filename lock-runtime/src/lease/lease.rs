@@ -643,4 +643,4 @@ impl Lease {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -209,3 +209,118 @@ impl Drop for InFlightToken {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+    use crate::lease::lease::tests::lease_with;
+
+    fn tracker() -> Arc<LeaseTracker> {
+        Arc::new(LeaseTracker::new())
+    }
+
+    fn is_over(wait: impl Future) -> bool {
+        pin!(wait).as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    /// Whether `wait` of `tracker` is not over before `end`, and is over then.
+    fn ends_by(wait: impl Future, end: impl FnOnce()) -> bool {
+        let mut wait = pin!(wait);
+        let mut is_over = || wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        let is_early = is_over();
+        end();
+        !is_early && is_over()
+    }
+
+    #[test]
+    fn an_open_pool_numbers_its_leases_and_finds_them() {
+        let tracker = tracker();
+        assert!(tracker.is_open() && !tracker.is_closed() && !tracker.is_inherited());
+        assert_eq!([tracker.next_id(), tracker.next_id(), tracker.next_id()], [1, 2, 3]);
+        let leases = [lease_with(1), lease_with(2)];
+        leases.each_ref().map(|lease| tracker.insert(lease));
+        assert!(Arc::ptr_eq(&tracker.lease(2).unwrap(), &leases[1]));
+        assert!(tracker.lease(3).is_none());
+        let mut ids: Vec<_> = tracker.leases().iter().map(|lease| lease.id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [1, 2]);
+    }
+
+    #[test]
+    fn ended_leases_are_counted_once_and_transferred_ones_are_not() {
+        let tracker = tracker();
+        let counts = || {
+            let Counts { released, abandoned, held } = tracker.counts();
+            (released, abandoned, held)
+        };
+        let leases: Vec<_> = (1..=6).map(lease_with).collect();
+        leases.iter().for_each(|lease| tracker.insert(lease));
+        assert_eq!(counts(), (0, 0, 6));
+        tracker.remove_transferred(&leases[0]);
+        assert_eq!(counts(), (0, 0, 5));
+        for lease in &leases[..3] {
+            tracker.remove_ended(lease, true);
+        }
+        tracker.remove_ended(&leases[2], false);
+        assert_eq!(counts(), (2, 0, 3));
+        leases.iter().for_each(|lease| tracker.remove_ended(lease, false));
+        assert_eq!(counts(), (2, 3, 0));
+    }
+
+    #[test]
+    fn phases_are_entered_once_and_never_left_backwards() {
+        let tracker = tracker();
+        assert!(!tracker.advance(PoolPhase::Open), "it is open");
+        assert!(tracker.is_open());
+        assert!(ends_by(tracker.closing(), || {
+            assert!(tracker.advance(PoolPhase::Draining));
+        }));
+        assert!(!tracker.is_open() && !tracker.is_closed());
+        assert!(!tracker.advance(PoolPhase::Draining));
+        assert!(ends_by(tracker.closed(), || {
+            assert!(tracker.advance(PoolPhase::Closed));
+        }));
+        assert!(tracker.is_closed());
+        assert!(!tracker.advance(PoolPhase::Draining));
+        assert!(!tracker.advance(PoolPhase::Closed));
+        assert!(tracker.is_closed() && is_over(tracker.closing()) && is_over(tracker.closed()));
+    }
+
+    #[test]
+    fn a_pool_that_drains_begins_no_acquire_and_still_cleans_up() {
+        let tracker = tracker();
+        let acquire = tracker.try_begin().unwrap();
+        assert!(ends_by(tracker.idle(), || drop(acquire)));
+        tracker.advance(PoolPhase::Draining);
+        assert!(tracker.try_begin().is_none());
+        assert!(is_over(tracker.idle()));
+        let cleanup = tracker.begin_cleanup();
+        assert!(ends_by(tracker.idle(), || drop(cleanup)));
+    }
+
+    #[test]
+    fn a_pool_is_idle_without_a_lease_and_without_work() {
+        let tracker = tracker();
+        let (lease, acquire) = (lease_with(1), tracker.try_begin());
+        tracker.insert(&lease);
+        let mut idle = pin!(tracker.idle());
+        assert!(!is_over(idle.as_mut()));
+        drop(acquire);
+        assert!(!is_over(idle.as_mut()));
+        assert!(ends_by(idle, || tracker.remove_ended(&lease, true)));
+    }
+
+    #[test]
+    fn a_wait_for_fewer_leases_ends_with_the_one_that_makes_it_so() {
+        let tracker = tracker();
+        let leases = [lease_with(1), lease_with(2)];
+        leases.each_ref().map(|lease| tracker.insert(lease));
+        assert!(is_over(tracker.fewer_than(3)));
+        assert!(!is_over(tracker.fewer_than(1)));
+        assert!(ends_by(tracker.fewer_than(2), || tracker.remove_ended(&leases[0], true)));
+    }
+}

@@ -65,3 +65,76 @@ impl<W: Waiter, T> Drop for Waiting<W, T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Waker;
+
+    use super::*;
+    use crate::base::clock::Clock;
+    use crate::base::error::ErrorKind;
+    use crate::base::options::Wait;
+    use crate::queue::wait_params::WaitParams;
+    use crate::queue::wait_queue::tests::TestWaiter;
+
+    const KEY: Key = Key::from_static("k");
+
+    /// The wait of the second request for a key, and where its answer goes.
+    #[allow(clippy::type_complexity)]
+    fn waiting() -> (
+        Arc<WaitQueues<TestWaiter>>,
+        Waiting<TestWaiter, u32>,
+        oneshot::Sender<Result<u32, LockError>>,
+    ) {
+        let queues = Arc::new(WaitQueues::new(1, Clock::Boot));
+        let params = WaitParams::new(Clock::Boot.now(), Wait::Forever);
+        let enqueue = || queues.enqueue(&KEY, &params, TestWaiter::new("k", false));
+        enqueue().unwrap();
+        let (id, _) = enqueue().unwrap();
+        assert!(is_full(&queues));
+        let (reply, answer) = oneshot::channel();
+        (queues.clone(), Waiting::new(queues, KEY, id, answer, LockError::pool_closed), reply)
+    }
+
+    fn is_full(queues: &WaitQueues<TestWaiter>) -> bool {
+        let params = WaitParams::new(Clock::Boot.now(), Wait::Forever);
+        match queues.enqueue(&KEY, &params, TestWaiter::new("k", false)) {
+            Ok((id, _)) => {
+                queues.cancel(&KEY, id);
+                false
+            }
+            Err(error) => error.kind() == ErrorKind::QueueFull,
+        }
+    }
+
+    fn poll<T>(wait: Pin<&mut Waiting<TestWaiter, T>>) -> Poll<Result<T, ErrorKind>> {
+        let polled = wait.poll(&mut Context::from_waker(Waker::noop()));
+        polled.map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_answer() {
+        let (_queues, wait, reply) = waiting();
+        let mut wait = pin!(wait);
+        assert_eq!(poll(wait.as_mut()), Poll::Pending);
+        reply.send(Ok(5)).unwrap();
+        assert_eq!(poll(wait.as_mut()), Poll::Ready(Ok(5)));
+        assert_eq!(poll(wait), Poll::Pending, "it has been received");
+    }
+
+    #[test]
+    fn a_wait_without_an_answer_ends_with_its_error() {
+        let (_queues, wait, reply) = waiting();
+        drop(reply);
+        assert_eq!(poll(pin!(wait)), Poll::Ready(Err(ErrorKind::PoolClosed)));
+    }
+
+    #[test]
+    fn a_wait_that_is_dropped_leaves_the_queue() {
+        let (queues, wait, reply) = waiting();
+        drop(wait);
+        assert!(reply.is_closed());
+        assert!(!is_full(&queues));
+    }
+}

@@ -46,10 +46,14 @@ fn spec() -> LockSpec {
 }
 
 fn lease() -> Arc<Lease> {
+    lease_with(1)
+}
+
+pub(in crate::lease) fn lease_with(id: u64) -> Arc<Lease> {
     let (spec, clock) = (Arc::new(spec()), Clock::Boot);
     let owner = Owner::random().unwrap();
     let grant = Grant::new(owner, None, &spec.policy, clock.now(), None, Vec::new());
-    Arc::new(Lease::new(1, "pool".into(), spec, grant, clock.now(), clock))
+    Arc::new(Lease::new(id, "pool".into(), spec, grant, clock.now(), clock))
 }
 
 const LOST: Poll<Ending> = Poll::Ready(Ending::Lost(Loss::Taken));

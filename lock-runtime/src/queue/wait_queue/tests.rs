@@ -527,6 +527,22 @@ async fn a_linger_that_ends_leaves_no_timer_and_one_that_is_lost_does() {
     assert_eq!(lingered(&queues), [(KEY, false)]);
 }
 
+#[tokio::test]
+async fn locks_that_linger_until_the_same_moment_all_end() {
+    let queues = queues(10);
+    let keys = ["a", "b", "c"].map(Key::from_static);
+    for key in &keys {
+        queues.enqueue(key, &forever(), TestWaiter::new("k", false)).unwrap();
+    }
+    let now = Clock::Boot.now();
+    for key in &keys {
+        assert!(queues.begin_linger(key, now));
+    }
+    let mut ended = lingered(&queues);
+    ended.sort();
+    assert_eq!(ended, keys.map(|key| (key, true)));
+}
+
 /// With a search through all others it is 45 billion steps.
 #[test]
 fn waiters_leave_a_long_queue_in_any_order_without_a_search() {
