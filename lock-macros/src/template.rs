@@ -361,31 +361,40 @@ mod tests {
         }
     }
 
+    /// Each text has its fault between the marks `«` and `»`.
     #[test]
-    fn each_error_has_its_own_message() {
-        for (text, words) in [
-            ("", "key is empty"),
-            ("<>", "placeholder is empty"),
-            ("a<b", "not closed"),
-            ("a<b<c>", "not closed"),
-            ("a>b", "no `<` before"),
-            ("< id>", "no spaces"),
-            ("<id >", "no spaces"),
-            ("<id:?>", "takes no format"),
-            ("<a + b>", "not an expression"),
-            ("<a+b>", "not an expression"),
-            ("<A::b>", "not an expression"),
-            ("<&a>", "not an expression"),
-            ("<1>", "not an expression"),
-            ("<_>", "not an expression"),
-            ("<a.f(1)>", "takes no arguments"),
-            ("<a.>", "ends too early"),
-            ("<a[>", "ends too early"),
-            ("<a[0>", "ends too early"),
-            ("<a.await>", "not a field"),
-            ("<a.99999999999>", "too large"),
+    fn each_error_has_its_own_message_and_place() {
+        for (marked, words) in [
+            ("«»", "key is empty"),
+            ("a:«<>»", "placeholder is empty"),
+            ("a«<b»", "not closed"),
+            ("a«<b»<c>", "not closed"),
+            ("ab«>»c", "no `<` before"),
+            ("a:«<b><c>»:d", "separates"),
+            ("a:<b>«x»y", "could belong"),
+            ("<« »id>", "no spaces"),
+            ("<id« »>", "no spaces"),
+            ("<id«:?»>", "takes no format"),
+            ("<a« »+ b>", "not an expression"),
+            ("<a«+»b>", "not an expression"),
+            ("<a«→»b>", "not an expression"),
+            ("<A«:»:b>", "not an expression"),
+            ("<«&»a>", "not an expression"),
+            ("<«1»>", "not an expression"),
+            ("<«_»>", "not an expression"),
+            ("<a.f«(1)»>", "takes no arguments"),
+            ("<«a.»>", "ends too early"),
+            ("<«a[»>", "ends too early"),
+            ("<«a[0»>", "ends too early"),
+            ("<a.«await»>", "not a field"),
+            ("<a.«99999999999»>", "too large"),
         ] {
-            assert!(message(text).contains(words), "{text}: {}", message(text));
+            let (before, rest) = marked.split_once('«').unwrap();
+            let (place, after) = rest.split_once('»').unwrap();
+            let faults = Template::scan(&[before, place, after].concat()).err().unwrap();
+            let [fault] = &faults[..] else { panic!("{marked}: {faults:?}") };
+            assert!(fault.message.contains(words), "{marked}: {fault:?}");
+            assert_eq!(fault.range, before.len()..before.len() + place.len(), "{marked}");
         }
     }
 

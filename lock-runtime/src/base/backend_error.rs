@@ -18,7 +18,11 @@ pub enum FailureKind {
 
 /// A store refused a request, or did not answer it.
 #[derive(Clone)]
-pub struct BackendError {
+pub struct BackendError(Arc<Failure>);
+
+/// Behind a pointer: most results have none.
+#[derive(Clone)]
+struct Failure {
     kind: FailureKind,
     message: String,
     remedy: &'static str,
@@ -42,28 +46,28 @@ impl BackendError {
     /// An error with a text that must not show secrets.
     #[must_use]
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), remedy: "", source: None }
+        Self(Arc::new(Failure { kind, message: message.into(), remedy: "", source: None }))
     }
 
     /// Adds the advice that error texts end with.
     #[must_use]
     pub fn remedy(mut self, remedy: &'static str) -> Self {
-        self.remedy = remedy;
+        self.failure().remedy = remedy;
         self
     }
 
     /// Adds the client library's error.
     #[must_use]
     pub fn because(mut self, source: impl Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Arc::new(source));
+        self.failure().source = Some(Arc::new(source));
         self
     }
 
     /// The same error, for a request of which nothing had been sent that could have been applied.
     #[cfg(feature = "_remote")]
     pub(crate) fn before_sending(mut self) -> Self {
-        if self.kind == FailureKind::MaybeApplied {
-            self.kind = FailureKind::NotApplied;
+        if self.0.kind == FailureKind::MaybeApplied {
+            self.failure().kind = FailureKind::NotApplied;
         }
         self
     }
@@ -71,46 +75,50 @@ impl BackendError {
     /// The client library's error, if it is a `E`.
     #[cfg(any(feature = "redis", feature = "_sql"))]
     pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
-        self.source.as_deref()?.downcast_ref()
+        self.0.source.as_deref()?.downcast_ref()
     }
 
     /// The same error, for a request of which a part had been applied by then.
     #[cfg(feature = "_remote")]
     pub(crate) fn after_a_part(mut self) -> Self {
-        self.kind = FailureKind::MaybeApplied;
+        self.failure().kind = FailureKind::MaybeApplied;
         self
     }
 
     /// How certain the effect of the request is.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
-        self.kind
+        self.0.kind
     }
 
     pub(crate) fn message(&self) -> &str {
-        &self.message
+        &self.0.message
     }
 
     pub(crate) fn remedy_text(&self) -> &'static str {
-        self.remedy
+        self.0.remedy
+    }
+
+    fn failure(&mut self) -> &mut Failure {
+        Arc::make_mut(&mut self.0)
     }
 }
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0.message)
     }
 }
 
 impl fmt::Debug for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BackendError({:?}: {})", self.kind, self.message)
+        write!(f, "BackendError({:?}: {})", self.0.kind, self.0.message)
     }
 }
 
 impl Error for BackendError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|error| error as _)
+        self.0.source.as_deref().map(|error| error as _)
     }
 }
 

@@ -1,28 +1,32 @@
 //! Time of leases. The only file that reads a clock.
 
+use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::Add;
 use std::time::Duration;
 
 /// A point in time of a [`Clock`], in nanoseconds since the clock's origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Instant(u64);
+///
+/// One more is stored, so that it is never zero and an `Option` takes no more room: each held lock has a dozen.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Instant(NonZeroU64);
 
 impl Instant {
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
-        Self(nanos)
+        Self(NonZeroU64::MIN.saturating_add(nanos))
     }
 
     pub(crate) const fn as_nanos(self) -> u64 {
-        self.0
+        self.0.get() - 1
     }
 
     /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub(crate) const fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        Duration::from_nanos(self.as_nanos().saturating_sub(earlier.as_nanos()))
     }
 
     pub(crate) fn saturating_sub(self, span: Duration) -> Self {
-        Self(self.0.saturating_sub(nanos(span)))
+        Self::from_nanos(self.as_nanos().saturating_sub(nanos(span)))
     }
 }
 
@@ -31,6 +35,12 @@ impl Add<Duration> for Instant {
 
     fn add(self, span: Duration) -> Self {
         Self(self.0.saturating_add(nanos(span)))
+    }
+}
+
+impl fmt::Debug for Instant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Instant({})", self.as_nanos())
     }
 }
 
@@ -53,9 +63,10 @@ impl Clock {
     #[allow(clippy::disallowed_methods)]
     pub(crate) fn now(self) -> Instant {
         match self {
-            Self::Boot => Instant(boot_nanos()),
+            Self::Boot => Instant::from_nanos(boot_nanos()),
             Self::Runtime { origin } => {
-                Instant(nanos(tokio::time::Instant::now().saturating_duration_since(origin)))
+                let since = tokio::time::Instant::now().saturating_duration_since(origin);
+                Instant::from_nanos(nanos(since))
             }
         }
     }
@@ -146,4 +157,24 @@ pub(crate) fn wall_micros() -> u64 {
 
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_counted_from_zero_and_stops_at_the_ends() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let moments = [0, 1, 1_000_000_000, u64::MAX - 1].map(Instant::from_nanos);
+        assert_eq!(moments.map(Instant::as_nanos), [0, 1, 1_000_000_000, u64::MAX - 1]);
+        assert_eq!(moments[0] + SECOND, moments[2]);
+        assert_eq!(moments[2].since(moments[0]), SECOND);
+        assert_eq!(moments[0].since(moments[2]), Duration::ZERO);
+        assert_eq!(moments[2].saturating_sub(SECOND), moments[0]);
+        assert_eq!(moments[1].saturating_sub(SECOND), moments[0]);
+        assert_eq!(moments[3] + Duration::MAX, moments[3]);
+        assert_eq!(Instant::from_nanos(u64::MAX), moments[3]);
+        assert_eq!(size_of::<Option<Instant>>(), size_of::<u64>());
+    }
 }

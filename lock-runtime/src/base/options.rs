@@ -206,10 +206,24 @@ pub(crate) const TIMER: Duration = Duration::from_millis(1);
 /// typo, after which a crashed holder would block the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ttl {
-    length: Duration,
-    validity: Duration,
+    length: Nanos,
+    validity: Nanos,
     /// How much longer the store keeps the lease (Chubby's lock-delay).
-    delay: Duration,
+    delay: Nanos,
+}
+
+/// At most a few weeks. It takes half of the room of a [`Duration`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Nanos(u64);
+
+impl Nanos {
+    fn of(span: Duration) -> Self {
+        Self(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    const fn get(self) -> Duration {
+        Duration::from_nanos(self.0)
+    }
 }
 
 impl Ttl {
@@ -239,7 +253,8 @@ impl Ttl {
         }
         // Two clocks may drift apart, and stores round by a millisecond.
         let drift = length.mul_f64(drift_factor) + Duration::from_millis(2);
-        Ok(Self { length, validity: length.saturating_sub(drift), delay: Duration::ZERO })
+        let validity = Nanos::of(length.saturating_sub(drift));
+        Ok(Self { length: Nanos::of(length), validity, delay: Nanos(0) })
     }
 
     /// This ttl, with a store that keeps each lease for `delay` longer.
@@ -250,32 +265,32 @@ impl Ttl {
                 "it is how long the late writes of a lost holder may take; write for example `lock_delay = \"2s\"`",
             ));
         }
-        Ok(Self { delay, ..self })
+        Ok(Self { delay: Nanos::of(delay), ..self })
     }
 
     pub(crate) const fn get(self) -> Duration {
-        self.length
+        self.length.get()
     }
 
     /// How long the store keeps a grant that is not renewed.
     pub(crate) const fn stored(self) -> Duration {
-        self.length.saturating_add(self.delay)
+        self.length.get().saturating_add(self.delay.get())
     }
 
     pub(crate) const fn delay(self) -> Duration {
-        self.delay
+        self.delay.get()
     }
 
     /// How long a grant is valid, from before its request was sent (Redlock's validity time): the ttl less the
     /// drift (1 % + 2 ms by default).
     pub(crate) const fn validity(self) -> Duration {
-        self.validity
+        self.validity.get()
     }
 
     /// The longest interval between renewals. It leaves half of its length to confirm a renewal before the body is
     /// cancelled. An interval above half of the ttl leaves no time for a second try.
     fn longest_interval(self, cancel_margin: Duration) -> Duration {
-        (self.validity.saturating_sub(cancel_margin) * 2 / 3).min(self.length / 2)
+        (self.validity().saturating_sub(cancel_margin) * 2 / 3).min(self.get() / 2)
     }
 
     /// The shortest ttl that is kept by a renewal every third of it.

@@ -9,7 +9,7 @@ use tracing::span::Id;
 /// Names the span of one call, for the events of that call. It is no handle: an event that is delivered late keeps no span
 /// open. Empty if no subscriber wants the span.
 #[derive(Debug, Default)]
-pub(crate) struct SpanSlot(Option<NamedSpan>);
+pub(crate) struct SpanSlot(Option<Box<NamedSpan>>);
 
 #[derive(Debug)]
 struct NamedSpan {
@@ -20,11 +20,12 @@ struct NamedSpan {
 
 impl SpanSlot {
     pub(crate) fn new(span: &Span) -> Self {
-        Self(span.with_subscriber(|(id, subscriber)| NamedSpan {
+        let named = span.with_subscriber(|(id, subscriber)| NamedSpan {
             id: id.clone(),
             subscriber: subscriber.clone(),
             is_open: AtomicBool::new(true),
-        }))
+        });
+        Self(named.map(Box::new))
     }
 
     /// The subscriber that the span belongs to.

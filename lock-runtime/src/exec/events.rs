@@ -169,10 +169,10 @@ pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
     }
 }
 
-pub(crate) fn renewed(origin: Origin<'_>, held: Duration) {
+pub(crate) fn renewed(origin: Origin<'_>, held_for: impl FnOnce() -> Duration) {
     origin.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
     if is_wanted!(TRACE, origin.span.subscriber()) {
-        let held_ms = millis(held);
+        let held_ms = millis(held_for());
         emit!(trace, origin, held_ms, "renewed");
     }
 }

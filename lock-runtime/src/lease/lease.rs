@@ -14,6 +14,7 @@ use crate::base::backend_error::BackendError;
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{Fence, Fences};
 use crate::base::jitter;
+use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::loss::Loss;
 use crate::base::measurement::Measurement;
@@ -44,9 +45,11 @@ pub(crate) struct Lease {
     /// When the wait began.
     requested_at: Instant,
     pub(crate) granted_at: Instant,
-    /// A copy of the policy's. A renewal of very many leases is bound by the memory that it reads.
+    /// As those of `spec`, which a renewal does not touch. That of very many leases is bound by the memory that it reads.
+    store_keys: Arc<[Key]>,
     pub(crate) ttl: Ttl,
     pub(crate) renew_every: Option<Duration>,
+    min_hold: Duration,
     /// When `max_hold` is over.
     limit: Option<Instant>,
     /// How long before the end of validity the body is cancelled.
@@ -82,7 +85,7 @@ struct State {
     /// When the key may have changed behind the renewal in flight: its answer may be of the time before.
     changed_since: Option<Instant>,
     /// The answer to the last renewal, if it was no confirmation.
-    unconfirmed: Option<Box<BackendError>>,
+    unconfirmed: Option<BackendError>,
     listeners: Listeners,
     /// Whether a sequencer names the owner token. The token then is not passed on to another holder.
     is_named: bool,
@@ -177,8 +180,10 @@ impl Lease {
             fence,
             requested_at,
             granted_at,
+            store_keys: spec.store_keys.clone(),
             ttl: spec.policy.ttl,
             renew_every: spec.policy.renew_every,
+            min_hold: spec.policy.min_hold,
             limit,
             cancel_margin: spec.policy.cancel_margin(),
             owner: grant.owner,
@@ -226,7 +231,7 @@ impl Lease {
         let valid_until = self.valid_until();
         if !alike
             || valid_until.since(now) < its.ttl.get() / 2
-            || now.since(self.granted_at) < mine.min_hold
+            || now.since(self.granted_at) < self.min_hold
         {
             return None;
         }
@@ -322,7 +327,7 @@ impl Lease {
     /// The lease, as the store knows it.
     pub(crate) fn to_store(&self) -> LeaseRef {
         LeaseRef {
-            keys: self.spec.store_keys.clone(),
+            keys: self.store_keys.clone(),
             owner: self.owner,
             ttl: self.ttl.stored(),
             min_hold: self.remaining_min_hold(),
@@ -331,9 +336,11 @@ impl Lease {
 
     /// What is left of the `min_hold`.
     pub(crate) fn remaining_min_hold(&self) -> Duration {
-        let min_hold = self.spec.policy.min_hold;
         // Without a `min_hold` the clock is not read.
-        if min_hold.is_zero() { min_hold } else { min_hold.saturating_sub(self.held_for()) }
+        if self.min_hold.is_zero() {
+            return Duration::ZERO;
+        }
+        self.min_hold.saturating_sub(self.held_for())
     }
 
     /// How long the store keeps the keys locked after the release: for what is left of the `min_hold` of a body that may have
@@ -505,7 +512,7 @@ impl Lease {
         let pause = self.ttl.get() / 24;
         self.renewal_over(now, |state| {
             state.next_renewal = Some(now + pause);
-            state.unconfirmed = Some(Box::new(error));
+            state.unconfirmed = Some(error);
         });
     }
 
@@ -516,7 +523,7 @@ impl Lease {
 
     /// Why the last renewal was not confirmed, if it was not.
     pub(crate) fn unconfirmed(&self) -> Option<BackendError> {
-        self.state().unconfirmed.as_deref().cloned()
+        self.state().unconfirmed.clone()
     }
 
     /// The renewal in flight has ended. It may have been applied as late as `stored_from`, also if it failed. `go_on`
@@ -633,7 +640,7 @@ impl Lease {
     }
 
     fn store_until(&self, sent: Instant) {
-        let until = (sent + self.ttl.stored()).max(self.granted_at + self.spec.policy.min_hold);
+        let until = (sent + self.ttl.stored()).max(self.granted_at + self.min_hold);
         self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
     }
 

@@ -188,7 +188,7 @@ impl RenewalScheduler {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);
-                    events::renewed(lease.origin(), lease.held_for());
+                    events::renewed(lease.origin(), || lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
                     lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));

@@ -242,7 +242,7 @@ mod tests {
         assert!(tracker.is_open() && !tracker.is_closed() && !tracker.is_inherited());
         assert_eq!([tracker.next_id(), tracker.next_id(), tracker.next_id()], [1, 2, 3]);
         let leases = [lease_with(1), lease_with(2)];
-        leases.each_ref().map(|lease| tracker.insert(lease));
+        leases.iter().for_each(|lease| tracker.insert(lease));
         assert!(Arc::ptr_eq(&tracker.lease(2).unwrap(), &leases[1]));
         assert!(tracker.lease(3).is_none());
         let mut ids: Vec<_> = tracker.leases().iter().map(|lease| lease.id).collect();
@@ -318,7 +318,7 @@ mod tests {
     fn a_wait_for_fewer_leases_ends_with_the_one_that_makes_it_so() {
         let tracker = tracker();
         let leases = [lease_with(1), lease_with(2)];
-        leases.each_ref().map(|lease| tracker.insert(lease));
+        leases.iter().for_each(|lease| tracker.insert(lease));
         assert!(is_over(tracker.fewer_than(3)));
         assert!(!is_over(tracker.fewer_than(1)));
         assert!(ends_by(tracker.fewer_than(2), || tracker.remove_ended(&leases[0], true)));

@@ -53,7 +53,7 @@ pub(super) struct KeyQueue<W> {
     /// Whether other processes wait for the lock.
     pub(super) contention: Contention,
     /// The linger of the lock: a lease without a holder has the permit.
-    pub(super) linger: Option<Linger>,
+    pub(super) linger: Option<Box<Linger>>,
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
 }

@@ -36,7 +36,7 @@ impl<W: Waiter> WaitQueues<W> {
         let linger =
             Linger { key: key.clone(), until, id: queues.last_id, timers: self.lingers.clone() };
         linger.set_timer();
-        queue.linger = Some(linger);
+        queue.linger = Some(Box::new(linger));
         true
     }
 
@@ -44,7 +44,7 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn end_linger(&self, key: &Key) -> bool {
         let mut queues = self.lock();
         let linger = queues.by_key.get_mut(key).and_then(|queue| queue.linger.take());
-        linger.inspect(Linger::remove_timer).is_some()
+        linger.inspect(|linger| linger.remove_timer()).is_some()
     }
 
     /// Waits for the timers of lingers. Returns each key, and whether its linger is over, and was ended by this call: the
