@@ -25,6 +25,7 @@ use crate::exec::events::Origin;
 use crate::lease::grant::Grant;
 use crate::lease::listeners::Listeners;
 use crate::lease::offer::Offer;
+use crate::lease::phase::Phase;
 use crate::lease::renewal_action::RenewalAction;
 use crate::queue::key_queue::Holder;
 use crate::queue::permit::KeyPermit;
@@ -104,23 +105,6 @@ impl State {
             (None, Phase::Held | Phase::Renewing | Phase::Lost | Phase::LostRenewing) => None,
         }
     }
-}
-
-/// The phase of a lease. Each request to the store is sent in the phase that names it, and one transition leads into
-/// that phase. So a lease that is being released is never renewed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Held,
-    /// Held, with a renewal in flight.
-    Renewing,
-    /// Released by its holder; another task of this process holds the lock by another lease.
-    Transferred,
-    Lost,
-    /// Lost, with a renewal in flight.
-    LostRenewing,
-    /// Released by its holder, with a renewal in flight. The release request waits for it.
-    ReleasePending,
-    Releasing,
 }
 
 /// How a hold ended, for its listeners.

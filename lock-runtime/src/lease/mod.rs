@@ -7,6 +7,7 @@ pub(crate) mod lease;
 pub(crate) mod listener;
 mod listeners;
 mod offer;
+mod phase;
 pub(crate) mod renewal;
 pub(crate) mod renewal_action;
 pub(crate) mod tracker;

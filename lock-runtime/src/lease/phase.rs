@@ -1,0 +1,18 @@
+//! What happens to a lease.
+
+/// The phase of a lease. Each request to the store is sent in the phase that names it, and one transition leads into
+/// that phase. So a lease that is being released is never renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Held,
+    /// Held, with a renewal in flight.
+    Renewing,
+    /// Released by its holder; another task of this process holds the lock by another lease.
+    Transferred,
+    Lost,
+    /// Lost, with a renewal in flight.
+    LostRenewing,
+    /// Released by its holder, with a renewal in flight. The release request waits for it.
+    ReleasePending,
+    Releasing,
+}
