@@ -1,4 +1,4 @@
-//! What happens to a lease.
+//! The phases of a lease.
 
 /// The phase of a lease. Each request to the store is sent in the phase that names it, and one transition leads into
 /// that phase. So a lease that is being released is never renewed.
