@@ -18,11 +18,11 @@ pub enum FailureKind {
 
 /// A store refused a request, or did not answer it.
 #[derive(Clone)]
-pub struct BackendError(Arc<Failure>);
+pub struct BackendError(Arc<BackendErrorDetails>);
 
 /// Behind a pointer: most results have none.
 #[derive(Clone)]
-struct Failure {
+struct BackendErrorDetails {
     kind: FailureKind,
     message: String,
     remedy: &'static str,
@@ -46,30 +46,29 @@ impl BackendError {
     /// An error with a text that must not show secrets.
     #[must_use]
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
-        Self(Arc::new(Failure { kind, message: message.into(), remedy: "", source: None }))
+        let message = message.into();
+        Self(Arc::new(BackendErrorDetails { kind, message, remedy: "", source: None }))
     }
 
     /// Adds the advice that error texts end with.
     #[must_use]
-    pub fn remedy(mut self, remedy: &'static str) -> Self {
-        self.failure().remedy = remedy;
-        self
+    pub fn remedy(self, remedy: &'static str) -> Self {
+        self.with(|details| details.remedy = remedy)
     }
 
     /// Adds the client library's error.
     #[must_use]
-    pub fn because(mut self, source: impl Error + Send + Sync + 'static) -> Self {
-        self.failure().source = Some(Arc::new(source));
-        self
+    pub fn because(self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.with(|details| details.source = Some(Arc::new(source)))
     }
 
     /// The same error, for a request of which nothing had been sent that could have been applied.
     #[cfg(feature = "_remote")]
-    pub(crate) fn before_sending(mut self) -> Self {
-        if self.0.kind == FailureKind::MaybeApplied {
-            self.failure().kind = FailureKind::NotApplied;
+    pub(crate) fn before_sending(self) -> Self {
+        if self.0.kind != FailureKind::MaybeApplied {
+            return self;
         }
-        self
+        self.with(|details| details.kind = FailureKind::NotApplied)
     }
 
     /// The client library's error, if it is a `E`.
@@ -80,9 +79,8 @@ impl BackendError {
 
     /// The same error, for a request of which a part had been applied by then.
     #[cfg(feature = "_remote")]
-    pub(crate) fn after_a_part(mut self) -> Self {
-        self.failure().kind = FailureKind::MaybeApplied;
-        self
+    pub(crate) fn after_a_part(self) -> Self {
+        self.with(|details| details.kind = FailureKind::MaybeApplied)
     }
 
     /// How certain the effect of the request is.
@@ -99,8 +97,9 @@ impl BackendError {
         self.0.remedy
     }
 
-    fn failure(&mut self) -> &mut Failure {
-        Arc::make_mut(&mut self.0)
+    fn with(mut self, change: impl FnOnce(&mut BackendErrorDetails)) -> Self {
+        change(Arc::make_mut(&mut self.0));
+        self
     }
 }
 

@@ -22,7 +22,7 @@ impl Instant {
 
     /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub(crate) const fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.as_nanos().saturating_sub(earlier.as_nanos()))
+        Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
     pub(crate) fn saturating_sub(self, span: Duration) -> Self {
@@ -155,7 +155,8 @@ pub(crate) fn wall_micros() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or_default())
 }
 
-fn nanos(span: Duration) -> u64 {
+/// The nanoseconds of `span`, at most what the number holds: 584 years.
+pub(super) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -84,7 +84,7 @@ struct LockErrorDetails {
     name: Option<LockName>,
     keys: Option<Arc<[Key]>>,
     pool: Option<Arc<str>>,
-    source: Option<Arc<BackendError>>,
+    source: Option<BackendError>,
 }
 
 impl LockError {
@@ -107,7 +107,7 @@ impl LockError {
     pub(crate) fn backend(error: BackendError) -> Self {
         Self::new(ErrorKind::Backend, error.message().to_owned())
             .remedy(error.remedy_text())
-            .with(|inner| inner.source = Some(Arc::new(error)))
+            .with(|inner| inner.source = Some(error))
     }
 
     #[cold]
@@ -144,7 +144,7 @@ impl LockError {
             if error.kind() == FailureKind::Rejected {
                 inner.remedy = error.remedy_text().into();
             }
-            inner.source = Some(Arc::new(error));
+            inner.source = Some(error);
         })
     }
 
@@ -292,6 +292,6 @@ impl fmt::Debug for LockError {
 
 impl Error for LockError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_deref().map(|error| error as _)
+        self.0.source.as_ref().map(|error| error as _)
     }
 }

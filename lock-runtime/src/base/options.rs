@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use crate::base::clock::nanos;
 use crate::base::error::{ErrorKind, LockError};
 
 /// Time limit of an acquire.
@@ -212,13 +213,13 @@ pub(crate) struct Ttl {
     delay: Nanos,
 }
 
-/// At most a few weeks. It takes half of the room of a [`Duration`].
+/// A span of a ttl in nanoseconds, in half of the room of a [`Duration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Nanos(u64);
 
 impl Nanos {
     fn of(span: Duration) -> Self {
-        Self(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
+        Self(nanos(span))
     }
 
     const fn get(self) -> Duration {

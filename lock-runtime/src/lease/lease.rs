@@ -46,7 +46,8 @@ pub(crate) struct Lease {
     /// When the wait began.
     requested_at: Instant,
     pub(crate) granted_at: Instant,
-    /// As those of `spec`, which a renewal does not touch. That of very many leases is bound by the memory that it reads.
+    /// This and the next three are copies from `spec`. A renewal does not read `spec`: with very many leases it is bound by
+    /// the memory that it reads.
     store_keys: Arc<[Key]>,
     pub(crate) ttl: Ttl,
     pub(crate) renew_every: Option<Duration>,
@@ -215,7 +216,7 @@ impl Lease {
         let valid_until = self.valid_until();
         if !alike
             || valid_until.since(now) < its.ttl.get() / 2
-            || now.since(self.granted_at) < self.min_hold
+            || now.since(self.granted_at) < mine.min_hold
         {
             return None;
         }

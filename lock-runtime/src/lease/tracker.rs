@@ -227,13 +227,12 @@ mod tests {
         pin!(wait).as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// Whether `wait` of `tracker` is not over before `end`, and is over then.
+    /// Whether `wait` is not over before `end`, and is over then.
     fn ends_by(wait: impl Future, end: impl FnOnce()) -> bool {
         let mut wait = pin!(wait);
-        let mut is_over = || wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        let is_early = is_over();
+        let is_early = is_over(wait.as_mut());
         end();
-        !is_early && is_over()
+        !is_early && is_over(wait)
     }
 
     #[test]

@@ -72,40 +72,22 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
-    use crate::base::clock::Clock;
     use crate::base::error::ErrorKind;
-    use crate::base::options::Wait;
-    use crate::queue::wait_params::WaitParams;
-    use crate::queue::wait_queue::tests::TestWaiter;
+    use crate::queue::wait_queue::tests::{KEY, TestWaiter, enqueued, forever, with_permit_out};
 
-    const KEY: Key = Key::from_static("k");
+    type Queues = Arc<WaitQueues<TestWaiter>>;
+    type Reply = oneshot::Sender<Result<u32, LockError>>;
 
-    /// The wait of the second request for a key, and where its answer goes.
-    #[allow(clippy::type_complexity)]
-    fn waiting() -> (
-        Arc<WaitQueues<TestWaiter>>,
-        Waiting<TestWaiter, u32>,
-        oneshot::Sender<Result<u32, LockError>>,
-    ) {
-        let queues = Arc::new(WaitQueues::new(1, Clock::Boot));
-        let params = WaitParams::new(Clock::Boot.now(), Wait::Forever);
-        let enqueue = || queues.enqueue(&KEY, &params, TestWaiter::new("k", false));
-        enqueue().unwrap();
-        let (id, _) = enqueue().unwrap();
-        assert!(is_full(&queues));
-        let (reply, answer) = oneshot::channel();
-        (queues.clone(), Waiting::new(queues, KEY, id, answer, LockError::pool_closed), reply)
+    fn waiter() -> TestWaiter {
+        TestWaiter::new("k", false)
     }
 
-    fn is_full(queues: &WaitQueues<TestWaiter>) -> bool {
-        let params = WaitParams::new(Clock::Boot.now(), Wait::Forever);
-        match queues.enqueue(&KEY, &params, TestWaiter::new("k", false)) {
-            Ok((id, _)) => {
-                queues.cancel(&KEY, id);
-                false
-            }
-            Err(error) => error.kind() == ErrorKind::QueueFull,
-        }
+    /// The wait of the only waiter that the queue takes, and where its answer goes.
+    fn waiting() -> (Queues, Waiting<TestWaiter, u32>, Reply) {
+        let queues = Arc::new(with_permit_out(1));
+        let id = enqueued(&queues, &waiter());
+        let (reply, answer) = oneshot::channel();
+        (queues.clone(), Waiting::new(queues, KEY, id, answer, LockError::pool_closed), reply)
     }
 
     fn poll<T>(wait: Pin<&mut Waiting<TestWaiter, T>>) -> Poll<Result<T, ErrorKind>> {
@@ -133,8 +115,10 @@ mod tests {
     #[test]
     fn a_wait_that_is_dropped_leaves_the_queue() {
         let (queues, wait, reply) = waiting();
+        let refused = queues.enqueue(&KEY, &forever(), waiter()).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::QueueFull);
         drop(wait);
         assert!(reply.is_closed());
-        assert!(!is_full(&queues));
+        enqueued(&queues, &waiter());
     }
 }

@@ -47,25 +47,25 @@ impl TestWaiter {
     }
 }
 
-const KEY: Key = Key::from_static("k");
+pub(in crate::queue) const KEY: Key = Key::from_static("k");
 
 fn queues(max_waiters: usize) -> WaitQueues<TestWaiter> {
     WaitQueues::new(max_waiters, Clock::Boot)
 }
 
-fn forever() -> WaitParams {
+pub(in crate::queue) fn forever() -> WaitParams {
     WaitParams::new(Clock::Boot.now(), Wait::Forever)
 }
 
 /// The rank of `waiter` behind others.
-fn enqueued(queues: &WaitQueues<TestWaiter>, waiter: &TestWaiter) -> u64 {
+pub(in crate::queue) fn enqueued(queues: &WaitQueues<TestWaiter>, waiter: &TestWaiter) -> u64 {
     let (id, position) = queues.enqueue(&KEY, &forever(), waiter.clone()).unwrap();
     assert!(matches!(position, Enqueued::Queued), "{position:?}");
     id
 }
 
 /// Queues whose permit for `KEY` is out.
-fn with_permit_out(max_waiters: usize) -> WaitQueues<TestWaiter> {
+pub(in crate::queue) fn with_permit_out(max_waiters: usize) -> WaitQueues<TestWaiter> {
     let queues = queues(max_waiters);
     let first = queues.enqueue(&KEY, &forever(), TestWaiter::new("k", false)).unwrap();
     assert!(matches!(first.1, Enqueued::Head(_)));
