@@ -215,6 +215,39 @@ mod without_requests {
         until_nothing_is_left(&server).await;
     }
 
+    #[tokio::test]
+    async fn two_tasks_that_take_turns_reserve_more_fences_with_each_grant() {
+        const EACH: usize = 1_000;
+        let server = RedisServer::start();
+        let pool = patient(server.url(), TTL).await;
+        let monitor = Monitor::start(&server);
+        let fences = Arc::new(Mutex::new(Vec::new()));
+        let tasks = [(); 2].map(|()| {
+            let (pool, fences) = (pool.clone(), fences.clone());
+            tokio::spawn(async move {
+                for _ in 0..EACH {
+                    let guard = pool.lock(KEY).acquire().await.unwrap();
+                    fences.lock().unwrap().push(guard.fence().unwrap());
+                    // The other task queues.
+                    tokio::task::yield_now().await;
+                    guard.release().await.unwrap();
+                }
+            })
+        });
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let fences = std::mem::take(&mut *fences.lock().unwrap());
+        assert!(fences.len() == 2 * EACH && fences.is_sorted_by(|one, next| one < next));
+        let asked = monitor
+            .settled()
+            .into_iter()
+            .filter(|ran| ran.by != Caller::Script && ran.args.iter().any(|arg| arg == KEY));
+        // One grant for each holder without the rule.
+        let asked = asked.count();
+        assert!(asked <= EACH / 5, "{asked} commands for {} holders", 2 * EACH);
+    }
+
     /// More holders than fences are reserved at once, some of them without a fence.
     async fn fences_grow(pool: &LockPool) {
         let held = pool.lock(KEY).acquire().await.unwrap();

@@ -113,16 +113,18 @@ impl<'de> serde::Deserialize<'de> for Fence {
 pub(crate) struct Fences {
     next: Fence,
     left: u32,
+    taken: u32,
 }
 
 impl Fences {
     /// `first` and the `reserved` numbers after it. `None` if no fence was requested.
     pub(crate) fn new(first: Option<Fence>, reserved: u32) -> Option<Self> {
-        first.map(|next| Self { next, left: reserved.saturating_add(1) })
+        first.map(|next| Self { next, left: reserved.saturating_add(1), taken: 0 })
     }
 
     pub(crate) fn take(&mut self) -> Option<Fence> {
         self.left = self.left.checked_sub(1)?;
+        self.taken += 1;
         let fence = self.next;
         self.next = Fence(fence.0 + 1);
         Some(fence)
@@ -130,5 +132,26 @@ impl Fences {
 
     pub(crate) fn is_empty(self) -> bool {
         self.left == 0
+    }
+
+    /// How many holders the next grant is expected to have: as many as this one, or twice as many if it had too few numbers.
+    pub(crate) fn expected_holders(self) -> u32 {
+        if self.is_empty() { self.taken.saturating_mul(2) } else { self.taken }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_each_other_until_the_reserved_ones_are_used_up() {
+        let mut fences = Fences::new(Some(Fence::new(7)), 2).unwrap();
+        let mut seen = Vec::new();
+        while let Some(fence) = fences.take() {
+            seen.push((fence.get(), fences.is_empty(), fences.expected_holders()));
+        }
+        assert_eq!(seen, [(7, false, 1), (8, false, 2), (9, true, 6)]);
+        assert!(Fences::new(None, 2).is_none());
     }
 }

@@ -243,6 +243,11 @@ impl Lease {
         Some((grant, listeners))
     }
 
+    /// How many holders of this process the next grant of the lock is expected to have, by the fences of this one.
+    pub(crate) fn expected_holders(&self) -> u32 {
+        self.state().fences.map_or(0, Fences::expected_holders)
+    }
+
     /// From now on the lease ends with a release at the store, not with a hand-off, so that its owner token names this
     /// hold alone. `false` if the hold has ended.
     pub(crate) fn name_owner(&self) -> bool {

@@ -56,6 +56,8 @@ pub(super) struct KeyQueue<W> {
     pub(super) linger: Option<Box<Linger>>,
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
+    /// How many holders of this process the next grant is expected to have, by the last one.
+    pub(super) expected_holders: u32,
 }
 
 /// Where the permit of a key is.
@@ -218,6 +220,7 @@ impl<W> Default for KeyQueue<W> {
             contention: Contention::None,
             linger: None,
             held_since: None,
+            expected_holders: 0,
         }
     }
 }

@@ -28,7 +28,8 @@ use crate::queue::permit::{KeyPermit, PermitHandler};
 use crate::queue::wait_queue::{AfterPass, HeadInfo};
 
 /// The most fencing tokens that one request reserves. Unused numbers make the counter run ahead of the clock, which
-/// seeds it after a loss of the store's data.
+/// seeds it after a loss of the store's data. The clock counts microseconds, and a holder takes longer than one: a request
+/// that reserves no more than twice what the last grant needed does not let the counter gain on the clock.
 const MOST_EXTRA_FENCES: usize = 1000;
 
 /// One acquire for the queue of a key, by the owner of its permit.
@@ -174,8 +175,8 @@ impl AcquireTask {
             && policy.renew_every.is_some()
             && policy.max_hold.is_none();
         if request.fencing && hands_off {
-            let behind = u32::try_from(head.behind.min(MOST_EXTRA_FENCES)).unwrap_or(0);
-            request.extra_fences = request.extra_fences.max(behind);
+            let successors = u32::try_from(head.successors.min(MOST_EXTRA_FENCES)).unwrap_or(0);
+            request.extra_fences = request.extra_fences.max(successors);
         }
         let limit = time_limit(core.time_limits(), policy, head.deadline, sent);
         core.queue.record_answer(&spec.store_keys, &LastAnswer::Pending(sent));

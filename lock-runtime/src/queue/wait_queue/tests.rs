@@ -149,11 +149,11 @@ fn a_refused_waiter_keeps_its_rank_unless_it_is_cancelled() {
     let cancelled = TestWaiter::new("k", false);
     cancelled.is_cancelled.store(true, Ordering::SeqCst);
     queues.push_front(&KEY, entry(&cancelled));
-    assert_eq!(queues.head(&KEY).unwrap().behind, 0);
+    assert_eq!(queues.head(&KEY).unwrap().successors, 0);
     let refused = TestWaiter::new("k", false);
     queues.push_front(&KEY, entry(&refused));
     let head = queues.head(&KEY).unwrap();
-    assert_eq!((head.id, head.behind), (1, 1));
+    assert_eq!((head.id, head.successors), (1, 1));
     queues.close();
     queues.push_front(&KEY, entry(&TestWaiter { rejected: Arc::default(), ..refused.clone() }));
     assert_eq!(refused.rejected(), Some(ErrorKind::PoolClosed));
@@ -216,11 +216,11 @@ fn a_barging_window_is_due_after_its_interval() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let later = now + INTERVAL + INTERVAL;
-    let plan = |at| queues.plan_release(&KEY, Some(INTERVAL), at);
+    let plan = |at| queues.plan_release(&KEY, Some(INTERVAL), at, 0);
     assert!(matches!(plan(now), AfterRelease::NoWaiter));
     let id = enqueued(&queues, &TestWaiter::new("k", false));
     assert!(matches!(plan(now), AfterRelease::Successor(_)));
-    assert!(matches!(queues.plan_release(&KEY, None, later), AfterRelease::Successor(_)));
+    assert!(matches!(queues.plan_release(&KEY, None, later, 0), AfterRelease::Successor(_)));
     let hand_off = |at| queues.hand_off(&KEY, Some(INTERVAL), || at, |_, _, _| Some(()));
     assert!(hand_off(later).is_none(), "a hand-off would not leave the lock free");
     assert!(matches!(plan(later), AfterRelease::BargingWindow));
@@ -228,10 +228,28 @@ fn a_barging_window_is_due_after_its_interval() {
     assert!(matches!(plan(later + INTERVAL), AfterRelease::BargingWindow));
     assert_eq!(hand_off(later + INTERVAL).unwrap().0.id, id);
     let other = Key::from_static("other");
-    assert!(matches!(queues.plan_release(&other, Some(INTERVAL), later), AfterRelease::NoWaiter));
+    assert!(matches!(
+        queues.plan_release(&other, Some(INTERVAL), later, 0),
+        AfterRelease::NoWaiter
+    ));
 }
 
 const INTERVAL: Duration = Duration::from_secs(3_600);
+
+#[test]
+fn the_next_grant_is_expected_to_have_as_many_holders_as_wait_or_had_the_last_one() {
+    let queues = with_permit_out(10);
+    let now = Clock::Boot.now();
+    let successors = || queues.head(&KEY).unwrap().successors;
+    for _ in 0..3 {
+        enqueued(&queues, &TestWaiter::new("k", false));
+    }
+    assert_eq!(successors(), 2);
+    for (holders, expected) in [(8, 7), (2, 2), (0, 2)] {
+        queues.plan_release(&KEY, None, now, holders);
+        assert_eq!(successors(), expected, "after {holders}");
+    }
+}
 
 #[test]
 fn expired_waiters_are_rejected_with_the_last_answer() {
