@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lock_tests::RedisServer;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 use crate::lockers::{BOUND, Locker, OURS, OURS_FENCED, OURS_IN_BACKGROUND, PEERS};
@@ -13,13 +14,28 @@ use crate::{Plan, runtime};
 pub(crate) fn measure(plan: Plan, report: &mut Report) {
     report.begin("uncontended", "cycles per second against the bound's, each task its own key");
     let server = RedisServer::start();
-    let runtime = runtime();
+    let two_threads = [(1, 0.65), (64, 1.0), (1024, 1.4)];
+    compare(plan, report, &server, &runtime(), "", &two_threads);
+    let one_thread = Builder::new_current_thread().enable_all().build();
+    let one_thread = one_thread.expect("a runtime can be started");
+    compare(plan, report, &server, &one_thread, "one thread, ", &[(16, 0.65), (64, 1.0)]);
+}
+
+/// Compares at these numbers of tasks, each with the bar of ours. `on` names the runtime.
+fn compare(
+    plan: Plan,
+    report: &mut Report,
+    server: &RedisServer,
+    runtime: &Runtime,
+    on: &str,
+    tasks: &[(usize, f64)],
+) {
     let mut subjects = vec![OURS, OURS_FENCED, OURS_IN_BACKGROUND];
     if plan.peers {
         subjects.extend(PEERS);
     }
     let bound = runtime.block_on(Locker::connect(BOUND, &server.url()));
-    for (tasks, bar) in [(1, 0.65), (64, 1.0), (1024, 1.4)] {
+    for &(tasks, bar) in tasks {
         let mut bounds = Vec::new();
         for subject in &subjects {
             let locker = runtime.block_on(Locker::connect(subject, &server.url()));
@@ -34,10 +50,10 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
                 }
             }
             let bar = if *subject == OURS { Bar::AtLeast(bar) } else { Bar::None };
-            report.figure(&format!("{tasks} tasks: {subject}"), "x bound", &ratios, bar);
+            report.figure(&format!("{on}{tasks} tasks: {subject}"), "x bound", &ratios, bar);
         }
         let bound = median(bounds);
-        report.figure(&format!("{tasks} tasks: {BOUND}"), "cycles/s", &[bound], Bar::None);
+        report.figure(&format!("{on}{tasks} tasks: {BOUND}"), "cycles/s", &[bound], Bar::None);
     }
 }
 

@@ -68,6 +68,7 @@ struct Pending<B> {
     of_callers: Vec<CallerBatch<B>>,
     /// Whether a task of the driver looks after them.
     is_watched: bool,
+    /// How many items were sent and not answered yet.
     in_flight: usize,
     recent: RecentBatches,
 }
@@ -77,6 +78,8 @@ struct Pending<B> {
 struct CallerBatch<B> {
     runtime: runtime::Id,
     items: B,
+    /// From this many items on, it need not wait for more.
+    enough: usize,
     progress: CallerProgress,
 }
 
@@ -132,6 +135,12 @@ impl<B: Default> Default for Batcher<B> {
 /// the last.
 const BATCH: usize = 128;
 
+/// How many items of `caller` need not wait for more. The threads of a runtime send at different times, so that large batches are
+/// rare. There a request pays with more items.
+fn enough(caller: &Handle) -> usize {
+    if caller.metrics().num_workers() == 1 { 8 } else { 32 }
+}
+
 /// A batch that its runtime has not sent after one to two of these is sent by the driver.
 const LATE: Duration = Duration::from_millis(5);
 
@@ -139,7 +148,7 @@ impl<B: ItemBatch> Batcher<B> {
     /// Sends `item`, or adds it to the next batch. With `is_local` the store answers at once, and nothing is counted.
     pub(crate) fn push<F: Flusher<Batch = B>>(flusher: &Arc<F>, item: B::Item, is_local: bool) {
         if is_local {
-            let in_flight = InFlight { flusher: flusher.clone(), is_counted: false };
+            let in_flight = InFlight { flusher: flusher.clone(), items: 0 };
             return flusher.send_one(in_flight, item);
         }
         let mut pending = flusher.batcher().pending();
@@ -147,7 +156,7 @@ impl<B: ItemBatch> Batcher<B> {
             pending.in_flight += 1;
             flusher.batcher().note(&mut pending, 1);
             drop(pending);
-            let in_flight = InFlight { flusher: flusher.clone(), is_counted: true };
+            let in_flight = InFlight { flusher: flusher.clone(), items: 1 };
             return flusher.send_one(in_flight, item);
         }
         Self::schedule(flusher, pending, item);
@@ -166,21 +175,21 @@ impl<B: ItemBatch> Batcher<B> {
         may_begin: impl FnOnce() -> bool,
     ) -> Result<(), B::Item> {
         let runtime = caller.id();
-        let mut pending = flusher.batcher().pending();
-        if let Some(batch) = pending.of_caller(runtime) {
-            return batch.push(item);
+        let pending = flusher.batcher().pending();
+        if pending.has_caller(runtime) {
+            return Self::add(flusher, pending, runtime, item);
         }
         drop(pending);
         if !may_begin() {
             return Err(item);
         }
-        pending = flusher.batcher().pending();
+        let mut pending = flusher.batcher().pending();
         // Another thread of the runtime may have begun it meanwhile.
-        if let Some(batch) = pending.of_caller(runtime) {
-            return batch.push(item);
+        if pending.has_caller(runtime) {
+            return Self::add(flusher, pending, runtime, item);
         }
-        let progress = CallerProgress::New;
-        let mut batch = CallerBatch { runtime, items: B::default(), progress };
+        let (enough, progress) = (enough(caller), CallerProgress::New);
+        let mut batch = CallerBatch { runtime, items: B::default(), enough, progress };
         batch.items.push(item);
         pending.of_callers.push(batch);
         let was_watched = std::mem::replace(&mut pending.is_watched, true);
@@ -191,6 +200,30 @@ impl<B: ItemBatch> Batcher<B> {
         let flusher = Arc::downgrade(flusher);
         let flush = CallerFlush { flusher, runtime, process: Process::current(), is_done: false };
         spawn_on(caller, flush.run());
+        Ok(())
+    }
+
+    /// Adds `item` to the batch that `runtime` has begun, or returns it if the runtime does not send.
+    ///
+    /// A batch of as many items as are in flight is sent at once: the store works on it while further tasks run. Otherwise tasks
+    /// that lock in a loop end up in one batch, and all wait for the store, and then the store for all.
+    fn add<F: Flusher<Batch = B>>(
+        flusher: &Arc<F>,
+        mut pending: MutexGuard<'_, Pending<B>>,
+        runtime: runtime::Id,
+        item: B::Item,
+    ) -> Result<(), B::Item> {
+        let in_flight = pending.in_flight;
+        let Some(batch) = pending.of_caller(runtime) else { return Err(item) };
+        batch.push(item)?;
+        if batch.items.len() < batch.enough.max(in_flight) {
+            return Ok(());
+        }
+        batch.progress = CallerProgress::New;
+        let items = batch.items.take(BATCH);
+        flusher.batcher().note(&mut pending, items.len());
+        drop(pending);
+        flusher.send_batch(Some(runtime), items);
         Ok(())
     }
 
@@ -307,6 +340,10 @@ impl<B: ItemBatch> Batcher<B> {
 }
 
 impl<B: ItemBatch> Pending<B> {
+    fn has_caller(&self, runtime: runtime::Id) -> bool {
+        self.of_callers.iter().any(|batch| batch.runtime == runtime)
+    }
+
     /// What the callers on `runtime` have collected, if they have begun a batch.
     fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<B>> {
         self.of_callers.iter_mut().find(|batch| batch.runtime == runtime)
@@ -324,23 +361,23 @@ impl<B: ItemBatch> CallerBatch<B> {
     }
 }
 
-/// One call in flight, until it is dropped.
+/// The items of one call in flight, until it is dropped.
 pub(crate) struct InFlight<F: Flusher> {
     flusher: Arc<F>,
-    is_counted: bool,
+    items: usize,
 }
 
 impl<F: Flusher> InFlight<F> {
-    pub(crate) fn begin(flusher: &Arc<F>) -> Self {
-        flusher.batcher().pending().in_flight += 1;
-        Self { flusher: flusher.clone(), is_counted: true }
+    pub(crate) fn begin(flusher: &Arc<F>, items: usize) -> Self {
+        flusher.batcher().pending().in_flight += items;
+        Self { flusher: flusher.clone(), items }
     }
 }
 
 impl<F: Flusher> Drop for InFlight<F> {
     fn drop(&mut self) {
-        if self.is_counted {
-            self.flusher.batcher().pending().in_flight -= 1;
+        if self.items > 0 {
+            self.flusher.batcher().pending().in_flight -= self.items;
         }
     }
 }
@@ -430,6 +467,109 @@ impl<F: Flusher> Drop for CallerFlush<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Default)]
+    struct Units(usize);
+
+    impl ItemBatch for Units {
+        type Item = ();
+
+        fn push(&mut self, (): ()) {
+            self.0 += 1;
+        }
+
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn take(&mut self, most: usize) -> Self {
+            let taken = self.0.min(most);
+            self.0 -= taken;
+            Self(taken)
+        }
+
+        fn append(&mut self, later: Self) {
+            self.0 += later.0;
+        }
+    }
+
+    /// A store that answers nothing by itself.
+    struct SilentStore {
+        batcher: Batcher<Units>,
+        driver: Driver,
+        sent: Mutex<Vec<InFlight<Self>>>,
+    }
+
+    impl SilentStore {
+        fn new() -> Arc<Self> {
+            let driver = Driver::current().unwrap();
+            Arc::new(Self { batcher: Batcher::default(), driver, sent: Mutex::default() })
+        }
+
+        fn push(self: &Arc<Self>, count: usize) {
+            for _ in 0..count {
+                Batcher::push_on(self, &Handle::current(), (), || true).unwrap();
+            }
+        }
+
+        /// The sizes of the batches that were sent, by the answers to them.
+        fn answer_all(&self) -> Vec<usize> {
+            let sent = std::mem::take(&mut *self.sent.lock().unwrap());
+            sent.iter().map(|in_flight| in_flight.items).collect()
+        }
+    }
+
+    impl Flusher for SilentStore {
+        type Batch = Units;
+
+        fn batcher(&self) -> &Batcher<Units> {
+            &self.batcher
+        }
+
+        fn driver(&self) -> &Driver {
+            &self.driver
+        }
+
+        fn send_one(self: &Arc<Self>, in_flight: InFlight<Self>, (): ()) {
+            self.sent.lock().unwrap().push(in_flight);
+        }
+
+        fn send_batch(self: &Arc<Self>, _: Option<runtime::Id>, batch: Units) {
+            let in_flight = InFlight::begin(self, batch.0);
+            self.sent.lock().unwrap().push(in_flight);
+        }
+    }
+
+    /// With paused time, and a driver on this runtime, no batch is late.
+    #[tokio::test(start_paused = true)]
+    async fn half_of_the_items_are_sent_while_the_others_are_in_flight() {
+        let store = SilentStore::new();
+        store.push(7);
+        assert!(store.answer_all().is_empty(), "too few");
+        store.push(1 + 8 + 16 + 31);
+        assert_eq!(store.batcher.pending().in_flight, 8 + 8 + 16);
+        // The task of the runtime sends the rest.
+        while store.batcher.pending().in_flight < 8 + 8 + 16 + 31 {
+            yield_now().await;
+        }
+        assert_eq!(store.answer_all(), [8, 8, 16, 31]);
+        assert_eq!(store.batcher.pending().in_flight, 0);
+        store.push(8);
+        assert_eq!(store.answer_all(), [8]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_batch_has_more_items_than_the_limit() {
+        let store = SilentStore::new();
+        let in_flight = InFlight::begin(&store, 3 * BATCH);
+        store.push(3 * BATCH);
+        assert_eq!(store.answer_all(), [BATCH]);
+        while store.batcher.pending().of_callers.first().is_some_and(|batch| batch.items.0 > 0) {
+            yield_now().await;
+        }
+        assert_eq!(store.answer_all(), [BATCH, BATCH]);
+        drop(in_flight);
+    }
 
     #[test]
     fn large_batches_are_expected_until_two_in_a_row_are_small() {

@@ -112,11 +112,13 @@ impl Flusher for PoolCore {
             let limit = limit_of(first);
             let others = acquires.extract_if(.., |first| limit_of(first) != limit).collect();
             let call = std::mem::replace(&mut acquires, others);
-            let work = first_request::send_batch(self.clone(), InFlight::begin(self), limit, call);
+            let in_flight = InFlight::begin(self, call.len());
+            let work = first_request::send_batch(self.clone(), in_flight, limit, call);
             self.start_work(caller, work);
         }
         if !releases.is_empty() {
-            let work = release::send_batch(self.clone(), InFlight::begin(self), releases);
+            let in_flight = InFlight::begin(self, releases.len());
+            let work = release::send_batch(self.clone(), in_flight, releases);
             self.start_work(caller, work);
         }
     }
