@@ -175,17 +175,16 @@ impl<B: ItemBatch> Batcher<B> {
         may_begin: impl FnOnce() -> bool,
     ) -> Result<(), B::Item> {
         let runtime = caller.id();
-        let pending = flusher.batcher().pending();
-        if pending.has_caller(runtime) {
-            return Self::add(flusher, pending, runtime, item);
-        }
-        drop(pending);
-        if !may_begin() {
-            return Err(item);
-        }
         let mut pending = flusher.batcher().pending();
+        if pending.of_caller(runtime).is_none() {
+            drop(pending);
+            if !may_begin() {
+                return Err(item);
+            }
+            pending = flusher.batcher().pending();
+        }
         // Another thread of the runtime may have begun it meanwhile.
-        if pending.has_caller(runtime) {
+        if pending.of_caller(runtime).is_some() {
             return Self::add(flusher, pending, runtime, item);
         }
         let (enough, progress) = (enough(caller), CallerProgress::New);
@@ -219,11 +218,11 @@ impl<B: ItemBatch> Batcher<B> {
         if batch.items.len() < batch.enough.max(in_flight) {
             return Ok(());
         }
-        batch.progress = CallerProgress::New;
-        let items = batch.items.take(BATCH);
-        flusher.batcher().note(&mut pending, items.len());
+        let batch = flusher.batcher().take_from(&mut pending, Some(runtime));
         drop(pending);
-        flusher.send_batch(Some(runtime), items);
+        if let Some(batch) = batch {
+            flusher.send_batch(Some(runtime), batch);
+        }
         Ok(())
     }
 
@@ -301,9 +300,12 @@ impl<B: ItemBatch> Batcher<B> {
         }
     }
 
-    /// The next batch of the runtime `caller`, or of the driver. Without any, the next item schedules a flush again.
     fn take(&self, caller: Option<runtime::Id>) -> Option<B> {
-        let mut pending = self.pending();
+        self.take_from(&mut self.pending(), caller)
+    }
+
+    /// The next batch of the runtime `caller`, or of the driver. Without any, the next item schedules a flush again.
+    fn take_from(&self, pending: &mut Pending<B>, caller: Option<runtime::Id>) -> Option<B> {
         let at = match caller {
             None => None,
             Some(caller) => Some(pending.of_callers.iter().position(|of| of.runtime == caller)?),
@@ -315,7 +317,7 @@ impl<B: ItemBatch> Batcher<B> {
         let count = items.len();
         let batch = (count > 0).then(|| items.take(BATCH));
         if count > 0 {
-            self.note(&mut pending, count);
+            self.note(pending, count);
         }
         match at {
             None => pending.is_scheduled = batch.is_some(),
@@ -340,10 +342,6 @@ impl<B: ItemBatch> Batcher<B> {
 }
 
 impl<B: ItemBatch> Pending<B> {
-    fn has_caller(&self, runtime: runtime::Id) -> bool {
-        self.of_callers.iter().any(|batch| batch.runtime == runtime)
-    }
-
     /// What the callers on `runtime` have collected, if they have begun a batch.
     fn of_caller(&mut self, runtime: runtime::Id) -> Option<&mut CallerBatch<B>> {
         self.of_callers.iter_mut().find(|batch| batch.runtime == runtime)

@@ -225,7 +225,7 @@ fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     }
     let window = core.config.barging_window;
     let interval = window.map(|window| window.interval);
-    match core.queue.plan_release(key, interval, now, lease.expected_holders()) {
+    match core.queue.plan_release(key, interval, now, || lease.expected_holders()) {
         AfterRelease::NoWaiter => {}
         AfterRelease::BargingWindow => {
             request.barging_window = window.map_or(Duration::ZERO, |window| window.length);

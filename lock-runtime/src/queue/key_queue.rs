@@ -57,7 +57,7 @@ pub(super) struct KeyQueue<W> {
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
     /// How many holders of this process the next grant is expected to have, by the last one.
-    pub(super) expected_holders: u32,
+    expected_holders: u32,
 }
 
 /// Where the permit of a key is.
@@ -243,6 +243,19 @@ impl<W> KeyQueue<W> {
 
     pub(super) fn has_no_waiters(&self) -> bool {
         self.reserved_for.is_none() && self.entries.is_empty() && self.registered.is_empty()
+    }
+
+    /// Records how many holders the next grant is expected to have, by the last one, if the queue has waiters.
+    pub(super) fn note_expected_holders(&mut self, holders: impl FnOnce() -> u32) {
+        if !self.has_no_waiters() {
+            self.expected_holders = holders();
+        }
+    }
+
+    /// How many holders are expected to follow the next one under its grant.
+    pub(super) fn expected_successors(&self) -> usize {
+        let expected = usize::try_from(self.expected_holders).unwrap_or(usize::MAX);
+        self.entries.len().max(expected).saturating_sub(1)
     }
 
     /// Whether the lock has not been left free for `interval`.

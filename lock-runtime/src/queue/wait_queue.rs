@@ -103,7 +103,7 @@ pub(crate) struct HeadInfo {
     pub(crate) id: u64,
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) deadline: Option<Instant>,
-    /// How many holders of this process are expected to follow it under the same grant: those that wait, or as many as lately.
+    /// How many holders are expected to follow under the same grant: all waiters behind it, or as many as under the last grant.
     pub(crate) successors: usize,
 }
 
@@ -246,8 +246,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
         let queue = queues.by_key.get_mut(key)?;
-        let expected = usize::try_from(queue.expected_holders).unwrap_or(usize::MAX);
-        let successors = queue.entries.len().max(expected).saturating_sub(1);
+        let successors = queue.expected_successors();
         let entry = queue.entries.get_mut(&id)?;
         let WaitFor::Lock(waiter) = &entry.wait_for else { return None };
         entry.attempts += 1;
@@ -340,17 +339,17 @@ impl<W: Waiter> WaitQueues<W> {
     }
 
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
-    /// window begins. The next grant is expected to have `expected_holders`.
+    /// window begins. The next grant is expected to have `expected_holders`; without waiters they are not asked for.
     pub(crate) fn plan_release(
         &self,
         key: &Key,
         barging_interval: Option<Duration>,
         now: Instant,
-        expected_holders: u32,
+        expected_holders: impl FnOnce() -> u32,
     ) -> AfterRelease {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return AfterRelease::NoWaiter };
-        queue.expected_holders = expected_holders;
+        queue.note_expected_holders(expected_holders);
         if queue.is_barging_due(barging_interval, now) {
             queue.held_since = Some(now);
             return AfterRelease::BargingWindow;

@@ -216,11 +216,11 @@ fn a_barging_window_is_due_after_its_interval() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();
     let later = now + INTERVAL + INTERVAL;
-    let plan = |at| queues.plan_release(&KEY, Some(INTERVAL), at, 0);
+    let plan = |at| queues.plan_release(&KEY, Some(INTERVAL), at, || 0);
     assert!(matches!(plan(now), AfterRelease::NoWaiter));
     let id = enqueued(&queues, &TestWaiter::new("k", false));
     assert!(matches!(plan(now), AfterRelease::Successor(_)));
-    assert!(matches!(queues.plan_release(&KEY, None, later, 0), AfterRelease::Successor(_)));
+    assert!(matches!(queues.plan_release(&KEY, None, later, || 0), AfterRelease::Successor(_)));
     let hand_off = |at| queues.hand_off(&KEY, Some(INTERVAL), || at, |_, _, _| Some(()));
     assert!(hand_off(later).is_none(), "a hand-off would not leave the lock free");
     assert!(matches!(plan(later), AfterRelease::BargingWindow));
@@ -229,7 +229,7 @@ fn a_barging_window_is_due_after_its_interval() {
     assert_eq!(hand_off(later + INTERVAL).unwrap().0.id, id);
     let other = Key::from_static("other");
     assert!(matches!(
-        queues.plan_release(&other, Some(INTERVAL), later, 0),
+        queues.plan_release(&other, Some(INTERVAL), later, || 0),
         AfterRelease::NoWaiter
     ));
 }
@@ -246,7 +246,7 @@ fn the_next_grant_is_expected_to_have_as_many_holders_as_wait_or_had_the_last_on
     }
     assert_eq!(successors(), 2);
     for (holders, expected) in [(8, 7), (2, 2), (0, 2)] {
-        queues.plan_release(&KEY, None, now, holders);
+        queues.plan_release(&KEY, None, now, || holders);
         assert_eq!(successors(), expected, "after {holders}");
     }
 }
