@@ -191,7 +191,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `max_hold` | duration | none | after this time the lease counts as lost, although it could be renewed |
 /// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end and the end of the process |
 /// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it at once |
-/// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long behind the body, for its next call; released at once when another process waits |
+/// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released at once when another process waits |
 /// | `on_conflict` | `"error"` `"skip"`, or an async function with the same arguments | `"error"` | what the call returns if the lock is held by another owner for all of `wait` |
 /// | `on_lost` | `"cancel"` `"notify"` | `"cancel"` | a lost lease drops the body at its next await, or is only visible through the guard |
 /// | `release` | `"await"` `"background"` | `"await"` | whether the result waits until the store has freed the lock |

@@ -101,6 +101,57 @@ async fn renewals_keep_it_and_so_does_a_release_without_an_answer() {
     .await;
 }
 
+/// A store that serves the next renewal late, behind the release. The second plan counts what has arrived at the store.
+async fn with_a_late_renewal(url: &str) -> (LockPool, FaultPlan, FaultPlan) {
+    let (store, served) = FaultyBackend::new(open_backend(url).await.unwrap());
+    let (store, faults) = FaultyBackend::new(store);
+    let pool = LockPool::with_backend(store).ttl(HOLD).request_timeout(ms(500));
+    faults.plan(Operation::Renew, Fault::DelayRequest(ms(2_500)));
+    (pool.connect().await.unwrap(), faults, served)
+}
+
+/// Waits until the renewal has arrived, and until `key` is free behind it, long before the end of the ttl.
+async fn until_free_behind_the_renewal(
+    (faults, served): (&FaultPlan, &FaultPlan),
+    servers: &[RedisServer],
+    key: &str,
+) {
+    assert_eq!(served.count(Operation::Renew), 0, "released before it");
+    let has_arrived = async || served.count(Operation::Renew) == 1;
+    eventually_async(SOON, "the renewal arrives", has_arrived).await;
+    let releases = faults.count(Operation::Release);
+    let repeated = async || faults.count(Operation::Release) > releases + 1;
+    eventually_async(SOON, "the release is repeated", repeated).await;
+    let is_free = async || servers.iter().all(|server| server.cli(&["EXISTS", key]) == "0");
+    eventually_async(SOON, "it ends", is_free).await;
+}
+
+#[tokio::test]
+async fn a_renewal_that_arrives_after_the_release_does_not_extend_it() {
+    at_each(async |url, servers| {
+        let (pool, faults, served) = with_a_late_renewal(url).await;
+        let request = pool.lock("k").fencing(false).renew(ms(500)).min_hold(ms(4_000));
+        let guard = request.acquire().await.unwrap();
+        let sent = async || faults.count(Operation::Renew) == 1;
+        eventually_async(SOON, "a renewal is sent", sent).await;
+        guard.release().await.unwrap();
+        until_free_behind_the_renewal((&faults, &served), servers, "k").await;
+    })
+    .await;
+}
+
+/// Nodes of a quorum restore a lock that they have lost.
+#[tokio::test]
+async fn a_renewal_that_arrives_after_the_release_does_not_restore_a_lock_of_a_quorum() {
+    let [_, _, (url, nodes)] = stores();
+    let (pool, faults, served) = with_a_late_renewal(&url).await;
+    let guard = pool.lock("k").fencing(false).renew(ms(500)).acquire().await.unwrap();
+    let sent = async || faults.count(Operation::Renew) == 1;
+    eventually_async(SOON, "a renewal is sent", sent).await;
+    guard.release().await.unwrap();
+    until_free_behind_the_renewal((&faults, &served), &nodes, "k").await;
+}
+
 /// No body has run under it.
 #[tokio::test]
 async fn a_grant_that_never_reached_its_caller_is_freed_at_once() {

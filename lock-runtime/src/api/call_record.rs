@@ -178,7 +178,7 @@ fn report_failure(
 }
 
 /// The span of a call. It closes when this is dropped: at the end of the wait without a grant, of the guard, or of the body
-/// and the release behind it. A forked child leaves it alone: the subscriber has the span of the parent.
+/// and the release after it. A forked child leaves it alone: the subscriber has the span of the parent.
 #[derive(Default)]
 pub(crate) struct CallSpan(Option<Box<OpenSpan>>);
 

@@ -77,7 +77,7 @@ enum EnterState {
     Decided(Option<Result<Entered, LockError>>),
     Acquiring {
         acquiring: PendingAcquire,
-        /// Told of the end behind the acquire.
+        /// It learns of the end of the acquire.
         pending: PendingCall,
     },
 }

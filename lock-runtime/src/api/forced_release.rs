@@ -102,8 +102,8 @@ impl LockPool {
         let request = request.ok_or_else(of_another_library)?;
         let (core, owner) = (self.core().clone(), holder.owner);
         let operator = operator.map(str::to_owned);
-        let limit = core.request_timeout();
-        // The caller may be gone by the answer, as a handler is behind a disconnect of its client. The event is sent all the same.
+        let limit = core.store_call_timeout();
+        // The caller may be gone by the answer, as a handler is after a disconnect of its client. The event is sent all the same.
         let releasing = async move {
             let requests = [request];
             let answer = timeout(limit, core.backend().release(&requests)).await;

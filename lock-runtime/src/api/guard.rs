@@ -16,7 +16,8 @@ use crate::base::options::ReleaseMode;
 use crate::base::sequencer::Sequencer;
 use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
-use crate::lease::lease::{Ending, Lease};
+use crate::lease::lease::Lease;
+use crate::lease::lease_state::Ending;
 use crate::lease::listener::Listener;
 use crate::lock::core::PoolCore;
 use crate::lock::hold;
@@ -30,7 +31,7 @@ use crate::lock::hold;
 pub struct LockGuard {
     core: Arc<PoolCore>,
     hold: Hold,
-    /// Of the call that acquired the lock, without a body. Dropped behind the hold.
+    /// Of the call that acquired the lock, without a body. Dropped after the hold.
     span: CallSpan,
 }
 

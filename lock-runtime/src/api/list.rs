@@ -39,7 +39,7 @@ impl LockPool {
     pub async fn list(&self, pattern: &str, limit: usize) -> Result<KeyList, LockError> {
         let core = self.core().clone();
         let pattern = KeyPattern::new(&*core.config.key_prefix, pattern);
-        let limit_of_time = core.request_timeout().saturating_mul(MOST_ANSWERS);
+        let limit_of_time = core.store_call_timeout().saturating_mul(MOST_ANSWERS);
         let searching = async move {
             let list = core.backend().list(&pattern, limit).await?;
             Ok(list.map(|list| without_prefix(&list, &pattern)))

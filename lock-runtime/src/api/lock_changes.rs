@@ -11,7 +11,7 @@ use crate::api::pool::LockPool;
 use crate::backend::KeyPattern;
 use crate::lock::core::PoolCore;
 
-/// Behind a watch that has ended.
+/// After a watch that has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Reports that locks in the store may have changed, from [`LockPool::changes`]. Dropping it ends the watch, and so does the

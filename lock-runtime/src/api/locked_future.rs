@@ -15,7 +15,7 @@ use crate::api::reentrancy;
 use crate::base::error::{ErrorKind, LockError, Progress};
 use crate::base::options::{OnLost, ReleaseMode};
 use crate::lease::held_lease::Releasing;
-use crate::lease::lease::Ending;
+use crate::lease::lease_state::Ending;
 use crate::lease::listener::Listener;
 
 /// `body` as an `async` block, which drops it as soon as it has completed: before the release.
@@ -116,7 +116,7 @@ trait LockState: Send + Sync {
     /// Ready once `body` has stored its output and the lock is released, or with the reason to drop the body.
     fn poll(&mut self, cx: &mut Context<'_>, body: &mut dyn Body) -> Poll<Result<(), LockError>>;
 
-    /// The body is dropped next, and this behind it.
+    /// The body is dropped next, and this after it.
     fn before_drop(&mut self);
 }
 

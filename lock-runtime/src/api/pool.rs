@@ -375,7 +375,7 @@ impl PoolBuilder {
         self
     }
 
-    /// How long a lock stays with this process behind a hold, for its next call, as [`LockRequest::linger`]. For locks of one
+    /// How long a lock stays with this process after a hold, for its next call, as [`LockRequest::linger`]. For locks of one
     /// key without `max_hold`, `min_hold` and `renew = false`; others are released at once. At most a minute. Defaults to
     /// zero.
     ///

@@ -105,7 +105,7 @@ impl LockRequest {
         self.with(|options| options.lock_delay(lock_delay))
     }
 
-    /// Keeps the lock for this long behind the hold, for the next call of this process: it takes the lock without a request
+    /// Keeps the lock for this long after the hold, for the next call of this process: it takes the lock without a request
     /// to the store, with a fence of its own. The lock is released at the end of that time, and at once when another
     /// process waits for it, or a call of this process cannot take it over (another ttl or interval of renewals). For one
     /// key, at most a minute. Not together with [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold) and

@@ -407,11 +407,21 @@ pub struct Capabilities {
     /// A late answer is worth nothing, so the pool bounds how many acquires are under way: as many as are answered
     /// promptly. The others wait in the process, in FIFO order. `false` by default.
     pub paced: bool,
+    /// A renewal restores a lock that the store has lost, and so may restore one that was released before it arrives. The pool
+    /// then repeats the release of a lease with an unanswered renewal. `false` by default.
+    pub renewal_restores: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { local: false, fencing: true, wait_queue: false, local_handoff: true, paced: false }
+        Self {
+            local: false,
+            fencing: true,
+            wait_queue: false,
+            local_handoff: true,
+            paced: false,
+            renewal_restores: false,
+        }
     }
 }
 
@@ -431,7 +441,7 @@ impl Default for Capabilities {
 /// A panic counts as a request without an answer ([`FailureKind::MaybeApplied`]), and the request is repeated. A call
 /// that blocks its thread delays all renewals of the pool.
 pub trait Backend: Send + Sync + 'static {
-    /// What the store can do. `local`, `local_handoff` and `paced` are read once, when the pool starts. The others are read when they are
+    /// What the store can do. `local`, `local_handoff`, `paced` and `renewal_restores` are read once, when the pool starts. The others are read when they are
     /// needed, and may depend on the connection.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
@@ -514,7 +524,7 @@ pub trait Backend: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Calls `changed` when locks that match `pattern` may have changed: once when the watch has begun, and from then on behind
+    /// Calls `changed` when locks that match `pattern` may have changed: once when the watch has begun, and from then on after
     /// each change, within milliseconds. A call without a change does no harm. Runs until it is dropped, and fails when the store
     /// ends the watch. `Ok`, at once, is the default: the store does not report changes.
     ///

@@ -134,9 +134,39 @@ impl Fences {
         self.left == 0
     }
 
-    /// How many holders the next grant is expected to have: as many as this one, or twice as many if it had too few numbers.
-    pub(crate) fn expected_holders(self) -> u32 {
-        if self.is_empty() { self.taken.saturating_mul(2) } else { self.taken }
+    /// How many holders the next grant is expected to have: as many as this one, or at least twice as many if its numbers are used
+    /// up.
+    pub(crate) fn expected_holders(self) -> ExpectedHolders {
+        if self.is_empty() {
+            ExpectedHolders::AtLeast(self.taken.saturating_mul(2))
+        } else {
+            ExpectedHolders::Exactly(self.taken)
+        }
+    }
+}
+
+/// How many holders a grant is expected to have, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpectedHolders {
+    Exactly(u32),
+    AtLeast(u32),
+}
+
+impl ExpectedHolders {
+    /// How many follow the first one, if `waiting` wait for the lock.
+    pub(crate) fn successors(self, waiting: usize) -> usize {
+        let holders = match self {
+            Self::Exactly(holders) => holders as usize,
+            Self::AtLeast(holders) => waiting.max(holders as usize),
+        };
+        holders.saturating_sub(1)
+    }
+}
+
+/// Nothing is known.
+impl Default for ExpectedHolders {
+    fn default() -> Self {
+        Self::AtLeast(0)
     }
 }
 
@@ -151,7 +181,9 @@ mod tests {
         while let Some(fence) = fences.take() {
             seen.push((fence.get(), fences.is_empty(), fences.expected_holders()));
         }
-        assert_eq!(seen, [(7, false, 1), (8, false, 2), (9, true, 6)]);
+        use ExpectedHolders::{AtLeast, Exactly};
+        let all = [(7, false, Exactly(1)), (8, false, Exactly(2)), (9, true, AtLeast(6))];
+        assert_eq!(seen, all);
         assert!(Fences::new(None, 2).is_none());
     }
 }

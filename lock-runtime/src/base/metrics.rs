@@ -27,7 +27,7 @@ pub(crate) struct LockMetrics {
 }
 
 impl LockMetrics {
-    /// Whether anything is recorded. Values that only a measurement needs are computed behind it.
+    /// Whether anything is recorded. Values that only a measurement needs are computed after it.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         #[cfg(feature = "metrics")]

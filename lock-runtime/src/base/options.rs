@@ -70,8 +70,8 @@ pub enum ReleaseMode {
 pub enum OnOutage {
     /// It waits for the store as it waits for the lock, up to its `wait`.
     Wait,
-    /// It returns [`ErrorKind::Backend`] at once. The pool counts as down when all requests of 500 ms have failed. It sends
-    /// probes meanwhile, and serves again after the first answer.
+    /// It returns [`ErrorKind::Backend`] at once. The store counts as down when all requests of 500 ms have failed. The pool
+    /// then sends probes, and serves again after the first answer.
     Fail,
 }
 
@@ -311,7 +311,7 @@ fn cancel_margin(ttl: Ttl, max_hold: Option<Duration>) -> Duration {
     (hold / 10).clamp(Duration::from_millis(1), Duration::from_millis(500))
 }
 
-/// Leases due within this time of each other are renewed together.
+/// The shortest interval between renewals.
 pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The options of one call, complete and validated.
@@ -325,7 +325,7 @@ pub(crate) struct Policy {
     pub(crate) first_renewal: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
-    /// How long the process keeps the lock behind a body, for its own next call. Zero if it does not.
+    /// How long the process keeps the lock after a body, for its own next call. Zero if it does not.
     pub(crate) linger: Duration,
     pub(crate) on_lost: OnLost,
     pub(crate) release: ReleaseMode,

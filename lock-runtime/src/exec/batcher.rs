@@ -55,8 +55,8 @@ type ItemOf<F> = <<F as Flusher>::Batch as ItemBatch>::Item;
 #[derive(Debug)]
 pub(crate) struct Batcher<B> {
     pending: Mutex<Pending<B>>,
-    /// What [`RecentBatches`] expects.
-    is_busy: AtomicBool,
+    /// Whether [`RecentBatches`] expects a large batch.
+    expects_large: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -78,8 +78,8 @@ struct Pending<B> {
 struct CallerBatch<B> {
     runtime: runtime::Id,
     items: B,
-    /// From this many items on, it need not wait for more.
-    enough: usize,
+    /// With this many items it is sent at once, unless more are in flight.
+    threshold: usize,
     progress: CallerProgress,
 }
 
@@ -127,7 +127,7 @@ impl<B: Default> Default for Batcher<B> {
             in_flight: 0,
             recent: RecentBatches::default(),
         };
-        Self { pending: Mutex::new(pending), is_busy: AtomicBool::new(false) }
+        Self { pending: Mutex::new(pending), expects_large: AtomicBool::new(false) }
     }
 }
 
@@ -135,9 +135,9 @@ impl<B: Default> Default for Batcher<B> {
 /// the last.
 const BATCH: usize = 128;
 
-/// How many items of `caller` need not wait for more. The threads of a runtime send at different times, so that large batches are
-/// rare. There a request pays with more items.
-fn enough(caller: &Handle) -> usize {
+/// The threshold of the batches of `caller`. A runtime of several threads has the cost of a batch on each of them, and saves it
+/// with larger ones.
+fn threshold(caller: &Handle) -> usize {
     if caller.metrics().num_workers() == 1 { 8 } else { 32 }
 }
 
@@ -187,8 +187,8 @@ impl<B: ItemBatch> Batcher<B> {
         if pending.of_caller(runtime).is_some() {
             return Self::add(flusher, pending, runtime, item);
         }
-        let (enough, progress) = (enough(caller), CallerProgress::New);
-        let mut batch = CallerBatch { runtime, items: B::default(), enough, progress };
+        let (threshold, progress) = (threshold(caller), CallerProgress::New);
+        let mut batch = CallerBatch { runtime, items: B::default(), threshold, progress };
         batch.items.push(item);
         pending.of_callers.push(batch);
         let was_watched = std::mem::replace(&mut pending.is_watched, true);
@@ -215,7 +215,7 @@ impl<B: ItemBatch> Batcher<B> {
         let in_flight = pending.in_flight;
         let Some(batch) = pending.of_caller(runtime) else { return Err(item) };
         batch.push(item)?;
-        if batch.items.len() < batch.enough.max(in_flight) {
+        if batch.items.len() < batch.threshold.max(in_flight) {
             return Ok(());
         }
         let batch = flusher.batcher().take_from(&mut pending, Some(runtime));
@@ -290,13 +290,13 @@ impl<B: ItemBatch> Batcher<B> {
     /// Whether the next request belongs into a batch, because a large one is expected, which costs less for each of its
     /// items.
     pub(crate) fn prefers_batch(&self) -> bool {
-        self.is_busy.load(Ordering::Relaxed)
+        self.expects_large.load(Ordering::Relaxed)
     }
 
     fn note(&self, pending: &mut Pending<B>, count: usize) {
-        let is_busy = pending.recent.note(count);
-        if is_busy != self.is_busy.load(Ordering::Relaxed) {
-            self.is_busy.store(is_busy, Ordering::Relaxed);
+        let expects_large = pending.recent.note(count);
+        if expects_large != self.expects_large.load(Ordering::Relaxed) {
+            self.expects_large.store(expects_large, Ordering::Relaxed);
         }
     }
 
@@ -412,7 +412,7 @@ impl<F: Flusher> Drop for ScheduledFlush<F> {
     }
 }
 
-/// Returns behind the tasks that are ready. Any worker may take the task from the queue, which is not so for `yield_now`: that
+/// Returns after the tasks that are ready. Any worker may take the task from the queue, which is not so for `yield_now`: that
 /// one waits until its own worker is idle.
 async fn to_the_end_of_the_queue() {
     let mut is_queued = false;
@@ -427,7 +427,7 @@ async fn to_the_end_of_the_queue() {
     .await;
 }
 
-/// The task that does the same on the runtime of callers. Dropped early, it leaves the pending items to the driver. A runtime
+/// The task that sends the batches of callers on their runtime. Dropped early, it leaves the pending items to the driver. A runtime
 /// that is not polled keeps no pool alive by it.
 struct CallerFlush<F: Flusher> {
     flusher: Weak<F>,

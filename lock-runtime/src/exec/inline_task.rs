@@ -41,7 +41,7 @@ pub(crate) fn poll_then_spawn(
         return;
     }
     let work: Work = Box::pin(future);
-    let stage = Mutex::new(Stage::Polled { woken: false });
+    let stage = Mutex::new(Stage::Polling { woken: false });
     let task = Arc::new(InlineTask { runtime: runtime.clone(), stage });
     struct RestoreOnDrop(Option<runtime::Id>);
     impl Drop for RestoreOnDrop {
@@ -125,13 +125,13 @@ struct InlineTask {
 
 enum Stage {
     /// `woken`: it can make progress again already.
-    Polled { woken: bool },
+    Polling { woken: bool },
     /// It waits to be woken.
-    Resting(ParkedTask),
+    Parked(ParkedTask),
     /// It is in the list of a [`Woken`].
     Ready(ParkedTask),
     /// It has ended, or runs on the driver.
-    Moved,
+    Gone,
 }
 
 impl InlineTask {
@@ -146,15 +146,15 @@ impl InlineTask {
         if let Ok(Poll::Pending) = polled {
             self.rest(work);
         } else {
-            *self.stage() = Stage::Moved;
+            *self.stage() = Stage::Gone;
         }
     }
 
     /// Keeps `work` until it is woken.
     fn rest(&self, work: Work) {
         let mut stage = self.stage();
-        if let Stage::Polled { woken: false } = *stage {
-            *stage = Stage::Resting(ParkedTask(Some(work)));
+        if let Stage::Polling { woken: false } = *stage {
+            *stage = Stage::Parked(ParkedTask(Some(work)));
         } else {
             drop(stage);
             self.move_to_driver(work);
@@ -164,7 +164,7 @@ impl InlineTask {
     /// Takes the work, to poll it.
     fn resume(&self) -> Option<Work> {
         let mut stage = self.stage();
-        match mem::replace(&mut *stage, Stage::Polled { woken: false }) {
+        match mem::replace(&mut *stage, Stage::Polling { woken: false }) {
             Stage::Ready(mut parked) => parked.0.take(),
             other => {
                 *stage = other;
@@ -174,7 +174,7 @@ impl InlineTask {
     }
 
     fn move_to_driver(&self, work: Work) {
-        *self.stage() = Stage::Moved;
+        *self.stage() = Stage::Gone;
         spawn_on(&self.runtime, ParkedTask(Some(work)).go_on());
     }
 
@@ -186,9 +186,9 @@ impl InlineTask {
 impl Wake for InlineTask {
     fn wake(self: Arc<Self>) {
         let mut stage = self.stage();
-        match mem::replace(&mut *stage, Stage::Moved) {
-            Stage::Polled { .. } => *stage = Stage::Polled { woken: true },
-            Stage::Resting(parked) => {
+        match mem::replace(&mut *stage, Stage::Gone) {
+            Stage::Polling { .. } => *stage = Stage::Polling { woken: true },
+            Stage::Parked(parked) => {
                 *stage = Stage::Ready(parked);
                 drop(stage);
                 let is_collected = WOKEN.try_with(|woken| {
@@ -209,7 +209,7 @@ impl Wake for InlineTask {
                     drop(Woken(vec![self]));
                 }
             }
-            Stage::Moved => {}
+            Stage::Gone => {}
         }
     }
 }

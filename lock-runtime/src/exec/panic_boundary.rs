@@ -80,7 +80,7 @@ impl<F: Future, P: FnOnce(Panic) -> F::Output> Future for Contained<F, P> {
         match (output.and_then(|output| dropped.map(|()| output)), this.on_panic.take()) {
             (Ok(output), _) => Poll::Ready(output),
             (Err(panic), Some(on_panic)) => Poll::Ready(on_panic(panic)),
-            // It has been polled behind its end.
+            // It has been polled after its end.
             (Err(_), None) => Poll::Pending,
         }
     }

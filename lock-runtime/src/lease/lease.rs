@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::LeaseRef;
-use crate::base::backend_error::BackendError;
+use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
-use crate::base::fence::{Fence, Fences};
+use crate::base::fence::{ExpectedHolders, Fence, Fences};
 use crate::base::jitter;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
@@ -23,6 +23,7 @@ use crate::base::owner::Owner;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::exec::events::Origin;
 use crate::lease::grant::Grant;
+use crate::lease::lease_state::{Ending, LeaseState};
 use crate::lease::listeners::Listeners;
 use crate::lease::offer::Offer;
 use crate::lease::phase::Phase;
@@ -60,6 +61,7 @@ pub(crate) struct Lease {
     pub(crate) granted_to_process_at: Instant,
     /// When the store has forgotten all requests of this acquire that were never answered, if there are any.
     pub(crate) ambiguous_until: Option<Instant>,
+    /// When the store has forgotten earlier grants to this owner.
     earlier_until: Instant,
     clock: Clock,
     offer: Offer,
@@ -72,48 +74,8 @@ pub(crate) struct Lease {
     stored_until: AtomicU64,
     /// The position of the lease in the queue of renewals.
     scheduled_at: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<LeaseState>,
     renewed: Notify,
-}
-
-#[derive(Debug)]
-struct State {
-    phase: Phase,
-    /// Why validity ended before the release, if it did.
-    loss: Option<Loss>,
-    /// When it did.
-    lost_at: Option<Instant>,
-    next_renewal: Option<Instant>,
-    /// When the key may have changed behind the renewal in flight: its answer may be of the time before.
-    changed_since: Option<Instant>,
-    /// The answer to the last renewal, if it was no confirmation.
-    unconfirmed: Option<BackendError>,
-    listeners: Listeners,
-    /// Whether a sequencer names the owner token. The token then is not passed on to another holder.
-    is_named: bool,
-    /// Reserved for later holders of this process.
-    fences: Option<Fences>,
-    permits: Vec<KeyPermit>,
-}
-
-impl State {
-    fn ending(&self) -> Option<Ending> {
-        match (self.loss, self.phase) {
-            (Some(loss), _) => Some(Ending::Lost(loss)),
-            (None, Phase::Transferred | Phase::ReleasePending | Phase::Releasing) => {
-                Some(Ending::Released)
-            }
-            (None, Phase::Held | Phase::Renewing | Phase::Lost | Phase::LostRenewing) => None,
-        }
-    }
-}
-
-/// How a hold ended, for its listeners.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    Lost(Loss),
-    /// Released by the holder, and not lost before.
-    Released,
 }
 
 impl Lease {
@@ -181,13 +143,14 @@ impl Lease {
             valid_until: AtomicU64::new(valid_until.as_nanos()),
             stored_until: AtomicU64::new(grant.stored_until.as_nanos()),
             scheduled_at: AtomicU64::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(LeaseState {
                 phase: Phase::Held,
                 loss: None,
                 lost_at: None,
                 next_renewal: grant.next_renewal.or_else(first_renewal),
                 changed_since: None,
                 unconfirmed: None,
+                late_renewals_until: grant.late_renewals_until,
                 listeners: Listeners::default(),
                 is_named: false,
                 fences: grant.fences,
@@ -237,6 +200,7 @@ impl Lease {
             valid_until,
             stored_until: self.stored_until(),
             next_renewal: state.next_renewal,
+            late_renewals_until: state.late_renewals_until,
             fences: state.fences,
             permits: std::mem::take(&mut state.permits),
         };
@@ -244,8 +208,8 @@ impl Lease {
     }
 
     /// How many holders of this process the next grant of the lock is expected to have, by the fences of this one.
-    pub(crate) fn expected_holders(&self) -> u32 {
-        self.state().fences.map_or(0, Fences::expected_holders)
+    pub(crate) fn expected_holders(&self) -> ExpectedHolders {
+        self.state().fences.map(Fences::expected_holders).unwrap_or_default()
     }
 
     /// From now on the lease ends with a release at the store, not with a hand-off, so that its owner token names this
@@ -440,7 +404,7 @@ impl Lease {
         self.due_in(&self.state())
     }
 
-    fn due_in(&self, state: &State) -> Option<Instant> {
+    fn due_in(&self, state: &LeaseState) -> Option<Instant> {
         let cancel_at = self.cancel_at();
         match state.phase {
             Phase::Held => {
@@ -473,8 +437,8 @@ impl Lease {
         if state.phase != Phase::Held {
             return RenewalAction::Wait(cancel_at);
         }
-        if now >= self.offered_until && self.offer.end(Offer::WITHDRAWN) {
-            return RenewalAction::Unclaimed;
+        if now >= self.offered_until && self.offer.end(Offer::EXPIRED) {
+            return RenewalAction::OfferExpired;
         }
         state.phase = Phase::Renewing;
         RenewalAction::Renew { cancel_at, in_doubt: state.unconfirmed.is_some() }
@@ -500,6 +464,10 @@ impl Lease {
     /// A renewal failed for a reason that may pass. The next one is due after a pause.
     pub(crate) fn on_renewal_failed(&self, now: Instant, error: BackendError) {
         let pause = self.ttl.get() / 24;
+        if error.kind() == FailureKind::MaybeApplied {
+            // Before a release that waits for this renewal goes on.
+            self.state().late_renewals_until = Some(now + self.ttl.stored());
+        }
         self.renewal_over(now, |state| {
             state.next_renewal = Some(now + pause);
             state.unconfirmed = Some(error);
@@ -511,6 +479,15 @@ impl Lease {
         self.renewal_over(now, |state| state.next_renewal = Some(now));
     }
 
+    /// When the store has forgotten what the renewals that were never answered may have left there, if there are any.
+    pub(crate) fn late_renewals_until(&self) -> Option<Instant> {
+        let state = self.state();
+        // The release has not waited for the end of this one.
+        let is_in_flight = state.phase == Phase::ReleasePending;
+        let in_flight = is_in_flight.then(|| self.clock.now() + self.ttl.stored());
+        state.late_renewals_until.max(in_flight)
+    }
+
     /// Why the last renewal was not confirmed, if it was not.
     pub(crate) fn unconfirmed(&self) -> Option<BackendError> {
         self.state().unconfirmed.clone()
@@ -518,7 +495,7 @@ impl Lease {
 
     /// The renewal in flight has ended. It may have been applied as late as `stored_from`, also if it failed. `go_on`
     /// is for a lease that is still held.
-    fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut State)) {
+    fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut LeaseState)) {
         let mut state = self.state();
         match state.phase {
             Phase::Renewing => {
@@ -583,7 +560,7 @@ impl Lease {
         std::mem::take(&mut self.state().permits)
     }
 
-    /// Makes the next renewal due at `now`: the key may have changed. Behind a renewal that is in flight it follows at once.
+    /// Makes the next renewal due at `now`: the key may have changed. After a renewal that is in flight it follows at once.
     /// `false` if it has no other due time now.
     pub(crate) fn expedite(&self, now: Instant) -> bool {
         let mut state = self.state();
@@ -634,7 +611,7 @@ impl Lease {
         self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

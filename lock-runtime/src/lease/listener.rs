@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::base::process::Process;
-use crate::lease::lease::{Ending, Lease};
+use crate::lease::lease::Lease;
+use crate::lease::lease_state::Ending;
 
 /// One listener of a lease. Dropping it removes its waker, except in a process that was forked from its own.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ pub(crate) mod grant;
 pub(crate) mod held_lease;
 #[expect(clippy::module_inception, reason = "one noun per file")]
 pub(crate) mod lease;
+pub(crate) mod lease_state;
 pub(crate) mod listener;
 mod listeners;
 mod offer;

@@ -146,7 +146,7 @@ impl RenewalScheduler {
                     end_without_holder(config, lease);
                 }
                 // The caller gets an error at its next poll.
-                RenewalAction::Unclaimed => (config.end_hold)(lease),
+                RenewalAction::OfferExpired => (config.end_hold)(lease),
                 RenewalAction::Over => {}
             }
         }

@@ -17,7 +17,7 @@ pub(crate) enum RenewalAction {
     /// The lease is lost by this call.
     Lost(Loss),
     /// The caller has not picked the grant up in time, and cannot any more. The lease is to be released.
-    Unclaimed,
+    OfferExpired,
     /// No further renewal.
     Over,
 }

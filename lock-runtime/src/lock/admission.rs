@@ -37,7 +37,7 @@ struct Size {
 
 /// Room for the acquires of one call. Dropped without an answer, the call counts as one that took long.
 #[derive(Debug)]
-pub(crate) struct AdmissionPermit {
+pub(crate) struct AdmissionSlot {
     admission: Arc<Admission>,
     room: Option<OwnedSemaphorePermit>,
     sent: Instant,
@@ -62,17 +62,12 @@ impl Admission {
     }
 
     /// Waits for room for `requests`, at most [`LEAST`](Self::LEAST). Dropping the future leaves the queue.
-    pub(crate) async fn admit(self: &Arc<Self>, requests: usize) -> Option<AdmissionPermit> {
+    pub(crate) async fn admit(self: &Arc<Self>, requests: usize) -> Option<AdmissionSlot> {
         let count = u32::try_from(requests.min(Self::LEAST)).unwrap_or(1);
         // The semaphore is never closed.
         let room = self.room.clone().acquire_many_owned(count).await.ok()?;
         let sent = self.clock.now();
-        Some(AdmissionPermit {
-            admission: self.clone(),
-            room: Some(room),
-            sent,
-            is_answered: false,
-        })
+        Some(AdmissionSlot { admission: self.clone(), room: Some(room), sent, is_answered: false })
     }
 
     fn learn(&self, room: OwnedSemaphorePermit, sent: Instant, is_answered: bool) {
@@ -141,14 +136,14 @@ impl Size {
     }
 }
 
-impl AdmissionPermit {
+impl AdmissionSlot {
     /// The store has answered.
     pub(crate) fn answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl Drop for AdmissionPermit {
+impl Drop for AdmissionSlot {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
             self.admission.learn(room, self.sent, self.is_answered);
@@ -174,7 +169,7 @@ mod tests {
     }
 
     /// All the room, in permits of one call each.
-    async fn fill(admission: &Arc<Admission>) -> Vec<AdmissionPermit> {
+    async fn fill(admission: &Arc<Admission>) -> Vec<AdmissionSlot> {
         let mut permits = Vec::new();
         while admission.room.available_permits() >= Admission::LEAST {
             permits.push(admission.admit(Admission::LEAST).await.unwrap());
@@ -190,7 +185,7 @@ mod tests {
             let rest = admission.room.available_permits();
             permits.push(admission.admit(rest).await.unwrap());
             pause(Duration::from_millis(5)).await;
-            permits.into_iter().for_each(AdmissionPermit::answered);
+            permits.into_iter().for_each(AdmissionSlot::answered);
         }
         assert_eq!(under_way(&admission), (Admission::MOST, 0));
         // With spare room it stays.
@@ -207,7 +202,7 @@ mod tests {
             assert!(!permits.is_empty(), "a whole call always finds room");
             pause(Duration::from_millis(300)).await;
             let before = under_way(&admission).0;
-            permits.into_iter().for_each(AdmissionPermit::answered);
+            permits.into_iter().for_each(AdmissionSlot::answered);
             let after = under_way(&admission).0;
             assert!(after >= before - before / 4, "once for all that are under way: {after}");
         }
@@ -236,7 +231,7 @@ mod tests {
             .collect();
         pause(Duration::from_millis(1)).await;
         assert!(order.lock().unwrap().is_empty());
-        held.into_iter().for_each(AdmissionPermit::answered);
+        held.into_iter().for_each(AdmissionSlot::answered);
         for one in waiting {
             one.await.unwrap();
         }

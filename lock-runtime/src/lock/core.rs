@@ -33,7 +33,7 @@ use crate::lease::lease::Lease;
 use crate::lease::renewal::{RenewalConfig, RenewalScheduler};
 use crate::lease::tracker::LeaseTracker;
 use crate::lock::acquire::attempt::TimeLimits;
-use crate::lock::admission::{Admission, AdmissionPermit};
+use crate::lock::admission::{Admission, AdmissionSlot};
 use crate::lock::lingering_leases::LingeringLeases;
 use crate::lock::outgoing::OutgoingBatch;
 use crate::lock::store_status::StoreStatus;
@@ -213,12 +213,12 @@ impl PoolCore {
         const LEAST: Duration = Duration::from_millis(250);
         let timeout = self.config.request_timeout;
         let least = self.round_trip.limit().unwrap_or(timeout).max(LEAST).min(timeout);
-        TimeLimits { longest: self.request_timeout(), least }
+        TimeLimits { longest: self.store_call_timeout(), least }
     }
 
     /// How long an acquire or a release may take at the store. A paced store gives up silent parts by itself, and is not
     /// cut off while it receives answers.
-    pub(crate) fn request_timeout(&self) -> Duration {
+    pub(crate) fn store_call_timeout(&self) -> Duration {
         let times = if self.admission.is_some() { 4 } else { 1 };
         self.config.request_timeout.saturating_mul(times)
     }
@@ -234,7 +234,7 @@ impl PoolCore {
     }
 
     /// Waits until the store has room for `requests` more; `None` at once for a store that is not paced. Cancel safe.
-    pub(crate) async fn admit(&self, requests: usize) -> Option<AdmissionPermit> {
+    pub(crate) async fn admit(&self, requests: usize) -> Option<AdmissionSlot> {
         match &self.admission {
             Some(admission) => admission.admit(requests).await,
             None => None,

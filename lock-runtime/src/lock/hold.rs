@@ -1,4 +1,4 @@
-//! The end of a hold: the next waiter of this process gets the lock, or the store does.
+//! The end of a hold: the next waiter of this process gets the lock, or the store frees the key.
 //!
 //! A hand-off sends no request. The grant of the process stays as it is at the store; only its holder changes, with a
 //! fencing token of its own. Hand-offs go on as long as no other process waits, and for
@@ -15,7 +15,7 @@ use crate::lease::held_lease::{LeaseOwner, Releasing};
 use crate::lease::lease::Lease;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
-use crate::lock::linger::{self, Behind};
+use crate::lock::linger::{self, LingerOutcome};
 use crate::lock::outgoing::{Outgoing, PendingRelease};
 use crate::queue::key_queue::{Contention, WaitFor};
 
@@ -31,9 +31,9 @@ impl LeaseOwner for PoolCore {
         note_end(&self, lease);
         let idle;
         let lease = match linger::keep(&self, lease) {
-            Behind::Lingers => return Some(Releasing::Done),
-            Behind::Ends => lease,
-            Behind::EndsUnder(lease) => {
+            LingerOutcome::Lingers => return Some(Releasing::Done),
+            LingerOutcome::Release => lease,
+            LingerOutcome::ReleaseFormer(lease) => {
                 idle = lease;
                 &idle
             }

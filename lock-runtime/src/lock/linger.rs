@@ -1,4 +1,4 @@
-//! Locks that stay with their process behind a hold, for its next call (`linger`).
+//! Locks that stay with their process after a hold, for its next call (`linger`).
 //!
 //! A hand-off without a receiver yet: the grant goes from the lease of the holder to one without a holder, which is renewed as
 //! any other. The next call for the key takes it from there, or the end of the linger releases it: its time is over,
@@ -17,21 +17,21 @@ use crate::lock::waiter::LockWaiter;
 use crate::queue::key_queue::Contention;
 
 /// What became of the lock of a hold that has ended.
-pub(super) enum Behind {
+pub(super) enum LingerOutcome {
     /// It lingers.
     Lingers,
     /// It does not: the lease is to be released.
-    Ends,
+    Release,
     /// It does not any more: the lease that it has lingered under is to be released.
-    EndsUnder(Arc<Lease>),
+    ReleaseFormer(Arc<Lease>),
 }
 
 /// Keeps the lock of `lease` for the next call, if it may linger.
-pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
+pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> LingerOutcome {
     let linger = lease.spec.policy.linger;
     let Some(key) = lease.spec.single_key().filter(|_| !linger.is_zero() && lease.has_holder())
     else {
-        return Behind::Ends;
+        return LingerOutcome::Release;
     };
     let now = core.clock().now();
     let barging_interval = core.config.barging_window.map(|window| window.interval);
@@ -41,9 +41,11 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
         && !core.driver().is_gone()
         && core.queue.may_linger(key, barging_interval, now);
     if !may_linger {
-        return Behind::Ends;
+        return LingerOutcome::Release;
     }
-    let Some((granted, listeners)) = lease.transfer(&lease.spec) else { return Behind::Ends };
+    let Some((granted, listeners)) = lease.transfer(&lease.spec) else {
+        return LingerOutcome::Release;
+    };
     lease.on_hold_ended();
     let idle = Arc::new(Lease::without_holder(core.tracker.next_id(), lease, granted));
     grant::track(core, &idle, Contention::None);
@@ -56,15 +58,15 @@ pub(super) fn keep(core: &Arc<PoolCore>, lease: &Arc<Lease>) -> Behind {
     }
     // A shutdown that begins now ends all that it finds.
     if core.tracker.is_open() && core.queue.begin_linger(key, now + linger) {
-        return Behind::Lingers;
+        return LingerOutcome::Lingers;
     }
     // Unless that shutdown has it, or it is lost, and the lock lingers under a later one.
     core.lingering.remove(key, &idle);
-    Behind::EndsUnder(idle)
+    LingerOutcome::ReleaseFormer(idle)
 }
 
 /// Gives the lock of `key` to `waiter`, which has ended its linger. If the lease is not as good as a new grant, both come
-/// back: the waiter queues, and the lease is dropped behind that. Without a lease, a shutdown has it.
+/// back: the waiter queues, and the lease is dropped after that. Without a lease, a shutdown has it.
 pub(super) fn take(
     core: &Arc<PoolCore>,
     key: &Key,

@@ -37,7 +37,7 @@ pub(crate) async fn send_batch(
     let began = core.clock().now();
     let requests: Vec<_> =
         batch.iter().map(|pending| request(&core, &pending.lease, began)).collect();
-    let outcomes = timeout(core.request_timeout(), core.backend().release(&requests)).await;
+    let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
     drop(in_flight);
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for (pending, request) in batch.into_iter().zip(requests) {
@@ -72,18 +72,18 @@ async fn retry(
     // then, and the retries go on.
     let answer_by = began + core.config.request_timeout.saturating_mul(2);
     let mut pause = Duration::from_millis(5);
-    let mut unanswered = false;
+    let mut may_be_applied = false;
     loop {
         let now = clock.now();
         events::not_released(pending.lease.origin(), &error);
-        unanswered |= error.kind() == FailureKind::MaybeApplied;
+        may_be_applied |= error.kind() == FailureKind::MaybeApplied;
         if now >= pending.lease.forgotten_at() {
-            return on_forgotten(&core, pending, &request, unanswered, error);
+            return on_forgotten(&core, pending, &request, may_be_applied, error);
         }
         if error.kind() == FailureKind::Rejected || now >= answer_by {
             pending.fail(&error);
         }
-        let mut is_answered = now >= answer_by;
+        let mut caller_has_result = now >= answer_by;
         let outcome = {
             let lease = pending.lease.clone();
             let again = async {
@@ -96,19 +96,19 @@ async fn retry(
                 tokio::select! {
                     biased;
                     outcome = &mut again => break outcome,
-                    () = clock.sleep_until(answer_by), if !is_answered => {
+                    () = clock.sleep_until(answer_by), if !caller_has_result => {
                         pending.fail(&error);
-                        is_answered = true;
+                        caller_has_result = true;
                     }
                 }
             }
         };
         // A connection that is down refuses at once. While the caller waits, one that is up again is used soon.
-        let is_refused = error.kind() == FailureKind::NotApplied && !is_answered;
+        let is_refused = error.kind() == FailureKind::NotApplied && !caller_has_result;
         let longest = Duration::from_millis(if is_refused { 80 } else { 1_000 });
         pause = (pause * 2).min(longest);
         match outcome {
-            Ok(outcome) => return on_released(&core, pending, &request, outcome, unanswered),
+            Ok(outcome) => return on_released(&core, pending, &request, outcome, may_be_applied),
             Err(again) => error = again,
         }
     }
@@ -119,13 +119,13 @@ fn on_forgotten(
     core: &Arc<PoolCore>,
     mut pending: PendingRelease,
     request: &ReleaseRequest,
-    unanswered: bool,
+    may_be_applied: bool,
     error: BackendError,
 ) {
     let lease = &pending.lease;
     let now = core.clock().now();
     // An unanswered release may have granted the lock to the successor.
-    if unanswered && let Some(next) = &request.successor {
+    if may_be_applied && let Some(next) = &request.successor {
         let attempts = Attempts::for_unconfirmed_successor(next, now);
         continue_as(core, lease, attempts, Duration::ZERO);
     }
@@ -133,7 +133,7 @@ fn on_forgotten(
     pending.answer(Err(LockError::backend(error)));
 }
 
-/// The store answered `request` with `outcome`. `unanswered` if earlier tries may have been applied.
+/// The store answered `request` with `outcome`. `may_be_applied` if earlier tries may have been applied.
 ///
 /// The next waiter is served before the caller gets its result, so that all effects precede it.
 fn on_released(
@@ -141,24 +141,25 @@ fn on_released(
     mut pending: PendingRelease,
     request: &ReleaseRequest,
     outcome: ReleaseOutcome,
-    unanswered: bool,
+    may_be_applied: bool,
 ) {
     let lease = pending.lease.clone();
     let was_held = outcome != ReleaseOutcome::NotHeld;
     // After an unanswered try, "not held" may be its effect.
-    let is_released = was_held || unanswered;
+    let is_released = was_held || may_be_applied;
     report_released(&lease, was_held, is_released);
     let now = || core.clock().now();
-    match successor_attempts(request, outcome, unanswered, now) {
+    match successor_attempts(request, outcome, may_be_applied, now) {
         Some((attempts, pause)) => continue_as(core, &lease, attempts, pause),
         None => drop(lease.take_permits()),
     }
-    if let Some(ambiguous_until) = lease.ambiguous_until {
+    let late_renewals = lease.late_renewals_until().filter(|_| outlives_release(core, request));
+    if let Some(ambiguous_until) = lease.ambiguous_until.max(late_renewals) {
         let leftover = Leftover {
             lease: lease.to_store(),
-            keep_until: now() + lease.locked_after_release(),
+            locked_until: now() + lease.locked_after_release(),
             ambiguous_until,
-            kept_until: lease.forgotten_at(),
+            forgotten_at: lease.forgotten_at(),
             grants: usize::MAX,
         };
         let (core, token) = (core.clone(), core.tracker.begin_cleanup());
@@ -170,6 +171,12 @@ fn on_released(
     // After all that follows has a token of its own: a shutdown in between would find nothing in flight.
     core.tracker.remove_ended(&lease, true);
     pending.answer(if is_released { Ok(()) } else { Err(LockError::lost_before_release()) });
+}
+
+/// Whether a renewal that the store serves after `request` may have an effect: it extends a lock that is kept, and in some stores
+/// it restores one.
+fn outlives_release(core: &PoolCore, request: &ReleaseRequest) -> bool {
+    !request.free_after.is_zero() || core.capabilities.renewal_restores
 }
 
 /// Continues the queue of the released key with `attempts`, or undoes them if the permit has passed on.
@@ -193,7 +200,7 @@ fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
 fn successor_attempts(
     request: &ReleaseRequest,
     outcome: ReleaseOutcome,
-    unanswered: bool,
+    may_be_applied: bool,
     now: impl FnOnce() -> Instant,
 ) -> Option<(Attempts, Duration)> {
     match (outcome, &request.successor) {
@@ -204,7 +211,7 @@ fn successor_attempts(
             Some((Attempts::for_successor(next, now()), Duration::ZERO))
         }
         // An unanswered try may have queued it.
-        (ReleaseOutcome::NotHeld, Some(next)) if unanswered => {
+        (ReleaseOutcome::NotHeld, Some(next)) if may_be_applied => {
             Some((Attempts::for_unconfirmed_successor(next, now()), Duration::ZERO))
         }
         // The waiters of this process stay away during the window, as all queued owners do.
@@ -264,7 +271,7 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
     }
     wait_for_renewals(core, &leases).await;
     let requests: Vec<_> = leases.iter().map(|lease| end_of(lease)).collect();
-    let outcomes = timeout(core.request_timeout(), core.backend().release(&requests)).await;
+    let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for lease in &leases {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {

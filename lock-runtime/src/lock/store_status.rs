@@ -98,8 +98,8 @@ pub(crate) struct StoreStatus {
     reject_waiters: Box<dyn Fn(&LockError) + Send + Sync>,
     /// The name of the pool, for events.
     pool: OnceCell<Arc<str>>,
-    /// As `reachability`, for a look without the mutex.
-    is_up: AtomicBool,
+    /// Whether no request has failed since the last answer, for a look without the mutex.
+    has_no_failure: AtomicBool,
     reachability: Mutex<Reachability>,
     /// Wakes [`probe`](Self::probe).
     suspected: Notify,
@@ -122,7 +122,7 @@ impl StoreStatus {
             metrics,
             reject_waiters: Box::new(reject_waiters),
             pool: OnceCell::new(),
-            is_up: AtomicBool::new(true),
+            has_no_failure: AtomicBool::new(true),
             reachability: Mutex::new(Reachability::Up),
             suspected: Notify::new(),
         })
@@ -135,7 +135,7 @@ impl StoreStatus {
     /// The outcome of a request that was sent at `sent`. A rejection is an answer.
     pub(crate) fn report(&self, sent: Instant, outcome: Result<(), &BackendError>) {
         let failure = outcome.err().filter(|error| error.kind() != FailureKind::Rejected);
-        if failure.is_none() && self.is_up.load(Ordering::Relaxed) {
+        if failure.is_none() && self.has_no_failure.load(Ordering::Relaxed) {
             return;
         }
         let now = self.clock.now();
@@ -153,7 +153,7 @@ impl StoreStatus {
 
     /// The connection to the store has ended, or a new one has failed. Probes show whether the store is down.
     pub(crate) fn report_disconnect(&self, error: &BackendError) {
-        if error.kind() != FailureKind::Rejected && self.is_up.load(Ordering::Relaxed) {
+        if error.kind() != FailureKind::Rejected && self.has_no_failure.load(Ordering::Relaxed) {
             let now = self.clock.now();
             self.change(|reachability| reachability.on_failure(now, now, error));
         }
@@ -161,7 +161,7 @@ impl StoreStatus {
 
     /// The store has a new connection: the next probe is due.
     pub(crate) fn report_connect(&self) {
-        if !self.is_up.load(Ordering::Relaxed) {
+        if !self.has_no_failure.load(Ordering::Relaxed) {
             self.suspected.notify_one();
         }
     }
@@ -175,7 +175,7 @@ impl StoreStatus {
                 return;
             }
             *reachability = Reachability::Closed;
-            self.is_up.store(true, Ordering::Relaxed);
+            self.has_no_failure.store(true, Ordering::Relaxed);
             self.metrics.set_store_up(true);
         }
         self.metrics.publish_status();
@@ -194,8 +194,8 @@ impl StoreStatus {
     fn change_locked(&self, change: impl FnOnce(&mut Reachability) -> Change) -> Change {
         let mut reachability = self.reachability();
         let change = change(&mut reachability);
-        let is_up = matches!(*reachability, Reachability::Up | Reachability::Closed);
-        self.is_up.store(is_up, Ordering::Relaxed);
+        let has_no_failure = matches!(*reachability, Reachability::Up | Reachability::Closed);
+        self.has_no_failure.store(has_no_failure, Ordering::Relaxed);
         let pool = self.pool.get().map_or("unnamed", |name| name);
         match (&change, &*reachability) {
             (Change::Suspected, _) => self.suspected.notify_one(),
@@ -215,13 +215,13 @@ impl StoreStatus {
     /// Whether an acquire whose request has failed is to end.
     pub(crate) fn is_refusing(&self) -> bool {
         self.on_outage == OnOutage::Fail
-            && !self.is_up.load(Ordering::Relaxed)
+            && !self.has_no_failure.load(Ordering::Relaxed)
             && matches!(*self.reachability(), Reachability::Down { .. })
     }
 
     /// The error of an acquire that is not to wait for a store that is down. One acquire in a second is tried.
     pub(crate) fn refusal(&self) -> Option<LockError> {
-        if self.on_outage == OnOutage::Wait || self.is_up.load(Ordering::Relaxed) {
+        if self.on_outage == OnOutage::Wait || self.has_no_failure.load(Ordering::Relaxed) {
             return None;
         }
         let now = self.clock.now();
@@ -257,7 +257,7 @@ impl StoreStatus {
         loop {
             self.suspected.notified().await;
             let mut pause = Self::INTERVAL;
-            while !self.is_up.load(Ordering::Relaxed) {
+            while !self.has_no_failure.load(Ordering::Relaxed) {
                 let due = self.clock.now() + pause;
                 tokio::select! {
                     biased;
@@ -342,7 +342,7 @@ mod tests {
             let (clock, error) = (Clock::Boot, failure());
             let status = StoreStatus::new(clock, on_outage, Arc::default(), reject);
             status.report(clock.now(), Err(&BackendError::new(FailureKind::Rejected, "READONLY")));
-            assert!(status.is_up.load(Ordering::SeqCst), "a rejection is an answer");
+            assert!(status.has_no_failure.load(Ordering::SeqCst), "a rejection is an answer");
             status.report_disconnect(&error);
             assert!(status.refusal().is_none(), "too early");
             assert!(!status.is_refusing());

@@ -34,17 +34,18 @@ pub(crate) async fn undo_attempts(
         return;
     }
     let now = core.clock().now();
-    // No body has run, so no `min_hold` counts. It only delays when the store forgets what it is not asked to release.
+    // A store that keeps grants for their `min_hold` forgets them that late. The release itself frees the keys at once, because no
+    // body has run.
     let min_hold = attempts.kept_until.since(now);
     let positions_until = now + QUEUE_POSITION;
     undo(
         core,
         Leftover {
             lease: LeaseRef { min_hold, ..LeaseRef::new(keys, attempts.owner, ttl) },
-            keep_until: attempts.since,
+            locked_until: attempts.since,
             // A request that is served late may put the owner into the queue, for longer than a short ttl.
             ambiguous_until: attempts.ambiguous_until.max(positions_until),
-            kept_until: attempts.kept_until.max(positions_until),
+            forgotten_at: attempts.kept_until.max(positions_until),
             grants: attempts.grants_to_undo(),
         },
     )
@@ -95,7 +96,7 @@ pub(crate) async fn release_once(
     request: &ReleaseRequest,
 ) -> Result<ReleaseOutcome, BackendError> {
     let one = std::slice::from_ref(request);
-    let outcomes = timeout(core.request_timeout(), core.backend().release(one)).await;
+    let outcomes = timeout(core.store_call_timeout(), core.backend().release(one)).await;
     outcomes.unwrap_or_default().into_iter().next().unwrap_or_else(|| Err(silence()))
 }
 
@@ -162,7 +163,7 @@ fn scope(core: &PoolCore, is_silent: bool) -> UndoScope {
 async fn send(core: &Arc<PoolCore>, batch: Vec<Undo>, pause: Duration) -> Duration {
     let now = core.clock().now();
     let requests: Vec<_> = batch.iter().map(|undo| undo.request(now)).collect();
-    let outcomes = timeout(core.config.request_timeout, core.backend().release(&requests)).await;
+    let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     let now = core.clock().now();
     let (count, mut failures) = (batch.len(), 0);

@@ -28,12 +28,12 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Leftover {
     pub(crate) lease: LeaseRef,
-    /// The keys stay locked until then.
-    pub(crate) keep_until: Instant,
+    /// A release keeps the keys locked until then.
+    pub(crate) locked_until: Instant,
     /// When the store has forgotten the unanswered requests. An answer to a later release ends the undo.
     pub(crate) ambiguous_until: Instant,
     /// When it has forgotten all requests, answered or not. An undo without any answer goes on until then.
-    pub(crate) kept_until: Instant,
+    pub(crate) forgotten_at: Instant,
     /// As many grants that a release has ended end the undo earlier.
     pub(crate) grants: usize,
 }
@@ -63,7 +63,7 @@ impl Undo {
     /// The release request at `now`.
     pub(super) fn request(&self, now: Instant) -> ReleaseRequest {
         ReleaseRequest {
-            free_after: self.leftover.keep_until.since(now),
+            free_after: self.leftover.locked_until.since(now),
             ..ReleaseRequest::new(self.leftover.lease.clone())
         }
     }
@@ -97,7 +97,7 @@ impl Undo {
     }
 
     fn is_too_late(&self, now: Instant) -> bool {
-        now >= self.leftover.ambiguous_until.max(self.leftover.kept_until) + LATEST
+        now >= self.leftover.ambiguous_until.max(self.leftover.forgotten_at) + LATEST
     }
 }
 
@@ -207,11 +207,11 @@ mod tests {
     use crate::base::key::Key;
     use crate::lease::tracker::LeaseTracker;
 
-    fn leftover(ambiguous_until: Instant, kept_until: Instant) -> Leftover {
+    fn leftover(ambiguous_until: Instant, forgotten_at: Instant) -> Leftover {
         let (keys, ttl) = ([Key::from_static("k")], Duration::from_secs(1));
         let lease = LeaseRef::new(keys, Owner::random().unwrap(), ttl);
-        let keep_until = Instant::from_nanos(0);
-        Leftover { lease, keep_until, ambiguous_until, kept_until, grants: 1 }
+        let locked_until = Instant::from_nanos(0);
+        Leftover { lease, locked_until, ambiguous_until, forgotten_at, grants: 1 }
     }
 
     /// An answered grant of an owner that gave up has no unanswered request.
@@ -219,11 +219,11 @@ mod tests {
     fn a_grant_is_too_late_to_undo_a_minute_after_the_store_has_forgotten_it() {
         let at = |secs| Instant::from_nanos(0) + Duration::from_secs(secs);
         let tracker = Arc::new(LeaseTracker::new());
-        for (ambiguous_until, kept_until) in [(at(0), at(1_000)), (at(1_000), at(0))] {
+        for (ambiguous_until, forgotten_at) in [(at(0), at(1_000)), (at(1_000), at(0))] {
             for scope in [UndoScope::Silent, UndoScope::Closing] {
                 let queue = UndoQueue::default();
                 let undo =
-                    Undo::new(leftover(ambiguous_until, kept_until), tracker.begin_cleanup());
+                    Undo::new(leftover(ambiguous_until, forgotten_at), tracker.begin_cleanup());
                 queue.push(undo, at(2_000));
                 assert!(matches!(queue.next(at(1_059), scope), UndoStep::WaitUntil(_)));
                 assert!(matches!(queue.next(at(1_060), scope), UndoStep::Over));

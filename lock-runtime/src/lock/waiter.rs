@@ -16,7 +16,7 @@ use crate::queue::key_queue::Waiter;
 pub(crate) struct LockWaiter {
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) reply: LeaseReply,
-    /// Counts the acquire until it is answered, whether or not its task is polled. `None` behind the answer to a first request.
+    /// Counts the acquire until it is answered, whether or not its task is polled. `None` after the answer to a first request.
     pub(crate) token: Option<InFlightToken>,
 }
 

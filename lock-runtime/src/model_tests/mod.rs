@@ -36,7 +36,7 @@ struct Scenario {
     waiters: usize,
     /// How many of the waiters may be cancelled.
     cancels: usize,
-    /// How often the key is deleted.
+    /// How many times the key is deleted.
     deletes: usize,
     /// Whether a guard is held from the start until all waiters are served or cancelled.
     /// It does not notice if its key is deleted.
@@ -45,7 +45,7 @@ struct Scenario {
     mixed: bool,
     /// How many further waiters request this key and others.
     multi_key: usize,
-    /// How often requests for several keys release the keys that they keep.
+    /// How many times requests for several keys release the keys that they keep.
     back_offs: usize,
     /// Whether holders of the key also request the key before it.
     nests: bool,

@@ -8,6 +8,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::base::clock::Instant;
 use crate::base::error::LockError;
+use crate::base::fence::ExpectedHolders;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::Wait;
@@ -40,7 +41,7 @@ pub(super) struct KeyQueue<W> {
     /// The permit is not reserved again before this moment.
     pub(super) unreserved_until: Option<Instant>,
     /// Requests for several keys that ask the store for this key.
-    pub(super) registered: Vec<Registered>,
+    pub(super) registered: Vec<StepwiseRequest>,
     pub(super) last_answer: LastAnswer,
     /// The holder of the lock in this process.
     pub(super) holder: Option<Holder>,
@@ -57,7 +58,7 @@ pub(super) struct KeyQueue<W> {
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
     /// How many holders of this process the next grant is expected to have, by the last one.
-    expected_holders: u32,
+    expected_holders: ExpectedHolders,
 }
 
 /// Where the permit of a key is.
@@ -74,7 +75,7 @@ pub(super) enum PermitState {
 pub(crate) enum Contention {
     #[default]
     None,
-    /// The store was not asked, and notifies of any that come.
+    /// The store was not asked. It notifies the process of any other one that comes.
     Unknown,
     Known,
 }
@@ -126,7 +127,7 @@ pub(crate) struct Holder {
 
 /// A request for several keys that asks the store for one of them.
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(super) struct StepwiseRequest {
     pub(super) id: u64,
     pub(super) since: Instant,
     /// The owner token of its requests.
@@ -220,7 +221,7 @@ impl<W> Default for KeyQueue<W> {
             contention: Contention::None,
             linger: None,
             held_since: None,
-            expected_holders: 0,
+            expected_holders: ExpectedHolders::default(),
         }
     }
 }
@@ -246,7 +247,7 @@ impl<W> KeyQueue<W> {
     }
 
     /// Records how many holders the next grant is expected to have, by the last one, if the queue has waiters.
-    pub(super) fn note_expected_holders(&mut self, holders: impl FnOnce() -> u32) {
+    pub(super) fn note_expected_holders(&mut self, holders: impl FnOnce() -> ExpectedHolders) {
         if !self.has_no_waiters() {
             self.expected_holders = holders();
         }
@@ -254,8 +255,7 @@ impl<W> KeyQueue<W> {
 
     /// How many holders are expected to follow the next one under its grant.
     pub(super) fn expected_successors(&self) -> usize {
-        let expected = usize::try_from(self.expected_holders).unwrap_or(usize::MAX);
-        self.entries.len().max(expected).saturating_sub(1)
+        self.expected_holders.successors(self.entries.len())
     }
 
     /// Whether the lock has not been left free for `interval`.
@@ -346,7 +346,7 @@ impl<W> KeyQueue<W> {
     }
 }
 
-impl Registered {
+impl StepwiseRequest {
     pub(super) fn wake_at(&mut self, moment: Instant) {
         self.wake_at = Some(self.wake_at.map_or(moment, |known| known.min(moment)));
         self.wake.notify_one();

@@ -23,7 +23,7 @@ use crate::base::options::Wait;
 use crate::base::owner::Owner;
 use crate::exec::driver::Driver;
 use crate::queue::key_queue::{
-    KeyQueue, PermitState, PermitsReply, PermitsWait, QueueEntry, Registered, WaitFor, Waiter,
+    KeyQueue, PermitState, PermitsReply, PermitsWait, QueueEntry, StepwiseRequest, WaitFor, Waiter,
 };
 use crate::queue::last_answer::LastAnswer;
 use crate::queue::permit::Attached;
@@ -177,7 +177,7 @@ impl<W: Waiter> WaitQueues<W> {
                 None => {
                     let wake = wake.clone();
                     let (wake_at, contended) = (None, false);
-                    let entry = Registered { id, since, owner, wake, wake_at, contended };
+                    let entry = StepwiseRequest { id, since, owner, wake, wake_at, contended };
                     queue.registered.push(entry);
                 }
             }

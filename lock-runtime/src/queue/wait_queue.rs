@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::error::{ErrorKind, LockError};
+use crate::base::fence::ExpectedHolders;
 use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::Wait;
@@ -103,7 +104,7 @@ pub(crate) struct HeadInfo {
     pub(crate) id: u64,
     pub(crate) spec: Arc<LockSpec>,
     pub(crate) deadline: Option<Instant>,
-    /// How many holders are expected to follow under the same grant: all waiters behind it, or as many as under the last grant.
+    /// How many holders are expected to follow under the same grant.
     pub(crate) successors: usize,
 }
 
@@ -345,7 +346,7 @@ impl<W: Waiter> WaitQueues<W> {
         key: &Key,
         barging_interval: Option<Duration>,
         now: Instant,
-        expected_holders: impl FnOnce() -> u32,
+        expected_holders: impl FnOnce() -> ExpectedHolders,
     ) -> AfterRelease {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return AfterRelease::NoWaiter };

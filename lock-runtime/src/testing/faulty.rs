@@ -22,7 +22,7 @@ pub enum Fault {
     LoseRequest,
     /// The request is served, and its reply is lost.
     LoseReply,
-    /// The request arrives late.
+    /// The request arrives late, also if it is given up meanwhile.
     DelayRequest(Duration),
     /// The request is served at once, and its reply arrives late.
     DelayReply(Duration),
@@ -97,9 +97,8 @@ impl Fault {
     async fn before(self) -> Result<(), BackendError> {
         match self {
             Self::LoseRequest => pending().await,
-            Self::DelayRequest(delay) => tokio::time::sleep(delay).await,
             Self::Fail(failure) => return Err(BackendError::new(failure, "a planned failure")),
-            Self::None | Self::LoseReply | Self::DelayReply(_) => {}
+            Self::None | Self::LoseReply | Self::DelayRequest(_) | Self::DelayReply(_) => {}
         }
         Ok(())
     }
@@ -111,6 +110,21 @@ impl Fault {
             Self::None | Self::LoseRequest | Self::DelayRequest(_) | Self::Fail(_) => {}
         }
     }
+}
+
+/// The answers to a request of `count` entries that is served after `delay`. As on a network, it is served also if the returned
+/// future is dropped meanwhile.
+async fn deliver_late<T: Send + 'static>(
+    delay: Duration,
+    count: usize,
+    request: impl Future<Output = Vec<Result<T, BackendError>>> + Send + 'static,
+) -> Vec<Result<T, BackendError>> {
+    let late = tokio::spawn(async move {
+        tokio::time::sleep(delay).await;
+        request.await
+    });
+    let stopped = || Err(BackendError::new(FailureKind::MaybeApplied, "the runtime has ended"));
+    late.await.unwrap_or_else(|_| (0..count).map(|_| stopped()).collect())
 }
 
 /// A backend with the faults of a [`FaultPlan`].
@@ -135,30 +149,33 @@ impl<B: Backend> Backend for FaultyBackend<B> {
 
     async fn acquire(
         &self,
-        claims: &[AcquireRequest],
+        requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
         let fault = self.faults.next(Operation::Acquire);
         if let Fault::DelayRequest(delay) = fault {
-            // As on a network, the request arrives even if the future is dropped meanwhile.
-            let (backend, late) = (self.backend.clone(), claims.to_vec());
-            let late = tokio::spawn(async move {
-                tokio::time::sleep(delay).await;
-                backend.acquire(&late).await
-            });
-            let stopped =
-                || Err(BackendError::new(FailureKind::MaybeApplied, "the runtime has ended"));
-            return late.await.unwrap_or_else(|_| claims.iter().map(|_| stopped()).collect());
+            let (backend, requests) = (self.backend.clone(), requests.to_vec());
+            return deliver_late(
+                delay,
+                requests.len(),
+                async move { backend.acquire(&requests).await },
+            )
+            .await;
         }
         if let Err(error) = fault.before().await {
-            return claims.iter().map(|_| Err(error.clone())).collect();
+            return requests.iter().map(|_| Err(error.clone())).collect();
         }
-        let answers = self.backend.acquire(claims).await;
+        let answers = self.backend.acquire(requests).await;
         fault.after().await;
         answers
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let fault = self.faults.next(Operation::Renew);
+        if let Fault::DelayRequest(delay) = fault {
+            let (backend, leases) = (self.backend.clone(), leases.to_vec());
+            return deliver_late(delay, leases.len(), async move { backend.renew(&leases).await })
+                .await;
+        }
         if let Err(error) = fault.before().await {
             return leases.iter().map(|_| Err(error.clone())).collect();
         }
@@ -172,6 +189,15 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         releases: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
         let fault = self.faults.next(Operation::Release);
+        if let Fault::DelayRequest(delay) = fault {
+            let (backend, releases) = (self.backend.clone(), releases.to_vec());
+            return deliver_late(
+                delay,
+                releases.len(),
+                async move { backend.release(&releases).await },
+            )
+            .await;
+        }
         if let Err(error) = fault.before().await {
             return releases.iter().map(|_| Err(error.clone())).collect();
         }

@@ -102,7 +102,7 @@ impl LockLayer {
         Self::with_key(RequestKey::Path(Arc::new(PathTemplate::new(template))))
     }
 
-    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers others by 400. Without it the
+    /// Reads the values of the path parameter `name` as `T`, as the handler does, and answers 400 if one does not parse. Without it the
     /// text of the path is the value: `/orders/42` and `/orders/042` have two locks, although a handler may read one number.
     ///
     /// # Panics
@@ -118,7 +118,8 @@ impl LockLayer {
     }
 
     /// Locks by a key that is computed from the head of the request. Values of a client are escaped in the template of
-    /// [`for_path`](Self::for_path) alone: here two of them may not give one key by accident.
+    /// [`for_path`](Self::for_path) alone: here the program has to rule out that
+    /// two of them give one key.
     pub fn new<K: Into<Key>>(key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self {
         Self::with_key(RequestKey::Computed(Arc::new(move |parts| key(parts).into())))
     }

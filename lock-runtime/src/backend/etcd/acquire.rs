@@ -25,7 +25,7 @@ use crate::base::clock::Instant;
 use crate::base::jitter;
 use crate::base::key::Key;
 
-/// How often a request looks again that finds other keys than the answer before said.
+/// How many times a request looks again that finds other keys than the answer before said.
 const MOST_ROUNDS: usize = 20;
 
 /// The shortest time that a queued owner waits for a notification before it requests the key again.

@@ -5,7 +5,7 @@
 //! **Which signs count.** A leader that was replaced and does not know it yet takes signs of life too, so a sign counts only
 //! together with an answer that a majority has confirmed. If that answer's request was sent at `s` and its term is not later than that
 //! of the sign's answer, then the sign was taken by the leader that was confirmed, or by a later one. Either that leader counts
-//! from the sign, or it was replaced behind `s`, and its successor gives each lease its full length anew. So the lease lasts for its
+//! from the sign, or it was replaced after `s`, and its successor gives each lease its full length anew. So the lease lasts for its
 //! length from the earlier one of `s` and the sign's own sending. With `--experimental-enable-lease-checkpoint`, a successor gives a lease
 //! of more than five minutes the time of its last checkpoint instead.
 //!
@@ -147,7 +147,7 @@ impl Leases {
         class_of(kept_for.saturating_add((kept_for / 10).min(LONGEST_MARGIN)))
     }
 
-    /// A lease with keys that stay for `kept_for` behind a sign of life.
+    /// A lease with keys that stay for `kept_for` after a sign of life.
     pub(crate) async fn holding(
         &self,
         member: &Arc<Member>,

@@ -90,7 +90,7 @@ impl MemberLink {
         }
     }
 
-    /// Ends the connection behind these last requests.
+    /// Ends the connection after these last requests.
     pub(crate) fn begin_close(&self, wishes: LastWishes) {
         let _ = self.end.send(wishes);
     }

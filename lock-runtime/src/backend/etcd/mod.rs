@@ -8,14 +8,14 @@
 //! /locks/order:1/<owner>            made by revision 7: holds the lock
 //! /locks/order:1/<owner>            made by revision 9: waits, watches the other one
 //! /locks/%lease/<lease>             the number of the connection that may put keys under this lease
-//! /locks/%fence/order:1             behind a grant of several keys: see `fence`
+//! /locks/%fence/order:1             after a grant of several keys: see `fence`
 //! ```
 //!
 //! 1. **A key lives as long as its lease.** There is a lease for each class of ttls, for all locks of the pool. A lock that ends earlier is
 //!    deleted by its process. A renewal is a sign of life for the lease, and a read that a majority confirms: see `leases`.
 //! 2. **The owner token is in the name**, so a key is found again if its answer was lost.
 //! 3. **Requests of one owner run one after the other**, each to its answer or to the end of its connection, also if the caller is gone. What a
-//!    former connection has left on its way puts no key any more. So nothing is granted behind a release.
+//!    former connection has left on its way puts no key any more. So nothing is granted after a release.
 //! 4. **An owner is recorded before its request is sent.** What a dropped call or a lost connection leaves is deleted at its deadline.
 //! 5. **A fence is a revision of the cluster**: of the key's creation, or of a write beside the queue.
 //!

@@ -18,7 +18,7 @@ use crate::backend::etcd::protocol::protobuf::MalformedMessage;
 use crate::backend::etcd::server_error::lease_ended;
 use crate::base::clock::Instant;
 
-/// The shortest time without an answer behind which another stream is opened.
+/// The shortest time without an answer after which another stream is opened.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) type SignReply = oneshot::Sender<Result<LifeSign, BackendError>>;
@@ -70,7 +70,7 @@ impl<C> OpenSigns<C> {
         self.by_lease.contains_key(&lease.id)
     }
 
-    /// Records a sign that is sent now. `false` if the one before has no answer: then it is sent behind that.
+    /// Records a sign that is sent now. `false` if the one before has no answer: then it is sent after that.
     pub(crate) fn add(
         &mut self,
         lease: Arc<PoolLease>,

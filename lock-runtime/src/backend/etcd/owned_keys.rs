@@ -350,7 +350,7 @@ impl WatchSink for OwnedKeys {
         let place = known.place;
         drop(table);
         match place {
-            // It looks again, and is watched again behind that.
+            // It looks again, and is watched again after that.
             KeyPlace::Queued => self.events.head_of_queue(key.as_str(), owner, Duration::ZERO),
             KeyPlace::Granted => drop(self.missed.send(MissedChanges { owner, key })),
             KeyPlace::New | KeyPlace::Leaving => {}

@@ -23,7 +23,7 @@ use crate::base::key::Key;
 /// When a deletion without an answer is repeated.
 pub(crate) const DELETE_AGAIN: Duration = Duration::from_secs(1);
 
-/// How often a deletion is repeated that finds other keys than were seen.
+/// How many times a deletion is repeated that finds other keys than were seen.
 const MOST_DELETIONS: usize = 5;
 
 /// What an owner had before its keys were marked as about to be deleted.
@@ -94,7 +94,7 @@ impl EtcdLocks {
         let created = |lock| self.keys.known(owner, lock).map(|known| known.created);
         let mut creations: Option<Vec<i64>> = locks.iter().map(created).collect();
         for _ in 0..MOST_DELETIONS {
-            // Each step behind a look at which key was the first one.
+            // Each step after a look at which key was the first one.
             let step = |of: fn(Vec<u8>) -> KeyOperation| {
                 let steps = locks.iter().flat_map(move |lock| {
                     let oldest = names.search(lock, SearchOrder::OldestFirst, 1);

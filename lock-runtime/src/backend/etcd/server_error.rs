@@ -50,7 +50,7 @@ impl CallStatus {
     }
 
     /// The error, and whether it ends the connection. What a member has given up may be executed later: what is sent on the next
-    /// connection comes behind it, or it puts no key.
+    /// connection comes after it, or it puts no key.
     #[cold]
     pub(crate) fn into_end(self) -> (BackendError, bool) {
         let leaves = self.ends_connection();

@@ -1,4 +1,4 @@
-//! All watches of a pool, on one stream. Behind a reconnect each goes on with the revision where it was.
+//! All watches of a pool, on one stream. After a reconnect each goes on with the revision where it was.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -105,7 +105,7 @@ impl MysqlBatch<'_> {
     /// Answers requests for free keys, and those that are not to be queued. Returns the requests to be sent again, and those
     /// to be queued.
     ///
-    /// The row is read behind its lock. A release that commits in between may have reserved the key for the owner, for less than
+    /// The row is read after its lock. A release that commits in between may have reserved the key for the owner, for less than
     /// the ttl: such a request is sent again, and its own statement then extends the row.
     async fn acquire_free(&mut self, mut requests: Acquires) -> (Acquires, Acquires) {
         requests.retain(|(_, reply)| !reply.is_closed());
@@ -324,7 +324,7 @@ impl MysqlBatch<'_> {
             script.add(&statements.leave_queue, &values);
         }
         let answered = self.in_transaction(script).await?;
-        // Behind the keys that were locked.
+        // After the keys that were locked.
         let row = answered.sets.get(1).and_then(|rows| rows.first()).ok_or_else(incomplete)?;
         Ok(match row.number(0) {
             Some(fence) => self.granted(request, fence, row.is_true(1)).0,

@@ -35,7 +35,7 @@ pub(super) fn script_limit(limits: Limits) -> Duration {
 /// How many rows one statement looks at for locks of other sessions.
 const LOOKED_TOGETHER: usize = 1_024;
 
-/// How often a script that was rolled back is sent again.
+/// How many times a script that was rolled back is sent again.
 const REPEATS: u32 = 20;
 
 /// What the statements of a batch need.
@@ -104,7 +104,7 @@ impl<'a> MysqlBatch<'a> {
         }
     }
 
-    /// Runs statements of which each commits. A failure behind the first `harmless` statements may follow a change.
+    /// Runs statements of which each commits. A failure after the first `harmless` statements may follow a change.
     pub(super) async fn execute(
         &mut self,
         script: &SqlScript,
@@ -252,7 +252,7 @@ impl<'a> MysqlBatch<'a> {
         is_refused
     }
 
-    /// Behind a script that failed with `error`: fails the requests for rows that are locked, and returns the others to be sent
+    /// After a script that failed with `error`: fails the requests for rows that are locked, and returns the others to be sent
     /// again. All fail if the reason is another one, but for the column `info`.
     pub(super) async fn others<R, T>(
         &mut self,

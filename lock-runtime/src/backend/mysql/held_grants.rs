@@ -6,7 +6,7 @@ use crate::backend::Owner;
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// The keys that this process holds. A grant is forgotten behind its end.
+/// The keys that this process holds. A grant is forgotten after its end.
 #[derive(Debug, Default)]
 pub(crate) struct HeldGrants {
     by_key: HashMap<Key, Vec<HeldGrant>>,

@@ -143,7 +143,7 @@ impl MysqlLink {
             let closes = batches.iter().any(|jobs| jobs.closes);
             let mut batch = MysqlBatch::new(session, &state, &mut self.locked);
             for jobs in batches {
-                // Behind the end of the connection they fail without being sent.
+                // After the end of the connection they fail without being sent.
                 batch.run(jobs, &mut self.steps).await;
             }
             if is_upkeep && self.sweep.due() <= now {
@@ -204,7 +204,7 @@ impl MysqlLink {
     }
 }
 
-/// Opens a connection for `purpose`, behind the end of the session `lost`.
+/// Opens a connection for `purpose`, after the end of the session `lost`.
 async fn open(
     state: &Arc<MysqlPoolState>,
     purpose: Purpose,

@@ -23,7 +23,7 @@
 //! 5. **Rows are locked in the order of their keys**, by the primary key alone, with READ COMMITTED. So no two scripts wait for
 //!    each other in a circle. A deadlock with statements of others is repeated here.
 //! 6. **Two connections.** Acquires and releases share one, in order: a release that undoes an acquire cannot overtake
-//!    it. Behind an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other
+//!    it. After an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other
 //!    connection, so that no acquire delays them. Each holds a named lock of its own. A lost one is found by its name and
 //!    killed before its successor is used.
 //! 7. **Looks.** The server sends no notifications. While this process waits, one statement looks at all that it waits for.

@@ -174,7 +174,7 @@ impl MysqlBatch<'_> {
         }
     }
 
-    /// Behind a failure: what has ended is answered, and what is to be sent again is returned.
+    /// After a failure: what has ended is answered, and what is to be sent again is returned.
     async fn answer_failed(
         &mut self,
         requests: Releases,
@@ -201,7 +201,7 @@ impl MysqlBatch<'_> {
     }
 }
 
-/// The next owner of the process. Not for several keys, and not behind a barging window.
+/// The next owner of the process. Not for several keys, and not after a barging window.
 fn successor(request: &ReleaseRequest) -> Option<&Successor> {
     let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
     request.successor.as_ref().filter(|_| is_single)

@@ -37,7 +37,7 @@ pub(crate) struct MysqlConnector {
     pub(crate) last_server: Mutex<String>,
 }
 
-/// An open connection. Dropping it closes the connection behind what the server still sends, by a task of its own. So a
+/// An open connection. Dropping it closes the connection after what the server still sends, by a task of its own. So a
 /// statement may run on after the drop, until [`end_session`](Self::end_session) of the next connection.
 pub(crate) struct MysqlSession {
     conn: Conn,
@@ -268,7 +268,7 @@ impl MysqlSession {
         Ok(())
     }
 
-    /// Ends the session `lost`, if it still runs. A statement that was sent there can then no longer grant anything behind a
+    /// Ends the session `lost`, if it still runs. A statement that was sent there can then no longer grant anything after a
     /// release that is sent here. A server that refuses that has `patience` to end the session by itself: the statements of a
     /// script are bounded there.
     pub(crate) async fn end_session(

@@ -179,7 +179,7 @@ impl<'a> Batch<'a> {
                 client.batch_execute(BEGIN),
                 session.run(lock_rows, locking.as_ref(), &keys),
                 session.run(statement, prepared.as_ref(), parameters),
-                // Behind an error this rolls back.
+                // After an error this rolls back.
                 client.batch_execute("COMMIT"),
             );
             began?;

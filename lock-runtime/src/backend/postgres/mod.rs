@@ -20,7 +20,7 @@
 //!    grows past deleted rows, restarts and failovers, and no counter is shared between keys.
 //! 4. **One statement for all requests of a batch.** A commit costs a flush of the disk, and 64 keys cost about as much as one.
 //! 5. **Two connections.** Acquires and releases share one, in order: a release that undoes an acquire cannot overtake
-//!    it. Behind an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other
+//!    it. After an acquire that took long, as for a locked row, releases of other owners go first. Renewals have the other
 //!    connection, so that no acquire delays them. A lost connection's server process is ended before its successor is used.
 //!
 //! The files from bottom to top: `url`, `schema` with the statements, `server_error`, `channel`, `session` (one connection),

@@ -140,7 +140,7 @@ fn owned(key: &Key, request: &ReleaseRequest) -> OwnedKey {
     (key.as_str().as_bytes().to_vec(), request.lease.owner.as_bytes().to_vec())
 }
 
-/// The next owner of the process. Not for several keys, and not behind a barging window.
+/// The next owner of the process. Not for several keys, and not after a barging window.
 fn successor(request: &ReleaseRequest) -> Option<&Successor> {
     let is_single = request.lease.keys.len() == 1 && request.barging_window.is_zero();
     request.successor.as_ref().filter(|_| is_single)

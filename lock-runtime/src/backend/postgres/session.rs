@@ -240,7 +240,7 @@ impl Session {
     }
 
     /// Ends the server process of a lost connection, if it still runs. A statement that was sent there can then no longer
-    /// grant anything behind a release that is sent here.
+    /// grant anything after a release that is sent here.
     pub(crate) async fn end_process(&self, lost: ServerProcess) -> Result<(), BackendError> {
         const BETWEEN: Duration = Duration::from_millis(5);
         let ServerProcess { id, started: Some(started) } = lost else { return Ok(()) };

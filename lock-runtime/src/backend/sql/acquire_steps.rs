@@ -72,9 +72,9 @@ impl AcquireSteps {
         self.pending.extend(several.into_iter().map(AcquireStep::Several));
     }
 
-    /// The releases of a batch that are sent before its acquires, and those that are sent behind them.
+    /// The releases of a batch that are sent before its acquires, and those that are sent after them.
     ///
-    /// Acquires go first, so that a release finds their owners in the queue. Behind a slow batch releases do, but for those that
+    /// Acquires go first, so that a release finds their owners in the queue. After a slow batch releases do, but for those that
     /// undo one of these acquires.
     pub(crate) fn split(&self, releases: Releases) -> (Releases, Releases) {
         match self.batch {
@@ -88,7 +88,7 @@ impl AcquireSteps {
         self.batch = AcquireBatch::Fresh;
     }
 
-    /// What is sent next. `None` behind the limit too, but for the first step of a batch: no acquire waits forever.
+    /// What is sent next. `None` after the limit too, but for the first step of a batch: no acquire waits forever.
     pub(crate) fn next_step(&mut self) -> Option<AcquireStep> {
         let now = self.clock.now();
         match self.batch {

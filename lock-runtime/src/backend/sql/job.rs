@@ -130,7 +130,7 @@ pub(crate) fn fail_all<R, T>(
     }
 }
 
-/// The failure of a request behind the end of the pool.
+/// The failure of a request after the end of the pool.
 #[cold]
 pub(crate) fn closed() -> BackendError {
     BackendError::new(FailureKind::NotApplied, "the connections to the database are closed")

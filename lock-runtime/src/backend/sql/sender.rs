@@ -17,7 +17,7 @@ pub(crate) enum Purpose {
 }
 
 /// Sends jobs to the task of a connection. Dropping it ends the task at once, and a statement that was sent may still be
-/// run; [`close`](Self::close) ends it behind what is pending.
+/// run; [`close`](Self::close) ends it after what is pending.
 pub(crate) struct JobSender {
     jobs: UnboundedSender<StoreJob>,
     task: AbortHandle,
@@ -43,7 +43,7 @@ impl JobSender {
         AwaitedAnswer(answer)
     }
 
-    /// Closes the connection behind all requests that were sent before.
+    /// Closes the connection after all requests that were sent before.
     pub(crate) async fn close(&self) {
         let _ = self.jobs.send(StoreJob::Close);
         self.jobs.closed().await;

@@ -6,7 +6,7 @@
 //!                    └───> behind others, not to be queued: deleted again
 //! ```
 //!
-//! The creation and the list travel together. A list behind the own creation has all nodes that come before it.
+//! The creation and the list travel together. A list after the own creation has all nodes that come before it.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, FailureKind, 
 use crate::base::jitter;
 use crate::base::key::Key;
 
-/// How often a request looks again that finds other nodes than the answer before said.
+/// How many times a request looks again that finds other nodes than the answer before said.
 const MOST_ROUNDS: usize = 20;
 
 /// How long a queued owner waits for a notification before it requests the key again.
@@ -221,7 +221,7 @@ impl LockNodes {
         node: &LockNode,
         predecessor: String,
     ) -> Result<Option<AcquireOutcome>, BackendError> {
-        // Before the watch is set: its notification may come right behind the answer.
+        // Before the watch is set: its notification may come right after the answer.
         let standing = Standing::Queued { predecessor: predecessor.clone() };
         let queued = LockNode { standing, ..node.clone() };
         if !self.claims.set(owner, key, Slot::Node(queued)) {

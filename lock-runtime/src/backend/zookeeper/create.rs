@@ -95,7 +95,7 @@ impl LockNodes {
             OperationAnswer::Transaction(answers) => answers,
             created => vec![created],
         };
-        // The nodes come last, behind their containers.
+        // The nodes come last, after their containers.
         let others = answers.len().checked_sub(keys.len()).ok_or_else(malformed)?;
         for (key, answer) in keys.iter().zip(answers.into_iter().skip(others)) {
             let OperationAnswer::Created { path, stat } = answer else { return Err(malformed()) };

@@ -73,7 +73,7 @@ impl LockNodes {
     }
 
     /// The owner of the first node. Its fence is the number of the node's creation, see `fence`. A node that was moved has
-    /// another one, and so has the owner of several keys behind a later write to the container.
+    /// another one, and so has the owner of several keys after a later write to the container.
     async fn holder(
         &self,
         session: &LiveSession,

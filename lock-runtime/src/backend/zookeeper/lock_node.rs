@@ -54,7 +54,7 @@ impl Slot {
 pub(crate) struct LockNode {
     pub(crate) path: String,
     pub(crate) session: LiveSession,
-    /// The transaction that created it. `None` behind a move: others may have queued before.
+    /// The transaction that created it. `None` after a move: others may have queued before.
     pub(crate) created: Option<i64>,
     pub(crate) standing: Standing,
     /// The number of the grant, once it has one.

@@ -65,7 +65,7 @@ impl LockNodes {
         if self.root.is_empty() { "/".to_owned() } else { self.root.clone() }
     }
 
-    /// A read behind it sees all changes that were made before. The leader alone answers, also one that is deposed.
+    /// A read after it sees all changes that were made before. The leader alone answers, also one that is deposed.
     pub(crate) fn sync(&self) -> NodeOperation {
         NodeOperation::Sync { path: self.root_path() }
     }
@@ -139,7 +139,7 @@ impl LockNodes {
     }
 
     /// Looks for `keys` in the queue of each. An owner whose request was not answered is looked for in the session of that
-    /// request, which executes this one behind it. Otherwise `session` is used.
+    /// request, which executes this one after it. Otherwise `session` is used.
     pub(crate) async fn listings_of(
         &self,
         session: &LiveSession,

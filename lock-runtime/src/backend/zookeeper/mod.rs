@@ -14,7 +14,7 @@
 //!    them. A lease that ends earlier is deleted by its process. A renewal is a transaction without a change, one for all
 //!    leases of a session: a majority has to take it.
 //! 2. **The owner token is in the name**, so a node whose answer was lost is found again. Requests of a session are
-//!    executed in their order, also behind a reconnect: a look behind a lost answer tells its outcome.
+//!    executed in their order, also after a reconnect: a look after a lost answer tells its outcome.
 //! 3. **A claim is recorded before its request is sent**, and until its node is known to be gone. What a dropped call
 //!    or a lost connection leaves is deleted at the claim's deadline.
 //! 4. **A fence is the number of a transaction**: of the node's creation, or of a write to the container.

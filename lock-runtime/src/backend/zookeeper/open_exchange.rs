@@ -103,7 +103,7 @@ impl OpenExchange {
     }
 
     /// Whether the last sign of life was too long ago, because the process stood still or the network took nothing. The session
-    /// may then end right behind an answer: only a new connection proves that it lives.
+    /// may then end right after an answer: only a new connection proves that it lives.
     pub(crate) fn is_late(&self, now: Instant) -> bool {
         self.closing.is_none() && now.since(self.outgoing.taken) > self.signs.interval + LATENESS
     }

@@ -1,7 +1,7 @@
 //! Renewals: whether the session of each node lives, asked of a majority.
 //!
 //! Nodes that are watched need one request for each session, however many there are: notifications come before later
-//! answers, so a node that is still known behind the answer was there when the leader answered.
+//! answers, so a node that is still known after the answer was there when the leader answered.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -167,7 +167,7 @@ impl LockNodes {
         confirmed(&answers.next().ok_or_else(malformed)?)?;
         known.is_confirmed = true;
         let mut listings: Vec<_> = answers.map(KeyListing::read).collect();
-        // Behind a reconnect there may be more of them than one group can have.
+        // After a reconnect there may be more of them than one group can have.
         loop {
             let unread = &of.unwatched[known.read..];
             for (unwatched, listing) in unread.iter().zip(listings) {

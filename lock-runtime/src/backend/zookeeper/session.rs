@@ -1,6 +1,6 @@
 //! A session with the ensemble: what this process holds ends with it.
 //!
-//! The server executes the requests of a session in the order in which they were sent, also behind a change of the
+//! The server executes the requests of a session in the order in which they were sent, also after a change of the
 //! connection: it refuses what a former connection of the session has left in another server. So an answer to a
 //! later request tells the outcome of all earlier ones.
 
@@ -21,7 +21,7 @@ use crate::backend::zookeeper::server_error::{closed, malformed};
 pub(crate) enum SessionRequest {
     /// Send these one after the other, in this incarnation of the session.
     Group { incarnation: u64, operations: Vec<NodeOperation>, reply: GroupReply },
-    /// End the connection behind all requests that were sent before.
+    /// End the connection after all requests that were sent before.
     Close(SessionEnd),
 }
 
@@ -112,7 +112,7 @@ impl SessionClient {
         }
     }
 
-    /// Tells the task to end the connection behind all requests that were sent before.
+    /// Tells the task to end the connection after all requests that were sent before.
     pub(crate) fn begin_close(&self, end: SessionEnd) {
         let _ = self.requests.send(SessionRequest::Close(end));
     }

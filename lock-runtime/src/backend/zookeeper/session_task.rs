@@ -130,7 +130,7 @@ impl SessionTask {
     }
 
     /// Connects to one server after the other until the session is open. Requests wait for the first attempt at each server,
-    /// and fail at once behind it. `None` if the pool is closed.
+    /// and fail at once after it. `None` if the pool is closed.
     async fn open(
         &mut self,
         backoff: &mut Backoff,

@@ -4,7 +4,7 @@
 //! timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows, which is older than
 //! the grant or the renewal that it confirms, by at most:
 //!
-//! 1. The longest time that a connection may go without an answer, behind which it is replaced: [`longest_silence`].
+//! 1. The longest time that a connection may go without an answer, after which it is replaced: [`longest_silence`].
 //! 2. The time between two signs of life: [`LONGEST_PING_INTERVAL`].
 //! 3. Half a tick: a server reports signs of life to the leader that often. [`LONGEST_TICK`] is provided for.
 //! 4. [`SLACK`] for the way between the servers, and for a process that is not scheduled.

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::output::{End, Output, STRONG, latency_text};
 
-/// How long the release of all locks may take behind a failure.
+/// How long the release of all locks may take after a failure.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What one part has measured.

@@ -11,7 +11,7 @@ use crate::lease::listener::Listener;
 
 mod phases;
 
-/// How often a task was woken. The lease has its waker for as long as there are more references than one.
+/// How many times a task was woken. The lease has its waker for as long as there are more references than one.
 #[derive(Debug, Default)]
 struct Task(AtomicUsize);
 

@@ -15,7 +15,7 @@ use crate::base::options::Wait;
 use crate::lease::grant::Grant;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_out_of_attempts};
 use crate::lock::acquire::run;
-use crate::lock::admission::AdmissionPermit;
+use crate::lock::admission::AdmissionSlot;
 use crate::lock::core::PoolCore;
 use crate::lock::grant;
 use crate::lock::outgoing::FirstRequest;
@@ -50,7 +50,7 @@ pub(crate) async fn send_batch(
 }
 
 /// Waits until the store has room for `batch`, and rejects the requests whose wait ends before.
-async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<AdmissionPermit> {
+async fn admit(core: &Arc<PoolCore>, batch: &mut Vec<FirstRequest>) -> Option<AdmissionSlot> {
     let mut admission = pin!(core.admit(batch.len()));
     if let Poll::Ready(permit) = poll_once(admission.as_mut()).await {
         return permit;

@@ -28,8 +28,8 @@ use crate::queue::permit::{KeyPermit, PermitHandler};
 use crate::queue::wait_queue::{AfterPass, HeadInfo};
 
 /// The most fencing tokens that one request reserves. Unused numbers make the counter run ahead of the clock, which
-/// seeds it after a loss of the store's data. The clock counts microseconds, and a holder takes longer than one: a request
-/// that reserves no more than twice what the last grant needed does not let the counter gain on the clock.
+/// seeds it after a loss of the store's data. The clock counts microseconds, and a holder takes longer than one. So few numbers may
+/// stay unused: a request reserves more than the last grant has used only if the last grant has used all.
 const MOST_EXTRA_FENCES: usize = 1000;
 
 /// One acquire for the queue of a key, by the owner of its permit.

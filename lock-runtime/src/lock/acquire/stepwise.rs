@@ -36,7 +36,7 @@
 //!   request for all keys is refused when no step is left.
 //! - The process is killed or frozen: its queue positions are skipped, and the partial hold ends with its ttl.
 //! - A notification arrives for a key whose permit the task owns: the task sends its request. For a token that was given
-//!   up: the Redis push handler passes the lock on, because the queues of this process do not know the token.
+//!   up: the store passes the lock on, because the queues of this process do not know the token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -341,7 +341,7 @@ impl Stepwise {
         }
     }
 
-    /// How often the time of the partial hold has doubled.
+    /// How many times the time of the partial hold has doubled.
     fn doublings(&self) -> u32 {
         if self.hold().is_some_and(PartialHold::is_in_order) { self.releases } else { 0 }
     }

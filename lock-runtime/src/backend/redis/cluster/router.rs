@@ -16,7 +16,7 @@ use crate::backend::redis::slot_map::Address;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::key::Key;
 
-/// How often one request is redirected before it fails.
+/// How many times one request is redirected before it fails.
 const MAX_REDIRECTS: usize = 4;
 
 /// Processing time of a server for each request of a large batch.

@@ -318,7 +318,7 @@ impl ScriptedServer {
             (RequestForm::Script, AcquireReply::Held { .. }) if tracks => {
                 (request.attempt > 0).then_some(RequestForm::Script)
             }
-            // A key is tracked only if it is read behind `CLIENT CACHING YES`. Needed for a holder that sends no
+            // A key is tracked only if it is read after `CLIENT CACHING YES`. Needed for a holder that sends no
             // messages, and at the head of the queue for a lock that is deleted from outside.
             (RequestForm::Queue, AcquireReply::Queued { rank, has_channel, .. }) if tracks => {
                 (!has_channel || (rank == 0 && request.attempt > 0)).then_some(RequestForm::Queue)

@@ -3,7 +3,7 @@
 //! `WAIT` covers the writes of its own connection, and blocks every command behind it. So it has a connection of its
 //! own, on which a script writes the locks once more in front of it.
 //!
-//! All changes reach the replicas in one stream, so `WAIT` behind any other write there would cover the grant too. But
+//! All changes reach the replicas in one stream, so `WAIT` after any other write there would cover the grant too. But
 //! the script also shows that this server has granted the lock. Another server may have become the master
 //! meanwhile, and may not know the lock. The script takes no lock, so it does no harm whenever it arrives: late, twice,
 //! or for a caller that has given up.

@@ -24,7 +24,7 @@
 //!    If the head waiter gives up, the next waiter continues with the same token.
 //! 3. **The contended mark.** The first claim that waits puts a `+` behind the holder's token. The plain
 //!    compare-and-delete of a release then fails inside the script, and the release goes on to serve the queue. So an
-//!    uncontended lock costs two plain commands, and no command reads the queue of a free key.
+//!    uncontended lock costs a `SET` and a short script, and no command reads the queue of a free key.
 //! 4. **Contention.** A holder learns of waiters from the count in the reply to its claim, and from its renewals.
 //!    The first in the queue also sends a message to the holder, again at each of its rechecks. Until then the holder's
 //!    process hands the lock off between its own tasks; from then on for a limited time. If more of its tasks wait, its

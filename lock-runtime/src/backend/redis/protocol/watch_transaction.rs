@@ -17,7 +17,7 @@ use crate::backend::redis::server_error;
 use crate::backend::{BackendError, FailureKind};
 use crate::base::key::Key;
 
-/// How often a transaction starts over when a key changes meanwhile. Each change is another client's progress.
+/// How many times a transaction starts over when a key changes meanwhile. Each change is another client's progress.
 pub(super) const MAX_TRIES: usize = 4;
 
 /// Runs one transaction at a time on a connection of its own, which it keeps between transactions.

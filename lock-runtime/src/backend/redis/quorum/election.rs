@@ -19,7 +19,7 @@ use crate::base::jitter;
 /// The maximum number of rounds of a proposal, if its ballot numbers turn out too low.
 const MAX_ROUNDS: u32 = 4;
 
-/// How often a proposal without a waiter backs off when others compete for a free lock.
+/// How many times a proposal without a waiter backs off when others compete for a free lock.
 const MAX_BACK_OFFS: u32 = 3;
 
 /// The proposals of one call. Dropped before its end, it withdraws all votes.

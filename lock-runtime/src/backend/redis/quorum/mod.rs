@@ -41,8 +41,8 @@
 //! 8. **Two proposals that compete for a free lock** may each receive part of the votes. Both are withdrawn and
 //!    retried after a random time. A waiter for a held lock is woken when a majority of the nodes reports a change.
 //!
-//! A node that has lost its data must stay away for the longest ttl before it votes again; the README says what
-//! holds when it does not. Fencing tokens need synchronised clocks only for such a node: numbers are
+//! A node that has lost its data must stay away for the longest ttl before it votes again; `docs/guarantees.md` says
+//! what holds when it does not. Fencing tokens need synchronised clocks only for such a node: numbers are
 //! proposed from the machine's clock, so that numbers after the loss are above numbers before it.
 
 mod diagnostics;
@@ -195,7 +195,7 @@ impl Backend for Quorum {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { paced: true, ..Capabilities::default() }
+        Capabilities { paced: true, renewal_restores: true, ..Capabilities::default() }
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {

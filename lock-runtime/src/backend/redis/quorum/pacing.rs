@@ -15,7 +15,7 @@ pub(crate) struct ResponseTimes(Mutex<ResponseStats>);
 struct ResponseStats {
     /// The smoothed response time and its variation; `None` before the first answer.
     estimate: Option<(Duration, Duration)>,
-    /// How often the limit has doubled since the last answer (RFC 6298, 5.5).
+    /// How many times the limit has doubled since the last answer (RFC 6298, 5.5).
     doublings: u32,
     last: Option<Instant>,
 }

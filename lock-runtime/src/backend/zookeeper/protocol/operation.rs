@@ -42,7 +42,7 @@ pub(crate) enum NodeOperation {
     Check {
         path: String,
     },
-    /// Answered by the leader behind all writes before it. The server of the connection has them by then.
+    /// Answered by the leader after all writes before it. The server of the connection has them by then.
     Sync {
         path: String,
     },

@@ -195,7 +195,7 @@ async fn a_grant_is_withdrawn_after_a_ttl_unless_it_is_picked_up() {
         let until = start + offered_for;
         assert_eq!(offered.due(), Some(until));
         assert!(matches!(offered.poll_renewal(until.saturating_sub(NANO)), RenewalAction::Wait(_)));
-        assert!(matches!(offered.poll_renewal(until), RenewalAction::Unclaimed));
+        assert!(matches!(offered.poll_renewal(until), RenewalAction::OfferExpired));
         assert!(!offered.pick_up());
         assert!(taken.due().unwrap() > until);
         renew(&taken);
@@ -304,6 +304,36 @@ async fn a_hand_off_takes_a_reserved_fence_if_one_is_requested() {
     let unfenced = granted(plain(), clock);
     assert_eq!(unfenced.fence, None);
     assert!(unfenced.transfer(&fenced()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_without_an_answer_may_have_an_effect_for_one_ttl_also_under_the_next_holder() {
+    let clock = clock().await;
+    let until = |lease: &Lease| lease.late_renewals_until();
+    let fails = |lease: &Lease, kind: FailureKind| {
+        renew(lease);
+        lease.on_renewal_failed(clock.now(), BackendError::new(kind, "planned"));
+    };
+    let lease = granted(plain(), clock);
+    for kind in [FailureKind::NotApplied, FailureKind::Rejected] {
+        fails(&lease, kind);
+        assert_eq!(until(&lease), None);
+    }
+    fails(&lease, FailureKind::MaybeApplied);
+    let first = clock.now() + TTL;
+    assert_eq!(until(&lease), Some(first));
+    renew(&lease);
+    lease.on_renewed(clock.now(), secs(3));
+    assert_eq!(until(&lease), Some(first), "an answer to a later one says nothing of it");
+    let (grant, _) = lease.transfer(&spec_of(plain())).unwrap();
+    let next = lease_of(spec_of(plain()), grant, clock);
+    assert_eq!(until(&next), Some(first));
+    renew(&next);
+    pass(secs(1)).await;
+    assert!(next.begin_release());
+    assert_eq!(until(&next), Some(first + secs(1)), "in flight");
+    next.on_renewed(clock.now(), secs(3));
+    assert_eq!(until(&next), Some(first));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,52 @@
+//! The state of a lease, and how a hold ends.
+
+use crate::base::backend_error::BackendError;
+use crate::base::clock::Instant;
+use crate::base::fence::Fences;
+use crate::base::loss::Loss;
+use crate::lease::listeners::Listeners;
+use crate::lease::phase::Phase;
+use crate::queue::permit::KeyPermit;
+
+/// What changes under the mutex of a lease.
+#[derive(Debug)]
+pub(super) struct LeaseState {
+    pub(super) phase: Phase,
+    /// Why validity ended before the release, if it did.
+    pub(super) loss: Option<Loss>,
+    /// When it did.
+    pub(super) lost_at: Option<Instant>,
+    pub(super) next_renewal: Option<Instant>,
+    /// When the key may have changed after the renewal in flight was sent: its answer may be of the time before.
+    pub(super) changed_since: Option<Instant>,
+    /// The answer to the last renewal, if it was no confirmation.
+    pub(super) unconfirmed: Option<BackendError>,
+    /// When the store has forgotten what the renewals that were never answered may have left there, if there are any.
+    pub(super) late_renewals_until: Option<Instant>,
+    pub(super) listeners: Listeners,
+    /// Whether a sequencer names the owner token. The token then is not passed on to another holder.
+    pub(super) is_named: bool,
+    /// Reserved for later holders of this process.
+    pub(super) fences: Option<Fences>,
+    pub(super) permits: Vec<KeyPermit>,
+}
+
+impl LeaseState {
+    pub(super) fn ending(&self) -> Option<Ending> {
+        match (self.loss, self.phase) {
+            (Some(loss), _) => Some(Ending::Lost(loss)),
+            (None, Phase::Transferred | Phase::ReleasePending | Phase::Releasing) => {
+                Some(Ending::Released)
+            }
+            (None, Phase::Held | Phase::Renewing | Phase::Lost | Phase::LostRenewing) => None,
+        }
+    }
+}
+
+/// How a hold ended, for its listeners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Lost(Loss),
+    /// Released by the holder, and not lost before.
+    Released,
+}
