@@ -72,7 +72,8 @@ fn the_runtime_wants_exactly_its_own_macros() {
 fn the_stated_rust_version_is_the_same_everywhere() {
     let stated = setting(&read("Cargo.toml"), "rust-version");
     assert_eq!(setting(&read("clippy.toml"), "msrv"), stated);
-    assert!(read("README.md").contains(&format!("{stated}. A higher one is a minor version.")));
+    assert!(read("README.md").contains(&format!("Rust {stated} or newer.")));
+    assert!(read("README.zh-CN.md").contains(&format!("最低 Rust {stated}；")));
 }
 
 /// What users build must build with the Rust that is promised.

@@ -199,13 +199,14 @@ fn a_different_structure_is_found() {
     assert_eq!(links("a [b](c.md) ![d](e#f)\n```\n[g](h)\n```\n[i](j)"), ["c.md", "e#f", "j"]);
 }
 
-/// A file in backticks exists: by its whole path, or somewhere by its last parts.
+/// A file in backticks exists: by its whole path, or somewhere by its last parts. In the table of interleavings these name one file
+/// of the runtime.
 #[test]
 fn contributing_names_files_that_exist() {
     let mut files = Vec::new();
     collect_files(&root(), &mut files);
     let text = read("CONTRIBUTING.md");
-    let ends = [".rs", ".lua", ".md", ".sh", ".toml"];
+    let ends = [".rs", ".lua", ".sql", ".md", ".sh", ".toml"];
     let is_file = |name: &&str| {
         !name.contains(' ') && !name.starts_with('.') && ends.iter().any(|end| name.ends_with(end))
     };
@@ -216,6 +217,13 @@ fn contributing_names_files_that_exist() {
         count += 1;
     }
     assert!(count > 50, "only {count} names were checked");
+    let (_, interleavings) = text.split_once("## Interleavings").unwrap();
+    let sources = root().join("lock-runtime/src");
+    for name in interleavings.split('`').skip(1).step_by(2).filter(is_file) {
+        let named = |file: &&PathBuf| file.starts_with(&sources) && file.ends_with(name);
+        let named: Vec<_> = files.iter().filter(named).collect();
+        assert!(named.len() <= 1, "`{name}` is one of {named:#?}: write its folder, too");
+    }
 }
 
 fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) {
