@@ -277,6 +277,26 @@ fn a_batch_of_a_blocked_runtime_is_sent_by_the_driver() {
     });
 }
 
+/// Their guards are dropped, and nothing of the runtime runs since.
+#[test]
+fn releases_of_a_blocked_runtime_are_sent_by_the_driver() {
+    const MANY: usize = 64;
+    let server = RedisServer::start();
+    let builder = LockPool::builder(server.url()).ttl(ms(60_000)).request_timeout(ms(30_000));
+    let pool = current_thread().block_on(builder.connect()).unwrap();
+    current_thread().block_on(async {
+        until_used(&server, &pool, 0).await;
+        load(&pool, 20).await;
+        let mut guards = Vec::new();
+        for n in 0..MANY {
+            guards.push(pool.lock(format!("dropped:{n}")).acquire().await.unwrap());
+        }
+        load(&pool, 20).await;
+        drop(guards);
+        eventually(SOON, "all are free", || server.cli(&["KEYS", "dropped:*"]).is_empty());
+    });
+}
+
 #[test]
 fn a_batch_of_a_runtime_that_has_ended_is_sent_by_the_driver() {
     let server = RedisServer::start();

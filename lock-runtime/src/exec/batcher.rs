@@ -168,10 +168,14 @@ impl<B: ItemBatch> Batcher<B> {
     }
 
     /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if none is begun and `may_begin` says no.
+    ///
+    /// The answer to an item that `is_awaited` is awaited on this runtime, so that its tasks go on. After another one this thread may
+    /// block. What it has sent would leave late, and what is pending is sent by the driver.
     pub(crate) fn push_on<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
         caller: &Handle,
         item: B::Item,
+        is_awaited: bool,
         may_begin: impl FnOnce() -> bool,
     ) -> Result<(), B::Item> {
         let runtime = caller.id();
@@ -185,7 +189,7 @@ impl<B: ItemBatch> Batcher<B> {
         }
         // Another thread of the runtime may have begun it meanwhile.
         if pending.of_caller(runtime).is_some() {
-            return Self::add(flusher, pending, runtime, item);
+            return Self::add(flusher, pending, runtime, item, is_awaited);
         }
         let (threshold, progress) = (threshold(caller), CallerProgress::New);
         let mut batch = CallerBatch { runtime, items: B::default(), threshold, progress };
@@ -211,11 +215,12 @@ impl<B: ItemBatch> Batcher<B> {
         mut pending: MutexGuard<'_, Pending<B>>,
         runtime: runtime::Id,
         item: B::Item,
+        is_awaited: bool,
     ) -> Result<(), B::Item> {
         let in_flight = pending.in_flight;
         let Some(batch) = pending.of_caller(runtime) else { return Err(item) };
         batch.push(item)?;
-        if batch.items.len() < batch.threshold.max(in_flight) {
+        if !is_awaited || batch.items.len() < batch.threshold.max(in_flight) {
             return Ok(());
         }
         let batch = flusher.batcher().take_from(&mut pending, Some(runtime));
@@ -506,7 +511,7 @@ mod tests {
 
         fn push(self: &Arc<Self>, count: usize) {
             for _ in 0..count {
-                Batcher::push_on(self, &Handle::current(), (), || true).unwrap();
+                Batcher::push_on(self, &Handle::current(), (), true, || true).unwrap();
             }
         }
 
@@ -554,6 +559,17 @@ mod tests {
         assert_eq!(store.batcher.pending().in_flight, 0);
         store.push(8);
         assert_eq!(store.answer_all(), [8]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_item_that_is_not_awaited_makes_no_thread_send() {
+        let store = SilentStore::new();
+        for _ in 0..20 {
+            Batcher::push_on(&store, &Handle::current(), (), false, || true).unwrap();
+        }
+        assert!(store.answer_all().is_empty());
+        store.push(1);
+        assert_eq!(store.answer_all(), [21]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,23 @@ impl PoolCore {
                 None => return self.send(item),
             }
         }
-        if let Err(item) = Batcher::push_on(self, &caller, item, || foreground().is_some()) {
+        if let Err(item) = Batcher::push_on(self, &caller, item, true, || foreground().is_some()) {
+            self.send(item);
+        }
+    }
+
+    /// As [`send`](Self::send), where no caller awaits the answer: it may leave its runtime alone for long. Under load the item joins
+    /// the batch that the runtime has begun, which the driver sends if the runtime does not.
+    pub(crate) fn send_unawaited(self: &Arc<Self>, item: Outgoing) {
+        let caller = if self.outgoing.prefers_batch() { self.caller() } else { None };
+        let left = match caller {
+            Some(caller) => {
+                let has_connection = || self.backend().foreground(&caller).is_some();
+                Batcher::push_on(self, &caller, item, false, has_connection).err()
+            }
+            None => Some(item),
+        };
+        if let Some(item) = left {
             self.send(item);
         }
     }

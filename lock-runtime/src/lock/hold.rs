@@ -44,10 +44,9 @@ impl LeaseOwner for PoolCore {
         self.renewals.cancel(lease);
         let (reply, answer) = oneshot::channel();
         let release = Outgoing::Release(PendingRelease::new(lease.clone(), reply));
-        // A caller that does not await the release may leave its runtime alone for long.
         match mode {
             ReleaseMode::Awaited => self.send_from_caller(release),
-            ReleaseMode::Background => self.send(release),
+            ReleaseMode::Background => self.send_unawaited(release),
         }
         Some(Releasing::InFlight(answer))
     }
