@@ -170,7 +170,7 @@ impl<B: ItemBatch> Batcher<B> {
     /// Adds `item` to the next batch of `caller`, the runtime of this thread. Returns it if none is begun and `may_begin` says no.
     ///
     /// The answer to an item that `is_awaited` is awaited on this runtime, so that its tasks go on. After another one this thread may
-    /// block. What it has sent would leave late, and what is pending is sent by the driver.
+    /// block, and would read the answer late. What is pending then is sent by the driver.
     pub(crate) fn push_on<F: Flusher<Batch = B>>(
         flusher: &Arc<F>,
         caller: &Handle,
