@@ -14,7 +14,6 @@ use crate::base::key::Key;
 use crate::base::loss::Loss;
 use crate::base::options::ReleaseMode;
 use crate::base::sequencer::Sequencer;
-use crate::exec::events;
 use crate::lease::held_lease::{HeldLease, Releasing};
 use crate::lease::lease::Lease;
 use crate::lease::lease_state::Ending;
@@ -186,7 +185,7 @@ impl LockGuard {
             return Ok(());
         }
         if lease.lose(Loss::Taken) {
-            events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::Taken);
+            lease.report_loss(Loss::Taken);
         }
         Err(self.loss_error(Loss::Taken))
     }

@@ -67,7 +67,7 @@ const LINGER_FENCES: u32 = 127;
 
 /// A request for all of some keys, or none of them.
 ///
-/// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt). An acquire of several keys
+/// All attempts of one acquire carry the same values, except for [`attempt`](Self::attempt) and [`extra_fences`](Self::extra_fences). An acquire of several keys
 /// may also request each key alone, see [`Capabilities::wait_queue`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]

@@ -21,7 +21,7 @@ use crate::base::measurement::Measurement;
 use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
 use crate::base::sync::{Mutex, MutexGuard};
-use crate::exec::events::Origin;
+use crate::exec::events::{self, Origin};
 use crate::lease::grant::Grant;
 use crate::lease::lease_state::{Ending, LeaseState};
 use crate::lease::listeners::Listeners;
@@ -371,6 +371,13 @@ impl Lease {
             | Phase::LostRenewing
             | Phase::ReleasePending
             | Phase::Releasing => false,
+        }
+    }
+
+    /// Emits the event of `loss`. A lock that lingers has no holder that could miss it.
+    pub(crate) fn report_loss(&self, loss: Loss) {
+        if self.has_holder {
+            events::lost(self.origin(), self.owner.tag(), self.held_for(), loss);
         }
     }
 

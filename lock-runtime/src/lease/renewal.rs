@@ -142,7 +142,7 @@ impl RenewalScheduler {
                 }
                 RenewalAction::Wait(due) => self.insert(lease, due),
                 RenewalAction::Lost(loss) => {
-                    report_loss(lease, loss);
+                    lease.report_loss(loss);
                     end_without_holder(config, lease);
                 }
                 // The caller gets an error at its next poll.
@@ -193,7 +193,7 @@ impl RenewalScheduler {
                 Ok(LeaseStatus::NotHeld) => {
                     lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
                     if lease.lose(Loss::Taken) {
-                        report_loss(&lease, Loss::Taken);
+                        lease.report_loss(Loss::Taken);
                     }
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
@@ -213,13 +213,6 @@ impl RenewalScheduler {
 fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
     if !lease.has_holder() {
         (config.end_hold)(lease);
-    }
-}
-
-/// A lock that lingers has no holder to miss it.
-fn report_loss(lease: &Lease, loss: Loss) {
-    if lease.has_holder() {
-        events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
     }
 }
 

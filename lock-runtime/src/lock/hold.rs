@@ -57,9 +57,8 @@ impl LeaseOwner for PoolCore {
 pub(crate) fn note_end(core: &PoolCore, lease: &Lease) {
     if lease.is_overdue()
         && let Some(loss) = lease.expire(core.clock().now())
-        && lease.has_holder()
     {
-        events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), loss);
+        lease.report_loss(loss);
     }
 }
 

@@ -191,7 +191,7 @@ fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: D
 
 fn report_released(lease: &Lease, was_held: bool, is_released: bool) {
     if !is_released && lease.lost_before_release() {
-        events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::FoundAtRelease);
+        lease.report_loss(Loss::FoundAtRelease);
     }
     events::released(lease.origin(), || lease.held_for(), was_held);
 }

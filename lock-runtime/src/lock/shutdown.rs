@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::base::clock::Instant;
 use crate::base::loss::Loss;
-use crate::exec::{event_thread, events};
+use crate::exec::event_thread;
 use crate::lease::tracker::PoolPhase;
 use crate::lock::core::PoolCore;
 use crate::lock::linger;
@@ -37,7 +37,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     if !idle_by(&core, clock.now() + grace).await {
         for lease in core.tracker.leases() {
             if lease.lose(Loss::PoolClosed) {
-                events::lost(lease.origin(), lease.owner.tag(), lease.held_for(), Loss::PoolClosed);
+                lease.report_loss(Loss::PoolClosed);
             }
         }
         // Cancelled bodies end at their next await, and release. The leases of the others are released here.

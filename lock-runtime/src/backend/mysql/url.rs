@@ -77,9 +77,9 @@ impl MysqlUrl {
                 "ca" => files.ca = Some(decoded(value)?),
                 "cert" => files.cert = Some(decoded(value)?),
                 "key" => files.key = Some(decoded(value)?),
-                "insecure" if value.is_empty() => files.trust = Trust::Any,
+                "insecure" if matches!(value, "" | "true") => files.trust = Trust::Any,
                 "insecure" => {
-                    return Err(wrong("`insecure` in the MySQL URL takes no value").remedy(
+                    return Err(wrong("`insecure` in the MySQL URL has no such value").remedy(
                         "write `?ssl-mode=required&insecure`, and better `&ca=/path.pem`",
                     ));
                 }

@@ -86,9 +86,9 @@ impl Database {
                 "ca" => files.ca = Some(decoded(value)?),
                 "cert" => files.cert = Some(decoded(value)?),
                 "key" => files.key = Some(decoded(value)?),
-                "insecure" if value.is_empty() => files.trust = Trust::Any,
+                "insecure" if matches!(value, "" | "true") => files.trust = Trust::Any,
                 "insecure" => {
-                    return Err(wrong("`insecure` in the PostgreSQL URL takes no value")
+                    return Err(wrong("`insecure` in the PostgreSQL URL has no such value")
                         .remedy("write `?sslmode=require&insecure`, and better `&ca=/path.pem`"));
                 }
                 // All are verified, the name too.
