@@ -43,7 +43,7 @@ impl PoolCore {
     }
 
     /// As [`send`](Self::send), where no caller awaits the answer: it may leave its runtime alone for long. Under load the item joins
-    /// the batch that the runtime has begun, which the driver sends if the runtime does not.
+    /// the next batch of the runtime, which the driver sends if the runtime does not.
     pub(crate) fn send_unawaited(self: &Arc<Self>, item: Outgoing) {
         let caller = if self.outgoing.prefers_batch() { self.caller() } else { None };
         let left = match caller {

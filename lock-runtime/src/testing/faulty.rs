@@ -94,37 +94,40 @@ impl FaultPlan {
 }
 
 impl Fault {
-    async fn before(self) -> Result<(), BackendError> {
+    /// The answers to a request of `count` entries that meets this fault. `serve` is its call to the store.
+    async fn meet<T: Send + 'static>(
+        self,
+        count: usize,
+        serve: impl Future<Output = Vec<Result<T, BackendError>>> + Send + 'static,
+    ) -> Vec<Result<T, BackendError>> {
+        let fail = |kind, text: &str| {
+            let error = BackendError::new(kind, text);
+            (0..count).map(|_| Err(error.clone())).collect()
+        };
         match self {
+            Self::None => serve.await,
             Self::LoseRequest => pending().await,
-            Self::Fail(failure) => return Err(BackendError::new(failure, "a planned failure")),
-            Self::None | Self::LoseReply | Self::DelayRequest(_) | Self::DelayReply(_) => {}
+            Self::LoseReply => {
+                serve.await;
+                pending().await
+            }
+            Self::DelayRequest(delay) => {
+                // As on a network, the request arrives even if the future is dropped meanwhile.
+                let late = tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    serve.await
+                });
+                let stopped = |_| fail(FailureKind::MaybeApplied, "the runtime has ended");
+                late.await.unwrap_or_else(stopped)
+            }
+            Self::DelayReply(delay) => {
+                let answers = serve.await;
+                tokio::time::sleep(delay).await;
+                answers
+            }
+            Self::Fail(kind) => fail(kind, "a planned failure"),
         }
-        Ok(())
     }
-
-    async fn after(self) {
-        match self {
-            Self::LoseReply => pending().await,
-            Self::DelayReply(delay) => tokio::time::sleep(delay).await,
-            Self::None | Self::LoseRequest | Self::DelayRequest(_) | Self::Fail(_) => {}
-        }
-    }
-}
-
-/// The answers to a request of `count` entries that is served after `delay`. As on a network, it is served also if the returned
-/// future is dropped meanwhile.
-async fn deliver_late<T: Send + 'static>(
-    delay: Duration,
-    count: usize,
-    request: impl Future<Output = Vec<Result<T, BackendError>>> + Send + 'static,
-) -> Vec<Result<T, BackendError>> {
-    let late = tokio::spawn(async move {
-        tokio::time::sleep(delay).await;
-        request.await
-    });
-    let stopped = || Err(BackendError::new(FailureKind::MaybeApplied, "the runtime has ended"));
-    late.await.unwrap_or_else(|_| (0..count).map(|_| stopped()).collect())
 }
 
 /// A backend with the faults of a [`FaultPlan`].
@@ -151,59 +154,24 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         &self,
         requests: &[AcquireRequest],
     ) -> Vec<Result<AcquireOutcome, BackendError>> {
-        let fault = self.faults.next(Operation::Acquire);
-        if let Fault::DelayRequest(delay) = fault {
-            let (backend, requests) = (self.backend.clone(), requests.to_vec());
-            return deliver_late(
-                delay,
-                requests.len(),
-                async move { backend.acquire(&requests).await },
-            )
-            .await;
-        }
-        if let Err(error) = fault.before().await {
-            return requests.iter().map(|_| Err(error.clone())).collect();
-        }
-        let answers = self.backend.acquire(requests).await;
-        fault.after().await;
-        answers
+        let (backend, all) = (self.backend.clone(), requests.to_vec());
+        let serve = async move { backend.acquire(&all).await };
+        self.faults.next(Operation::Acquire).meet(requests.len(), serve).await
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        let fault = self.faults.next(Operation::Renew);
-        if let Fault::DelayRequest(delay) = fault {
-            let (backend, leases) = (self.backend.clone(), leases.to_vec());
-            return deliver_late(delay, leases.len(), async move { backend.renew(&leases).await })
-                .await;
-        }
-        if let Err(error) = fault.before().await {
-            return leases.iter().map(|_| Err(error.clone())).collect();
-        }
-        let answer = self.backend.renew(leases).await;
-        fault.after().await;
-        answer
+        let (backend, all) = (self.backend.clone(), leases.to_vec());
+        let serve = async move { backend.renew(&all).await };
+        self.faults.next(Operation::Renew).meet(leases.len(), serve).await
     }
 
     async fn release(
         &self,
         releases: &[ReleaseRequest],
     ) -> Vec<Result<ReleaseOutcome, BackendError>> {
-        let fault = self.faults.next(Operation::Release);
-        if let Fault::DelayRequest(delay) = fault {
-            let (backend, releases) = (self.backend.clone(), releases.to_vec());
-            return deliver_late(
-                delay,
-                releases.len(),
-                async move { backend.release(&releases).await },
-            )
-            .await;
-        }
-        if let Err(error) = fault.before().await {
-            return releases.iter().map(|_| Err(error.clone())).collect();
-        }
-        let answer = self.backend.release(releases).await;
-        fault.after().await;
-        answer
+        let (backend, all) = (self.backend.clone(), releases.to_vec());
+        let serve = async move { backend.release(&all).await };
+        self.faults.next(Operation::Release).meet(releases.len(), serve).await
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {

@@ -72,10 +72,10 @@ impl AcquireSteps {
         self.pending.extend(several.into_iter().map(AcquireStep::Several));
     }
 
-    /// The releases of a batch that are sent before its acquires, and those that are sent after them.
+    /// The releases of a batch: the ones before its acquires, and the ones after them.
     ///
-    /// Acquires go first, so that a release finds their owners in the queue. After a slow batch releases do, but for those that
-    /// undo one of these acquires.
+    /// Acquires go first, so that a release finds their owners in the queue. After a slow batch the releases go first,
+    /// except the undo of one of these acquires.
     pub(crate) fn split(&self, releases: Releases) -> (Releases, Releases) {
         match self.batch {
             AcquireBatch::Slow => self.overtaken_by(releases),

@@ -128,12 +128,12 @@ impl AcquireTask {
             {
                 break;
             }
-            let permit = self.core.admit(1).await;
+            let slot = self.core.admit(1).await;
             let Some(head) = self.core.queue.head(self.permit.key()) else { break };
             let sent = self.core.clock().now();
             let requested = self.request(&head, sent).await;
-            if let Some(permit) = permit {
-                permit.answered();
+            if let Some(slot) = slot {
+                slot.answered();
             }
             match requested {
                 Requested::Granted { fences, contended } => {
