@@ -23,7 +23,8 @@ pub(crate) struct Grant {
     /// When the store has forgotten what its renewals that were never answered may have left there, if there are any.
     pub(super) late_renewals_until: Option<Instant>,
     pub(super) fences: Option<Fences>,
-    pub(super) permits: Vec<KeyPermit>,
+    /// Of all its keys.
+    pub(super) permit: Option<KeyPermit>,
 }
 
 impl Grant {
@@ -34,7 +35,7 @@ impl Grant {
         policy: &Policy,
         sent: Instant,
         fences: Option<Fences>,
-        permits: Vec<KeyPermit>,
+        permit: Option<KeyPermit>,
     ) -> Self {
         Self {
             owner,
@@ -46,7 +47,7 @@ impl Grant {
             next_renewal: None,
             late_renewals_until: None,
             fences,
-            permits,
+            permit,
         }
     }
 

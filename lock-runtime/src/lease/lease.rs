@@ -47,12 +47,13 @@ pub(crate) struct Lease {
     /// When the wait began.
     requested_at: Instant,
     pub(crate) granted_at: Instant,
-    /// This and the next three are copies from `spec`. A renewal does not read `spec`: with very many leases it is bound by
-    /// the memory that it reads.
+    /// This and the next three are from `spec`. A renewal does not read `spec`: with very many leases it is bound by the
+    /// memory that it reads.
     store_keys: Arc<[Key]>,
     pub(crate) ttl: Ttl,
     pub(crate) renew_every: Option<Duration>,
-    min_hold: Duration,
+    /// When `min_hold` is over: `granted_at` without one.
+    min_hold_until: Instant,
     /// When `max_hold` is over.
     limit: Option<Instant>,
     /// How long before the end of validity the body is cancelled.
@@ -130,7 +131,7 @@ impl Lease {
             store_keys: spec.store_keys.clone(),
             ttl: spec.policy.ttl,
             renew_every: spec.policy.renew_every,
-            min_hold: spec.policy.min_hold,
+            min_hold_until: granted_at + spec.policy.min_hold,
             limit,
             cancel_margin: spec.policy.cancel_margin(),
             owner: grant.owner,
@@ -154,7 +155,7 @@ impl Lease {
                 listeners: Listeners::default(),
                 is_named: false,
                 fences: grant.fences,
-                permits: grant.permits,
+                permit: grant.permit,
             }),
             renewed: Notify::new(),
             spec,
@@ -202,7 +203,7 @@ impl Lease {
             next_renewal: state.next_renewal,
             late_renewals_until: state.late_renewals_until,
             fences: state.fences,
-            permits: std::mem::take(&mut state.permits),
+            permit: state.permit.take(),
         };
         Some((grant, listeners))
     }
@@ -291,10 +292,10 @@ impl Lease {
     /// What is left of the `min_hold`.
     pub(crate) fn remaining_min_hold(&self) -> Duration {
         // Without a `min_hold` the clock is not read.
-        if self.min_hold.is_zero() {
+        if self.min_hold_until == self.granted_at {
             return Duration::ZERO;
         }
-        self.min_hold.saturating_sub(self.held_for())
+        self.min_hold_until.since(self.clock.now())
     }
 
     /// How long the store keeps the keys locked after the release: for what is left of the `min_hold` of a body that may have
@@ -356,9 +357,9 @@ impl Lease {
                 let listeners = std::mem::take(&mut state.listeners);
                 // From here on the store alone excludes other owners. A holder that never notices must not block
                 // the queue of this process.
-                let permits = std::mem::take(&mut state.permits);
+                let permit = state.permit.take();
                 drop(state);
-                drop(permits);
+                drop(permit);
                 self.on_hold_ended();
                 if self.has_holder {
                     self.spec.metrics.record(Measurement::Lost(loss));
@@ -558,13 +559,13 @@ impl Lease {
     }
 
     /// Whether waiters of this process depend on the release.
-    pub(crate) fn has_permits(&self) -> bool {
-        !self.state().permits.is_empty()
+    pub(crate) fn has_permit(&self) -> bool {
+        self.state().permit.is_some()
     }
 
-    /// The permits of its keys, for the task that releases them.
-    pub(crate) fn take_permits(&self) -> Vec<KeyPermit> {
-        std::mem::take(&mut self.state().permits)
+    /// The permit of its keys, for the task that releases them.
+    pub(crate) fn take_permit(&self) -> Option<KeyPermit> {
+        self.state().permit.take()
     }
 
     /// Makes the next renewal due at `now`: the key may have changed. After a renewal that is in flight it follows at once.
@@ -614,7 +615,7 @@ impl Lease {
     }
 
     fn store_until(&self, sent: Instant) {
-        let until = (sent + self.ttl.stored()).max(self.granted_at + self.min_hold);
+        let until = (sent + self.ttl.stored()).max(self.min_hold_until);
         self.stored_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
     }
 

@@ -28,7 +28,8 @@ pub(super) struct LeaseState {
     pub(super) is_named: bool,
     /// Reserved for later holders of this process.
     pub(super) fences: Option<Fences>,
-    pub(super) permits: Vec<KeyPermit>,
+    /// Of all its keys, until a task releases them or the lease is lost.
+    pub(super) permit: Option<KeyPermit>,
 }
 
 impl LeaseState {

@@ -92,15 +92,15 @@ impl PendingRelease {
         }
     }
 
-    /// Reports that the store has not confirmed the release in time, and passes the permits on.
+    /// Reports that the store has not confirmed the release in time, and passes the permit on.
     pub(crate) fn fail(&mut self, error: &BackendError) {
-        drop(self.lease.take_permits());
+        drop(self.lease.take_permit());
         self.answer(Err(LockError::backend(error.clone())));
     }
 }
 
 impl Drop for PendingRelease {
     fn drop(&mut self) {
-        drop(self.lease.take_permits());
+        drop(self.lease.take_permit());
     }
 }

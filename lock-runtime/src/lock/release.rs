@@ -151,7 +151,7 @@ fn on_released(
     let now = || core.clock().now();
     match successor_attempts(request, outcome, may_be_applied, now) {
         Some((attempts, pause)) => continue_as(core, &lease, attempts, pause),
-        None => drop(lease.take_permits()),
+        None => drop(lease.take_permit()),
     }
     let late_renewals = lease.late_renewals_until().filter(|_| outlives_release(core, request));
     if let Some(ambiguous_until) = lease.ambiguous_until.max(late_renewals) {
@@ -181,8 +181,7 @@ fn outlives_release(core: &PoolCore, request: &ReleaseRequest) -> bool {
 
 /// Continues the queue of the released key with `attempts`, or undoes them if the permit has passed on.
 fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: Duration) {
-    let mut permits = lease.take_permits();
-    if let Some(permit) = permits.pop() {
+    if let Some(permit) = lease.take_permit() {
         return run::resume(core, permit, attempts, pause);
     }
     let LeaseRef { keys, ttl, .. } = lease.to_store();
@@ -227,7 +226,7 @@ fn successor_attempts(
 fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     let mut request = end_of(lease);
     let Some(key) = lease.spec.single_key() else { return request };
-    if !request.free_after.is_zero() || !lease.has_permits() {
+    if !request.free_after.is_zero() || !lease.has_permit() {
         return request;
     }
     let window = core.config.barging_window;
@@ -285,6 +284,6 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
                 core.tracker.remove_ended(lease, false);
             }
         }
-        drop(lease.take_permits());
+        drop(lease.take_permit());
     }
 }

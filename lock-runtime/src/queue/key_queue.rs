@@ -34,29 +34,36 @@ pub(crate) trait Waiter {
 #[derive(Debug)]
 pub(super) struct KeyQueue<W> {
     pub(super) permit: PermitState,
-    /// By rank.
-    pub(super) entries: BTreeMap<u64, QueueEntry<W>>,
-    /// The rank of the request for several keys that the permit is reserved for, ahead of all later ranks.
-    pub(super) reserved_for: Option<u64>,
-    /// The permit is not reserved again before this moment.
-    pub(super) unreserved_until: Option<Instant>,
-    /// Requests for several keys that ask the store for this key.
-    pub(super) registered: Vec<StepwiseRequest>,
+    /// `None` if nothing has waited since the permit went out. So a lock that is only held takes less memory.
+    waits: Option<Box<Waits<W>>>,
     pub(super) last_answer: LastAnswer,
     /// The holder of the lock in this process.
     pub(super) holder: Option<Holder>,
-    /// Wakes the task that waits for the store on the queue's behalf.
-    wake: Option<Arc<Notify>>,
-    /// When that task has to send a request, as far as the store has said so since the last one.
-    wake_at: Option<Instant>,
-    /// The owner token of the queue's requests.
-    pub(super) owner: Option<Owner>,
     /// Whether other processes wait for the lock.
     pub(super) contention: Contention,
     /// The linger of the lock: a lease without a holder has the permit.
     pub(super) linger: Option<Box<Linger>>,
     /// Since when the lock has not been left free.
     pub(super) held_since: Option<Instant>,
+}
+
+/// What waits for a key, in this process and at the store.
+#[derive(Debug)]
+struct Waits<W> {
+    /// By rank.
+    entries: BTreeMap<u64, QueueEntry<W>>,
+    /// The rank of the request for several keys that the permit is reserved for, ahead of all later ranks.
+    reserved_for: Option<u64>,
+    /// The permit is not reserved again before this moment.
+    unreserved_until: Option<Instant>,
+    /// Requests for several keys that ask the store for this key.
+    registered: Vec<StepwiseRequest>,
+    /// Wakes the task that waits for the store on the queue's behalf.
+    wake: Option<Arc<Notify>>,
+    /// When that task has to send a request, as far as the store has said so since the last one.
+    wake_at: Option<Instant>,
+    /// The owner token of the queue's requests.
+    owner: Option<Owner>,
     /// How many holders of this process the next grant is expected to have, by the last one.
     expected_holders: ExpectedHolders,
 }
@@ -209,20 +216,34 @@ impl<W> Default for KeyQueue<W> {
     fn default() -> Self {
         Self {
             permit: PermitState::Free,
+            waits: None,
+            last_answer: LastAnswer::None,
+            holder: None,
+            contention: Contention::None,
+            linger: None,
+            held_since: None,
+        }
+    }
+}
+
+impl<W> Default for Waits<W> {
+    fn default() -> Self {
+        Self {
             entries: BTreeMap::new(),
             reserved_for: None,
             unreserved_until: None,
             registered: Vec::new(),
-            last_answer: LastAnswer::None,
-            holder: None,
             wake: None,
             wake_at: None,
             owner: None,
-            contention: Contention::None,
-            linger: None,
-            held_since: None,
             expected_holders: ExpectedHolders::default(),
         }
+    }
+}
+
+impl<W> Waits<W> {
+    fn is_empty(&self) -> bool {
+        self.reserved_for.is_none() && self.entries.is_empty() && self.registered.is_empty()
     }
 }
 
@@ -235,7 +256,7 @@ impl<W> KeyQueue<W> {
 
     /// Whether the next task to arrive gets the permit.
     pub(super) fn is_open(&self) -> bool {
-        self.permit == PermitState::Free && self.reserved_for.is_none()
+        self.permit == PermitState::Free && self.reserved_for().is_none()
     }
 
     pub(super) fn is_vacant(&self) -> bool {
@@ -243,19 +264,112 @@ impl<W> KeyQueue<W> {
     }
 
     pub(super) fn has_no_waiters(&self) -> bool {
-        self.reserved_for.is_none() && self.entries.is_empty() && self.registered.is_empty()
+        self.waits.as_ref().is_none_or(|waits| waits.is_empty())
+    }
+
+    fn waits(&mut self) -> &mut Waits<W> {
+        self.waits.get_or_insert_default()
+    }
+
+    /// The entries, by rank.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &QueueEntry<W>> {
+        self.waits.iter().flat_map(|waits| waits.entries.values())
+    }
+
+    pub(super) fn entry_count(&self) -> usize {
+        self.waits.as_ref().map_or(0, |waits| waits.entries.len())
+    }
+
+    pub(super) fn entry(&self, id: u64) -> Option<&QueueEntry<W>> {
+        self.waits.as_ref()?.entries.get(&id)
+    }
+
+    pub(super) fn entry_mut(&mut self, id: u64) -> Option<&mut QueueEntry<W>> {
+        self.waits.as_mut()?.entries.get_mut(&id)
+    }
+
+    pub(super) fn remove(&mut self, id: u64) -> Option<QueueEntry<W>> {
+        self.waits.as_mut()?.entries.remove(&id)
+    }
+
+    pub(super) fn take_entries(&mut self) -> BTreeMap<u64, QueueEntry<W>> {
+        self.waits.as_mut().map(|waits| std::mem::take(&mut waits.entries)).unwrap_or_default()
+    }
+
+    /// The rank of the request for several keys that the permit is reserved for.
+    pub(super) fn reserved_for(&self) -> Option<u64> {
+        self.waits.as_ref()?.reserved_for
+    }
+
+    /// Reserves the permit for the request of rank `id`, ahead of all later ranks.
+    pub(super) fn reserve(&mut self, id: u64) {
+        self.waits().reserved_for = Some(id);
+    }
+
+    /// Ends the reservation.
+    pub(super) fn unreserve(&mut self) {
+        if let Some(waits) = &mut self.waits {
+            waits.reserved_for = None;
+        }
+    }
+
+    /// Ends the reservation. The permit is not reserved again before `until`.
+    pub(super) fn unreserve_until(&mut self, until: Option<Instant>) {
+        self.unreserve();
+        if let Some(waits) = &mut self.waits {
+            waits.unreserved_until = until;
+        }
+    }
+
+    /// Requests for several keys that ask the store for this key.
+    pub(super) fn registered(&self) -> &[StepwiseRequest] {
+        self.waits.as_ref().map_or(&[], |waits| &waits.registered)
+    }
+
+    pub(super) fn registered_mut(&mut self) -> &mut [StepwiseRequest] {
+        self.waits.as_mut().map_or(&mut [], |waits| &mut waits.registered)
+    }
+
+    pub(super) fn register(&mut self, request: StepwiseRequest) {
+        self.waits().registered.push(request);
+    }
+
+    pub(super) fn deregister(&mut self, id: u64) {
+        if let Some(waits) = &mut self.waits {
+            waits.registered.retain(|request| request.id != id);
+        }
+    }
+
+    /// The owner token of the queue's requests.
+    pub(super) fn owner(&self) -> Option<Owner> {
+        self.waits.as_ref()?.owner
+    }
+
+    /// The queue sends its requests under `owner`. Returns the signal to send one.
+    pub(super) fn set_owner(&mut self, owner: Owner) -> Arc<Notify> {
+        let waits = self.waits();
+        waits.owner = Some(owner);
+        waits.wake.get_or_insert_default().clone()
+    }
+
+    /// The queue has no request under way.
+    pub(super) fn clear_owner(&mut self) {
+        if let Some(waits) = &mut self.waits {
+            waits.owner = None;
+        }
     }
 
     /// Records how many holders the next grant is expected to have, by the last one, if the queue has waiters.
     pub(super) fn note_expected_holders(&mut self, holders: impl FnOnce() -> ExpectedHolders) {
-        if !self.has_no_waiters() {
-            self.expected_holders = holders();
+        if let Some(waits) = self.waits.as_mut().filter(|waits| !waits.is_empty()) {
+            waits.expected_holders = holders();
         }
     }
 
     /// How many holders are expected to follow the next one under its grant.
     pub(super) fn expected_successors(&self) -> usize {
-        self.expected_holders.successors(self.entries.len())
+        let successors = |waits: &Waits<W>| waits.expected_holders.successors(waits.entries.len());
+        self.waits.as_deref().map_or(0, successors)
     }
 
     /// Whether the lock has not been left free for `interval`.
@@ -266,7 +380,7 @@ impl<W> KeyQueue<W> {
 
     /// Since when a request of rank `id` cannot have the permit; `None` if it can.
     pub(super) fn missing_since(&self, id: u64) -> Option<Instant> {
-        match (self.permit, self.reserved_for) {
+        match (self.permit, self.reserved_for()) {
             (PermitState::Out(since), _) => Some(since),
             (PermitState::Free, Some(rank)) if rank < id => Some(Instant::from_nanos(u64::MAX)),
             (PermitState::Free, _) => None,
@@ -275,15 +389,17 @@ impl<W> KeyQueue<W> {
 
     /// Whether the permit may be reserved for a request of rank `id`.
     pub(super) fn is_reservable(&self, id: u64, now: Instant) -> bool {
-        self.reserved_for.is_none_or(|rank| rank >= id)
-            && self.unreserved_until.is_none_or(|until| until <= now)
+        self.waits.as_ref().is_none_or(|waits| {
+            waits.reserved_for.is_none_or(|rank| rank >= id)
+                && waits.unreserved_until.is_none_or(|until| until <= now)
+        })
     }
 
     pub(super) fn add(&mut self, entry: QueueEntry<W>) {
-        self.entries.insert(entry.id, entry);
+        self.waits().entries.insert(entry.id, entry);
         self.end_linger();
         // A request for several keys that holds this one releases it sooner.
-        for registered in &self.registered {
+        for registered in self.registered() {
             registered.wake.notify_one();
         }
     }
@@ -292,9 +408,9 @@ impl<W> KeyQueue<W> {
     pub(super) fn on_permit_dropped(&mut self) {
         self.permit = PermitState::Free;
         self.holder = None;
-        self.wake = None;
-        self.owner = None;
-        self.wake_at = None;
+        if let Some(waits) = &mut self.waits {
+            (waits.wake, waits.wake_at, waits.owner) = (None, None, None);
+        }
         self.contention = Contention::None;
         self.linger = None;
     }
@@ -311,35 +427,35 @@ impl<W> KeyQueue<W> {
         }
     }
 
-    /// The signal for the task that waits for the store on the queue's behalf.
-    pub(super) fn wake_signal(&mut self) -> Arc<Notify> {
-        self.wake.get_or_insert_default().clone()
-    }
-
     /// Has the store asked at once.
     pub(super) fn wake(&mut self) {
         self.wake_at(Instant::from_nanos(0));
-        for registered in &mut self.registered {
+        for registered in self.registered_mut() {
             registered.wake_at(Instant::from_nanos(0));
         }
     }
 
     /// Has the store asked at `moment` at the latest.
     pub(super) fn wake_at(&mut self, moment: Instant) {
-        self.wake_at = Some(self.wake_at.map_or(moment, |known| known.min(moment)));
-        if let Some(wake) = &self.wake {
+        if self.waits.is_none() && self.holder.is_some() {
+            // No request waits. The next one is sent after this.
+            return;
+        }
+        let waits = self.waits();
+        waits.wake_at = Some(waits.wake_at.map_or(moment, |known| known.min(moment)));
+        if let Some(wake) = &waits.wake {
             wake.notify_one();
         }
     }
 
     pub(super) fn take_wake_time(&mut self) -> Option<Instant> {
-        self.wake_at.take()
+        self.waits.as_mut()?.wake_at.take()
     }
 
     pub(super) fn mark_contended(&mut self) {
         self.contention = Contention::Known;
         self.end_linger();
-        for registered in &mut self.registered {
+        for registered in self.registered_mut() {
             registered.contended = true;
             registered.wake.notify_one();
         }

@@ -82,7 +82,7 @@ impl<W: Waiter> WaitQueues<W> {
         let Some(queue) = queues.by_key.get_mut(key) else {
             return Err(Driver::stopped_error());
         };
-        if !again && queue.entries.len() >= self.max_waiters {
+        if !again && queue.entry_count() >= self.max_waiters {
             return Err(full());
         }
         let wait_for = WaitFor::Permits(Box::new(PermitsWait {
@@ -103,7 +103,7 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn reservation_ends_at(&self, id: u64) -> Option<Instant> {
         let queues = self.lock();
         let key = queues.positions.get(&id)?;
-        match &queues.by_key.get(key)?.entries.get(&id)?.wait_for {
+        match &queues.by_key.get(key)?.entry(id)?.wait_for {
             WaitFor::Permits(wait) => wait.reservation_ends_at(),
             WaitFor::Lock(_) => None,
         }
@@ -117,8 +117,7 @@ impl<W: Waiter> WaitQueues<W> {
         let Some(queue) = positions.get(&id).and_then(|key| by_key.get_mut(key)) else {
             return Vec::new();
         };
-        let Some(WaitFor::Permits(wait)) =
-            queue.entries.get_mut(&id).map(|entry| &mut entry.wait_for)
+        let Some(WaitFor::Permits(wait)) = queue.entry_mut(id).map(|entry| &mut entry.wait_for)
         else {
             return Vec::new();
         };
@@ -172,13 +171,13 @@ impl<W: Waiter> WaitQueues<W> {
         for key in keys {
             let queue = queues.by_key.entry(key.clone()).or_default();
             queue.end_linger();
-            match queue.registered.iter_mut().find(|entry| entry.id == id) {
+            match queue.registered_mut().iter_mut().find(|entry| entry.id == id) {
                 Some(entry) => entry.owner = owner,
                 None => {
                     let wake = wake.clone();
                     let (wake_at, contended) = (None, false);
                     let entry = StepwiseRequest { id, since, owner, wake, wake_at, contended };
-                    queue.registered.push(entry);
+                    queue.register(entry);
                 }
             }
         }
@@ -193,7 +192,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
-                queue.registered.retain(|entry| entry.id != id);
+                queue.deregister(id);
             }
             queues.remove_if_vacant(key);
         }
@@ -209,8 +208,8 @@ impl<W: Waiter> WaitQueues<W> {
         let queues = self.lock();
         keys.any(|key| {
             queues.by_key.get(key).is_some_and(|queue| {
-                !queue.entries.is_empty()
-                    || queue.registered.iter().any(|entry| entry.id == id && entry.contended)
+                queue.entry_count() > 0
+                    || queue.registered().iter().any(|entry| entry.id == id && entry.contended)
             })
         })
     }
@@ -221,7 +220,7 @@ impl<W: Waiter> WaitQueues<W> {
         for key in keys {
             if let Some(queue) = queues.by_key.get_mut(key) {
                 queue
-                    .registered
+                    .registered_mut()
                     .iter_mut()
                     .filter(|entry| entry.id == id)
                     .for_each(|entry| entry.contended = false);
@@ -243,7 +242,7 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn take_wake_times(&self, keys: &[Key], id: u64) -> Option<Instant> {
         let mut queues = self.lock();
         let wake_at = |key: &Key| {
-            let registered = &mut queues.by_key.get_mut(key)?.registered;
+            let registered = queues.by_key.get_mut(key)?.registered_mut();
             registered.iter_mut().find(|entry| entry.id == id)?.wake_at.take()
         };
         keys.iter().filter_map(wake_at).min()
@@ -287,7 +286,9 @@ impl<W: Waiter> Queues<W> {
             match self.by_key.get_mut(key) {
                 Some(queue) => {
                     queue.permit = PermitState::Out(now);
-                    queue.reserved_for = queue.reserved_for.filter(|rank| *rank != id);
+                    if queue.reserved_for() == Some(id) {
+                        queue.unreserve();
+                    }
                 }
                 None => {
                     let mut queue = KeyQueue::taken(now);
@@ -306,7 +307,7 @@ impl<W: Waiter> Queues<W> {
         clock: Clock,
     ) -> Option<AfterPass> {
         self.positions.remove(&id);
-        match self.by_key.get_mut(key)?.entries.remove(&id)?.wait_for {
+        match self.by_key.get_mut(key)?.remove(id)?.wait_for {
             WaitFor::Permits(wait) => {
                 let PermitsWait { keys, reply, .. } = *wait;
                 self.take(id, &keys, clock.now());
@@ -320,10 +321,9 @@ impl<W: Waiter> Queues<W> {
     pub(super) fn unreserve(&mut self, id: u64, keys: &[Key], unreserved_until: Option<Instant>) {
         for key in keys {
             if let Some(queue) = self.by_key.get_mut(key)
-                && queue.reserved_for == Some(id)
+                && queue.reserved_for() == Some(id)
             {
-                queue.reserved_for = None;
-                queue.unreserved_until = unreserved_until;
+                queue.unreserve_until(unreserved_until);
             }
         }
     }
@@ -333,8 +333,9 @@ impl<W: Waiter> Queues<W> {
     pub(super) fn candidate(&mut self, key: &Key, clock: Clock) -> Option<Candidate> {
         loop {
             let queue = self.by_key.get_mut(key)?;
-            let (&id, entry) = queue.entries.first_key_value()?;
-            if queue.reserved_for.is_some_and(|rank| rank < id) {
+            let entry = queue.entries().next()?;
+            let id = entry.id;
+            if queue.reserved_for().is_some_and(|rank| rank < id) {
                 return None;
             }
             let WaitFor::Permits(wait) = &entry.wait_for else { return Some(Candidate::Lock(id)) };
@@ -350,12 +351,12 @@ impl<W: Waiter> Queues<W> {
     /// meanwhile.
     fn move_on(&mut self, id: u64, key: &Key, missing: &Key, now: Instant) -> Option<()> {
         let queue = self.by_key.get_mut(key)?;
-        let mut entry = queue.entries.remove(&id)?;
+        let mut entry = queue.remove(id)?;
         if let WaitFor::Permits(wait) = &mut entry.wait_for
             && wait.reserve_from <= now
             && queue.is_reservable(id, now)
         {
-            queue.reserved_for = Some(id);
+            queue.reserve(id);
             if wait.reserved_since.is_none() {
                 wait.reserved_since = Some(now);
                 wait.wake.notify_one();
@@ -363,7 +364,7 @@ impl<W: Waiter> Queues<W> {
             if let Some(queue) = self.by_key.get_mut(missing)
                 && queue.is_reservable(id, now)
             {
-                queue.reserved_for = Some(id);
+                queue.reserve(id);
             }
         }
         self.positions.insert(id, missing.clone());
@@ -376,23 +377,21 @@ impl<W: Waiter> Queues<W> {
     pub(super) fn check(&self) {
         for (key, queue) in &self.by_key {
             if queue.permit == PermitState::Free {
-                let rank = queue.reserved_for;
-                let are_later = |rank| queue.entries.keys().all(|id| rank < *id);
-                let is_right = rank.map_or(queue.entries.is_empty(), are_later);
+                let are_later = |rank| queue.entries().all(|entry| rank < entry.id);
+                let is_right = queue.reserved_for().map_or(queue.entry_count() == 0, are_later);
                 assert!(is_right, "{key} has a free permit and waiters");
             }
-            if let Some(rank) = queue.reserved_for {
+            if let Some(rank) = queue.reserved_for() {
                 assert!(self.positions.contains_key(&rank), "{key} is reserved for no request");
             }
         }
         for (id, key) in &self.positions {
-            let entry = self.by_key.get(key).and_then(|queue| queue.entries.get(id));
+            let entry = self.by_key.get(key).and_then(|queue| queue.entry(*id));
             let is_right = entry.is_some_and(|entry| !entry.wait_for.is_lock());
             assert!(is_right, "{key} is a position without its entry");
         }
-        let permits_waits = |queue: &KeyQueue<W>| {
-            queue.entries.values().filter(|entry| !entry.wait_for.is_lock()).count()
-        };
+        let permits_waits =
+            |queue: &KeyQueue<W>| queue.entries().filter(|entry| !entry.wait_for.is_lock()).count();
         assert_eq!(self.by_key.values().map(permits_waits).sum::<usize>(), self.positions.len());
     }
 }

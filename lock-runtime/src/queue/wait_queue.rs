@@ -155,7 +155,7 @@ impl<W: Waiter> WaitQueues<W> {
         if deadline.is_some_and(|deadline| deadline <= now) {
             return Err(queues.wait_error(key, wait, now));
         }
-        if queue.entries.len() >= self.max_waiters {
+        if queue.entry_count() >= self.max_waiters {
             return Err(full());
         }
         let wait_for = WaitFor::Lock(waiter);
@@ -221,7 +221,7 @@ impl<W: Waiter> WaitQueues<W> {
         let mut queues = self.lock();
         for key in keys {
             let Some(queue) = queues.by_key.get_mut(key) else { continue };
-            for (id, entry) in std::mem::take(&mut queue.entries) {
+            for (id, entry) in queue.take_entries() {
                 if let WaitFor::Permits(wait) = &entry.wait_for {
                     queues.positions.remove(&id);
                     queues.unreserve(id, &wait.keys, None);
@@ -248,7 +248,7 @@ impl<W: Waiter> WaitQueues<W> {
         let Some(Candidate::Lock(id)) = queues.candidate(key, self.clock) else { return None };
         let queue = queues.by_key.get_mut(key)?;
         let successors = queue.expected_successors();
-        let entry = queue.entries.get_mut(&id)?;
+        let entry = queue.entry_mut(id)?;
         let WaitFor::Lock(waiter) = &entry.wait_for else { return None };
         entry.attempts += 1;
         Some(HeadInfo { id, spec: waiter.spec().clone(), deadline: entry.deadline, successors })
@@ -267,15 +267,14 @@ impl<W: Waiter> WaitQueues<W> {
         fits: impl FnOnce(&LockSpec) -> bool,
     ) -> Option<QueueEntry<W>> {
         let mut queues = self.lock();
-        let is_here = queues.by_key.get(key).is_some_and(|queue| queue.entries.contains_key(&id));
+        let is_here = queues.by_key.get(key).is_some_and(|queue| queue.entry(id).is_some());
         let id = if is_here {
             id
         } else {
             let Some(Candidate::Lock(first)) = queues.candidate(key, self.clock) else {
                 return None;
             };
-            let WaitFor::Lock(waiter) = &queues.by_key.get(key)?.entries.get(&first)?.wait_for
-            else {
+            let WaitFor::Lock(waiter) = &queues.by_key.get(key)?.entry(first)?.wait_for else {
                 return None;
             };
             if !fits(waiter.spec()) {
@@ -283,7 +282,7 @@ impl<W: Waiter> WaitQueues<W> {
             }
             first
         };
-        let entry = queues.by_key.get_mut(key)?.entries.remove(&id)?;
+        let entry = queues.by_key.get_mut(key)?.remove(id)?;
         drop(queues);
         self.remove_deadline(&entry);
         Some(entry)
@@ -306,9 +305,9 @@ impl<W: Waiter> WaitQueues<W> {
         if queue.is_barging_due(barging_interval, now) {
             return None;
         }
-        let WaitFor::Lock(waiter) = &queue.entries.get(&id)?.wait_for else { return None };
+        let WaitFor::Lock(waiter) = &queue.entry(id)?.wait_for else { return None };
         let next = transfer(waiter.spec(), queue.contention != Contention::None, now)?;
-        let entry = queue.entries.remove(&id)?;
+        let entry = queue.remove(id)?;
         drop(queues);
         self.remove_deadline(&entry);
         Some((entry, next))
@@ -322,7 +321,7 @@ impl<W: Waiter> WaitQueues<W> {
         queue.holder = Some(holder);
         // A notification that arrived meanwhile is newer than the answer.
         queue.contention = queue.contention.max(contention);
-        queue.owner = None;
+        queue.clear_owner();
         queue.last_answer = LastAnswer::Held { expires_in: None };
         // A lease that is lost at once has passed its permit on.
         if let PermitState::Out(since) = &mut queue.permit {
@@ -334,9 +333,8 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn set_owner(&self, key: &Key, owner: Owner) -> Arc<Notify> {
         let mut queues = self.lock();
         let queue = queues.queue_of_permit(key, self.clock);
-        queue.owner = Some(owner);
         queue.contention = Contention::None;
-        queue.wake_signal()
+        queue.set_owner(owner)
     }
 
     /// What the release of `key` at `now` leads to. If the lock has not been left free for `barging_interval`, a barging
@@ -394,9 +392,9 @@ impl<W: Waiter> WaitQueues<W> {
         let Some(queue) = queues.by_key.get_mut(key) else { return Vec::new() };
         let mut in_front = 0;
         let mut due = Vec::new();
-        for (&id, entry) in &queue.entries {
+        for entry in queue.entries() {
             if is_due(in_front, entry) {
-                due.push(id);
+                due.push(entry.id);
             }
             in_front += usize::from(entry.wait_for.is_lock());
         }
@@ -406,7 +404,7 @@ impl<W: Waiter> WaitQueues<W> {
             let entry = if queues.positions.contains_key(&id) {
                 queues.remove_permits_wait(id)
             } else {
-                queues.by_key.get_mut(key).and_then(|queue| queue.entries.remove(&id))
+                queues.by_key.get_mut(key).and_then(|queue| queue.remove(id))
             };
             let Some(entry) = entry else { continue };
             if let WaitFor::Permits(wait) = &entry.wait_for {
@@ -464,11 +462,11 @@ impl<W: Waiter> WaitQueues<W> {
     pub(crate) fn promote(&self, key: &str, owner: &Owner, by: Instant) -> bool {
         let mut queues = self.lock();
         let Some(queue) = queues.by_key.get_mut(key) else { return false };
-        if queue.owner == Some(*owner) {
+        if queue.owner() == Some(*owner) {
             queue.wake_at(by);
             return true;
         }
-        if let Some(entry) = queue.registered.iter_mut().find(|entry| entry.owner == *owner) {
+        if let Some(entry) = queue.registered_mut().iter_mut().find(|entry| entry.owner == *owner) {
             entry.wake_at(by);
             return true;
         }
@@ -500,8 +498,8 @@ impl<W: Waiter> WaitQueues<W> {
         queues.positions.clear();
         let mut rejected = Vec::new();
         queues.by_key.retain(|_, queue| {
-            rejected.extend(std::mem::take(&mut queue.entries).into_values());
-            queue.reserved_for = None;
+            rejected.extend(queue.take_entries().into_values());
+            queue.unreserve();
             // What waits at the store sends a request, and ends.
             queue.wake();
             !queue.is_vacant()
@@ -563,9 +561,10 @@ impl<W: Waiter> Queues<W> {
 
     pub(super) fn remove(&mut self, key: &Key, id: u64) -> Option<QueueEntry<W>> {
         let queue = self.by_key.get_mut(key)?;
-        let entry = queue.entries.remove(&id)?;
+        let entry = queue.remove(id)?;
         // Requests are sent for the first waiter for the lock. If that was this one, the next one is served at once.
-        if !queue.entries.range(..id).any(|(_, entry)| entry.wait_for.is_lock()) {
+        let is_earlier = |entry: &&QueueEntry<W>| entry.id < id;
+        if !queue.entries().take_while(is_earlier).any(|entry| entry.wait_for.is_lock()) {
             queue.wake();
         }
         Some(entry)
@@ -573,7 +572,7 @@ impl<W: Waiter> Queues<W> {
 
     fn first_for_lock(&mut self, key: &Key, clock: Clock) -> Option<Arc<LockSpec>> {
         let Some(Candidate::Lock(id)) = self.candidate(key, clock) else { return None };
-        match &self.by_key.get(key)?.entries.get(&id)?.wait_for {
+        match &self.by_key.get(key)?.entry(id)?.wait_for {
             WaitFor::Lock(waiter) => Some(waiter.spec().clone()),
             WaitFor::Permits(_) => None,
         }
@@ -588,8 +587,8 @@ impl<W: Waiter> Queues<W> {
     /// Gives the free permits of `keys` to the entries that wait for them.
     pub(super) fn settle(&mut self, keys: &[Key], clock: Clock) -> Vec<AfterPass> {
         let first = |key: &Key| {
-            let first = self.by_key.get(key).and_then(|queue| queue.entries.keys().next());
-            first.copied().unwrap_or(u64::MAX)
+            let first = self.by_key.get(key).and_then(|queue| queue.entries().next());
+            first.map_or(u64::MAX, |entry| entry.id)
         };
         let mut order: Vec<_> = keys.iter().map(|key| (first(key), key)).collect();
         order.sort_unstable_by_key(|(rank, _)| *rank);
@@ -608,7 +607,7 @@ impl<W: Waiter> Queues<W> {
         match candidate {
             Candidate::Lock(id) => {
                 queue.permit = PermitState::Out(clock.now());
-                match &queue.entries.get(&id)?.wait_for {
+                match &queue.entry(id)?.wait_for {
                     WaitFor::Lock(waiter) => {
                         Some(AfterPass::Queue(waiter.spec().store_keys.clone()))
                     }

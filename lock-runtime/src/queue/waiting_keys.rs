@@ -25,13 +25,13 @@ impl<W: Waiter> WaitQueues<W> {
         let with_waits = queues
             .by_key
             .iter()
-            .filter(|(_, queue)| !queue.entries.is_empty() || !queue.registered.is_empty());
+            .filter(|(_, queue)| queue.entry_count() > 0 || !queue.registered().is_empty());
         let waits = with_waits.map(|(key, queue)| KeyWaits {
             key: key.clone(),
-            queued: queue.entries.len(),
+            queued: queue.entry_count(),
             // Ranks are in the order of arrival.
-            since: queue.entries.values().next().map(|entry| entry.since),
-            requests: queue.registered.iter().map(|it| (it.since, it.owner)).collect(),
+            since: queue.entries().next().map(|entry| entry.since),
+            requests: queue.registered().iter().map(|it| (it.since, it.owner)).collect(),
         });
         waits.collect()
     }

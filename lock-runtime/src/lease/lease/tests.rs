@@ -52,7 +52,7 @@ fn lease() -> Arc<Lease> {
 pub(in crate::lease) fn lease_with(id: u64) -> Arc<Lease> {
     let (spec, clock) = (Arc::new(spec()), Clock::Boot);
     let owner = Owner::random().unwrap();
-    let grant = Grant::new(owner, None, &spec.policy, clock.now(), None, Vec::new());
+    let grant = Grant::new(owner, None, &spec.policy, clock.now(), None, None);
     Arc::new(Lease::new(id, "pool".into(), spec, grant, clock.now(), clock))
 }
 

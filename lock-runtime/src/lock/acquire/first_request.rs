@@ -128,7 +128,7 @@ fn on_answer(
         match attempts.on_answer(&spec.policy, sent, now, time_limit, answer) {
             Answer::Granted { fences, contended } => {
                 let owner = attempts.owner;
-                let granted = Grant::new(owner, None, &spec.policy, sent, fences, vec![permit]);
+                let granted = Grant::new(owner, None, &spec.policy, sent, fences, Some(permit));
                 let contention = Contention::of_answer(contended);
                 let lease = grant::lease(core, spec, granted, since, contention);
                 return grant::deliver(core, lease, waiter.reply);

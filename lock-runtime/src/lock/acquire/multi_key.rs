@@ -494,8 +494,8 @@ impl MultiKeyTask {
             return;
         };
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
-        let permits = vec![permit.with(registration)];
-        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permits)
+        let permit = Some(permit.with(registration));
+        let granted = Grant::new(owner, ambiguity, &self.spec.policy, sent, fences, permit)
             .with_earlier_until(self.attempts.kept_until);
         let contention = Contention::of_answer(contended);
         let lease = grant::lease(&core, self.spec.clone(), granted, self.params.now, contention);

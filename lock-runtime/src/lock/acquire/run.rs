@@ -240,7 +240,7 @@ impl AcquireTask {
             return Delivery::NoWaiter(Box::new(self));
         };
         let (owner, ambiguity) = (self.attempts.owner, self.attempts.ambiguity());
-        let granted = Grant::new(owner, ambiguity, policy, sent, fences, vec![self.permit])
+        let granted = Grant::new(owner, ambiguity, policy, sent, fences, Some(self.permit))
             .with_earlier_until(self.attempts.kept_until);
         if let WaitFor::Lock(waiter) = entry.wait_for {
             let contention = Contention::of_answer(contended);

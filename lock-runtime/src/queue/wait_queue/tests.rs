@@ -212,6 +212,23 @@ fn notifications_reach_the_owner_of_the_requests_and_the_holder() {
 }
 
 #[test]
+fn a_notification_is_kept_for_a_request_in_flight_but_not_for_a_lock_that_is_only_held() {
+    let owner = Owner::random().unwrap();
+    let in_flight = with_permit_out(10);
+    assert_eq!(in_flight.wake(KEY.as_str()), None, "no holder");
+    in_flight.set_owner(&KEY, owner);
+    assert_eq!(in_flight.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+    let held = with_permit_out(10);
+    let holder = Holder { lease: 7, owner, since: Clock::Boot.now() };
+    held.set_holder(&KEY, holder, Contention::None);
+    assert_eq!(held.wake(KEY.as_str()), Some(7));
+    enqueued(&held, &TestWaiter::new("k", false));
+    assert_eq!(held.take_wake_time(&KEY), None, "its request is sent later");
+    assert_eq!(held.wake(KEY.as_str()), Some(7));
+    assert_eq!(held.take_wake_time(&KEY), Some(Instant::from_nanos(0)));
+}
+
+#[test]
 fn a_barging_window_is_due_after_its_interval() {
     let queues = with_permit_out(10);
     let now = Clock::Boot.now();

@@ -43,7 +43,7 @@ const fn plain() -> LockOptions {
 
 fn grant_of(spec: &LockSpec, clock: Clock) -> Grant {
     let owner = Owner::random().unwrap();
-    Grant::new(owner, None, &spec.policy, clock.now(), None, Vec::new())
+    Grant::new(owner, None, &spec.policy, clock.now(), None, None)
 }
 
 fn lease_of(spec: LockSpec, grant: Grant, clock: Clock) -> Lease {
@@ -208,19 +208,19 @@ async fn a_hold_is_handed_on_with_all_that_is_left_of_it() {
     let spec = spec_of(plain());
     let mut grant = grant_of(&spec, clock);
     let (owner, since) = (grant.owner, grant.since);
-    grant.permits = vec![permit(&Arc::default())];
+    grant.permit = Some(permit(&Arc::default()));
     pass(ms(5)).await;
     let first = lease_of(spec, grant, clock);
     let (due, until, stored) = (first.due(), first.valid_until(), first.stored_until());
-    assert!(!first.is_transferred() && first.has_permits());
+    assert!(!first.is_transferred() && first.has_permit());
     pass(secs(2)).await;
     let (grant, _) = first.transfer(&spec_of(plain().fencing(false))).unwrap();
-    assert!(first.is_transferred() && !first.is_held() && !first.has_permits());
+    assert!(first.is_transferred() && !first.is_held() && !first.has_permit());
     assert_eq!((first.due(), first.loss()), (None, None));
     assert!(!first.begin_release() && !first.lose(Loss::Taken));
     assert!(first.transfer(&spec_of(plain())).is_none(), "once");
     let second = lease_of(spec_of(plain()), grant, clock);
-    assert!(second.has_permits());
+    assert!(second.has_permit());
     assert_eq!((second.owner, second.granted_to_process_at), (owner, since));
     assert_eq!(second.granted_at, clock.now());
     assert_eq!((second.due(), second.valid_until()), (due, until));
@@ -439,25 +439,25 @@ fn permit(dropped: &Arc<Dropped>) -> KeyPermit {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_passes_the_permits_on_and_a_release_takes_them() {
+async fn a_loss_passes_the_permit_on_and_a_release_takes_it() {
     let clock = clock().await;
     let with_permit = |dropped: &Arc<Dropped>| {
         let spec = spec_of(plain());
         let mut grant = grant_of(&spec, clock);
-        grant.permits = vec![permit(dropped)];
+        grant.permit = Some(permit(dropped));
         lease_of(spec, grant, clock)
     };
     let dropped = Arc::default();
     let lost = with_permit(&dropped);
-    assert!(lost.has_permits() && lost.lose(Loss::Expired) && !lost.has_permits());
+    assert!(lost.has_permit() && lost.lose(Loss::Expired) && !lost.has_permit());
     assert_eq!(dropped.0.load(Ordering::SeqCst), 1);
     let dropped = Arc::default();
     let released = with_permit(&dropped);
-    assert!(released.begin_release() && released.has_permits());
-    let permits = released.take_permits();
-    assert_eq!((permits.len(), released.has_permits()), (1, false));
+    assert!(released.begin_release() && released.has_permit());
+    let permit = released.take_permit();
+    assert_eq!((permit.is_some(), released.has_permit()), (true, false));
     assert_eq!(dropped.0.load(Ordering::SeqCst), 0);
-    drop(permits);
+    drop(permit);
     assert_eq!(dropped.0.load(Ordering::SeqCst), 1);
 }
 
