@@ -747,6 +747,14 @@ async fn r11_an_extension_that_arrives_after_the_release_takes_nothing() {
     let extension = sent.lock().unwrap().last().unwrap().clone();
     quorum[0].cli(&["DEL", "k", "lock_runtime:ballots"]);
     guard.release().await.unwrap();
+    // It has no lock to remove on this node, so that alone does not tell whether this one has served it too.
+    let operation = extension.iter().position(|arg| arg == b"extend").unwrap();
+    let granted: f64 = str::from_utf8(&extension[operation + 5]).unwrap().parse().unwrap();
+    eventually_async(DEADLINE, "the node has logged the release", async || {
+        let logged = quorum[0].cli(&["ZSCORE", "lock_runtime:ballots", "k"]).parse::<f64>();
+        logged.is_ok_and(|logged| logged > granted)
+    })
+    .await;
     until_free(&quorum).await;
     assert_eq!(quorum[0].cli(&extension), "0");
     assert!(quorum.holders("k").is_empty());
