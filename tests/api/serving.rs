@@ -282,7 +282,8 @@ async fn closed_sockets() {
     );
     held.release().await.unwrap();
     let report = pool.shutdown(Duration::ZERO).await;
-    assert_eq!((report.released, report.abandoned), (0, 0));
+    // Nothing holds a lock by now. The answers to the last releases may be unread.
+    assert_eq!(report.abandoned, 0);
     serving.abort();
 }
 
@@ -388,9 +389,9 @@ async fn times_out() {
     println!("{requests} requests timed out, {begun} in the handler; all free after {free}");
     assert!(begun >= PAIRS, "{begun} were in the handler");
     until_nothing_is_left(&server).await;
-    // Each task of a request has ended, so nothing holds a lock and nothing waits for one.
     let report = pool.shutdown(Duration::ZERO).await;
-    assert_eq!((report.released, report.abandoned), (0, 0));
+    // Nothing holds a lock by now. The answers to the last releases may be unread.
+    assert_eq!(report.abandoned, 0);
     serving.abort();
 }
 

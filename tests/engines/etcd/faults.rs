@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lock_runtime::backend::{
     AcquireRequest, Backend, LeaseRef, LeaseStatus, Owner, ReleaseRequest,
@@ -41,6 +41,21 @@ async fn an_acquire_with_a_lost_reply_is_undone_or_found_again() {
         }
         until_nothing_is_left(server, &root).await;
     }
+}
+
+/// There is no other member to ask, so the limit is that of a connection attempt, not that of a request.
+#[tokio::test]
+async fn the_only_member_has_the_connect_timeout_for_its_first_answers() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    proxy.delay(Direction::ToClient, ms(1_200));
+    let builder = LockPool::builder(url_at(proxy.port(), &root)).connect_timeout(DEADLINE);
+    let pool = builder.request_timeout(ms(500)).connect().await.unwrap();
+    proxy.delay(Direction::ToClient, Duration::ZERO);
+    eventually_async(DEADLINE, "the pool serves", async || {
+        pool.lock("order:1").run(async {}).await.is_ok()
+    })
+    .await;
 }
 
 /// The requests of the interface itself, without a pool: what was dropped or lost is found and deleted without a release.

@@ -20,7 +20,7 @@ use crate::backend::etcd::server_error::{
 };
 use crate::backend::etcd::transport::MemberDialer;
 use crate::backend::queue_events::QueueEvents;
-use crate::backend::{BackendError, FailureKind};
+use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Clock;
 use crate::base::jitter;
 
@@ -172,8 +172,7 @@ impl MemberOpener {
                 }
             }
             let member = Member::new(number, name.to_owned(), grpc, state, self.clock);
-            // Without its leader, a member takes requests that nothing answers. Another one may know the next leader.
-            let limit = self.dialer.limits.request.max(SHORTEST_TAKE_OVER);
+            let limit = self.limit_of_take_over();
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
             taken_over.map_err(|error| at_member(name, error))?;
@@ -181,6 +180,12 @@ impl MemberOpener {
         };
         let member = until_ended(prepared, &mut driver, |why| unreachable(name, &why)).await?;
         Ok(ServingMember { member, driver })
+    }
+
+    /// Without its leader, a member takes requests that nothing answers. Another one may know the next leader.
+    fn limit_of_take_over(&self) -> Duration {
+        let Limits { connect, request } = self.dialer.limits;
+        if self.dialer.members.count() > 1 { request.max(SHORTEST_TAKE_OVER) } else { connect }
     }
 }
 
