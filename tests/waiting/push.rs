@@ -474,7 +474,11 @@ mod storms {
             longest.clone().max()
         );
         assert!(longest.clone().all(|span| span < TTL / 4));
-        assert!(history.fence_faults().is_empty(), "{:#?}", history.fence_faults());
+        // Until the old holder is notified, its process may hand the lock on. Such a hold has a fence and the validity of
+        // the old grant, so a resource that has seen the new fence refuses it.
+        let mut faults = history.fence_faults();
+        faults.retain(|fault| fault.after.deadline_ns > fault.before.deadline_ns);
+        assert!(faults.is_empty(), "{faults:#?}");
         crowd.assert_all_served(1);
         until_nothing_is_left(&crowd.server).await;
     }
