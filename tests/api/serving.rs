@@ -116,6 +116,13 @@ async fn until_free(server: &RedisServer, pool: &LockPool, ended: Instant) -> Du
     took
 }
 
+/// Shuts `pool` down, in which no task holds a lock or waits for one.
+async fn end_unused(pool: &LockPool) {
+    until_under_way(pool, 0, 0).await;
+    // The answers to the last releases may be unread. They count as released.
+    assert_eq!(pool.shutdown(Duration::ZERO).await.abandoned, 0);
+}
+
 /// Waits until the runtime has the tasks of a server and of a connection to the store, and none of a request.
 async fn until_no_task_is_left() {
     const OTHERS: usize = 4;
@@ -281,9 +288,7 @@ async fn closed_sockets() {
         "{closed} sockets closed in the handler, as many while they waited: free after {free}"
     );
     held.release().await.unwrap();
-    let report = pool.shutdown(Duration::ZERO).await;
-    // Nothing holds a lock by now. The answers to the last releases may be unread.
-    assert_eq!(report.abandoned, 0);
+    end_unused(&pool).await;
     serving.abort();
 }
 
@@ -389,9 +394,7 @@ async fn times_out() {
     println!("{requests} requests timed out, {begun} in the handler; all free after {free}");
     assert!(begun >= PAIRS, "{begun} were in the handler");
     until_nothing_is_left(&server).await;
-    let report = pool.shutdown(Duration::ZERO).await;
-    // Nothing holds a lock by now. The answers to the last releases may be unread.
-    assert_eq!(report.abandoned, 0);
+    end_unused(&pool).await;
     serving.abort();
 }
 

@@ -182,7 +182,8 @@ impl MemberOpener {
         Ok(ServingMember { member, driver })
     }
 
-    /// Without its leader, a member takes requests that nothing answers. Another one may know the next leader.
+    /// How long the first requests to a member may take. Without its leader, a member takes requests that nothing answers, and
+    /// another one may know the next leader.
     fn limit_of_take_over(&self) -> Duration {
         let Limits { connect, request } = self.dialer.limits;
         if self.dialer.members.count() > 1 { request.max(SHORTEST_TAKE_OVER) } else { connect }
