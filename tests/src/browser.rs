@@ -32,11 +32,7 @@ impl Browser {
     /// When Chromium or its driver is not installed, or does not start within a minute.
     pub async fn start(width: u32, height: u32) -> Self {
         let profile = new_folder();
-        let driver = Worker::start("chromedriver", &["--port=0"]);
-        let line =
-            driver.wait_for_line(START_DEADLINE, |line| line.contains("started successfully"));
-        let digits: String = line.chars().filter(char::is_ascii_digit).collect();
-        let port = digits.parse().expect("the line ends with the port");
+        let (driver, port) = start_driver();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let arguments = [
             "--headless".to_owned(),
@@ -104,6 +100,22 @@ impl Browser {
         assert_eq!(status, 200, "{method} {path}: {answer}");
         answer["value"].take()
     }
+}
+
+/// The driver, and its port. It takes a free port of IPv6 or IPv4, and ends if the port of the other one is in use.
+fn start_driver() -> (Worker, u16) {
+    const NO_PORT: &str = "port not available";
+    for _ in 0..10 {
+        let driver = Worker::start("chromedriver", &["--port=0"]);
+        let line = driver.wait_for_line(START_DEADLINE, |line| {
+            line.contains("started successfully") || line.contains(NO_PORT)
+        });
+        if !line.contains(NO_PORT) {
+            let digits: String = line.chars().filter(char::is_ascii_digit).collect();
+            return (driver, digits.parse().expect("the line ends with the port"));
+        }
+    }
+    panic!("chromedriver finds no port that is free for IPv4 and IPv6");
 }
 
 /// The driver ends its browser.
