@@ -15,4 +15,5 @@ mod regressions;
 mod serving;
 mod shutdown;
 mod snapshot;
+mod store_timing;
 mod web;

@@ -35,12 +35,13 @@ struct Size {
     shrunk_at: Option<Instant>,
 }
 
-/// Room for the acquires of one call. Dropped without an answer, the call counts as one that took long.
+/// Room for the acquires of one call. Dropped without an answer, a call that was sent counts as one that took long.
 #[derive(Debug)]
 pub(crate) struct AdmissionSlot {
     admission: Arc<Admission>,
     room: Option<OwnedSemaphorePermit>,
-    sent: Instant,
+    /// When the call was sent. One that was not says nothing about the store.
+    sent: Option<Instant>,
     is_answered: bool,
 }
 
@@ -66,15 +67,19 @@ impl Admission {
         let count = u32::try_from(requests.min(Self::LEAST)).unwrap_or(1);
         // The semaphore is never closed.
         let room = self.room.clone().acquire_many_owned(count).await.ok()?;
-        let sent = self.clock.now();
-        Some(AdmissionSlot { admission: self.clone(), room: Some(room), sent, is_answered: false })
+        let room = Some(room);
+        Some(AdmissionSlot { admission: self.clone(), room, sent: None, is_answered: false })
     }
 
-    fn learn(&self, room: OwnedSemaphorePermit, sent: Instant, is_answered: bool) {
+    /// Returns `room`, after a call that was sent at `sent`, if it was.
+    fn leave(&self, room: OwnedSemaphorePermit, sent: Option<Instant>, is_answered: bool) {
         let now = self.clock.now();
         let some_wait = self.room.available_permits() == 0;
         let mut size = self.size();
-        let grown = size.learn(now, sent, is_answered, some_wait, room.num_permits(), self.slack);
+        let learned = sent.map(|sent| {
+            size.learn(now, sent, is_answered, some_wait, room.num_permits(), self.slack)
+        });
+        let grown = learned.unwrap_or_default();
         let kept = size.pay(room);
         drop(size);
         self.room.add_permits(grown);
@@ -137,6 +142,11 @@ impl Size {
 }
 
 impl AdmissionSlot {
+    /// The call is sent now.
+    pub(crate) fn sent(&mut self, now: Instant) {
+        self.sent = Some(now);
+    }
+
     /// The store has answered.
     pub(crate) fn answered(mut self) {
         self.is_answered = true;
@@ -146,7 +156,7 @@ impl AdmissionSlot {
 impl Drop for AdmissionSlot {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
-            self.admission.learn(room, self.sent, self.is_answered);
+            self.admission.leave(room, self.sent, self.is_answered);
         }
     }
 }
@@ -168,11 +178,17 @@ mod tests {
         Admission::new(Clock::runtime(), Duration::from_secs(1))
     }
 
+    async fn send(admission: &Arc<Admission>, requests: usize) -> AdmissionSlot {
+        let mut slot = admission.admit(requests).await.unwrap();
+        slot.sent(admission.clock.now());
+        slot
+    }
+
     /// All the room, in permits of one call each.
     async fn fill(admission: &Arc<Admission>) -> Vec<AdmissionSlot> {
         let mut permits = Vec::new();
         while admission.room.available_permits() >= Admission::LEAST {
-            permits.push(admission.admit(Admission::LEAST).await.unwrap());
+            permits.push(send(admission, Admission::LEAST).await);
         }
         permits
     }
@@ -183,20 +199,20 @@ mod tests {
         for _ in 0..200 {
             let mut permits = fill(&admission).await;
             let rest = admission.room.available_permits();
-            permits.push(admission.admit(rest).await.unwrap());
+            permits.push(send(&admission, rest).await);
             pause(Duration::from_millis(5)).await;
             permits.into_iter().for_each(AdmissionSlot::answered);
         }
         assert_eq!(under_way(&admission), (Admission::MOST, 0));
         // With spare room it stays.
-        admission.admit(1).await.unwrap().answered();
+        send(&admission, 1).await.answered();
         assert_eq!(under_way(&admission).0, Admission::MOST);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_room_shrinks_when_answers_take_long_and_no_claim_is_shut_out() {
         let admission = admission();
-        admission.admit(1).await.unwrap().answered();
+        send(&admission, 1).await.answered();
         for _ in 0..20 {
             let permits = fill(&admission).await;
             assert!(!permits.is_empty(), "a whole call always finds room");
@@ -214,6 +230,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_call_that_is_not_sent_changes_nothing() {
+        let admission = admission();
+        send(&admission, 1).await.answered();
+        for requests in [1, Admission::LEAST] {
+            pause(Duration::from_secs(1)).await;
+            drop(admission.admit(requests).await);
+        }
+        assert_eq!(under_way(&admission), (Admission::FIRST, 0));
+        assert_eq!(admission.room.available_permits(), Admission::FIRST);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn claims_are_admitted_in_the_order_in_which_they_came() {
         let admission = admission();
         let held = fill(&admission).await;
@@ -223,7 +251,7 @@ mod tests {
             .map(|count| {
                 let (admission, order) = (admission.clone(), order.clone());
                 tokio::spawn(async move {
-                    let permit = admission.admit(count).await.unwrap();
+                    let permit = send(&admission, count).await;
                     order.lock().unwrap().push(count);
                     permit.answered();
                 })

@@ -1,5 +1,6 @@
 //! Releases leases at the store, and retries until the store has answered or forgotten them.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,9 +38,9 @@ pub(crate) async fn send_batch(
     let began = core.clock().now();
     let requests: Vec<_> =
         batch.iter().map(|pending| request(&core, &pending.lease, began)).collect();
-    let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
+    let outcomes = release_first(&core, &mut batch, &requests, began).await;
     drop(in_flight);
-    let mut outcomes = outcomes.unwrap_or_default().into_iter();
+    let mut outcomes = outcomes.into_iter();
     for (pending, request) in batch.into_iter().zip(requests) {
         match outcomes.next().unwrap_or_else(|| Err(silence())) {
             Ok(outcome) => on_released(&core, pending, &request, outcome, false),
@@ -48,18 +49,46 @@ pub(crate) async fn send_batch(
     }
 }
 
+/// Sends the releases of `batch`, which began at `began`. The callers have their results in time also if the call takes
+/// longer.
+async fn release_first(
+    core: &PoolCore,
+    batch: &mut [PendingRelease],
+    requests: &[ReleaseRequest],
+    began: Instant,
+) -> Vec<Result<ReleaseOutcome, BackendError>> {
+    let limit = core.store_call_timeout();
+    let in_time = answer_by(core, began).since(core.clock().now()).min(limit);
+    let mut call = pin!(core.backend().release(requests));
+    let mut outcomes = timeout(in_time, &mut call).await;
+    if outcomes.is_err() && in_time < limit {
+        batch.iter_mut().for_each(|pending| pending.fail(&silence()));
+        outcomes = timeout(limit - in_time, call).await;
+    }
+    outcomes.unwrap_or_default()
+}
+
+/// When the caller of a release gets its result at the latest. Two request timeouts are enough to detect a silent connection
+/// and to try another one. The retries go on after that.
+fn answer_by(core: &PoolCore, began: Instant) -> Instant {
+    began + core.config.request_timeout.saturating_mul(2)
+}
+
 /// Releases a lease with a renewal in flight.
-async fn release_after_renewal(core: Arc<PoolCore>, pending: PendingRelease) {
+async fn release_after_renewal(core: Arc<PoolCore>, mut pending: PendingRelease) {
     let began = core.clock().now();
     wait_for_renewals(&core, std::slice::from_ref(&pending.lease)).await;
     let request = request(&core, &pending.lease, core.clock().now());
-    match release_once(&core, &request).await {
+    let (one, requests) = (std::slice::from_mut(&mut pending), std::slice::from_ref(&request));
+    let outcome = release_first(&core, one, requests, began).await.pop();
+    match outcome.unwrap_or_else(|| Err(silence())) {
         Ok(outcome) => on_released(&core, pending, &request, outcome, false),
         Err(error) => retry(core, pending, request, began, error).await,
     }
 }
 
-/// Repeats a release that began at `began` and failed with `error`, until the store answers or has forgotten the lease.
+/// Repeats a release that began at `began` and failed with `error`, until the store answers or has forgotten the lease, or
+/// the pool is closed, and with it the store.
 async fn retry(
     core: Arc<PoolCore>,
     mut pending: PendingRelease,
@@ -68,9 +97,7 @@ async fn retry(
     mut error: BackendError,
 ) {
     let clock = core.clock();
-    // Two request timeouts are enough to detect a silent connection and to try another one. The caller gets its result
-    // then, and the retries go on.
-    let answer_by = began + core.config.request_timeout.saturating_mul(2);
+    let answer_by = answer_by(&core, began);
     let mut pause = Duration::from_millis(5);
     let mut may_be_applied = false;
     loop {
@@ -95,13 +122,17 @@ async fn retry(
             loop {
                 tokio::select! {
                     biased;
-                    outcome = &mut again => break outcome,
+                    outcome = &mut again => break Some(outcome),
+                    () = core.tracker.closed() => break None,
                     () = clock.sleep_until(answer_by), if !caller_has_result => {
                         pending.fail(&error);
                         caller_has_result = true;
                     }
                 }
             }
+        };
+        let Some(outcome) = outcome else {
+            return on_forgotten(&core, pending, &request, may_be_applied, error);
         };
         // A connection that is down refuses at once. While the caller waits, one that is up again is used soon.
         let is_refused = error.kind() == FailureKind::NotApplied && !caller_has_result;

@@ -29,13 +29,16 @@ pub(crate) async fn send_batch(
     time_limit: Duration,
     mut batch: Vec<FirstRequest>,
 ) {
-    let permit = admit(&core, &mut batch).await;
+    let mut permit = admit(&core, &mut batch).await;
     if batch.is_empty() {
         return;
     }
     let request = |first: &FirstRequest| AcquireRequest::for_owner(&first.waiter.spec, first.owner);
     let requests: Vec<_> = batch.iter().map(request).collect();
     let sent = core.clock().now();
+    if let Some(permit) = &mut permit {
+        permit.sent(sent);
+    }
     let time_limit = time_limit.min(remaining_wait(&core, &batch, sent));
     let mut answers = core.acquire(&requests, sent, time_limit).await.into_iter();
     drop(in_flight);

@@ -3,8 +3,8 @@
 //!
 //! 1. **All permits, then the store.** All keys are requested with the permits of all of them, which the queues give in
 //!    one step. An answer that is no grant returns the permits.
-//! 2. **At the store like another process.** A request that waits there keeps the permits of the keys that it holds, and of
-//!    the key that it is queued for ([`stepwise`](super::stepwise)), if no task of this process uses them. All other
+//! 2. **At the store like another process.** A request that waits there keeps permits that no task of this process
+//!    uses: of the keys that it holds, and of the key that it is queued for ([`stepwise`](super::stepwise)). All other
 //!    tasks send requests to the store as those of other processes do, and get the same answers.
 //! 3. **The wait is bounded.** The task gets its result at its deadline, also while an answer is awaited. Only the first
 //!    request has the least time that a request needs. The undo goes on here.
@@ -423,7 +423,9 @@ impl MultiKeyTask {
         self.attempts.is_known |= is_step;
         let deadline = self.params.deadline;
         let limit = time_limit(core.time_limits(), &spec.policy, deadline, sent);
-        self.record(LastAnswer::Pending(sent));
+        // A step asks for one of the keys: its answer says nothing about the others.
+        let asked = request[0].keys.clone();
+        self.record(&asked, LastAnswer::Pending(sent));
         let is_first = self.attempts.count == 0;
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
         let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
@@ -437,7 +439,7 @@ impl MultiKeyTask {
                     self.stepwise.on_wanted(now, self.round_trip);
                 }
                 self.attempts.count += 1;
-                self.record(LastAnswer::Held { expires_in: None });
+                self.record(&asked, LastAnswer::Held { expires_in: None });
                 StepOutcome::Again(Duration::ZERO)
             }
             Answer::Granted { fences, contended } => {
@@ -448,7 +450,7 @@ impl MultiKeyTask {
                 if !std::mem::replace(&mut self.was_contended, true) {
                     events::contended(core.origin(&spec), expires_in);
                 }
-                self.record(LastAnswer::Held { expires_in });
+                self.record(&asked, LastAnswer::Held { expires_in });
                 self.end_wait_if_due(now, false);
                 StepOutcome::Again(match self.stepwise.on_contended(wait_mode, now, &spec) {
                     NextStep::Wait => retry_after,
@@ -463,15 +465,15 @@ impl MultiKeyTask {
                 let is_rejected =
                     error.kind() == FailureKind::Rejected || core.store_status.is_refusing();
                 self.failing_since.get_or_insert(sent);
-                self.record(LastAnswer::Failed(error));
+                self.record(&asked, LastAnswer::Failed(error));
                 self.end_wait_if_due(now, is_rejected);
                 StepOutcome::Again(retry_after)
             }
         }
     }
 
-    fn record(&mut self, answer: LastAnswer) {
-        self.core.queue.record_answer(&self.spec.store_keys, &answer);
+    fn record(&mut self, keys: &[Key], answer: LastAnswer) {
+        self.core.queue.record_answer(keys, &answer);
         self.last_answer = answer;
     }
 

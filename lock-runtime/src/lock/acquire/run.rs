@@ -80,13 +80,15 @@ fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
     }
 }
 
-/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. With nothing to
-/// wait for and nothing to undo, the permit has passed on when this returns.
+/// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. Without a
+/// waiter the attempts are undone at once. With nothing to undo either, the permit has passed on when this returns.
 pub(crate) fn resume(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Duration) {
-    // Otherwise the permit passes on as it drops.
-    if !attempts.has_no_side_effects() || core.queue.peek_head(permit.key()).is_some() {
+    if core.queue.peek_head(permit.key()).is_some() {
         spawn(core, permit, attempts, Some(pause));
+    } else if !attempts.has_no_side_effects() {
+        spawn(core, permit, attempts, Some(Duration::ZERO));
     }
+    // Otherwise the permit passes on as it drops.
 }
 
 fn spawn(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Option<Duration>) {
@@ -128,9 +130,12 @@ impl AcquireTask {
             {
                 break;
             }
-            let slot = self.core.admit(1).await;
+            let mut slot = self.core.admit(1).await;
             let Some(head) = self.core.queue.head(self.permit.key()) else { break };
             let sent = self.core.clock().now();
+            if let Some(slot) = &mut slot {
+                slot.sent(sent);
+            }
             let requested = self.request(&head, sent).await;
             if let Some(slot) = slot {
                 slot.answered();
@@ -152,14 +157,16 @@ impl AcquireTask {
     /// Waits for `pause`, or for a notification. `false` if the pool closes.
     async fn wait(&self, pause: Duration) -> bool {
         let core = &self.core;
+        let wake_time = || core.queue.take_wake_time(self.permit.key());
         let mut until = core.clock().now() + pause;
+        // Of a notification that came before this task was known to the queue: the first request had no task.
+        until = wake_time().map_or(until, |wake_at| until.min(wake_at));
         loop {
             tokio::select! {
                 biased;
                 () = core.tracker.closing() => return false,
                 () = self.wake.notified() => {
-                    let wake_at = core.queue.take_wake_time(self.permit.key()).unwrap_or(until);
-                    until = until.min(wake_at);
+                    until = wake_time().map_or(until, |wake_at| until.min(wake_at));
                 }
                 () = core.clock().sleep_until(until) => return true,
             }

@@ -1,0 +1,167 @@
+//! What a pool does if a store's notification precedes its answer, or if the answer is late.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, FailureKind, LeaseRef,
+    LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, WaitMode, Warning,
+};
+use lock_runtime::testing::{self, Fault, FaultyBackend, Operation};
+use lock_runtime::{LockPool, PoolBuilder};
+use lock_tests::prelude::*;
+
+use tokio::time::{Instant, sleep, timeout};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A store with one lock.
+#[derive(Clone)]
+struct Store(Arc<State>);
+
+struct State {
+    behaviour: Behaviour,
+    notifier: OnceLock<Notifier>,
+    releases: AtomicUsize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Behaviour {
+    /// The first request is refused, and the lock is freed before the refusal is returned.
+    FreedMeanwhile,
+    /// Each request is queued, after this time.
+    QueuesAfter(Duration),
+    /// Acquires are granted, and releases never answered.
+    SilentAtReleases,
+}
+use Behaviour::{FreedMeanwhile, QueuesAfter, SilentAtReleases};
+
+fn store(behaviour: Behaviour) -> (Store, PoolBuilder) {
+    let state = State { behaviour, notifier: OnceLock::new(), releases: AtomicUsize::new(0) };
+    let store = Store(Arc::new(state));
+    let builder = LockPool::with_backend(store.clone()).on_current_runtime();
+    (store, builder.request_timeout(ms(1_000)))
+}
+
+impl Store {
+    fn releases(&self) -> usize {
+        self.0.releases.load(Ordering::Relaxed)
+    }
+}
+
+impl Backend for Store {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.wait_queue = matches!(self.0.behaviour, QueuesAfter(_));
+        capabilities.paced = self.0.behaviour == SilentAtReleases;
+        capabilities
+    }
+
+    fn subscribe(&self, notifier: Notifier) {
+        let _ = self.0.notifier.set(notifier);
+    }
+
+    async fn acquire(
+        &self,
+        requests: &[AcquireRequest],
+    ) -> Vec<Result<AcquireOutcome, BackendError>> {
+        let mut outcomes = Vec::new();
+        for request in requests {
+            outcomes.push(Ok(match self.0.behaviour {
+                FreedMeanwhile if request.attempt == 0 => {
+                    let notifier = self.0.notifier.get().expect("the pool has subscribed");
+                    notifier.key_changed(request.keys[0].as_str());
+                    let wait_mode = WaitMode::Watch { retry_after: MINUTE };
+                    AcquireOutcome::contended_until(None, wait_mode)
+                }
+                QueuesAfter(time) => {
+                    sleep(time).await;
+                    let wait_mode = WaitMode::Queued { retry_after: MINUTE };
+                    AcquireOutcome::contended_until(None, wait_mode)
+                }
+                FreedMeanwhile | SilentAtReleases => AcquireOutcome::acquired(None),
+            }));
+        }
+        outcomes
+    }
+
+    async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
+        leases.iter().map(|_| Ok(LeaseStatus::Held)).collect()
+    }
+
+    async fn release(
+        &self,
+        requests: &[ReleaseRequest],
+    ) -> Vec<Result<ReleaseOutcome, BackendError>> {
+        self.0.releases.fetch_add(1, Ordering::Relaxed);
+        if self.0.behaviour == SilentAtReleases {
+            pending::<()>().await;
+        }
+        requests.iter().map(|_| Ok(ReleaseOutcome::Freed)).collect()
+    }
+
+    async fn is_held(&self, _: &LeaseRef) -> Result<LeaseStatus, BackendError> {
+        Ok(LeaseStatus::Held)
+    }
+
+    async fn health(&self) -> Result<Vec<Warning>, BackendError> {
+        Ok(Vec::new())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_notification_that_precedes_the_refusal_counts() {
+    let (_, builder) = store(FreedMeanwhile);
+    let pool = builder.connect().await.unwrap();
+    let began = Instant::now();
+    let _guard = pool.lock("order:42").fencing(false).wait(MINUTE / 2).acquire().await.unwrap();
+    assert!(began.elapsed() < ms(100), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_is_over_at_its_first_answer_leaves_the_queue_of_the_store_at_once() {
+    for is_dropped in [true, false] {
+        let (store, builder) = store(QueuesAfter(ms(30)));
+        let pool = builder.connect().await.unwrap();
+        let wait = if is_dropped { MINUTE } else { ms(10) };
+        let acquire = pool.lock("order:42").fencing(false).wait(wait).acquire();
+        let ended = timeout(if is_dropped { ms(10) } else { MINUTE }, acquire).await;
+        assert_eq!(ended.is_err(), is_dropped);
+        sleep(ms(1_000)).await;
+        assert_eq!(store.releases(), 1, "dropped: {is_dropped}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_at_a_paced_store_has_its_result_after_two_request_timeouts() {
+    let (store, builder) = store(SilentAtReleases);
+    let pool = builder.connect().await.unwrap();
+    let guard = pool.lock("order:42").fencing(false).acquire().await.unwrap();
+    let began = Instant::now();
+    let error = guard.release().await.unwrap_err();
+    assert!(error.is_backend(), "{error}");
+    assert!((ms(2_000)..ms(2_100)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    // The call itself has more time.
+    assert_eq!(store.releases(), 1);
+    sleep(MINUTE / 6).await;
+    assert!(store.releases() > 1, "it is repeated");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_retries_of_a_release_end_with_the_pool() {
+    let memory = testing::open_backend("memory://retries").await.unwrap();
+    let (store, faults) = FaultyBackend::new(memory);
+    let pool = LockPool::with_backend(store).on_current_runtime().connect().await.unwrap();
+    let guard = pool.lock("order:42").acquire().await.unwrap();
+    faults.always(Fault::Fail(FailureKind::NotApplied));
+    drop(guard);
+    sleep(ms(500)).await;
+    assert!(faults.count(Operation::Release) > 1, "it is repeated");
+    let report = pool.shutdown(Duration::ZERO).await;
+    assert_eq!(report.abandoned, 1);
+    let count = faults.count(Operation::Release);
+    sleep(ms(10_000)).await;
+    assert_eq!(faults.count(Operation::Release), count);
+}
