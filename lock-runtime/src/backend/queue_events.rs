@@ -9,10 +9,19 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{AcquireOutcome, AcquireRequest, BackendError, Notifier, Owner, WaitMode};
 
-/// A grant for an owner token that this pool has given up.
+/// A grant for an owner token that this pool does not know: it has given the token up, or the answer that queued the
+/// owner is being handled on another thread.
 pub(crate) struct UnclaimedGrant {
     pub(crate) key: String,
     pub(crate) owner: Owner,
+    notifier: Notifier,
+}
+
+impl UnclaimedGrant {
+    /// Notifies the owner again. Returns whether the pool knows it by now, so that the grant is its own.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.notifier.head_of_queue(&self.key, &self.owner, Duration::ZERO)
+    }
 }
 
 /// Passes the events of a store to its pool's [`Notifier`]. Methods run on the connections' tasks and never block.
@@ -56,7 +65,10 @@ impl QueueEvents {
         }
         match self.pending_claims().get_mut(&owner) {
             Some(is_head) => *is_head = true,
-            None => drop(self.unclaimed.send(UnclaimedGrant { key: key.to_owned(), owner })),
+            None => {
+                let (key, notifier) = (key.to_owned(), notifier.clone());
+                let _ = self.unclaimed.send(UnclaimedGrant { key, owner, notifier });
+            }
         }
     }
 
