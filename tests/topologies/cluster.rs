@@ -32,16 +32,30 @@ async fn two_pools(cluster: &RedisCluster) -> [LockPool; 2] {
     [connect().await.unwrap(), connect().await.unwrap()]
 }
 
+/// How often the map was read from the servers other than `without`.
+fn maps_of(cluster: &RedisCluster, without: &RedisServer) -> usize {
+    let count = |node: &RedisServer| {
+        let stats = node.cli(&["INFO", "commandstats"]);
+        let (_, calls) = stats.split_once("cmdstat_cluster|slots:calls=")?;
+        calls.split_once(',')?.0.parse::<usize>().ok()
+    };
+    let others = cluster.nodes().iter().filter(|node| node.port() != without.port());
+    others.filter_map(count).sum()
+}
+
 /// The number of error replies with this code, of all servers.
 fn answered(cluster: &RedisCluster, code: &str) -> usize {
-    let count = |node: &RedisServer| {
-        let stats = node.cli(&["INFO", "errorstats"]);
-        let line = stats.lines().find_map(|line| {
-            line.strip_prefix(&format!("errorstat_{code}:count="))?.trim().parse::<usize>().ok()
-        });
-        line.unwrap_or(0)
-    };
-    cluster.nodes().iter().filter(|node| node.is_running()).map(count).sum()
+    let running = cluster.nodes().iter().filter(|node| node.is_running());
+    running.map(|node| answered_by(node, code)).sum()
+}
+
+/// The same of one server.
+fn answered_by(node: &RedisServer, code: &str) -> usize {
+    let stats = node.cli(&["INFO", "errorstats"]);
+    let line = stats.lines().find_map(|line| {
+        line.strip_prefix(&format!("errorstat_{code}:count="))?.trim().parse::<usize>().ok()
+    });
+    line.unwrap_or(0)
 }
 
 /// Waits until there are neither locks nor wait queues, long before a wait queue expires by itself.
@@ -538,6 +552,37 @@ mod moved {
             let is_call = |name: String| matches!(&*name, "PUBLISH" | "SPUBLISH");
             let calls = monitor.settled().iter().filter(|ran| is_call(ran.name())).count();
             assert!(calls > 0, "no waiter was notified in round {round}");
+            guard.release().await.unwrap();
+        }
+        until_nothing_is_left(&cluster).await;
+    }
+
+    /// The map is refreshed while the first connection to the new owner of a slot is opened.
+    #[tokio::test]
+    async fn a_request_to_a_new_server_waits_for_its_connection() {
+        let mut cluster = RedisCluster::start();
+        let [ours, theirs] = two_pools(&cluster).await;
+        cluster.join();
+        let new = &cluster.nodes()[6];
+        let slot = cluster.slot("{7}");
+        // The counter of fences stays with the old owner: a request with a fence has keys at both.
+        let fenced = ours.lock("{7}:a").acquire().await.unwrap();
+        let old = cluster.owner(slot);
+        let step = cluster.begin_move(slot, new);
+        new.pause();
+        let redirected = theirs.lock("{7}:b").fencing(false).acquire();
+        let redirected = tokio::spawn(redirected);
+        let asked = async || answered_by(old, "ASK") > 0;
+        eventually_async(DEADLINE, "it is redirected", asked).await;
+        let maps = || maps_of(&cluster, new);
+        let (before, divided) = (maps(), tokio::spawn(theirs.lock("{7}:c").acquire()));
+        eventually_async(DEADLINE, "the map is refreshed", async || maps() > before + 3).await;
+        assert!(!redirected.is_finished(), "{:?}", redirected.await);
+        new.resume();
+        let guard = timeout(DEADLINE, redirected).await.unwrap().unwrap().unwrap();
+        guard.release().await.unwrap();
+        step.finish();
+        for guard in [fenced, timeout(DEADLINE, divided).await.unwrap().unwrap().unwrap()] {
             guard.release().await.unwrap();
         }
         until_nothing_is_left(&cluster).await;

@@ -3,7 +3,7 @@
 use lock_runtime::LockPool;
 use lock_tests::prelude::*;
 use lock_tests::quorum::Quorum;
-use lock_tests::{RedisServer, eventually_async};
+use lock_tests::{RedisCluster, RedisServer, eventually_async};
 
 #[tokio::test]
 async fn changes_are_reported_also_behind_the_end_of_a_connection() {
@@ -65,4 +65,28 @@ async fn a_store_without_reports_is_silent() {
         assert!(reported.is_err() && !changes.is_reporting(), "{url}");
         guard.release().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_master_that_joins_a_cluster_reports_too() {
+    let mut cluster = RedisCluster::start();
+    let pool = LockPool::connect(&cluster.url()).await.unwrap();
+    let mut changes = pool.changes("{7}*");
+    within(DEADLINE, "the watch begins", changes.changed()).await;
+    cluster.join();
+    let new = &cluster.nodes()[6];
+    cluster.begin_move(cluster.slot("{7}"), new).finish();
+    // The first request learns of the move.
+    cycle(&pool, "{7}:a").await;
+    let is_watched = async || {
+        let clients = new.cli(&["CLIENT", "LIST"]);
+        let flags = clients.split_whitespace().filter_map(|it| it.strip_prefix("flags="));
+        flags.into_iter().any(|flags| flags.contains('B'))
+    };
+    eventually_async(DEADLINE, "the new master is watched", is_watched).await;
+    eventually_async(DEADLINE, "the watch has begun", async || changes.is_reporting()).await;
+    while tokio::time::timeout(ms(100), changes.changed()).await.is_ok() {}
+    let guard = pool.lock("{7}:a").acquire().await.unwrap();
+    within(DEADLINE, "a grant", changes.changed()).await;
+    guard.release().await.unwrap();
 }

@@ -229,13 +229,17 @@ impl Backend for Cluster {
         pattern: &KeyPattern,
         changed: &(dyn Fn() + Send + Sync),
     ) -> Result<(), BackendError> {
+        let mut masters = self.router.refresh.masters();
         let servers = self.servers().await?;
         let mut watches: Vec<BoxedCall<'_, Result<(), BackendError>>> = Vec::new();
         for server in &servers {
             watches.push(Box::pin(watch_locks(server.connection(), pattern, changed)));
         }
-        // All of them begin again with the next map of slots.
-        first_of(watches).await
+        tokio::select! {
+            watched = first_of(watches) => watched,
+            // All of them begin again, with one for a master that has joined.
+            _ = masters.changed() => Err(no_server("a master of the Redis Cluster has joined or left".to_owned())),
+        }
     }
 
     async fn list(

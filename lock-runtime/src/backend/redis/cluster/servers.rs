@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use crate::backend::redis::cluster::errors::closed;
+use crate::backend::redis::cluster::errors::{closed, no_server};
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::redis::net::handshake::PushSink;
 use crate::backend::redis::net::shard_channel::{MessageScope, ShardChannel};
@@ -72,6 +72,10 @@ impl Servers {
         match tried.as_deref() {
             Ok(ServerState::Open(server)) => Ok(server.clone()),
             Ok(ServerState::Failed(error)) => Err(error.clone()),
+            // It was given up as a server of the cluster.
+            Ok(ServerState::Opening) | Err(_) if self.is_open() => {
+                Err(no_server(format!("Redis at {address} left the Redis Cluster")))
+            }
             Ok(ServerState::Opening) | Err(_) => Err(closed()),
         }
     }
@@ -122,16 +126,14 @@ impl Servers {
         self.slots.masters().iter().all(is_up) && self.slots.unserved() == 0
     }
 
-    /// Opens connections to new masters, and drops servers that are no masters any more. A connected server stays, as a
-    /// slot may be moving to it.
+    /// Opens connections to new masters, and drops servers that are no masters any more. A server that is connected, or
+    /// is tried for the first time, stays, as a slot may be moving to it.
     pub(super) fn settle(&self, masters: &[Address]) {
         for master in masters {
             let _ = self.state(master);
         }
         if let ServerMap::Open(map) = &mut *self.map() {
-            map.retain(|address, server| {
-                masters.contains(address) || server.opened().is_some_and(|server| server.is_up())
-            });
+            map.retain(|address, server| masters.contains(address) || server.may_have_slots());
         }
     }
 
@@ -146,6 +148,10 @@ impl Servers {
         if let ServerMap::Open(map) = map {
             map.into_values().filter_map(|server| server.opened()).for_each(|it| it.close());
         }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(*self.map(), ServerMap::Open(_))
     }
 
     fn state(&self, address: &Address) -> Result<watch::Receiver<ServerState>, BackendError> {
@@ -202,6 +208,15 @@ impl Servers {
 }
 
 impl ClusterServer {
+    /// Whether a server that has no slot in the map may be about to get one.
+    fn may_have_slots(&self) -> bool {
+        match &*self.state.borrow() {
+            ServerState::Opening => true,
+            ServerState::Failed(_) => false,
+            ServerState::Open(server) => server.is_up(),
+        }
+    }
+
     fn opened(&self) -> Option<Arc<ScriptedServer>> {
         match &*self.state.borrow() {
             ServerState::Open(server) => Some(server.clone()),

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::backend::redis::cluster::seeds::{cluster_slots, first_map, usable_map};
 use crate::backend::redis::cluster::servers::Servers;
 use crate::backend::redis::net::handshake::PushSink;
 use crate::backend::redis::net::transport::Dialer;
-use crate::backend::redis::slot_map::SlotRanges;
+use crate::backend::redis::slot_map::{Address, SlotRanges};
 
 /// Minimum time between two refreshes.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
@@ -30,11 +30,19 @@ pub(super) struct SlotRefresh {
     requested: Notify,
     /// Whether a slot has moved since all waiters were woken.
     has_moved: AtomicBool,
+    /// Those of the last map.
+    masters: watch::Sender<Vec<Address>>,
 }
 
 impl SlotRefresh {
     pub(super) fn new(servers: Arc<Servers>) -> Self {
-        Self { servers, requested: Notify::new(), has_moved: AtomicBool::new(false) }
+        let masters = watch::Sender::new(servers.slots.masters());
+        Self { servers, requested: Notify::new(), has_moved: AtomicBool::new(false), masters }
+    }
+
+    /// The masters of the last map. The next change is one after this call.
+    pub(super) fn masters(&self) -> watch::Receiver<Vec<Address>> {
+        self.masters.subscribe()
     }
 
     /// Requests a refresh soon.
@@ -68,7 +76,13 @@ impl SlotRefresh {
                 if self.servers.slots.replace(&map) {
                     self.note_move();
                 }
-                self.servers.settle(&map.masters());
+                let masters = map.masters();
+                self.servers.settle(&masters);
+                self.masters.send_if_modified(|former| {
+                    let changed = *former != masters;
+                    *former = masters;
+                    changed
+                });
             }
             let now = clock.now();
             let may_wake = woken_at.is_none_or(|woken| now.since(woken) >= RESYNC_INTERVAL);
