@@ -30,6 +30,7 @@ pub async fn lists_the_locks_that_are_held(url: &str) {
         ("*1*", &["order:1", "stock:*[1]"]),
         ("stock:*[1]", &["stock:*[1]"]),
         ("ä*", &["ä%2F"]),
+        ("?%2F", &["ä%2F"]),
         ("order:1", &["order:1"]),
         ("nothing*", &[]),
     ] {

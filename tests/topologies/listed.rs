@@ -74,3 +74,21 @@ async fn a_login_without_the_right_to_search_is_told() {
     assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
     assert!(error.to_string().to_lowercase().contains("scan"), "{error}");
 }
+
+/// Rights that are missing are no empty list.
+#[tokio::test]
+async fn a_value_that_may_not_be_read_is_an_error() {
+    let user = "user worker on >pw ~* &* +@all -getrange";
+    let config = RedisServer::builder().config_line(user);
+    let quorum = Quorum::of(3, &config);
+    let url_of = |server: &RedisServer| format!("redis://worker:pw@127.0.0.1:{}", server.port());
+    let url = url_of(&quorum[0]);
+    for url in [url, Quorum::url_of(quorum.nodes().iter().map(url_of))] {
+        let pool = LockPool::connect(&url).await.unwrap();
+        let guard = pool.lock("order:1").acquire().await.unwrap();
+        let error = pool.list("order:*", 10).await.unwrap_err();
+        assert!(error.is_backend(), "{error}");
+        assert!(error.to_string().contains("+scan +getrange"), "{error}");
+        guard.release().await.unwrap();
+    }
+}

@@ -48,13 +48,15 @@ impl KeyPattern {
         format!("{}{literal}", self.prefix)
     }
 
-    /// As the glob of Redis, which has more special characters.
+    /// As a glob of Redis that matches at least the same keys. Redis has more special characters, and its `?` stands for one
+    /// byte.
     #[cfg(feature = "redis")]
     pub(crate) fn as_glob(&self) -> String {
         let mut glob = String::with_capacity(self.prefix.len() + self.pattern.len());
+        let pattern = self.pattern.replace('?', "*");
         let texts = [
             (&self.prefix, &['*', '?', '[', ']', '^', '\\'][..]),
-            (&self.pattern, &['[', ']', '^', '\\']),
+            (&pattern, &['[', ']', '^', '\\']),
         ];
         for (text, special) in texts {
             for character in text.chars() {
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn a_glob_has_the_characters_of_the_prefix() {
         let pattern = KeyPattern::new("a*[1]:", "b[*]?");
-        assert_eq!(pattern.as_glob(), "a\\*\\[1\\]:b\\[*\\]?");
+        assert_eq!(pattern.as_glob(), "a\\*\\[1\\]:b\\[*\\]*");
         assert_eq!(pattern.start(), "a*[1]:b[");
     }
 }

@@ -76,6 +76,14 @@ pub(crate) fn is_unknown_command(error: &RedisError) -> bool {
     }
 }
 
+/// Whether the server does not know the command or an option of it, so that it had no effect.
+pub(crate) fn is_unsupported(error: &RedisError) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    let is_syntax = error.code() == Some("ERR")
+        && (detail.contains("syntax error") || detail.contains("wrong number of arguments"));
+    is_syntax || is_unknown_command(error)
+}
+
 /// Whether the user may run the command, but not with this key.
 pub(crate) fn is_forbidden_key(error: &RedisError) -> bool {
     error.code() == Some("NOPERM") && !is_unknown_command(error)
@@ -203,7 +211,7 @@ fn refusal(code: &str, detail: &str) -> (FailureKind, String, &'static str) {
         "NOPERM" => (
             FailureKind::Rejected,
             answer,
-            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`",
+            "allow the ACL user `+set +get +mget +del +pexpire +pttl +time +eval +evalsha +hello +ping +select +publish +subscribe +zadd +zrem +zcard +zscore +zrank +zrange +zpopmin +client|tracking +client|caching` on the lock keys, their wait queues `<key>:lock_runtime:line`, `lock_runtime:fence` (behind the pool's prefix) and the channels `&lock_runtime:*`; in a Redis Cluster also `+asking +cluster|slots`, and there and where an endpoint checks slots those keys with a number in braces in front, `~{*}*`; of a quorum also the key `lock_runtime:ballots`; for lists also `+scan +getrange`",
         ),
         "WRONGTYPE" => (
             FailureKind::Rejected,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, RedisError};
+use redis::{Cmd, Pipeline};
 
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::protocol::value::millis;
@@ -172,7 +172,7 @@ async fn is_supported(connection: &Connection, commands: &Pipeline) -> Result<bo
                 if server_error::is_forbidden_key(&error) || (aborted && !refused) {
                     continue;
                 }
-                if refused || server_error::is_unknown_command(&error) || is_syntax(&error) {
+                if refused || server_error::is_unsupported(&error) {
                     return Ok(false);
                 }
                 return Err(connection.failure(error).before_sending());
@@ -182,11 +182,4 @@ async fn is_supported(connection: &Connection, commands: &Pipeline) -> Result<bo
         Err(error) if server_error::is_hang_up(&error) => Ok(false),
         Err(error) => Err(connection.failure(error).before_sending()),
     }
-}
-
-/// Whether the server knows the command but not its option.
-fn is_syntax(error: &RedisError) -> bool {
-    let detail = error.detail().unwrap_or_default();
-    error.code() == Some("ERR")
-        && (detail.contains("syntax error") || detail.contains("wrong number of arguments"))
 }

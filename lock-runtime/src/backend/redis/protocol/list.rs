@@ -6,6 +6,7 @@ use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::redis::protocol::value::unexpected;
 use crate::backend::redis::protocol::wait_queue::owner_in;
+use crate::backend::redis::server_error;
 use crate::backend::{BackendError, KeyList, KeyPattern};
 use crate::base::key::Key;
 use crate::base::key_rules::RESERVED;
@@ -29,6 +30,7 @@ pub(crate) async fn locks_on(
 ) -> Result<KeyList, BackendError> {
     let glob = pattern.as_glob();
     let (mut locks, mut cursor) = (Vec::new(), Vec::from(*b"0"));
+    let mut is_complete = true;
     for _ in 0..MOST_COMMANDS {
         let (next, found) = scanned(&connection.send(&scan(&cursor, &glob)).await?)?;
         let is_named = |key: &String| !key.contains(RESERVED) && pattern.key_of(key).is_some();
@@ -40,14 +42,20 @@ pub(crate) async fn locks_on(
             }
             let values = connection.send_all(&reads).await?;
             for (key, value) in found.into_iter().zip(values) {
-                // A key that is gone by now, or of another type.
-                if matches!(value, Ok(Value::BulkString(value)) if is_lock(&value)) {
-                    locks.push(Key::from(key));
+                match value {
+                    // A key that is gone by now has an empty value.
+                    Ok(Value::BulkString(value)) if !is_lock(&value) => {}
+                    Ok(Value::BulkString(_)) => locks.push(Key::from(key)),
+                    Ok(other) => return Err(unexpected(&other)),
+                    Err(error) if server_error::is_wrong_type(&error) => {}
+                    // Its slot is being moved.
+                    Err(error) if server_error::is_about_slots(&error) => is_complete = false,
+                    Err(error) => return Err(connection.failure(error)),
                 }
             }
         }
         if next == b"0" {
-            return Ok(KeyList::new(locks, true, limit));
+            return Ok(KeyList::new(locks, is_complete, limit));
         }
         // A key may be found twice.
         if locks.len() > limit.saturating_mul(2) {

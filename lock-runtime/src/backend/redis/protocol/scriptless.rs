@@ -334,7 +334,7 @@ impl Scriptless {
                         outcome = outcome.map(|it| it.and(Ok(false)));
                     }
                     // An older server is at the address by now.
-                    Err(error) if commands.watch && server_error::is_unknown_command(&error) => {
+                    Err(error) if commands.watch && server_error::is_unsupported(&error) => {
                         self.commands().forget(write.write);
                         outcome = None;
                     }
