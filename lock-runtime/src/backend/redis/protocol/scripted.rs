@@ -80,10 +80,10 @@ impl Scripted {
         let new = requests.iter().zip(&forms).filter(is_new).map(|(request, _)| request.owner);
         let pending = self.push_handler.expect(new.collect());
         let mut outcomes = self.server.acquire_as(forms, RouteHint::Direct, requests).await;
-        pending.retry_heads(requests, &mut outcomes);
         if let Some(replicas) = &self.replicas {
             replicas.confirm(requests, &mut outcomes, sent).await;
         }
+        pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
 }
