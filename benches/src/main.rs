@@ -6,10 +6,10 @@
 //! cargo run --release -p lock-benches -- --quick --no-peers
 //! ```
 //!
-//! Starts its own servers. Bound and subject alternate run by run, so that their ratios survive a noisy
-//! machine; a figure is the median of its runs. Prints a table for each scenario with the bar beside
-//! each figure, appends every run as a line of JSON to `target/bench/results.jsonl`, and draws
-//! `benches/results.svg` when the peers' hand-off was measured.
+//! Starts its own servers. Bound and subject alternate run by run, so that their ratios survive a noisy machine; a
+//! figure is the median of its runs. Prints a table for each scenario with the bar beside each figure, and appends
+//! every run as a line of JSON to `target/bench/results.jsonl`. Draws `benches/results.svg` when the peers' hand-off
+//! was measured.
 //!
 //! The *bound* is `SET NX PX` and a compare-and-delete script on one multiplexed connection of the same
 //! client library. A *section* is one body under the lock. *Busy* is the share of wall time spent in

@@ -97,8 +97,8 @@ impl Worker {
         worker
     }
 
-    /// Starts a program in another language, which gets the number of tasks, the microseconds of a body, whether each task has a
-    /// key of its own, and the log behind its own arguments.
+    /// Starts a program in another language. Behind its own arguments it gets the number of tasks, the microseconds of
+    /// a body, whether each task has a key of its own, and the log.
     pub(crate) fn foreign(program: &Command, work: Work<'_>, log: &Path) -> Self {
         let mut command = Command::new(program.get_program());
         command.args(program.get_args()).args([

@@ -174,7 +174,7 @@ mod lost_reply {
         cut_script: CutBeforeReply, fencing true;
     }
 
-    /// An answer to an earlier request arrives behind the one that is lost, so that the connection is silent only after the
+    /// An answer to an earlier request arrives behind the one that is lost. So the connection is silent only after the
     /// release was sent again.
     #[tokio::test]
     async fn a_connection_that_falls_silent_between_two_tries_is_replaced() {

@@ -1,5 +1,5 @@
-//! The diagnostics of the attribute, what a language server shows of it, the examples, the test bench, the structure of the runtime, and what must agree
-//! between files.
+//! The diagnostics of the attribute, and what a language server shows of it. The examples, the test bench, the
+//! structure of the runtime, and what must agree between files.
 
 mod compiled_units;
 mod consistency;

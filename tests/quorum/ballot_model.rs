@@ -53,17 +53,17 @@
 //! | a second grant does not set the ttl again | M: 11 steps |
 //! | a register is forgotten without a floor | F1, F2: 10 steps |
 //!
-//! **What the protocol guarantees.** With any delay, loss, reordering and duplication of messages, and with nodes that
-//! restart but lose no write they have acknowledged, at most one client has a valid lease, and every fence
-//! is above all that were granted before its acquire began. No fence is granted twice. This needs no clocks that
-//! agree, only clocks that measure a ttl rightly.
+//! **What the protocol guarantees.** Messages are delayed, lost, reordered and duplicated, and nodes restart but lose
+//! no write they have acknowledged. At most one client has a valid lease, and every fence is above all that were
+//! granted before its acquire began. No fence is granted twice. This needs no clocks that agree, only clocks that
+//! measure a ttl rightly.
 //!
 //! If a node's clock jumps, two leases may be valid. Fences are still unique and in order, so a resource
 //! that refuses lower ones is safe; what a stale holder hands on inside a block is below the newer grant.
 //!
-//! A node that has lost its data has to stay away for the longest ttl, and then either take the greatest number from
-//! both others, or have stayed away for the difference of the clients' clocks and what fences may run ahead of
-//! them besides. One that votes sooner can break both promises.
+//! A node that has lost its data has to stay away for the longest ttl, and then to take the greatest number from both
+//! others. Without that it has to stay away longer: for the difference of the clients' clocks, and for what fences may
+//! run ahead of them. One that votes sooner can break both promises.
 
 use ballot_model::Claim::{
     self, Exclusive, HandedOnInOrder, NoRenewalOutlives, Ordered, SomeAllGranted,

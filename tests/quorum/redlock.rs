@@ -16,8 +16,8 @@
 //! | R12 | the clock of one node runs fast | one holder at 1 %, or if all had granted; **a second holder** at 10 % of a bare majority |
 //!
 //! "A second holder" is tested, too: it happens as documented, and the fences distinguish the two. I1 to I7 are
-//! invariants: I1 no two leases of a lock are valid at once, I2 fences grow, I3 a store that checks fences accepts no
-//! stale write, I4 the loss of a lock is reported in time, I7 every waiter is served in the end.
+//! invariants: I1: no two leases of a lock are valid at once. I2: fences grow. I3: a store that checks fences accepts
+//! no stale write. I4: the loss of a lock is reported in time. I7: every waiter is served in the end.
 
 #![allow(clippy::disallowed_methods)]
 

@@ -202,8 +202,8 @@ impl RedisCluster {
         });
     }
 
-    /// Waits until all slots are served and every server that runs and has no slots is the replica of one that
-    /// does, with all of its data, and all servers that run know it.
+    /// Waits until all slots are served, and each running server without slots is a replica of one that has some, with
+    /// all of its data. All running servers know it by then.
     ///
     /// # Panics
     ///

@@ -8,8 +8,9 @@ use tokio::sync::oneshot;
 use crate::eventually_async;
 use crate::prelude::*;
 
-/// A lock is taken from a body that hangs, while another owner waits for it. The body is cancelled as lost, the waiter has a greater
-/// fence, a late write of the former holder is refused, and the same release again leaves the new one alone.
+/// A lock is taken from a body that hangs, while another owner waits for it. The body is cancelled as lost, the waiter
+/// has a greater fence, and a late write of the former holder is refused. The same release again leaves the new one
+/// alone.
 pub async fn is_taken_from_its_holder(url: &str) {
     let connect = || {
         let builder = LockPool::builder(url).key_prefix("forced:").ttl(ms(3_000));

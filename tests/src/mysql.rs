@@ -23,8 +23,9 @@ const GENERAL_LOG: &str = "general.log";
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A `mariadbd` or `mysqld` child process on a port and in a directory of its own, with the database `locks` of the user `locks`, and without flushes
-/// unless told otherwise. It ends with this value, with a panicking test, and with a killed one.
+/// A `mariadbd` or `mysqld` child process on a port and in a directory of its own. It has the database `locks` of the
+/// user `locks`, and does not flush unless told otherwise. It ends with this value, with a panicking test, and with a
+/// killed one.
 #[derive(Debug)]
 pub struct MysqlServer {
     process: Mutex<Process>,

@@ -19,8 +19,8 @@ use crate::tls::{Tls, TlsFiles};
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A `postgres` child process on a port and in a directory of its own, with the database `locks` of the user `locks`, and without flushes
-/// unless told otherwise. It ends with this value, with a panicking test, and with a killed one.
+/// A `postgres` child process on a port and in a directory of its own. It has the database `locks` of the user `locks`,
+/// and does not flush unless told otherwise. It ends with this value, with a panicking test, and with a killed one.
 #[derive(Debug)]
 pub struct PostgresServer {
     process: Mutex<Process>,

@@ -21,7 +21,9 @@ impl LockPool {
     /// An owner is a grant of a process. Where the lock passes from task to task within it, or lingers there, the task that is hit
     /// may have begun after [`inspect`](Self::inspect).
     ///
-    /// Neither a `min_hold` nor a `lock_delay` keeps the key locked. With `redlock://` a lock without a fence stays locked until its ttl is over, and a key that was released and is kept for its `min_hold` stays.
+    /// Neither a `min_hold` nor a `lock_delay` keeps the key locked. With `redlock://` a lock without a fence stays
+    /// locked until its ttl is over. A key that was released and is kept for its `min_hold` stays locked until then,
+    /// too.
     ///
     /// ```
     /// # use lock_runtime::LockPool;

@@ -413,10 +413,10 @@ impl PoolBuilder {
     }
 
     /// How long a node of a `redlock://` quorum may send no answer at all before it counts as silent. A vote that waits
-    /// behind others at a node that answers is slow, not lost. A contended lock is decided without the silent nodes. If no
-    /// vote went to another client, the missing votes are awaited up to the request timeout, unless this is set. Defaults to
-    /// the usual time of the node (the retransmission timeout of RFC 6298 over its response times), at least a twentieth of
-    /// the ttl, between 5 and 50 ms, and at most 1 s.
+    /// behind others at a node that answers is slow, not lost. A contended lock is decided without the silent nodes. If
+    /// no vote went to another client, the missing votes are awaited up to the request timeout, unless this is set.
+    /// Defaults to the usual time of the node, the retransmission timeout of RFC 6298 over its response times. It is at
+    /// least a twentieth of the ttl, between 5 and 50 ms, and at most 1 s.
     pub fn node_timeout(mut self, request_timeout: Duration) -> Self {
         self.node_timeout = Some(request_timeout);
         self
@@ -469,10 +469,10 @@ impl PoolBuilder {
         self
     }
 
-    /// Whether a tokio runtime that uses the pool repeatedly gets a connection of its own, so that a lock which is alone
-    /// wakes no other thread. It costs the server a connection for each runtime. For `redis://` and `redis+sentinel://`,
-    /// other stores ignore it. A runtime without an I/O driver (`enable_all`) does without: tokio prints the panic of the
-    /// one attempt. Defaults to true, or to false in a program with `panic = "abort"`.
+    /// Whether a tokio runtime that uses the pool repeatedly gets a connection of its own. A lock that is alone then
+    /// wakes no other thread. It costs the server a connection for each runtime. For `redis://` and
+    /// `redis+sentinel://`, other stores ignore it. A runtime without an I/O driver (`enable_all`) does without: tokio
+    /// prints the panic of the one attempt. Defaults to true, or to false in a program with `panic = "abort"`.
     pub fn connection_per_runtime(mut self, on: bool) -> Self {
         self.connection_per_runtime = on;
         self

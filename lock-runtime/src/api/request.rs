@@ -89,15 +89,15 @@ impl LockRequest {
         self.with(|options| options.max_hold(max_hold))
     }
 
-    /// Keeps the lock for at least this long after the acquire, also when it is released earlier, when the release is not
-    /// confirmed, and when the process ends. At most 7 days, and no longer than [`max_hold`](Self::max_hold). Defaults to
-    /// zero.
+    /// Keeps the lock for at least this long after the acquire. It stays also when it is released earlier, when the
+    /// release is not confirmed, and when the process ends. At most 7 days, and no longer than
+    /// [`max_hold`](Self::max_hold). Defaults to zero.
     pub fn min_hold(self, min_hold: Duration) -> Self {
         self.with(|options| options.min_hold(min_hold))
     }
 
-    /// Keeps the keys locked for this long after the ttl of a lease that was lost, so that late writes of its holder come
-    /// to an end before the next grant (Chubby's lock-delay). A release frees the keys at once, whatever the delay. At most a
+    /// Keeps the keys locked for this long after the ttl of a lease that was lost (Chubby's lock-delay). Late writes of
+    /// its holder come to an end before the next grant. A release frees the keys at once, whatever the delay. At most a
     /// minute. Defaults to zero.
     ///
     /// A holder that is stopped for longer than ttl and delay can still write late: a [fence](crate::Fence) refuses that.
@@ -105,11 +105,11 @@ impl LockRequest {
         self.with(|options| options.lock_delay(lock_delay))
     }
 
-    /// Keeps the lock for this long after the hold, for the next call of this process: it takes the lock without a request
-    /// to the store, with a fence of its own. The lock is released at the end of that time, and at once when another
-    /// process waits for it, or a call of this process cannot take it over (another ttl or interval of renewals). For one
-    /// key, at most a minute. Not together with [`max_hold`](Self::max_hold), [`min_hold`](Self::min_hold) and
-    /// `renew(false)`. Defaults to the pool's, zero.
+    /// Keeps the lock for this long after the hold, for the next call of this process: it takes the lock without a
+    /// request to the store, with a fence of its own. The lock is released at the end of that time. It is released at
+    /// once when another process waits for it, or when a call of this process cannot take it over (another ttl or
+    /// interval of renewals). For one key, at most a minute. Not together with [`max_hold`](Self::max_hold),
+    /// [`min_hold`](Self::min_hold) and `renew(false)`. Defaults to the pool's, zero.
     ///
     /// For calls that come to the same process again and again: handlers that are routed by key, consumers with
     /// partitions. Clients that do not queue (one attempt, other libraries, stores without a wait queue) find the lock held

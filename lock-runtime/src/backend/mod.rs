@@ -397,9 +397,9 @@ pub struct Capabilities {
     /// A request with [`enqueue`](AcquireRequest::enqueue) for one held key puts its owner into a wait queue of the store.
     /// `false` by default.
     ///
-    /// An acquire of several keys then takes them one by one, under one owner and by the queue of each, before it
-    /// requests all of them. A release of all of them has to free each key that is the owner's, and to remove the owner
-    /// from the queue of each, whatever it answers.
+    /// An acquire of several keys then takes them one by one, under one owner and by the queue of each. After that it
+    /// requests all of them. A release of all of them has to free each key that is the owner's. It has to remove the
+    /// owner from the queue of each, whatever it answers.
     pub wait_queue: bool,
     /// Whether the pool may pass a lease on within the process, or let it linger, without a request. A store that has to know every holder answers
     /// `false`. `true` by default.

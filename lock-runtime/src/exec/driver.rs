@@ -13,9 +13,9 @@ use crate::base::process::OfProcess;
 use crate::base::sync::{self, spawn, spawn_on};
 use crate::exec::panic_boundary;
 
-/// Runs a pool's futures, by default on one thread that all pools of the process share. So a lease is renewed while every
-/// thread of the caller's runtime is blocked, a release is sent after that runtime has ended, and a pool serves callers of
-/// any executor.
+/// Runs a pool's futures, by default on one thread that all pools of the process share. So a lease is renewed while
+/// every thread of the caller's runtime is blocked, and a release is sent after that runtime has ended. A pool serves
+/// callers of any executor.
 #[derive(Clone, Debug)]
 pub(crate) struct Driver {
     runtime: Handle,

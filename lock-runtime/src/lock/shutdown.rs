@@ -13,7 +13,7 @@ use crate::lock::core::PoolCore;
 use crate::lock::linger;
 use crate::lock::release::release_all;
 
-/// How the locks ended that were held when a shutdown began.
+/// How the locks ended that were held, or not yet confirmed as released, when a shutdown began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShutdownReport {
     /// Released, and confirmed by the store.

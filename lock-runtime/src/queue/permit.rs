@@ -11,8 +11,8 @@ pub(crate) trait PermitHandler: Send + Sync {
     fn permits_dropped(self: Arc<Self>, keys: &[Key]);
 }
 
-/// Exclusive right of one process-wide owner to send requests for keys, usually one, to hold them and to release
-/// them, on behalf of all waiters in their queues. There is at most one permit per key.
+/// The exclusive right, in this process, to send requests for keys, usually one, to hold them and to release them. It
+/// is used on behalf of all waiters in their queues. There is at most one permit per key.
 ///
 /// Dropping it passes each key to its next waiter, all keys in one step. So a queue cannot stall if the owner of its
 /// permit fails.

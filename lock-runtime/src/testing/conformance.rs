@@ -36,9 +36,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the suite on `one` and `other`: two connections to the same, empty store. Takes some seconds.
 ///
-/// It checks that a store grants a key to one owner, renews and releases by owner, expires leases in time, answers
-/// batches in order, tolerates dropped calls, and assigns fencing tokens that grow. Requests for one key race from
-/// two connections, from one connection, and from two threads of tokio's blocking pool.
+/// It checks that a store grants a key to one owner, renews and releases by owner, and expires leases in time. It also
+/// checks that batches are answered in order, dropped calls are tolerated, and fencing tokens grow. Requests for one
+/// key race from two connections, from one connection, and from two threads of tokio's blocking pool.
 ///
 /// A store without the capability [`fencing`](crate::backend::Capabilities::fencing) has to reject requests for a
 /// fence.

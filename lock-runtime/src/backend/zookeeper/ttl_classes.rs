@@ -1,8 +1,8 @@
 //! The sessions of a pool: one for each class of ttls, opened when a lock needs it.
 //!
-//! A node lives as long as its session, so the timeout of a session bounds how long the lock of a dead process stays. The
-//! timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows, which is older than
-//! the grant or the renewal that it confirms, by at most:
+//! A node lives as long as its session, so the timeout of a session bounds how long the lock of a dead process stays.
+//! The timeout exceeds the ttl by a margin. The leader counts it from the last sign of life that it knows. That one is
+//! older than the grant or the renewal that it confirms, by at most:
 //!
 //! 1. The longest time that a connection may go without an answer, after which it is replaced: [`longest_silence`].
 //! 2. The time between two signs of life: [`LONGEST_PING_INTERVAL`].

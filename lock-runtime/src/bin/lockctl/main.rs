@@ -1,8 +1,8 @@
 //! `lockctl`: shows and tends the locks of a store, from any machine that reaches it.
 //!
-//! A client of the public API: it imports nothing of the library's layers. `args` is the command line, `failure` its exit
-//! codes, `output` text or JSON, `secret` keeps passwords out of both, `event_lines` prints events, and
-//! each command has a file.
+//! A client of the public API: it imports nothing of the library's layers. `args` is the command line, `failure` its
+//! exit codes, `output` text or JSON, and `secret` keeps passwords out of both. `event_lines` prints events. Each
+//! command has a file.
 
 mod args;
 mod bench;

@@ -22,8 +22,8 @@ use crate::web::locks_page::{
 };
 
 impl LocksPage {
-    /// The page as a router, to be mounted with [`nest`](Router::nest) at a path of its own, without a slash at its end, or
-    /// with [`merge`](Router::merge) at the root.
+    /// The page as a router. [`nest`](Router::nest) mounts it at a path of its own, without a slash at its end,
+    /// [`merge`](Router::merge) at the root.
     pub fn into_router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let asset =
             |asset: &'static Asset| get(move || async { response(asset.media_type, asset.text) });

@@ -113,9 +113,10 @@ impl LocksPage {
     /// that is held, the page then has a button for it. It names the owner and the pool that are shown: a later owner keeps the lock. Within a
     /// process the lock may have passed to another task, which is then the one that loses it.
     ///
-    /// `authorize` is called with each request for the page. It returns the name of the operator, which the event `released by force`
-    /// has in its field `by`, or `None` for a request that may only read. It must not block. Forms that a browser sends for pages of other sites are
-    /// refused before: a proxy in front has to leave the header `host` as it is.
+    /// `authorize` is called with each request for the page. It returns the name of the operator, or `None` for a
+    /// request that may only read. The event `released by force` has the name in its field `by`. It must not block.
+    /// Forms that a browser sends for pages of other sites are refused before: a proxy in front has to leave the header
+    /// `host` as it is.
     ///
     /// ```
     /// use lock_runtime::web::LocksPage;

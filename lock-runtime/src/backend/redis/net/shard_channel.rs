@@ -1,10 +1,9 @@
 //! The channel of a pool in one shard of a cluster. A message on it reaches that shard's servers only.
 //!
 //! A shard channel is subscribed to and published on at the server that has the slot of its name (`SSUBSCRIBE`,
-//! `SPUBLISH`, Redis 7.0). So each connection to a server of a cluster searches for four digits that place the name
-//! of the pool's channel in a slot of that server. The tokens stored at that server end with these digits. If the
-//! shard channel cannot be used, a message goes to the channel without the digits, which reaches all connections of
-//! the pool.
+//! `SPUBLISH`, Redis 7.0). So each connection to a server of a cluster searches for four digits. They place the name of
+//! the pool's channel in a slot of that server. The tokens stored at that server end with these digits. If the shard
+//! channel cannot be used, a message goes to the channel without the digits, which reaches all connections of the pool.
 //!
 //! The digits only route messages. A key that has moved with its slot keeps the digits of the server that stored it.
 //! Its holder is notified over the pool's channel. So is the owner of a moved entry of a wait queue. If that owner

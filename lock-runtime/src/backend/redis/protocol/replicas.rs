@@ -199,8 +199,8 @@ impl ReplicaWorker {
 
     /// The limit of one `WAIT`. Half of the remaining time, so that the result still reaches the callers.
     ///
-    /// No more than a tenth of the request timeout. A request near the end of its wait has at least a quarter of a second,
-    /// and a server notices the end of a `WAIT` up to 0.1 s late. A request with more time is repeated.
+    /// No more than a tenth of the request timeout. A request near the end of its wait has at least a quarter of a
+    /// second. A server notices the end of a `WAIT` up to 0.1 s late. A request with more time is repeated.
     fn limit(&self, grants: &[UnconfirmedGrant]) -> Duration {
         let now = self.clock.now();
         let left = grants.iter().map(|grant| grant.until.since(now)).min().unwrap_or_default();
