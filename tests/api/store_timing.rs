@@ -1,5 +1,7 @@
 //! What a pool does if a store's notification precedes its answer, or if the answer is late.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
