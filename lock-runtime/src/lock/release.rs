@@ -49,8 +49,7 @@ pub(crate) async fn send_batch(
     }
 }
 
-/// Sends the releases of `batch`, which began at `began`. The callers have their results in time also if the call takes
-/// longer.
+/// Sends the releases of `batch`, which began at `began`.
 async fn release_first(
     core: &PoolCore,
     batch: &mut [PendingRelease],
@@ -58,14 +57,33 @@ async fn release_first(
     began: Instant,
 ) -> Vec<Result<ReleaseOutcome, BackendError>> {
     let limit = core.store_call_timeout();
-    let in_time = answer_by(core, began).since(core.clock().now()).min(limit);
-    let mut call = pin!(core.backend().release(requests));
-    let mut outcomes = timeout(in_time, &mut call).await;
-    if outcomes.is_err() && in_time < limit {
-        batch.iter_mut().for_each(|pending| pending.fail(&silence()));
-        outcomes = timeout(limit - in_time, call).await;
-    }
+    let call = timeout(limit, core.backend().release(requests));
+    let answer_by = answer_by(core, began);
+    // The usual call is over before, and needs no second timer.
+    let outcomes = if core.clock().now() + limit <= answer_by {
+        call.await
+    } else {
+        fail_late(core, batch, answer_by, &silence(), call).await
+    };
     outcomes.unwrap_or_default()
+}
+
+/// Runs `call`. If it is not over at `answer_by`, the callers of `batch` get `error`, and the call goes on.
+async fn fail_late<T>(
+    core: &PoolCore,
+    batch: &mut [PendingRelease],
+    answer_by: Instant,
+    error: &BackendError,
+    call: impl Future<Output = T>,
+) -> T {
+    let mut call = pin!(call);
+    tokio::select! {
+        biased;
+        output = &mut call => return output,
+        () = core.clock().sleep_until(answer_by) => {}
+    }
+    batch.iter_mut().for_each(|pending| pending.fail(error));
+    call.await
 }
 
 /// When the caller of a release gets its result at the latest. Two request timeouts are enough to detect a silent connection
@@ -107,35 +125,26 @@ async fn retry(
         if now >= pending.lease.forgotten_at() {
             return on_forgotten(&core, pending, &request, may_be_applied, error);
         }
-        if error.kind() == FailureKind::Rejected || now >= answer_by {
+        if error.kind() == FailureKind::Rejected {
             pending.fail(&error);
         }
-        let mut caller_has_result = now >= answer_by;
-        let outcome = {
-            let lease = pending.lease.clone();
-            let again = async {
-                clock.sleep_until(now + pause).await;
-                request.free_after = lease.locked_after_release();
-                release_once(&core, &request).await
-            };
-            tokio::pin!(again);
-            loop {
-                tokio::select! {
-                    biased;
-                    outcome = &mut again => break Some(outcome),
-                    () = core.tracker.closed() => break None,
-                    () = clock.sleep_until(answer_by), if !caller_has_result => {
-                        pending.fail(&error);
-                        caller_has_result = true;
-                    }
-                }
-            }
+        let lease = pending.lease.clone();
+        let again = async {
+            clock.sleep_until(now + pause).await;
+            request.free_after = lease.locked_after_release();
+            release_once(&core, &request).await
+        };
+        let one = std::slice::from_mut(&mut pending);
+        let outcome = tokio::select! {
+            biased;
+            outcome = fail_late(&core, one, answer_by, &error, again) => Some(outcome),
+            () = core.tracker.closed() => None,
         };
         let Some(outcome) = outcome else {
             return on_forgotten(&core, pending, &request, may_be_applied, error);
         };
         // A connection that is down refuses at once. While the caller waits, one that is up again is used soon.
-        let is_refused = error.kind() == FailureKind::NotApplied && !caller_has_result;
+        let is_refused = error.kind() == FailureKind::NotApplied && clock.now() < answer_by;
         let longest = Duration::from_millis(if is_refused { 80 } else { 1_000 });
         pause = (pause * 2).min(longest);
         match outcome {

@@ -157,17 +157,16 @@ impl AcquireTask {
     /// Waits for `pause`, or for a notification. `false` if the pool closes.
     async fn wait(&self, pause: Duration) -> bool {
         let core = &self.core;
-        let wake_time = || core.queue.take_wake_time(self.permit.key());
         let mut until = core.clock().now() + pause;
-        // Of a notification that came before this task was known to the queue: the first request had no task.
-        until = wake_time().map_or(until, |wake_at| until.min(wake_at));
         loop {
+            // Also of a notification that came before this task was known to the queue: the first request had no task.
+            if let Some(wake_at) = core.queue.take_wake_time(self.permit.key()) {
+                until = until.min(wake_at);
+            }
             tokio::select! {
                 biased;
                 () = core.tracker.closing() => return false,
-                () = self.wake.notified() => {
-                    until = wake_time().map_or(until, |wake_at| until.min(wake_at));
-                }
+                () = self.wake.notified() => {}
                 () = core.clock().sleep_until(until) => return true,
             }
         }

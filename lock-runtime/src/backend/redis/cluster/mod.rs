@@ -238,7 +238,9 @@ impl Backend for Cluster {
         tokio::select! {
             watched = first_of(watches) => watched,
             // All of them begin again, with one for a master that has joined.
-            _ = masters.changed() => Err(no_server("a master of the Redis Cluster has joined or left".to_owned())),
+            _ = masters.changed() => {
+                Err(no_server("a master of the Redis Cluster has joined or left".to_owned()))
+            }
         }
     }
 

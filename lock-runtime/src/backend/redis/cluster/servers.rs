@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use crate::backend::redis::cluster::errors::{closed, no_server};
+use crate::backend::redis::cluster::errors::closed;
 use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::redis::net::handshake::PushSink;
 use crate::backend::redis::net::shard_channel::{MessageScope, ShardChannel};
@@ -72,10 +72,6 @@ impl Servers {
         match tried.as_deref() {
             Ok(ServerState::Open(server)) => Ok(server.clone()),
             Ok(ServerState::Failed(error)) => Err(error.clone()),
-            // It was given up as a server of the cluster.
-            Ok(ServerState::Opening) | Err(_) if self.is_open() => {
-                Err(no_server(format!("Redis at {address} left the Redis Cluster")))
-            }
             Ok(ServerState::Opening) | Err(_) => Err(closed()),
         }
     }
@@ -148,10 +144,6 @@ impl Servers {
         if let ServerMap::Open(map) = map {
             map.into_values().filter_map(|server| server.opened()).for_each(|it| it.close());
         }
-    }
-
-    fn is_open(&self) -> bool {
-        matches!(*self.map(), ServerMap::Open(_))
     }
 
     fn state(&self, address: &Address) -> Result<watch::Receiver<ServerState>, BackendError> {

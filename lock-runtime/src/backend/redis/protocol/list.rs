@@ -43,9 +43,12 @@ pub(crate) async fn locks_on(
             let values = connection.send_all(&reads).await?;
             for (key, value) in found.into_iter().zip(values) {
                 match value {
-                    // A key that is gone by now has an empty value.
-                    Ok(Value::BulkString(value)) if !is_lock(&value) => {}
-                    Ok(Value::BulkString(_)) => locks.push(Key::from(key)),
+                    // Empty if the key is gone by now.
+                    Ok(Value::BulkString(value)) => {
+                        if is_lock(&value) {
+                            locks.push(Key::from(key));
+                        }
+                    }
                     Ok(other) => return Err(unexpected(&other)),
                     Err(error) if server_error::is_wrong_type(&error) => {}
                     // Its slot is being moved.
