@@ -14,7 +14,6 @@ use lock_runtime::backend::{
 use lock_runtime::testing::{self, Fault, FaultyBackend, Operation};
 use lock_runtime::{LockPool, PoolBuilder};
 use lock_tests::prelude::*;
-
 use tokio::time::{Instant, sleep, timeout};
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -42,14 +42,6 @@ use tokio::task::JoinSet;
 
 const QUEUE: &str = "order:7:lock_runtime:line";
 
-/// How often the server gave an error of this code.
-fn count_of(server: &RedisServer, code: &str) -> u64 {
-    let stats = server.cli(&["INFO", "errorstats"]);
-    let start = format!("errorstat_{code}:count=");
-    let count = stats.lines().find_map(|line| line.strip_prefix(&start));
-    count.map_or(0, |count| count.trim().parse().unwrap())
-}
-
 async fn nothing_stays_taken(server: &RedisServer) {
     eventually_async(ms(20_000), "nothing stays taken", async || {
         server.cli(&["EXISTS", KEY, QUEUE]) == "0"
@@ -68,7 +60,7 @@ async fn scripts_that_the_server_has_forgotten() {
     let mut met = 0;
     let mut forget = |step: &str| {
         if step != "the start" {
-            let count = count_of(&server, "NOSCRIPT");
+            let count = server.errors("NOSCRIPT");
             assert!(count > met, "{step} did not meet it");
             met = count;
         }
@@ -81,11 +73,7 @@ async fn scripts_that_the_server_has_forgotten() {
         assert!(guard.fence() > last, "{:?} after {last:?}", guard.fence());
         last = guard.fence();
         forget("the acquire");
-        let renewals = || {
-            let stats = server.cli(&["INFO", "commandstats"]);
-            let line = stats.lines().find(|line| line.starts_with("cmdstat_pexpire:"));
-            line.map(str::to_owned)
-        };
+        let renewals = || server.calls("pexpire");
         let before = renewals();
         eventually_async(ms(5_000), "a renewal", async || renewals() != before).await;
         forget("a renewal");
@@ -351,11 +339,7 @@ mod holder {
         let (second, third) =
             (request("order:8").await.unwrap(), request("order:9").await.unwrap());
         set(&server, "maxmemory", "1");
-        let renewals = || -> u64 {
-            let stats = server.cli(&["INFO", "commandstats"]);
-            let calls = stats.split_once("cmdstat_pexpire:calls=");
-            calls.map_or(0, |(_, rest)| rest.split_once(',').unwrap().0.parse().unwrap())
-        };
+        let renewals = || server.calls("pexpire");
         let before = renewals();
         let all_twice = async || renewals() >= before + 9;
         eventually_async(ms(20_000), "each is renewed twice", all_twice).await;
@@ -445,9 +429,9 @@ mod cluster {
         // Longer than the node takes to serve again, also on a busy machine.
         let guard = pool.lock(KEY).ttl(ms(20_000)).renew(ms(300)).acquire().await.unwrap();
         assert_eq!(node.cli(&["CLUSTER", "DELSLOTSRANGE", "0", "16383"]), "OK");
-        let refusals = count_of(&node, "CLUSTERDOWN");
+        let refusals = node.errors("CLUSTERDOWN");
         eventually_async(ms(5_000), "a renewal is refused", async || {
-            count_of(&node, "CLUSTERDOWN") > refusals
+            node.errors("CLUSTERDOWN") > refusals
         })
         .await;
         all_slots_to(&node);

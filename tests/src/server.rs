@@ -184,6 +184,24 @@ impl RedisServer {
         self.process().exit_status().is_none()
     }
 
+    /// How often it has run `command`, in small letters; with its subcommand, if it has one, as in `cluster|slots`.
+    pub fn calls(&self, command: &str) -> u64 {
+        self.counted("commandstats", &format!("cmdstat_{command}:calls="))
+    }
+
+    /// How often it has answered with an error of this code.
+    pub fn errors(&self, code: &str) -> u64 {
+        self.counted("errorstats", &format!("errorstat_{code}:count="))
+    }
+
+    /// The number behind `start` in a line of `INFO section`, zero without such a line.
+    fn counted(&self, section: &str, start: &str) -> u64 {
+        let stats = self.cli(&["INFO", section]);
+        let counted = stats.lines().find_map(|line| line.strip_prefix(start));
+        let number = counted.and_then(|rest| rest.split(',').next());
+        number.map_or(0, |number| number.trim().parse().expect("a number"))
+    }
+
     /// SIGSTOP: connections stay, the kernel takes new ones, nothing is answered.
     pub fn pause(&self) {
         self.process().pause();

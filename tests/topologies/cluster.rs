@@ -32,30 +32,10 @@ async fn two_pools(cluster: &RedisCluster) -> [LockPool; 2] {
     [connect().await.unwrap(), connect().await.unwrap()]
 }
 
-/// How often the map was read from the servers other than `without`.
-fn maps_of(cluster: &RedisCluster, without: &RedisServer) -> usize {
-    let count = |node: &RedisServer| {
-        let stats = node.cli(&["INFO", "commandstats"]);
-        let (_, calls) = stats.split_once("cmdstat_cluster|slots:calls=")?;
-        calls.split_once(',')?.0.parse::<usize>().ok()
-    };
-    let others = cluster.nodes().iter().filter(|node| node.port() != without.port());
-    others.filter_map(count).sum()
-}
-
 /// The number of error replies with this code, of all servers.
-fn answered(cluster: &RedisCluster, code: &str) -> usize {
+fn answered(cluster: &RedisCluster, code: &str) -> u64 {
     let running = cluster.nodes().iter().filter(|node| node.is_running());
-    running.map(|node| answered_by(node, code)).sum()
-}
-
-/// The same of one server.
-fn answered_by(node: &RedisServer, code: &str) -> usize {
-    let stats = node.cli(&["INFO", "errorstats"]);
-    let line = stats.lines().find_map(|line| {
-        line.strip_prefix(&format!("errorstat_{code}:count="))?.trim().parse::<usize>().ok()
-    });
-    line.unwrap_or(0)
+    running.map(|node| node.errors(code)).sum()
 }
 
 /// Waits until there are neither locks nor wait queues, long before a wait queue expires by itself.
@@ -572,9 +552,10 @@ mod moved {
         new.pause();
         let redirected = theirs.lock("{7}:b").fencing(false).acquire();
         let redirected = tokio::spawn(redirected);
-        let asked = async || answered_by(old, "ASK") > 0;
+        let asked = async || old.errors("ASK") > 0;
         eventually_async(DEADLINE, "it is redirected", asked).await;
-        let maps = || maps_of(&cluster, new);
+        let others = &cluster.nodes()[..6];
+        let maps = || others.iter().map(|node| node.calls("cluster|slots")).sum::<u64>();
         let (before, divided) = (maps(), tokio::spawn(theirs.lock("{7}:c").acquire()));
         eventually_async(DEADLINE, "the map is refreshed", async || maps() > before + 3).await;
         assert!(!redirected.is_finished(), "{:?}", redirected.await);

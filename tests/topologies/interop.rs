@@ -344,11 +344,7 @@ async fn a_user_without_channels_polls() {
         assert!(theirs.try_lock().await);
         assert_eq!(server.cli(&["PERSIST", KEY]), "1");
         let waiting = come(&pool, fencing);
-        let looks = || {
-            let stats = server.cli(&["INFO", "commandstats"]);
-            let line = stats.lines().find(|line| line.starts_with("cmdstat_pttl:"));
-            line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0_u64)
-        };
+        let looks = || server.calls("pttl");
         let before = looks();
         eventually_async(DEADLINE, "it polls again", async || looks() >= before + 2).await;
         assert!(!waiting.is_finished());

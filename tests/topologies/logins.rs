@@ -207,11 +207,7 @@ mod provider {
                 })
                 .connect(),
         );
-        let renewals = || {
-            let stats = server.cli(&["INFO", "commandstats"]);
-            let calls = stats.split_once("cmdstat_pexpire:calls=");
-            calls.map_or(0, |(_, rest)| rest.split_once(',').unwrap().0.parse::<u32>().unwrap())
-        };
+        let renewals = || server.calls("pexpire");
         let before = renewals();
         eventually_async(SOON, "it is renewed", async || renewals() >= before + 4).await;
         assert!(held.is_held() && !connecting.is_finished());

@@ -26,14 +26,6 @@ fn off(url: &str) -> String {
     format!("{url}?scripts=off")
 }
 
-/// How often the server has run `command`.
-fn calls(server: &RedisServer, command: &str) -> u64 {
-    let stats = server.cli(&["INFO", "commandstats"]);
-    let line = format!("cmdstat_{command}:calls=");
-    let calls = stats.split_once(&line).and_then(|(_, it)| it.split_once(','));
-    calls.map_or(0, |(calls, _)| calls.parse().unwrap())
-}
-
 /// A server with a user `worker` with these ACL `rules`, and its URL.
 fn server_for(rules: &str) -> (RedisServer, String) {
     let server =
@@ -380,9 +372,9 @@ async fn a_late_release_does_not_free_a_lock_of_another_owner() {
     bench.until_free().await;
     let other = bench.other.lock(KEY).fencing(false).acquire().await.unwrap();
     let held = bench.holder();
-    let before = calls(&bench.server, "exec");
+    let before = bench.server.calls("exec");
     bench.proxy.release_held();
-    eventually_async(SOON, "the late transaction", async || calls(&bench.server, "exec") > before)
+    eventually_async(SOON, "the late transaction", async || bench.server.calls("exec") > before)
         .await;
     assert_eq!(bench.holder(), held);
     other.verify().await.unwrap();
@@ -514,7 +506,7 @@ async fn releases_of_many_tasks_do_not_wait_for_each_other() {
     for n in 0..TASKS {
         guards.push(pool.lock(format!("k{n}")).fencing(false).acquire().await.unwrap());
     }
-    let before = calls(&server, "watch");
+    let before = server.calls("watch");
     for direction in [Direction::ToServer, Direction::ToClient] {
         proxy.delay(direction, Duration::from_millis(100));
     }
@@ -528,7 +520,7 @@ async fn releases_of_many_tasks_do_not_wait_for_each_other() {
     }
     let failed: Vec<_> = tasks.join_all().await.into_iter().filter_map(Result::err).collect();
     assert!(failed.is_empty(), "{} of {TASKS} releases: {}", failed.len(), failed[0]);
-    let exchanges = calls(&server, "watch") - before;
+    let exchanges = server.calls("watch") - before;
     println!("{TASKS} releases in {exchanges} exchanges");
     assert!(exchanges < TASKS / 2, "{exchanges}");
 }

@@ -34,19 +34,11 @@ async fn conforms_without_fences(url: &str) {
     conformance(open_backend(url).await.unwrap(), open_backend(url).await.unwrap()).await;
 }
 
-/// How often the server has run `command`.
-fn calls(server: &RedisServer, command: &str) -> u64 {
-    let stats = server.cli(&["INFO", "commandstats"]);
-    let line = format!("cmdstat_{command}:calls=");
-    let calls = stats.split_once(&line).and_then(|(_, rest)| rest.split_once(','));
-    calls.map_or(0, |(calls, _)| calls.parse().unwrap())
-}
-
 /// Two pools hand a lock off through the wait queue, and a foreign release is pushed.
 async fn takes_turns(server: &RedisServer, url: &str) {
     let connect = async || LockPool::builder(url).wait(LONG).connect().await.unwrap();
     let (one, other) = (connect().await, connect().await);
-    let published = calls(server, "publish");
+    let published = server.calls("publish");
     let mut last = None;
     for (holder, waiter) in [(&one, &other), (&other, &one)] {
         let held = holder.lock(KEY).acquire().await.unwrap();
@@ -62,7 +54,7 @@ async fn takes_turns(server: &RedisServer, url: &str) {
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
     assert!(
-        calls(server, "publish") >= published + 4,
+        server.calls("publish") >= published + 4,
         "the holder and the next waiter are notified"
     );
     is_pushed_to(server, &one).await;
@@ -70,11 +62,11 @@ async fn takes_turns(server: &RedisServer, url: &str) {
 
 /// A deletion of the key by another client wakes the waiter.
 async fn is_pushed_to(server: &RedisServer, pool: &LockPool) {
-    let armed = calls(server, "client|caching") + calls(server, "client");
+    let armed = server.calls("client|caching") + server.calls("client");
     server.cli(&["SET", KEY, "another client"]);
     let waiting = tokio::spawn(pool.lock(KEY).fencing(false).acquire());
     eventually_async(SOON, "the waiter has the key watched", async || {
-        calls(server, "client|caching") + calls(server, "client") > armed
+        server.calls("client|caching") + server.calls("client") > armed
     })
     .await;
     server.cli(&["DEL", KEY]);
@@ -190,12 +182,12 @@ fn every_version_serves_without_scripts() {
         conforms_without_fences(&url).await;
         let pool = LockPool::builder(&url).wait(LONG).connect().await.unwrap();
         is_pushed_to(&server, &pool).await;
-        assert_eq!(calls(&server, "eval") + calls(&server, "evalsha"), 0, "no script is sent");
-        let compared = calls(&server, "delex") + calls(&server, "delifeq");
+        assert_eq!(server.calls("eval") + server.calls("evalsha"), 0, "no script is sent");
+        let compared = server.calls("delex") + server.calls("delifeq");
         if version.compares() {
             assert!(compared > 100, "{compared} releases by comparing");
         } else {
-            assert!(calls(&server, "exec") > 100, "releases by transactions");
+            assert!(server.calls("exec") > 100, "releases by transactions");
         }
     });
 }
@@ -243,8 +235,8 @@ async fn a_server_that_compares_needs_no_transactions() {
 
         let interval = Duration::from_millis(300);
         let guard = lock().ttl(10 * interval).renew(interval).acquire().await.unwrap();
-        let sets = calls(&server, "set");
-        eventually_async(SOON, "renewals", async || calls(&server, "set") >= sets + 3).await;
+        let sets = server.calls("set");
+        eventually_async(SOON, "renewals", async || server.calls("set") >= sets + 3).await;
         guard.verify().await.unwrap();
         assert!(lock().try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();

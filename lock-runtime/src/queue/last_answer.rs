@@ -7,8 +7,8 @@ use crate::base::clock::Instant;
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::options::Wait;
 
-/// Last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It does
-/// so, too, if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets `Backend`.
+/// Last answer of the store for a key. A waiter that times out gets `Conflict` if the store reported a holder. It gets
+/// that, too, if a task of this process holds or requests the lock and nothing has failed. Otherwise it gets `Backend`.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum LastAnswer {
     #[default]

@@ -3,16 +3,16 @@
 //! A key lives as long as its lease. The leader counts the lease from the last sign of life that it has taken.
 //!
 //! **Which signs count.** A leader that was replaced and does not know it yet takes signs of life too. So a sign counts
-//! only together with an answer that a majority has confirmed. Its request was sent at `s`, and its term is not later
-//! than that of the sign's answer. Then the sign was taken by the leader that was confirmed, or by a later one. Either
-//! that leader counts from the sign, or it was replaced after `s`, and its successor gives each lease its full length
-//! anew. So the lease lasts for its length from the earlier one of `s` and the sign's own sending. With
+//! only together with an answer that a majority has confirmed. The request of that answer was sent at `s`. If its term
+//! is not later than that of the sign's answer, the sign was taken by the leader that was confirmed, or by a later one.
+//! Either that leader counts from the sign, or it was replaced after `s`, and its successor gives each lease its full
+//! length anew. So the lease lasts for its length from the earlier one of `s` and the sign's own sending. With
 //! `--experimental-enable-lease-checkpoint`, a successor gives a lease of more than five minutes the time of its last
 //! checkpoint instead.
 //!
 //! **Which connection may use a lease.** Each lease has a key of its own with the number of the connection that may put
-//! keys. It is a condition of each transaction that puts some. A new connection writes its number before it serves.
-//! From then on whatever a former connection has left on its way fails, however late it arrives.
+//! keys. That number is a condition of each transaction that puts some. A new connection writes its number before it
+//! serves. From then on whatever a former connection has left on its way fails, however late it arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -20,8 +20,8 @@ impl FenceTable {
         (names.pins == Pins::On).then(|| Self { dialect, name: names.quoted("_fence") })
     }
 
-    /// A statement that fails unless `fence` is the last one of all `keys`. It keeps it the last one until the end of
-    /// its transaction. Every value is a number or hexadecimal digits.
+    /// A statement that fails unless `fence` is the last one of all `keys`. That fence then stays the last one until
+    /// the end of the transaction. Every value is a number or hexadecimal digits.
     pub(crate) fn pin(&self, keys: &[Key], fence: Fence) -> String {
         let (before, behind) = match self.dialect {
             SqlDialect::Postgres => ("decode('", "', 'hex')"),
