@@ -179,6 +179,9 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// `#[async_trait]`), generic functions, and `fn` that return an `async move` block; above
 /// `#[tokio::main]` and `#[tokio::test]`, and beside `#[tracing::instrument]` in either order.
 ///
+/// The call keeps the output while the lock is released. Its future is `Send` if the output is too: write
+/// `Box<dyn Error + Send + Sync>`, not `Box<dyn Error>`, in a function for `tokio::spawn`.
+///
 /// # Arguments
 ///
 /// | argument | syntax | default | meaning |

@@ -481,6 +481,26 @@ async fn it_goes_on_when_the_server_is_back() {
     }
 }
 
+/// As after a fail-over: the former server answers as before, and has no lock.
+#[tokio::test]
+async fn transactions_follow_the_connection_to_another_server() {
+    let bench = Bench::patient().await;
+    let next = RedisServer::start();
+    let held = async || bench.pool.lock(KEY).fencing(false).wait(SOON).acquire().await.unwrap();
+    held().await.release().await.unwrap();
+    assert!(bench.server.calls("exec") > 0, "the release is a transaction");
+    bench.proxy.redirect(next.port());
+    // Those with pushes. The connection for transactions has none, and stays open.
+    for client in bench.server.cli(&["CLIENT", "LIST"]).lines().filter(|it| it.contains("resp=3")) {
+        let id = client.split([' ', '=']).nth(1).unwrap();
+        bench.server.cli(&["CLIENT", "KILL", "ID", id]);
+    }
+    let guard = held().await;
+    assert_eq!(next.cli(&["EXISTS", KEY]), "1");
+    guard.release().await.unwrap();
+    assert_eq!(next.cli(&["EXISTS", KEY]), "0");
+}
+
 #[tokio::test]
 async fn a_shutdown_frees_everything() {
     let bench = Bench::patient().await;

@@ -13,7 +13,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 use tokio::sync::Notify;
 
-use self::model_store::ModelServer;
+use self::model_store::{FirstRefusal, ModelServer};
 use crate::api::guard::LockGuard;
 use crate::api::pool::LockPool;
 use crate::backend::Owner;
@@ -33,6 +33,7 @@ const AFTER: Key = Key::from_static("z");
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     backend: ModelBackend,
+    first_refusal: FirstRefusal,
     waiters: usize,
     /// How many of the waiters may be cancelled.
     cancels: usize,
@@ -71,6 +72,7 @@ enum OtherKeys {
 
 const PLAIN: Scenario = Scenario {
     backend: ModelBackend::Local,
+    first_refusal: FirstRefusal::AskAgain,
     waiters: 3,
     cancels: 0,
     deletes: 0,
@@ -131,7 +133,7 @@ pub(crate) fn in_order_of(
 
 /// Runs the scenario once, and returns the number of hand-offs.
 fn run_once(scenario: Scenario) -> usize {
-    let server = Arc::new(ModelServer::default());
+    let server = Arc::new(ModelServer::new(scenario.first_refusal));
     let pools: Vec<_> = match scenario.backend {
         ModelBackend::Local => vec![connect(LockPool::builder("memory://"), scenario)],
         ModelBackend::Remote(pools) => (0..pools)
@@ -400,5 +402,10 @@ scenarios! {
     remote_one_of_two_keys_is_deleted: 4_000 of { backend: ModelBackend::Remote(2), waiters: 2, cancels: 1, multi_key: 2, deletes: 2, hands_off: false }
     remote_the_key_is_deleted: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, deletes: 2, mixed: true }
     remote_the_key_is_deleted_unnoticed: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, deletes: 1, held_throughout: true }
+    first_requests_wait_in_two_pools: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 5, cancels: 3 }
+    first_requests_wait_without_hand_off: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 4, cancels: 2, hands_off: false }
+    first_requests_wait_for_one_or_two_keys: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 2, cancels: 3, multi_key: 3, hands_off: false }
+    first_requests_wait_and_all_are_cancelled: 3_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 4, cancels: 4, held_throughout: true, hands_off: false }
+    first_requests_wait_and_a_pool_shuts_down: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 4, cancels: 1, shuts_down: true, mixed: true }
     remote_one_pool_shuts_down: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, shuts_down: true, mixed: true }
 }

@@ -26,10 +26,21 @@ pub(super) struct ModelConnection {
 
 #[derive(Default)]
 pub(super) struct ModelServer {
+    first_refusal: FirstRefusal,
     // Never locked across a point at which shuttle may switch threads.
     keys: Mutex<ModelKeys>,
     settled: Notify,
     notifiers: Mutex<Vec<Option<Notifier>>>,
+}
+
+/// What the refusal of a first request means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum FirstRefusal {
+    /// Nothing is registered, and the second request is due at once: Redis.
+    #[default]
+    AskAgain,
+    /// The request waits like each later one, and may be notified before its refusal arrives: etcd and ZooKeeper.
+    Waits,
 }
 
 #[derive(Default)]
@@ -66,6 +77,10 @@ enum ModelMessage {
 }
 
 impl ModelServer {
+    pub(super) fn new(first_refusal: FirstRefusal) -> Self {
+        Self { first_refusal, ..Self::default() }
+    }
+
     pub(super) fn connect(self: &Arc<Self>) -> ModelConnection {
         let mut notifiers = self.notifiers.lock().unwrap();
         // Replaced by `subscribe`.
@@ -189,13 +204,18 @@ impl ModelKeys {
     }
 
     /// acquire.lua, and `SET NX`
-    fn acquire(&mut self, token: ModelToken, claim: &AcquireRequest) -> AcquireOutcome {
+    fn acquire(
+        &mut self,
+        token: ModelToken,
+        claim: &AcquireRequest,
+        asks_again: bool,
+    ) -> AcquireOutcome {
         let is_held_by_other =
             |lock: &ModelLock| lock.holder.is_some_and(|holder| holder.owner != token.owner);
         if claim.keys.iter().any(|key| self.by_name.get(key).is_some_and(is_held_by_other)) {
-            let retries_at_once = claim.attempt == 0 && (claim.enqueue || claim.keys.len() > 1);
+            let retries_at_once = asks_again && (claim.enqueue || claim.keys.len() > 1);
             let retry_after = if retries_at_once { Duration::ZERO } else { NEVER };
-            if claim.attempt > 0 {
+            if !asks_again {
                 for key in claim.keys.iter() {
                     self.by_name.entry(key.clone()).or_default().watchers.insert(token.process);
                 }
@@ -314,11 +334,11 @@ impl Backend for ModelConnection {
         let answers = claims.iter().map(|claim| {
             let mut keys = self.server.keys();
             let token = self.token(claim.owner);
+            let asks_again =
+                claim.attempt == 0 && self.server.first_refusal == FirstRefusal::AskAgain;
             let outcome = match &*claim.keys {
-                [key] if claim.enqueue && claim.attempt > 0 => {
-                    keys.acquire_queued(key, token, claim)
-                }
-                _ => keys.acquire(token, claim),
+                [key] if claim.enqueue && !asks_again => keys.acquire_queued(key, token, claim),
+                _ => keys.acquire(token, claim, asks_again),
             };
             self.server.send(keys);
             Ok(outcome)

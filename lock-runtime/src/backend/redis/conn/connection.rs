@@ -147,12 +147,19 @@ impl Connection {
 
     /// Opens another connection to the same server, for commands that cannot share one.
     pub(crate) async fn open_dedicated(&self) -> Result<DedicatedConnection, BackendError> {
+        let generation = self.state.generation();
         let (dialer, limit) = self.dialer()?;
         let progress = ConnectProgress::default();
         let opened = timeout(limit, log_in_minimal(&dialer, &progress)).await;
         let (requests, io) =
             opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))?;
-        Ok(DedicatedConnection::new(requests, io))
+        Ok(DedicatedConnection::new(requests, io, generation))
+    }
+
+    /// Whether `dedicated` was opened beside the current connection, and not beside one that has ended. Another server
+    /// may be the master since then, and the former one may still answer.
+    pub(crate) fn is_beside(&self, dedicated: &DedicatedConnection) -> bool {
+        dedicated.generation.is_some() && dedicated.generation == self.state.generation()
     }
 
     /// What opens another connection to the same server, and how long that may take.
@@ -475,6 +482,14 @@ impl ConnectionState {
         match &*self.link() {
             LinkState::Up(link) => Backoff::is_steady(self.answered_for(link.up_since)),
             LinkState::Down(_) => false,
+        }
+    }
+
+    /// When the current connection was opened. `None` while it is down.
+    fn generation(&self) -> Option<Instant> {
+        match &*self.link() {
+            LinkState::Up(link) => Some(link.up_since),
+            LinkState::Down(_) => None,
         }
     }
 

@@ -4,16 +4,23 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::backend::redis::net::io_task::IoTask;
+use crate::base::clock::Instant;
 
 /// A connection without pushes, which is not re-established. Dropping it closes it and ends its `WATCH`es.
 pub(crate) struct DedicatedConnection {
     requests: MultiplexedConnection,
     _io: IoTask,
+    /// When the connection beside which this one was opened had been opened. `None` if it was down.
+    pub(super) generation: Option<Instant>,
 }
 
 impl DedicatedConnection {
-    pub(crate) fn new(requests: MultiplexedConnection, io: IoTask) -> Self {
-        Self { requests, _io: io }
+    pub(super) fn new(
+        requests: MultiplexedConnection,
+        io: IoTask,
+        generation: Option<Instant>,
+    ) -> Self {
+        Self { requests, _io: io, generation }
     }
 
     pub(crate) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {

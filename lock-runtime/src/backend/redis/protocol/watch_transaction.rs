@@ -82,7 +82,7 @@ impl WatchTransaction {
         decide: impl FnOnce(&[Observed]) -> Vec<Cmd>,
     ) -> Result<TxnResult, BackendError> {
         let mut idle = self.idle.lock().await;
-        let mut reused = idle.take();
+        let mut reused = idle.take().filter(|idle| self.connection.is_beside(idle));
         let (mut connection, observed) = loop {
             let was_idle = reused.is_some();
             let mut connection = match reused.take() {
@@ -94,13 +94,22 @@ impl WatchTransaction {
                 // An idle connection may have ended since its last use.
                 Err(error) if was_idle && server_error::is_hang_up(&error) => {}
                 // Nothing but reads has been sent.
-                Err(error) => return Err(self.connection.failure(error).before_sending()),
+                Err(error) => return Err(self.failure(&connection, error).before_sending()),
             }
         };
         let writes = decide(&observed);
         let result = self.write(&mut connection, &writes).await?;
         *idle = Some(connection);
         Ok(result)
+    }
+
+    /// The failure of a request on `dedicated`. It says nothing about a connection that was opened later.
+    fn failure(&self, dedicated: &DedicatedConnection, error: RedisError) -> BackendError {
+        if self.connection.is_beside(dedicated) {
+            self.connection.failure(error)
+        } else {
+            server_error::failure(&self.connection.server(), error)
+        }
     }
 
     pub(super) async fn close(&self) {
@@ -145,8 +154,9 @@ impl WatchTransaction {
             }
             all.cmd("EXEC");
         }
-        let failure = |error| self.connection.failure(error);
-        let answers = connection.send_all(&all).await.map_err(failure)?;
+        let answers = connection.send_all(&all).await;
+        let failure = |error| self.failure(connection, error);
+        let answers = answers.map_err(failure)?;
         let mut refusal = None;
         for answer in answers {
             match answer {
