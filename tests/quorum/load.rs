@@ -147,6 +147,19 @@ async fn far_nodes_need_no_setting() {
             guard.expect("it is free").release().await.unwrap();
         }
     }
+    // A round trip above an eighth of the ttl.
+    for wire in &wires {
+        wire.delay(Direction::ToClient, ms(300));
+    }
+    let far = || pool.lock("k").ttl(ms(2_000));
+    let guard = far().acquire().await.unwrap();
+    let began = Instant::now();
+    while began.elapsed() < ms(3_000) {
+        assert!(guard.is_held(), "lost after {:?}", began.elapsed());
+        tokio::time::sleep(ms(20)).await;
+    }
+    guard.release().await.unwrap();
+    far().min_hold(ms(4_000)).acquire().await.unwrap().release().await.unwrap();
 }
 
 /// Each write waits for the disk, and requests wait for one another.

@@ -1068,9 +1068,32 @@ async fn a_release_that_a_majority_answers_late_is_no_loss() {
 
 #[tokio::test]
 async fn of_three_that_try_at_once_one_gets_the_free_lock() {
+    simultaneous_tries(&Quorum::start(3), 3, |key| vec![key.to_owned()], || {}).await;
+}
+
+#[tokio::test]
+async fn of_three_that_try_at_once_one_gets_two_free_keys() {
+    let keys = |key: &str| vec![format!("{key}:a"), format!("{key}:b")];
+    simultaneous_tries(&Quorum::start(3), 3, keys, || {}).await;
+}
+
+/// Each of the two nodes that are up votes for another one, and the third could make a majority for either.
+#[tokio::test]
+async fn of_two_that_try_at_once_with_a_node_down_one_gets_the_free_lock() {
     let quorum = Quorum::start(3);
+    let kill = || quorum.nodes()[2].kill();
+    simultaneous_tries(&quorum, 2, |key| vec![key.to_owned()], kill).await;
+}
+
+/// `count` pools, each with a node that is nearer than the others, and `meanwhile` once they are connected.
+async fn simultaneous_tries(
+    quorum: &Quorum,
+    count: usize,
+    keys: impl Fn(&str) -> Vec<String>,
+    meanwhile: impl FnOnce(),
+) {
     let (mut pools, mut wires) = (Vec::new(), Vec::new());
-    for near in 0..3 {
+    for near in 0..count {
         let proxies: Vec<_> = quorum.nodes().iter().map(FaultProxy::start).collect();
         let url = Quorum::url_of(proxies.iter().map(|proxy| proxy.url().to_owned()));
         let pool = LockPool::connect(&url).await.unwrap();
@@ -1083,13 +1106,14 @@ async fn of_three_that_try_at_once_one_gets_the_free_lock() {
         pools.push(pool);
         wires.push(proxies);
     }
+    meanwhile();
     let (mut won, mut trial) = (0, 0);
     // Three that back off three times each may still meet every time, on a busy machine more often.
     while won < 7 {
         trial += 1;
         assert!(trial <= 40, "a try got the free lock in {won} of 40 trials");
-        let key = format!("job:{trial}");
-        let try_it = |pool: &LockPool| tokio::spawn(pool.lock(key.as_str()).try_acquire());
+        let keys = keys(&format!("job:{trial}"));
+        let try_it = |pool: &LockPool| tokio::spawn(pool.lock_all(keys.clone()).try_acquire());
         let tries: Vec<_> = pools.iter().map(try_it).collect();
         let mut guards = Vec::new();
         for one in tries {

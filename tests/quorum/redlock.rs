@@ -30,7 +30,7 @@ use lock_runtime::testing::open_backend;
 use lock_runtime::{Fence, LockError, LockGuard, LockPool, PoolBuilder};
 use lock_tests::history::{History, Recorder, now_ns};
 use lock_tests::prelude::*;
-use lock_tests::proxy::{Action, Direction};
+use lock_tests::proxy::{Action, Command, Direction, Trap};
 use lock_tests::quorum::{says_busy, until_all_nodes_answer};
 use lock_tests::skew::Step;
 use lock_tests::{FaultProxy, Quorum, RedisServer, Skew, Worker, eventually, eventually_async};
@@ -639,6 +639,65 @@ async fn r10_requests_that_come_late_take_nothing_from_the_holder() {
     until_free(&quorum).await;
     late.lock(false).await.free().await;
     record.assert_safe(2);
+}
+
+/// Without a fence no number tells the nodes that a vote was withdrawn.
+#[tokio::test]
+async fn r10_votes_without_a_fence_that_come_late_are_taken_back() {
+    let quorum = Quorum::start(3);
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let late = LockPool::builder(url).ttl(LONG).connect().await.unwrap();
+    let holds = |wire: &FaultProxy| wire.on_next(|it| it.mentions("k"), Action::HoldRequest);
+    let traps: Vec<_> = wires[..2].iter().map(holds).collect();
+    let error = late.lock("k").fencing(false).try_acquire().await.unwrap_err();
+    assert!(error.is_backend() && traps.iter().all(|trap| trap.sprung()), "{error}");
+    // The withdrawals have been served by new connections.
+    until_free(&quorum).await;
+    eventually_async(DEADLINE, "the nodes are back", async || {
+        let guard = late.lock("k").fencing(false).try_acquire().await;
+        let Ok(Some(guard)) = guard else { return false };
+        guard.release().await.is_ok()
+    })
+    .await;
+    wires.iter().for_each(FaultProxy::release_held);
+    let rival = LockPool::builder(quorum.url()).wait(DEADLINE).connect().await.unwrap();
+    until_free(&quorum).await;
+    rival.lock("k").fencing(false).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// The renewal failed by the time limit of the quorum, and its requests arrive after the release.
+#[tokio::test]
+async fn r11_a_failed_extension_without_a_fence_that_arrives_late_is_taken_back() {
+    let quorum = Quorum::start(3);
+    load_scripts(&quorum).await;
+    let (url, wires) = wires(&quorum);
+    let pool = LockPool::builder(url).ttl(LONG).request_timeout(ms(500)).connect().await.unwrap();
+    let guard = pool.lock("k").fencing(false).renew(ms(500)).acquire().await.unwrap();
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    let traps: Vec<_> = wires[..2]
+        .iter()
+        .map(|wire| {
+            let seen = sent.clone();
+            let is_extension = move |command: &Command| {
+                let is_extension = command.mentions("extend");
+                if is_extension {
+                    seen.lock().unwrap().push(command.args().to_vec());
+                }
+                is_extension
+            };
+            wire.on_next(is_extension, Action::DropReply)
+        })
+        .collect();
+    eventually_async(DEADLINE, "a renewal gets no answer", async || traps.iter().all(Trap::sprung))
+        .await;
+    guard.release().await.unwrap();
+    until_free(&quorum).await;
+    let extensions = sent.lock().unwrap().clone();
+    for node in &quorum.nodes()[..2] {
+        assert_eq!(node.cli(&extensions[0]), "2", "it restores the lock");
+    }
+    until_free(&quorum).await;
 }
 
 #[tokio::test]

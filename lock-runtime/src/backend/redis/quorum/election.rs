@@ -259,14 +259,13 @@ impl Proposal {
         self.has_votes |= self.votes.is_incomplete();
         match decision {
             Decision::Granted => self.state = ProposalState::Granted,
-            // A waiter retries without a back-off here.
-            Decision::Held { split: true, .. }
-                if !self.waits() && self.back_offs < MAX_BACK_OFFS =>
+            Decision::Held { split: true, .. } if self.backs_off() => self.back_off(nodes, now),
+            // A failed node could have made a majority for one of those that compete. Nodes that fail late leave no time.
+            Decision::Failed
+                if self.backs_off() && now.since(sent) < self.until.since(sent) / 4 =>
             {
-                self.back_offs += 1;
-                let least = pacing::min_silence_limit(self.claim.ttl);
-                let longest = nodes.node_timeout.unwrap_or(least);
-                self.state = ProposalState::BackingOff(now + jitter::below(longest));
+                self.has_votes = true;
+                self.back_off(nodes, now);
             }
             Decision::Held { expires_in, split } => {
                 self.state = ProposalState::Rejected(Ok(self.contended(nodes, expires_in, split)));
@@ -281,14 +280,26 @@ impl Proposal {
             }
             Decision::Failed => {
                 self.has_votes = true;
-                self.state = ProposalState::Rejected(Err(nodes.failure(&self.votes)));
+                let error = nodes.failure(&self.votes);
+                // Without a number, a node cannot tell a vote that arrives after its withdrawal from a new one.
+                let is_ambiguous = self.block.is_none() && self.votes.is_ambiguous();
+                let error = if is_ambiguous { error.after_a_part() } else { error };
+                self.state = ProposalState::Rejected(Err(error));
             }
         }
         true
     }
 
-    fn waits(&self) -> bool {
-        self.claim.enqueue || self.claim.keys.len() > 1
+    /// Whether it proposes again in this call because others compete. A waiter retries without a back-off here.
+    fn backs_off(&self) -> bool {
+        !self.claim.enqueue && self.back_offs < MAX_BACK_OFFS && self.votes.is_contested()
+    }
+
+    fn back_off(&mut self, nodes: &Nodes, now: Instant) {
+        self.back_offs += 1;
+        let least = pacing::min_silence_limit(self.claim.ttl);
+        let longest = nodes.node_timeout.unwrap_or(least);
+        self.state = ProposalState::BackingOff(now + jitter::below(longest));
     }
 
     fn contended(

@@ -140,10 +140,11 @@ impl Backend for Quorum {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        // If one lease is not decided in time, the caller gives up the whole batch.
+        // If one lease is not decided in time, the caller gives up the whole batch. The second limit is for a lease whose nodes
+        // are slower than those of others.
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
-        let request_timeout = (self.0.request_timeout * 3 / 4).min(shortest / 8);
-        self.0.lease_status(leases, BallotOperation::Extend, request_timeout).await
+        let limit = (self.0.request_timeout * 3 / 4).min(shortest / 4);
+        self.0.lease_status(leases, BallotOperation::Extend, limit, shortest / 8).await
     }
 
     async fn release(
@@ -178,7 +179,7 @@ impl Backend for Quorum {
         // The request to a node that answers nothing fails earlier.
         let until = now + nodes.request_timeout.saturating_mul(3);
         let replies = nodes.withdraw(withdrawals);
-        let outcomes = nodes.decide(replies, &requests, until).await;
+        let outcomes = nodes.decide(replies, &requests, until, until).await;
         let outcome = |(release, outcome): (&ReleaseRequest, Result<bool, BackendError>)| {
             // After an error the release is repeated.
             if outcome.is_ok() {
@@ -199,9 +200,9 @@ impl Backend for Quorum {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let request_timeout = self.0.request_timeout * 3 / 4;
+        let limit = self.0.request_timeout * 3 / 4;
         let leases = std::slice::from_ref(lease);
-        let outcomes = self.0.lease_status(leases, BallotOperation::Read, request_timeout).await;
+        let outcomes = self.0.lease_status(leases, BallotOperation::Read, limit, limit).await;
         outcomes.into_iter().next().unwrap_or(Ok(LeaseStatus::NotHeld))
     }
 

@@ -240,17 +240,20 @@ impl Nodes {
         }
     }
 
-    /// Waits until the votes decide each request, at most until `until`; then the votes received so far decide.
+    /// Waits until the votes decide each request, at most until `until`, or until `others_until` if one is decided. Then the
+    /// votes received so far decide.
     pub(crate) async fn decide(
         &self,
         mut replies: Replies,
         requests: &[BallotRequest],
         until: Instant,
+        others_until: Instant,
     ) -> Vec<Result<bool, BackendError>> {
         let began = self.clock.now();
         let mut counts: Vec<_> = requests.iter().map(|_| self.new_count()).collect();
         let is_undecided = |count: &VoteCount| count.decision().is_none();
         while counts.iter().any(is_undecided) {
+            let until = if counts.iter().all(is_undecided) { until } else { others_until };
             tokio::select! {
                 biased;
                 reply = replies.recv() => {
@@ -267,8 +270,8 @@ impl Nodes {
                 () = self.clock.sleep_until(until) => break,
             }
         }
-        let waited = until.since(began);
-        let outcome = |mut count: VoteCount| {
+        let waited = self.clock.now().since(began);
+        let outcome = |(request, mut count): (&BallotRequest, VoteCount)| {
             // A missing vote is a failure only if the decision depends on it.
             if is_undecided(&count) {
                 self.fail_missing(&mut count, u64::MAX, waited);
@@ -276,10 +279,15 @@ impl Nodes {
             match count.decision() {
                 Some(Decision::Granted) => Ok(true),
                 Some(Decision::Held { .. }) => Ok(false),
-                Some(Decision::Low(_) | Decision::Failed) | None => Err(self.failure(&count)),
+                Some(Decision::Low(_) | Decision::Failed) | None => {
+                    let error = self.failure(&count);
+                    let is_ambiguous =
+                        request.operation != BallotOperation::Read && count.is_ambiguous();
+                    Err(if is_ambiguous { error.after_a_part() } else { error })
+                }
             }
         };
-        counts.into_iter().map(outcome).collect()
+        requests.iter().zip(counts).map(outcome).collect()
     }
 
     /// Counts the missing votes of the nodes in `silent`, one bit each, as failed.
@@ -309,19 +317,21 @@ impl Nodes {
         BallotRequest { operation, keys: lease.keys.clone(), token, ttl: lease.kept_for(), block }
     }
 
-    /// Extends or reads leases on all nodes.
+    /// Extends or reads leases on all nodes, within `limit`, or within `others_limit` if one is decided.
     pub(crate) async fn lease_status(
         self: &Arc<Self>,
         leases: &[LeaseRef],
         operation: BallotOperation,
-        request_timeout: Duration,
+        limit: Duration,
+        others_limit: Duration,
     ) -> Vec<Result<LeaseStatus, BackendError>> {
-        let until = self.clock.now() + request_timeout;
+        let now = self.clock.now();
+        let (until, others_until) = (now + limit, now + others_limit.min(limit));
         let request = |lease| self.request(operation, lease, &self.grants.of(lease));
         let requests: Arc<[BallotRequest]> = leases.iter().map(request).collect();
         let tracked = operation == BallotOperation::Extend && self.reports_changes();
         let replies = self.send(&requests, tracked);
-        let outcomes = self.decide(replies, &requests, until).await;
+        let outcomes = self.decide(replies, &requests, until, others_until).await;
         let status = |held: bool| if held { LeaseStatus::Held } else { LeaseStatus::NotHeld };
         outcomes.into_iter().map(|outcome| outcome.map(status)).collect()
     }

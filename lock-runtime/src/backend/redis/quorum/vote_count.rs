@@ -32,7 +32,7 @@ pub(crate) enum Decision {
     Held {
         /// Time until the leases on enough of these nodes expire, if known.
         expires_in: Option<Duration>,
-        /// Whether the nodes have different holders: several proposals compete, and possibly none has a majority.
+        /// Whether several proposals compete and none is known to have a majority.
         split: bool,
     },
     /// No majority for the proposed number, but possibly for one above this.
@@ -99,7 +99,9 @@ impl VoteCount {
             return Some(Decision::Granted);
         }
         if held.len() > nodes - majority {
-            let split = held.windows(2).any(|pair| pair[0].1 != pair[1].1);
+            let nodes_of = |holder: &[u8]| held.iter().filter(|(_, by)| *by == holder).count();
+            let differs = held.windows(2).any(|pair| pair[0].1 != pair[1].1);
+            let split = differs && held.iter().all(|(_, by)| nodes_of(by) < majority);
             // Failed nodes grant nothing, so more leases must expire to make a majority.
             let needed = (held.len() + failed + majority).saturating_sub(nodes).max(1);
             let mut ends: Vec<_> = held.iter().map(|(expires_in, _)| *expires_in).collect();
@@ -116,6 +118,14 @@ impl VoteCount {
         // Missing votes can only decide between a held lock and failed nodes.
         let may_be_held = held.len() + open > nodes - majority;
         (open == 0 || !may_be_held).then_some(Decision::Failed)
+    }
+
+    /// Whether a node that counts as failed may have applied the request, or may still do so.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        self.0.iter().flatten().any(|vote| match vote {
+            Vote::Failed(error) => error.kind() == FailureKind::MaybeApplied,
+            Vote::Granted | Vote::Held { .. } | Vote::Low(_) => false,
+        })
     }
 
     /// The text of an error with the answer of each node, and whether a retry may succeed. The error of a failed node
@@ -254,6 +264,9 @@ mod tests {
             let Some(Decision::Held { split, .. }) = decision else { panic!("{decision:?}") };
             assert_eq!(split, is_split);
         }
+        let decision = vote_count(&[one.clone(), one, two]).decision();
+        let has_majority = matches!(decision, Some(Decision::Held { split: false, .. }));
+        assert!(has_majority, "one of them holds the lock: {decision:?}");
     }
 
     #[test]
@@ -273,7 +286,7 @@ mod tests {
         votes.fail_missing(0b00101, silence);
         assert!(votes.is_incomplete() && !votes.is_contested());
         votes.count(4, failed());
-        assert!(!votes.is_incomplete() && !votes.is_contested());
+        assert!(!votes.is_incomplete() && !votes.is_contested() && votes.is_ambiguous());
         let silent = "; node 0 is silent; node 2 is silent; node 3 is silent; hung";
         assert_eq!(text(&votes), format!("{start}{silent}"));
     }
@@ -299,6 +312,7 @@ mod tests {
         let mut votes =
             [Some(held(1, 10)), Some(Vote::Low(7)), rejected("one"), rejected("two"), None];
         let count = vote_count(&votes);
+        assert!(!count.is_ambiguous());
         let text = "0 of 5 nodes granted and 3 are needed; a is held by another owner; \
                     b has seen a greater number; no permission; no permission";
         assert_eq!(count.summary(names()), (text.to_owned(), FailureKind::NotApplied));
