@@ -72,7 +72,7 @@ impl BackendError {
     }
 
     /// The client library's error, if it is a `E`.
-    #[cfg(any(feature = "redis", feature = "_sql"))]
+    #[cfg(feature = "_remote")]
     pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.0.source.as_deref()?.downcast_ref()
     }

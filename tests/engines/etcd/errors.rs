@@ -3,7 +3,7 @@
 use lock_runtime::{Credentials, ErrorKind, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::tls::{Authority, Tls};
-use lock_tests::{EtcdServer, RedisServer, eventually_async};
+use lock_tests::{EtcdServer, FaultProxy, RedisServer, eventually_async};
 use serde_json::json;
 
 const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
@@ -70,11 +70,40 @@ async fn users_and_roles_are_respected() {
         &["role", "delete", "another"],
     ] {
         server.etcdctl(&[&["--user=root:root"], change].concat());
-        eventually_async(DEADLINE, "the lock is kept", async || guard.verify().await.is_ok()).await;
+        // Each finds that its token has ended: a single try, and a read.
+        let tried = pools[1].lock("order:3").try_acquire().await.unwrap();
+        tried.expect("it is free").release().await.unwrap();
+        guard.verify().await.unwrap();
         cycle(&pools[0], "order:1").await;
     }
     guard.release().await.unwrap();
     cycle(&pools[1], "order:1").await;
+}
+
+/// The next member answers nothing, while the lease of a lock runs out.
+#[tokio::test]
+async fn a_short_lock_outlives_a_member_that_accepts_connections_and_answers_nothing() {
+    let server = EtcdServer::start();
+    enable_logins(&server);
+    let proxy = FaultProxy::to_port(server.port());
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ports = [proxy.port(), mute.local_addr().unwrap().port(), server.port()];
+    let [one, two, three] = ports.map(|port| format!("127.0.0.1:{port}"));
+    let url = format!("etcd://worker:{CANARY}@{one},{two},{three}/locks");
+    // The first member is chosen at random.
+    let pool = loop {
+        let pool = patient(url.clone(), ms(20_000)).await;
+        if proxy.connections() > 0 {
+            break pool;
+        }
+    };
+    let guard = pool.lock("order:1").ttl(ms(5_000)).acquire().await.unwrap();
+    proxy.refuse(true);
+    proxy.cut();
+    let lost = tokio::time::timeout(ms(6_000), guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
 }
 
 /// Logins become necessary while the pool is connected, which has one.

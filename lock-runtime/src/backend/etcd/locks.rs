@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use crate::backend::etcd::keep_alives::{AwaitedSign, KeepAlives};
 use crate::backend::etcd::leases::{Leases, LifeSign, PoolLease};
-use crate::backend::etcd::member::{Member, TransactionFailure};
+use crate::backend::etcd::member::{Member, TransactionFailure, WithoutToken};
 use crate::backend::etcd::member_task::MemberLink;
 use crate::backend::etcd::owned_key::{KeyPlace, OwnerKey};
 use crate::backend::etcd::owned_keys::OwnedKeys;
@@ -15,7 +17,7 @@ use crate::backend::etcd::protocol::transaction::{
     KeyCondition, KeyOperation, KeySearch, SearchOrder, Transaction, TransactionAnswer,
 };
 use crate::backend::etcd::server_error::{closed, malformed, unanswered};
-use crate::backend::{BackendError, Owner};
+use crate::backend::{BackendError, FailureKind, Owner};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 use crate::base::owner_info::OwnerLabel;
@@ -85,6 +87,24 @@ pub(crate) struct Looked {
 impl EtcdLocks {
     pub(crate) fn now(&self) -> Instant {
         self.keys.owners.clock.now()
+    }
+
+    /// Runs `call`, and once more on the next connection if it fails because this one has no valid token. The token of an
+    /// idle pool ends without a request that would have shown it.
+    pub(crate) async fn with_token<T, F: Future<Output = Result<T, BackendError>>>(
+        &self,
+        call: impl Fn() -> F,
+    ) -> Result<T, BackendError> {
+        let outcome = call().await;
+        let Err(error) = &outcome else { return outcome };
+        let Some(WithoutToken(number)) = error.cause() else { return outcome };
+        if error.kind() != FailureKind::NotApplied {
+            return outcome;
+        }
+        match timeout(self.renewal_limit, self.link.next_member(*number)).await {
+            Ok(Some(_)) => call().await,
+            Ok(None) | Err(_) => outcome,
+        }
     }
 
     /// Runs a transaction that is sent from now on.

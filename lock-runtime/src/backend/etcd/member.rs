@@ -1,6 +1,8 @@
 //! A connection to a member, in service.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +37,18 @@ pub(crate) enum MemberLogin {
     Unwanted,
     Token,
 }
+
+/// The cause of an error: the connection with this number has no valid token, and the next one logs in again.
+#[derive(Debug)]
+pub(crate) struct WithoutToken(pub(crate) u64);
+
+impl fmt::Display for WithoutToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the connection has no valid token")
+    }
+}
+
+impl Error for WithoutToken {}
 
 /// The calls without an answer.
 #[derive(Default)]
@@ -159,7 +173,10 @@ impl Member {
             CallFailure::Refused(status)
                 if self.login == MemberLogin::Unwanted && status.is_without_login() =>
             {
-                (login_wanted(), true)
+                (login_wanted().because(WithoutToken(self.number)), true)
+            }
+            CallFailure::Refused(status) if status.is_without_token() => {
+                (status.into_error().because(WithoutToken(self.number)), true)
             }
             CallFailure::Refused(status) => status.into_end(),
             CallFailure::Unsent(why) => (connection_lost(&self.name, &why).before_sending(), true),

@@ -61,7 +61,7 @@ impl MemberLink {
         let (end, wishes) = mpsc::unbounded_channel();
         let member = random_below(dialer.members.count());
         let opener = MemberOpener { dialer, clock, leases };
-        let task = MemberTask { opener, events, state, wishes, member, number: 0 };
+        let task = MemberTask { opener, events, state, wishes, member, number: 0, took: None };
         tokio::spawn(task.run());
         Arc::new(Self { state: known, end })
     }
@@ -117,24 +117,28 @@ struct MemberTask {
     member: usize,
     /// The number of the last connection.
     number: u64,
+    /// How long it took to open the last connection that served.
+    took: Option<Duration>,
 }
 
 /// A connection that moves bytes while this value is polled.
 struct ServingMember {
     member: Arc<Member>,
     driver: Pin<Box<dyn Future<Output = String> + Send>>,
+    /// How long it took to open it.
+    took: Duration,
 }
 
 impl MemberOpener {
-    /// Connects, logs in, and takes over all leases.
+    /// Connects, logs in, and takes over all leases, within `limit` after `pause`.
     async fn open(
         &self,
         pause: Duration,
+        limit: Duration,
         member: usize,
         number: u64,
     ) -> Result<ServingMember, BackendError> {
         sleep(pause).await;
-        let limit = self.dialer.limits.connect;
         let name = self.dialer.members.name(member);
         let attempt = timeout(limit, self.open_in_time(member, &name, number));
         attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit)))
@@ -146,6 +150,7 @@ impl MemberOpener {
         name: &str,
         number: u64,
     ) -> Result<ServingMember, BackendError> {
+        let began = self.clock.now();
         let login = self.dialer.login().await?;
         let stream = self.dialer.members.connect(member).await;
         let stream = stream.map_err(|error| unreachable(name, &error.to_string()))?;
@@ -179,7 +184,7 @@ impl MemberOpener {
             Ok(member)
         };
         let member = until_ended(prepared, &mut driver, |why| unreachable(name, &why)).await?;
-        Ok(ServingMember { member, driver })
+        Ok(ServingMember { member, driver, took: self.clock.now().since(began) })
     }
 
     /// How long the first requests to a member may take. Without its leader, a member takes requests that nothing answers, and
@@ -197,7 +202,8 @@ impl MemberTask {
         loop {
             let is_first = failed.is_none();
             let Some(connected) = self.open(&mut backoff, failed).await else { return };
-            let ServingMember { member, driver } = connected;
+            let ServingMember { member, driver, took } = connected;
+            self.took = Some(took);
             let up_since = self.opener.clock.now();
             self.state.send_replace(MemberState::Up(member.clone()));
             if !is_first {
@@ -225,8 +231,9 @@ impl MemberTask {
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
             self.number += 1;
+            let (member, limit) = (self.member % members, self.attempt_limit(tried));
             let outcome = tokio::select! {
-                outcome = self.opener.open(pause, self.member % members, self.number) => outcome,
+                outcome = self.opener.open(pause, limit, member, self.number) => outcome,
                 _ = self.wishes.recv() => return None,
             };
             pause = Duration::ZERO;
@@ -244,6 +251,19 @@ impl MemberTask {
             if tried % members == 0 {
                 pause = backoff.next();
             }
+        }
+    }
+
+    /// How long the next attempt may take. Behind a connection that has ended, leases run out, and a member that answers nothing
+    /// is not to use up their time. So each of several members first gets a multiple of the time that the last one took.
+    fn attempt_limit(&self, tried: usize) -> Duration {
+        let members = self.opener.dialer.members.count();
+        let connect = self.opener.dialer.limits.connect;
+        match self.took {
+            Some(took) if members > 1 && tried < members => {
+                took.saturating_mul(4).max(SHORTEST_TAKE_OVER).min(connect)
+            }
+            _ => connect,
         }
     }
 

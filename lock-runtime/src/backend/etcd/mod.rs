@@ -194,7 +194,7 @@ impl Backend for Etcd {
         let queued = requests.iter().filter(|request| request.enqueue);
         let pending = self.locks.keys.events.expect(queued.map(|it| it.owner).collect());
         let call = |locks: Arc<EtcdLocks>, request, abandoned| async move {
-            locks.acquire(&request, &abandoned).await
+            locks.with_token(|| locks.acquire(&request, &abandoned)).await
         };
         let mut outcomes = self.each(requests, call).await;
         pending.retry_heads(requests, &mut outcomes);
@@ -214,11 +214,11 @@ impl Backend for Etcd {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        self.locks.is_held(lease).await
+        self.locks.with_token(|| self.locks.is_held(lease)).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
-        self.locks.inspect(key).await.map(Some)
+        self.locks.with_token(|| self.locks.inspect(key)).await.map(Some)
     }
 
     async fn list(
@@ -238,11 +238,11 @@ impl Backend for Etcd {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.locks.health().await
+        self.locks.with_token(|| self.locks.health()).await
     }
 
     async fn probe(&self) -> Result<(), BackendError> {
-        self.locks.probe().await
+        self.locks.with_token(|| self.locks.probe()).await
     }
 
     async fn close(&self) {

@@ -34,19 +34,24 @@ impl CallStatus {
         self.message.contains("user name is empty")
     }
 
+    /// The token of the connection has ended, or is older than the rights. Nothing was applied.
+    pub(crate) fn is_without_token(&self) -> bool {
+        ["invalid auth token", "revision of auth store is old"]
+            .iter()
+            .any(|text| self.message.contains(text))
+    }
+
     /// Another connection may be served: of another member, or with a new token.
     pub(crate) fn ends_connection(&self) -> bool {
-        const OF_THE_MEMBER: [&str; 8] = [
+        const OF_THE_MEMBER: [&str; 6] = [
             "no leader",
             "for learner",
             "server stopped",
             "unhealthy cluster",
             "raft cluster is unhealthy",
             "leader changed",
-            "invalid auth token",
-            "revision of auth store is old",
         ];
-        OF_THE_MEMBER.iter().any(|text| self.message.contains(text))
+        self.is_without_token() || OF_THE_MEMBER.iter().any(|text| self.message.contains(text))
     }
 
     /// The error, and whether it ends the connection. What a member has given up may be executed later: what is sent on the next
