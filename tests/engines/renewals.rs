@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_runtime::Key;
 use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, LeaseStatus, Owner};
 use lock_runtime::testing::open_backend;
+use lock_runtime::{Key, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::current_thread;
 use lock_tests::{Engine, EngineKind};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 on_each_engine!(the_leases_of_one_tick_share_a_few_requests);
@@ -98,4 +99,32 @@ async fn ticks(engine: &Engine) -> Vec<usize> {
     }
     store.close().await;
     ticks
+}
+
+/// Of databases: etcd and ZooKeeper take all requests at once.
+mod checks {
+    use super::*;
+
+    on_each_engine!(@ postgres Postgres checks_at_once_share_a_few_statements);
+    on_each_engine!(@ mysql Mysql checks_at_once_share_a_few_statements);
+
+    /// One statement after the other would hold up the renewals that arrive behind them.
+    async fn checks_at_once_share_a_few_statements(kind: EngineKind) {
+        const CHECKS: usize = 500;
+        let engine = Engine::start(kind);
+        let pool = LockPool::builder(engine.url()).ttl(TTL).connect().await.unwrap();
+        let guard = Arc::new(pool.lock("order:1").acquire().await.unwrap());
+        guard.verify().await.unwrap();
+        let before = engine.requests();
+        let mut checks = JoinSet::new();
+        for _ in 0..CHECKS {
+            let guard = guard.clone();
+            checks.spawn(async move { guard.verify().await });
+        }
+        for check in checks.join_all().await {
+            check.unwrap();
+        }
+        let requests = engine.requests() - before;
+        assert!(requests < CHECKS / 5, "{requests} statements");
+    }
 }

@@ -82,9 +82,8 @@ impl<'a> MysqlBatch<'a> {
         if !renewals.is_empty() {
             self.renew(renewals).await;
         }
-        for (lease, reply) in reads {
-            let found = self.is_held(&lease).await;
-            answer(reply, found);
+        if !reads.is_empty() {
+            self.are_held(reads).await;
         }
         for (key, reply) in inspections {
             let found = self.inspect(&key).await;

@@ -172,15 +172,16 @@ impl MysqlBatch<'_> {
         Ok(answered.sets.iter().flatten().filter_map(pair).collect())
     }
 
-    pub(super) async fn is_held(&mut self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let keys = ByteList::of_keys(lease.keys.iter());
-        let owner = Literal::Bytes(lease.owner.as_bytes());
-        let values = [("keys", keys.as_literal()), ("owner", owner)];
-        let script = SqlScript::of(&self.statements().is_held, &values);
-        let answered = self.execute(&script, usize::MAX).await?;
-        let count = answered.sets.iter().flatten().find_map(|row| row.number(0));
-        let is_held = count.is_some_and(|count| usize::try_from(count) == Ok(lease.keys.len()));
-        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+    /// Reads which leases are held by one statement. Renewals that arrive meanwhile do not wait for one statement after the other.
+    pub(super) async fn are_held(&mut self, reads: Renewals) {
+        let leases: Vec<_> = reads.iter().map(|(lease, _)| lease).collect();
+        let held = self.held(&leases).await;
+        for (lease, reply) in reads {
+            let status = |held: &HashSet<Vec<u8>>| {
+                if is_complete(&lease, held) { LeaseStatus::Held } else { LeaseStatus::NotHeld }
+            };
+            answer(reply, held.as_ref().map(status).map_err(Clone::clone));
+        }
     }
 }
 

@@ -66,8 +66,8 @@ impl<'a> Batch<'a> {
         if !renewals.is_empty() {
             self.renew(renewals).await;
         }
-        for (lease, reply) in reads {
-            answer(reply, self.is_held(&lease).await);
+        if !reads.is_empty() {
+            self.are_held(reads).await;
         }
         for (key, reply) in inspections {
             answer(reply, self.inspect(&key).await);

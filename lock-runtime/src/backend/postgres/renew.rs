@@ -1,11 +1,10 @@
 //! Renewals and reads on one connection.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::acquire::texts;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::{Parameters, Sql};
 use crate::backend::postgres::session::get;
@@ -91,13 +90,39 @@ impl Batch<'_> {
         Ok(())
     }
 
-    pub(super) async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        let (keys, owner) = (texts(&lease.keys), lease.owner.as_bytes());
-        let parameters: Parameters<'_> = vec![(&keys, Type::BYTEA_ARRAY), (&owner, Type::BYTEA)];
-        let rows = self.query(&self.statements.is_held, &parameters).await?;
-        let held: i64 = rows.first().map_or(Ok(0), |row| get(row, 0))?;
-        let is_held = usize::try_from(held).is_ok_and(|held| held == lease.keys.len());
-        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+    /// Reads which leases are held by one statement. Renewals that arrive meanwhile do not wait for one statement after the other.
+    pub(super) async fn are_held(&self, reads: Renewals) {
+        let counts = self.count_held(&reads).await;
+        for (number, (lease, reply)) in reads.into_iter().enumerate() {
+            let status = |counts: &HashMap<usize, usize>| {
+                let is_held = counts.get(&number) == Some(&lease.keys.len());
+                if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
+            };
+            answer(reply, counts.as_ref().map(status).map_err(Clone::clone));
+        }
+    }
+
+    /// How many keys each lease has that are its owner's. A lease is named by its place in `reads`.
+    async fn count_held(&self, reads: &Renewals) -> Result<HashMap<usize, usize>, BackendError> {
+        let (mut numbers, mut keys, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (lease, _)) in reads.iter().enumerate() {
+            for key in lease.keys.iter() {
+                numbers.push(i64::try_from(number).unwrap_or(i64::MAX));
+                keys.push(key.as_str().as_bytes());
+                owners.push(lease.owner.as_bytes());
+            }
+        }
+        let parameters: Parameters<'_> = vec![
+            (&numbers, Type::INT8_ARRAY),
+            (&keys, Type::BYTEA_ARRAY),
+            (&owners, Type::BYTEA_ARRAY),
+        ];
+        let mut counts = HashMap::new();
+        for row in &self.query(&self.statements.is_held, &parameters).await? {
+            let number = usize::try_from(get::<i64>(row, 0)?).unwrap_or(usize::MAX);
+            counts.insert(number, usize::try_from(get::<i64>(row, 1)?).unwrap_or_default());
+        }
+        Ok(counts)
     }
 }
 

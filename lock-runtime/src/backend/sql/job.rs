@@ -60,7 +60,7 @@ pub(crate) struct Jobs {
     pub(crate) acquires: Acquires,
     pub(crate) releases: Releases,
     pub(crate) renewals: Renewals,
-    pub(crate) reads: Vec<PendingRequest<LeaseRef, LeaseStatus>>,
+    pub(crate) reads: Renewals,
     pub(crate) inspections: Vec<PendingRequest<Key, Inspection>>,
     pub(crate) lists: Vec<PendingRequest<Vec<u8>, Vec<ListedRow>>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,
@@ -94,12 +94,12 @@ impl Jobs {
         batches
     }
 
-    /// Leaves out acquires, renewals, inspections and pages that nothing waits for any more, because their call was dropped.
+    /// Leaves out acquires, renewals, reads, inspections and pages that nothing waits for any more, because their call was dropped.
     /// Releases are sent all the same.
     fn add(&mut self, job: StoreJob) {
         match job {
             StoreJob::Acquire((_, reply)) if reply.is_closed() => {}
-            StoreJob::Renew((_, reply)) if reply.is_closed() => {}
+            StoreJob::Renew((_, reply)) | StoreJob::IsHeld((_, reply)) if reply.is_closed() => {}
             StoreJob::Inspect((_, reply)) if reply.is_closed() => {}
             StoreJob::List((_, reply)) if reply.is_closed() => {}
             StoreJob::Acquire(pending) => self.acquires.push(pending),
