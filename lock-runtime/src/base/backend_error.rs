@@ -71,8 +71,8 @@ impl BackendError {
         self.with(|details| details.kind = FailureKind::NotApplied)
     }
 
-    /// The client library's error, if it is a `E`.
-    #[cfg(feature = "_remote")]
+    /// The cause, if it is a `E`.
+    #[cfg(any(feature = "redis", feature = "_sql", feature = "etcd"))]
     pub(crate) fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.0.source.as_deref()?.downcast_ref()
     }
