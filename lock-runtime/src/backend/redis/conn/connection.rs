@@ -16,7 +16,6 @@ use tokio::time::timeout;
 
 use crate::backend::Limits;
 use crate::backend::backoff::Backoff;
-use crate::backend::redis::conn::dedicated::DedicatedConnection;
 use crate::backend::redis::conn::end_reason;
 use crate::backend::redis::conn::foreground::{
     Advice, ForegroundLink, Foregrounds, OpenOutcome, are_of_one_server,
@@ -27,7 +26,7 @@ use crate::backend::redis::conn::path::Path;
 use crate::backend::redis::conn::prelude::Prelude;
 use crate::backend::redis::discovery::target::Target;
 use crate::backend::redis::net::handshake::{
-    Dialect, Handshake, OpenConnection, PushConfig, PushSupport, log_in_minimal, open_direct,
+    Dialect, Handshake, OpenConnection, PushConfig, PushSupport, open_direct,
 };
 use crate::backend::redis::net::io_task::IoTask;
 use crate::backend::redis::net::progress::ConnectProgress;
@@ -145,21 +144,12 @@ impl Connection {
         matches!(&*self.state.link(), LinkState::Up(link) if link.dialect == Dialect::Minimal)
     }
 
-    /// Opens another connection to the same server, for commands that cannot share one.
-    pub(crate) async fn open_dedicated(&self) -> Result<DedicatedConnection, BackendError> {
-        let generation = self.state.generation();
-        let (dialer, limit) = self.dialer()?;
-        let progress = ConnectProgress::default();
-        let opened = timeout(limit, log_in_minimal(&dialer, &progress)).await;
-        let (requests, io) =
-            opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))?;
-        Ok(DedicatedConnection::new(requests, io, generation))
-    }
-
-    /// Whether `dedicated` was opened beside the current connection, and not beside one that has ended. Another server
-    /// may be the master since then, and the former one may still answer.
-    pub(crate) fn is_beside(&self, dedicated: &DedicatedConnection) -> bool {
-        dedicated.generation.is_some() && dedicated.generation == self.state.generation()
+    /// When the current connection was opened. `None` while it is down.
+    pub(super) fn generation(&self) -> Option<Instant> {
+        match &*self.state.link() {
+            LinkState::Up(link) => Some(link.up_since),
+            LinkState::Down(_) => None,
+        }
     }
 
     /// What opens another connection to the same server, and how long that may take.
@@ -482,14 +472,6 @@ impl ConnectionState {
         match &*self.link() {
             LinkState::Up(link) => Backoff::is_steady(self.answered_for(link.up_since)),
             LinkState::Down(_) => false,
-        }
-    }
-
-    /// When the current connection was opened. `None` while it is down.
-    fn generation(&self) -> Option<Instant> {
-        match &*self.link() {
-            LinkState::Up(link) => Some(link.up_since),
-            LinkState::Down(_) => None,
         }
     }
 
