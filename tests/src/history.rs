@@ -237,8 +237,8 @@ impl History {
         Self::read_before(dir, now_ns())
     }
 
-    /// The grants before `end_ns`, a time before this call. A later grant may follow a release that was written to its file after
-    /// that was read, and would overlap the hold that ended with it.
+    /// The grants before `end_ns`, a time before this call. A later grant may follow a release that is missing here, because its
+    /// file was read earlier. It would overlap the hold that ended with that release.
     fn read_before(dir: &Path, end_ns: u64) -> io::Result<Self> {
         let mut events = Vec::new();
         for entry in fs::read_dir(dir)? {

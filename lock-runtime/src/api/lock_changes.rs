@@ -37,8 +37,8 @@ impl LockPool {
     /// [`changed`](LockChanges::changed) or a time, and begin again.
     ///
     /// Redis and etcd report changes: Redis those of all keys that begin like the pattern, on a connection of its own. The other stores
-    /// do not, nor does a quorum. In a Redis Cluster, and behind a proxy that checks slots, a waiter that comes or goes is no change:
-    /// the name of a wait queue begins with its hash tag.
+    /// do not, nor does a quorum. In a Redis Cluster, and behind a proxy that checks slots, a waiter that comes or goes is no change.
+    /// There the name of a wait queue begins with a hash tag, not with the key.
     ///
     /// ```
     /// # use lock_runtime::LockPool;

@@ -160,10 +160,6 @@ impl LeaseTable {
     }
 }
 
-fn status(held: bool) -> LeaseStatus {
-    if held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
-}
-
 impl Backend for Memory {
     fn capabilities(&self) -> Capabilities {
         Capabilities { local: true, ..Capabilities::default() }
@@ -192,7 +188,7 @@ impl Backend for Memory {
                     }
                 }
             }
-            Ok(status(held))
+            Ok(LeaseStatus::of(held))
         };
         leases.iter().map(&mut renew).collect()
     }
@@ -224,7 +220,7 @@ impl Backend for Memory {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        Ok(status(self.leases().is_held(lease, self.shared.clock.now())))
+        Ok(LeaseStatus::of(self.leases().is_held(lease, self.shared.clock.now())))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {

@@ -349,6 +349,12 @@ pub enum LeaseStatus {
     NotHeld,
 }
 
+impl LeaseStatus {
+    pub(crate) const fn of(is_held: bool) -> Self {
+        if is_held { Self::Held } else { Self::NotHeld }
+    }
+}
+
 /// The answer to a [`ReleaseRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

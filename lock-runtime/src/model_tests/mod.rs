@@ -402,10 +402,10 @@ scenarios! {
     remote_one_of_two_keys_is_deleted: 4_000 of { backend: ModelBackend::Remote(2), waiters: 2, cancels: 1, multi_key: 2, deletes: 2, hands_off: false }
     remote_the_key_is_deleted: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, deletes: 2, mixed: true }
     remote_the_key_is_deleted_unnoticed: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, deletes: 1, held_throughout: true }
+    remote_one_pool_shuts_down: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, shuts_down: true, mixed: true }
     first_requests_wait_in_two_pools: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 5, cancels: 3 }
     first_requests_wait_without_hand_off: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 4, cancels: 2, hands_off: false }
     first_requests_wait_for_one_or_two_keys: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 2, cancels: 3, multi_key: 3, hands_off: false }
     first_requests_wait_and_all_are_cancelled: 3_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 4, cancels: 4, held_throughout: true, hands_off: false }
     first_requests_wait_and_a_pool_shuts_down: 4_000 of { backend: ModelBackend::Remote(2), first_refusal: FirstRefusal::Waits, waiters: 4, cancels: 1, shuts_down: true, mixed: true }
-    remote_one_pool_shuts_down: 4_000 of { backend: ModelBackend::Remote(2), waiters: 4, cancels: 1, shuts_down: true, mixed: true }
 }

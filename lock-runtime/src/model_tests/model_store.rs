@@ -312,10 +312,6 @@ impl fmt::Debug for ModelServer {
     }
 }
 
-fn model_status(held: bool) -> LeaseStatus {
-    if held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
-}
-
 /// A request or a reply in transit.
 async fn in_transit() {
     shuttle::future::yield_now().await;
@@ -351,7 +347,7 @@ impl Backend for ModelConnection {
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         in_transit().await;
         let answers =
-            leases.iter().map(|lease| Ok(model_status(self.server.keys().has(lease)))).collect();
+            leases.iter().map(|lease| Ok(LeaseStatus::of(self.server.keys().has(lease)))).collect();
         in_transit().await;
         answers
     }
@@ -381,7 +377,7 @@ impl Backend for ModelConnection {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        Ok(model_status(self.server.keys().has(lease)))
+        Ok(LeaseStatus::of(self.server.keys().has(lease)))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -286,7 +286,7 @@ impl EtcdLocks {
         let member = self.link.member().await?;
         let looked = self.look(&member, &lease.owner, &lease.keys).await?;
         let is_held = looked.keys.iter().all(|look| look.is_first());
-        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+        Ok(LeaseStatus::of(is_held))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::{BYTES_IN_LISTS, by_count_of_keys};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
 use crate::backend::mysql::server_error::row_is_locked;
-use crate::backend::sql::job::{Renewals, answer};
+use crate::backend::sql::job::{Reads, Renewals, answer};
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::clock::Instant;
@@ -173,13 +173,11 @@ impl MysqlBatch<'_> {
     }
 
     /// Reads which leases are held by one statement. Renewals that arrive meanwhile do not wait for one statement after the other.
-    pub(super) async fn are_held(&mut self, reads: Renewals) {
+    pub(super) async fn are_held(&mut self, reads: Reads) {
         let leases: Vec<_> = reads.iter().map(|(lease, _)| lease).collect();
         let held = self.held(&leases).await;
         for (lease, reply) in reads {
-            let status = |held: &HashSet<Vec<u8>>| {
-                if is_complete(&lease, held) { LeaseStatus::Held } else { LeaseStatus::NotHeld }
-            };
+            let status = |held| LeaseStatus::of(is_complete(&lease, held));
             answer(reply, held.as_ref().map(status).map_err(Clone::clone));
         }
     }

@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::{Parameters, Sql};
 use crate::backend::postgres::session::get;
-use crate::backend::sql::job::{Renewals, answer};
+use crate::backend::sql::job::{Reads, Renewals, answer};
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::key::Key;
@@ -18,6 +18,29 @@ pub(super) const RENEWALS: usize = 1_000;
 
 /// A lease by its owner and keys.
 type HeldKeys = (Owner, Arc<[Key]>);
+
+/// The keys of several leases, as columns with one element for each key.
+#[derive(Default)]
+struct AskedKeys<'a> {
+    /// The place of the lease.
+    numbers: Vec<i64>,
+    keys: Vec<&'a [u8]>,
+    owners: Vec<&'a [u8]>,
+}
+
+impl<'a> AskedKeys<'a> {
+    fn of(leases: impl Iterator<Item = &'a LeaseRef>) -> Self {
+        let mut asked = Self::default();
+        for (number, lease) in (0..).zip(leases) {
+            for key in lease.keys.iter() {
+                asked.numbers.push(number);
+                asked.keys.push(key.as_str().as_bytes());
+                asked.owners.push(lease.owner.as_bytes());
+            }
+        }
+        asked
+    }
+}
 
 impl Batch<'_> {
     pub(super) async fn renew(&self, mut renewals: Renewals) {
@@ -57,13 +80,10 @@ impl Batch<'_> {
         leases: Vec<&LeaseRef>,
         held: &mut HashSet<HeldKeys>,
     ) -> Result<(), BackendError> {
-        let (mut numbers, mut keys, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+        let AskedKeys { numbers, keys, owners } = AskedKeys::of(leases.iter().copied());
         let (mut kept, mut counts) = (Vec::new(), Vec::new());
-        for (number, lease) in leases.iter().enumerate() {
-            for key in lease.keys.iter() {
-                numbers.push(i64::try_from(number).unwrap_or(i64::MAX));
-                keys.push(key.as_str().as_bytes());
-                owners.push(lease.owner.as_bytes());
+        for lease in &leases {
+            for _ in lease.keys.iter() {
                 kept.push(micros(lease.kept_for()));
                 counts.push(i64::try_from(lease.keys.len()).unwrap_or(i64::MAX));
             }
@@ -91,27 +111,20 @@ impl Batch<'_> {
     }
 
     /// Reads which leases are held by one statement. Renewals that arrive meanwhile do not wait for one statement after the other.
-    pub(super) async fn are_held(&self, reads: Renewals) {
+    pub(super) async fn are_held(&self, reads: Reads) {
         let counts = self.count_held(&reads).await;
         for (number, (lease, reply)) in reads.into_iter().enumerate() {
             let status = |counts: &HashMap<usize, usize>| {
-                let is_held = counts.get(&number) == Some(&lease.keys.len());
-                if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld }
+                LeaseStatus::of(counts.get(&number) == Some(&lease.keys.len()))
             };
             answer(reply, counts.as_ref().map(status).map_err(Clone::clone));
         }
     }
 
     /// How many keys each lease has that are its owner's. A lease is named by its place in `reads`.
-    async fn count_held(&self, reads: &Renewals) -> Result<HashMap<usize, usize>, BackendError> {
-        let (mut numbers, mut keys, mut owners) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, (lease, _)) in reads.iter().enumerate() {
-            for key in lease.keys.iter() {
-                numbers.push(i64::try_from(number).unwrap_or(i64::MAX));
-                keys.push(key.as_str().as_bytes());
-                owners.push(lease.owner.as_bytes());
-            }
-        }
+    async fn count_held(&self, reads: &Reads) -> Result<HashMap<usize, usize>, BackendError> {
+        let leases = reads.iter().map(|(lease, _)| lease);
+        let AskedKeys { numbers, keys, owners } = AskedKeys::of(leases);
         let parameters: Parameters<'_> = vec![
             (&numbers, Type::INT8_ARRAY),
             (&keys, Type::BYTEA_ARRAY),

@@ -21,6 +21,7 @@ pub(crate) type PendingRequest<R, T> = (R, Reply<T>);
 pub(crate) type Acquires = Vec<PendingRequest<AcquireRequest, AcquireOutcome>>;
 pub(crate) type Releases = Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>;
 pub(crate) type Renewals = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
+pub(crate) type Reads = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
 
 /// A request of any kind.
 pub(crate) enum StoreJob {
@@ -60,7 +61,7 @@ pub(crate) struct Jobs {
     pub(crate) acquires: Acquires,
     pub(crate) releases: Releases,
     pub(crate) renewals: Renewals,
-    pub(crate) reads: Renewals,
+    pub(crate) reads: Reads,
     pub(crate) inspections: Vec<PendingRequest<Key, Inspection>>,
     pub(crate) lists: Vec<PendingRequest<Vec<u8>, Vec<ListedRow>>>,
     pub(crate) health: Vec<Reply<Vec<Warning>>>,

@@ -248,7 +248,7 @@ impl LockNodes {
         let session = self.any_session_of(&lease.owner).await?;
         let listings = self.listings_of(&session, &lease.owner, &lease.keys).await?;
         let is_held = listings.iter().all(|listing| listing.is_first(&lease.owner));
-        Ok(if is_held { LeaseStatus::Held } else { LeaseStatus::NotHeld })
+        Ok(LeaseStatus::of(is_held))
     }
 }
 

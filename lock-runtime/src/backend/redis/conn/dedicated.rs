@@ -28,7 +28,7 @@ impl Connection {
         let opened = timeout(limit, log_in_minimal(&dialer, &progress)).await;
         let (requests, io) =
             opened.unwrap_or_else(|_| Err(progress.too_slow(&self.server(), limit)))?;
-        Ok(DedicatedConnection::new(requests, io, generation))
+        Ok(DedicatedConnection { requests, _io: io, generation })
     }
 
     /// Whether `dedicated` was opened beside the current connection, and not beside one that has ended. Another server
@@ -39,10 +39,6 @@ impl Connection {
 }
 
 impl DedicatedConnection {
-    fn new(requests: MultiplexedConnection, io: IoTask, generation: Option<Instant>) -> Self {
-        Self { requests, _io: io, generation }
-    }
-
     pub(crate) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         self.requests.req_packed_command(command).await?.extract_error()
     }

@@ -450,8 +450,7 @@ impl Backend for Scriptless {
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
         let writes: Vec<_> = leases.iter().map(OwnedWrite::renewal).collect();
-        let status = |held| if held { LeaseStatus::Held } else { LeaseStatus::NotHeld };
-        self.write(&writes).await.into_iter().map(|outcome| outcome.map(status)).collect()
+        self.write(&writes).await.into_iter().map(|outcome| outcome.map(LeaseStatus::of)).collect()
     }
 
     async fn release(

@@ -41,10 +41,7 @@ pub(crate) fn read_holders(keys: &[Key]) -> Cmd {
 pub(crate) fn lease_status(owner: &Owner, reply: &Value) -> LeaseStatus {
     let is_owned =
         |value: &Value| matches!(value, Value::BulkString(holder) if is_of(holder, owner));
-    match reply {
-        Value::Array(values) if values.iter().all(is_owned) => LeaseStatus::Held,
-        _ => LeaseStatus::NotHeld,
-    }
+    LeaseStatus::of(matches!(reply, Value::Array(values) if values.iter().all(is_owned)))
 }
 
 /// Waits for a push. Rechecks when the lease expires, and after at most 800 ms in case a push is lost.

@@ -260,7 +260,7 @@ impl Proposal {
         match decision {
             Decision::Granted => self.state = ProposalState::Granted,
             Decision::Held { split: true, .. } if self.backs_off() => self.back_off(nodes, now),
-            // A failed node could have made a majority for one of those that compete. Nodes that fail late leave no time.
+            // A failed node could have made a majority for a competing proposal. Nodes that fail late leave no time.
             Decision::Failed
                 if self.backs_off() && now.since(sent) < self.until.since(sent) / 4 =>
             {
@@ -280,10 +280,11 @@ impl Proposal {
             }
             Decision::Failed => {
                 self.has_votes = true;
-                let error = nodes.failure(&self.votes);
                 // Without a number, a node cannot tell a vote that arrives after its withdrawal from a new one.
-                let is_ambiguous = self.block.is_none() && self.votes.is_ambiguous();
-                let error = if is_ambiguous { error.after_a_part() } else { error };
+                let error = match self.block {
+                    Some(_) => nodes.failure(&self.votes),
+                    None => nodes.ambiguous_failure(&self.votes),
+                };
                 self.state = ProposalState::Rejected(Err(error));
             }
         }

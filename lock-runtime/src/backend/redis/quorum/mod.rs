@@ -140,8 +140,8 @@ impl Backend for Quorum {
     }
 
     async fn renew(&self, leases: &[LeaseRef]) -> Vec<Result<LeaseStatus, BackendError>> {
-        // If one lease is not decided in time, the caller gives up the whole batch. The second limit is for a lease whose nodes
-        // are slower than those of others.
+        // If one lease is not decided in time, the caller gives up the whole batch. So the others have less time once one is
+        // decided.
         let shortest = leases.iter().map(|lease| lease.ttl).min().unwrap_or_default();
         let limit = (self.0.request_timeout * 3 / 4).min(shortest / 4);
         self.0.lease_status(leases, BallotOperation::Extend, limit, shortest / 8).await

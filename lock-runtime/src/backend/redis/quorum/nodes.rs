@@ -279,12 +279,10 @@ impl Nodes {
             match count.decision() {
                 Some(Decision::Granted) => Ok(true),
                 Some(Decision::Held { .. }) => Ok(false),
-                Some(Decision::Low(_) | Decision::Failed) | None => {
-                    let error = self.failure(&count);
-                    let is_ambiguous =
-                        request.operation != BallotOperation::Read && count.is_ambiguous();
-                    Err(if is_ambiguous { error.after_a_part() } else { error })
-                }
+                Some(Decision::Low(_) | Decision::Failed) | None => Err(match request.operation {
+                    BallotOperation::Read => self.failure(&count),
+                    _ => self.ambiguous_failure(&count),
+                }),
             }
         };
         requests.iter().zip(counts).map(outcome).collect()
@@ -305,6 +303,12 @@ impl Nodes {
         let names = self.nodes.iter().map(|node| node.name.as_str());
         let (text, failure) = count.summary(names);
         BackendError::new(failure, text).remedy(count.remedy())
+    }
+
+    /// As [`failure`](Self::failure), of a request that takes effect at a node also if it arrives late.
+    pub(crate) fn ambiguous_failure(&self, count: &VoteCount) -> BackendError {
+        let error = self.failure(count);
+        if count.is_ambiguous() { error.after_a_part() } else { error }
     }
 
     pub(crate) fn request(
@@ -332,8 +336,7 @@ impl Nodes {
         let tracked = operation == BallotOperation::Extend && self.reports_changes();
         let replies = self.send(&requests, tracked);
         let outcomes = self.decide(replies, &requests, until, others_until).await;
-        let status = |held: bool| if held { LeaseStatus::Held } else { LeaseStatus::NotHeld };
-        outcomes.into_iter().map(|outcome| outcome.map(status)).collect()
+        outcomes.into_iter().map(|outcome| outcome.map(LeaseStatus::of)).collect()
     }
 }
 
