@@ -11,6 +11,7 @@ use lock_runtime::{
 };
 use lock_tests::prelude::*;
 use tracing::Level;
+use tracing::subscriber::NoSubscriber;
 
 use crate::seen::{Traced, watch};
 
@@ -352,6 +353,8 @@ async fn the_call_panics_also_where_a_pool_of_its_name_has_reported_the_order() 
 /// Without a lock around a call the check has nothing to do, on or off.
 #[tokio::test]
 async fn a_call_that_is_not_nested_costs_no_allocation() {
+    // Events of the pool allocate as soon as another test has installed the subscriber.
+    let _unobserved = tracing::subscriber::set_default(NoSubscriber::default());
     let mut counts = Vec::new();
     for lock_order in [LockOrder::Off, LockOrder::Warn] {
         let pool = with_order(lock_order).await;
