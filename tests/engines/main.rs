@@ -36,6 +36,7 @@ mod mysql;
 mod old_tables;
 mod pin;
 mod postgres;
+mod queued_owners;
 mod renewals;
 mod several_keys;
 mod zookeeper;

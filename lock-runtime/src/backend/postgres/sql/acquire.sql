@@ -63,6 +63,7 @@ SELECT asked.number, granted.fence, granted.contended,
         THEN (
             SELECT count(*) FROM lock_queue AS earlier
             WHERE earlier.key = queued.key AND earlier.position < queued.position
+                AND earlier.seen > statement_timestamp() - interval '10 seconds'
         ) END AS rank
 FROM asked
     LEFT JOIN granted ON granted.key = asked.key

@@ -71,6 +71,7 @@ SELECT found.number, granted.fence, granted.contended,
     (
         SELECT count(*) FROM lock_queue AS earlier
         WHERE earlier.key = queued.key AND earlier.position < queued.position
+            AND earlier.seen > statement_timestamp() - interval '10 seconds'
     ) AS rank,
     (SELECT count(*) FROM notified) AS notified
 FROM found

@@ -1,0 +1,92 @@
+//! How long the answers to queued owners let them wait, and what stands in the wait queue, on PostgreSQL and MariaDB.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_runtime::Key;
+use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, WaitMode};
+use lock_runtime::testing::open_backend;
+use lock_tests::SqlServer;
+use lock_tests::prelude::*;
+
+const KEY: &str = "order:1";
+
+/// A request that is queued if the key is held.
+fn request(ttl: Duration) -> AcquireRequest {
+    let keys: Arc<[Key]> = Arc::new([Key::from(KEY)]);
+    let mut request = AcquireRequest::new(keys, Owner::random().unwrap(), ttl);
+    (request.enqueue, request.fencing) = (true, true);
+    request
+}
+
+async fn acquire(store: &impl Backend, request: &mut AcquireRequest) -> AcquireOutcome {
+    let outcome = store.acquire(std::slice::from_ref(request)).await.remove(0).unwrap();
+    request.attempt += 1;
+    outcome
+}
+
+/// When the queued owner is to look again, and how long the holder's lease lasts. `None` if it was granted the key.
+fn next_look(outcome: AcquireOutcome) -> Option<(Duration, Option<Duration>)> {
+    match outcome {
+        AcquireOutcome::Acquired { .. } => None,
+        AcquireOutcome::Contended {
+            expires_in,
+            wait_mode: WaitMode::Queued { retry_after },
+            ..
+        } => Some((retry_after, expires_in)),
+        outcome => panic!("not queued: {outcome:?}"),
+    }
+}
+
+#[tokio::test]
+async fn behind_dead_owners_on_postgres_the_end_of_the_lease_is_not_missed() {
+    dead_owners_delay_no_look(SqlServer::postgres(), |n| {
+        format!(
+            "INSERT INTO lock_queue (key, owner, channel, seen)
+             VALUES ('{KEY}', 'dead-{n}', '', now() - interval '11 seconds')"
+        )
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn behind_dead_owners_on_mysql_the_end_of_the_lease_is_not_missed() {
+    dead_owners_delay_no_look(SqlServer::mysql(), |n| {
+        format!(
+            "INSERT INTO lock_queue (`key`, owner, position, channel, seen)
+             VALUES ('{KEY}', 'dead-{n}', {n}, '', (UNIX_TIMESTAMP(NOW(6)) - 11) * 1000000)"
+        )
+    })
+    .await;
+}
+
+/// Nothing notifies a waiter of the end of a lease whose holder has died: the first one that lives looks at that time.
+async fn dead_owners_delay_no_look(server: SqlServer, dead: impl Fn(u32) -> String) {
+    const TTL: Duration = ms(150);
+    let store = open_backend(&server.url()).await.unwrap();
+    let mut looks = 0;
+    for _ in 0..100 {
+        assert_eq!(next_look(acquire(&store, &mut request(TTL)).await), None);
+        let mut session = server.session().await;
+        for n in 1..=3 {
+            session.run(&dead(n)).await;
+        }
+        let mut waiter = request(TTL);
+        // The first request queues the owner, and the second one finds it queued.
+        for _ in 0..2 {
+            let Some((retry_after, Some(expires_in))) =
+                next_look(acquire(&store, &mut waiter).await)
+            else {
+                break;
+            };
+            assert!(retry_after <= expires_in + ms(1), "{retry_after:?} for {expires_in:?}");
+            looks += 1;
+        }
+        session.run("DELETE FROM lock_queue").await;
+        tokio::time::sleep(TTL).await;
+        if looks >= 6 {
+            return;
+        }
+    }
+    panic!("the leases end too early on this machine");
+}
