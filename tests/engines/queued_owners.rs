@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lock_runtime::Key;
-use lock_runtime::backend::{AcquireOutcome, AcquireRequest, Backend, Owner, WaitMode};
+use lock_runtime::backend::{
+    AcquireOutcome, AcquireRequest, Backend, Owner, ReleaseRequest, WaitMode,
+};
 use lock_runtime::testing::open_backend;
-use lock_tests::SqlServer;
 use lock_tests::prelude::*;
+use lock_tests::{SqlServer, SqlSession};
 
 const KEY: &str = "order:1";
 
@@ -89,4 +91,48 @@ async fn dead_owners_delay_no_look(server: SqlServer, dead: impl Fn(u32) -> Stri
         }
     }
     panic!("the leases end too early on this machine");
+}
+
+#[tokio::test]
+async fn the_next_owner_on_postgres_keeps_its_turn_behind_an_open_pin() {
+    an_open_pin_sends_nobody_to_the_end(SqlServer::postgres()).await;
+}
+
+#[tokio::test]
+async fn the_next_owner_on_mysql_keeps_its_turn_behind_an_open_pin() {
+    an_open_pin_sends_nobody_to_the_end(SqlServer::mysql()).await;
+}
+
+/// The key is handed off to the first of three waiters, which cannot have it until the former holder's transaction ends.
+async fn an_open_pin_sends_nobody_to_the_end(server: SqlServer) {
+    const TTL: Duration = ms(20_000);
+    let store = open_backend(&format!("{}&pin=on", server.url())).await.unwrap();
+    let mut holder = request(TTL);
+    let AcquireOutcome::Acquired { fence: Some(fence), .. } = acquire(&store, &mut holder).await
+    else {
+        panic!("the key is free");
+    };
+    let mut pinned = server.session().await;
+    pinned.begin().await;
+    pinned.run(&store.pin_sql(&holder.keys, fence).unwrap()).await;
+    let mut waiters = [request(TTL), request(TTL), request(TTL)];
+    for waiter in &mut waiters {
+        assert!(next_look(acquire(&store, waiter).await).is_some());
+    }
+    store.release(&[ReleaseRequest::new(holder.lease())]).await.remove(0).unwrap();
+    let mut session = server.session().await;
+    assert_eq!(queued(&mut session).await, "2");
+    // During its reservation, and behind its end.
+    for _ in 0..2 {
+        let (retry_after, _) = next_look(acquire(&store, &mut waiters[0]).await).unwrap();
+        assert!(retry_after <= ms(25), "{retry_after:?}");
+        assert_eq!(queued(&mut session).await, "2");
+        tokio::time::sleep(ms(1_200)).await;
+    }
+    pinned.run("COMMIT").await;
+    assert_eq!(next_look(acquire(&store, &mut waiters[0]).await), None);
+}
+
+async fn queued(session: &mut SqlSession) -> String {
+    session.rows("SELECT COUNT(*) FROM lock_queue").await.remove(0)
 }

@@ -2,7 +2,8 @@
 -- $1 keys, $2 owners, $3 microseconds of the leases, $4 numbers of further fences, $5 channel of this process or '',
 -- $6 texts about the owners
 -- One row for each request: its number from 1; first fence or NULL if queued; whether other owners are queued;
--- microseconds until the holder's lease expires, NULL without a holder; rank in the queue. No row where the lease has no row.
+-- microseconds until the holder's lease expires, NULL without a holder; rank in the queue, 0 if not queued. No row where the
+-- lease has no row.
 WITH asked AS MATERIALIZED (
     SELECT number, key, owner, kept * interval '1 microsecond' AS kept, further, /*info info, info*/
         (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS clock
@@ -11,6 +12,7 @@ WITH asked AS MATERIALIZED (
 ), locked AS MATERIALIZED (
     SELECT asked.*, lease.until, lease.contended, lease.channel,
         lease.until > statement_timestamp() AND lease.owner = asked.owner AS is_own,
+        /*pin lease.owner <> asked.owner AS queues, pin*/
         lease.until > statement_timestamp() AND lease.owner NOT IN (asked.owner, '') AS is_held
     FROM asked JOIN lock_lease AS lease ON lease.key = asked.key
     -- Also a row that was made behind lock_rows.sql.
@@ -53,13 +55,16 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (key) DO UPDATE SET fence = excluded.fence WHERE pin.fence <> excluded.fence
 ), pin*/ queued AS (
     INSERT INTO lock_queue AS queued (key, owner, channel, seen)
-    SELECT key, owner, $5, statement_timestamp() FROM found WHERE is_refused ORDER BY key
+    SELECT key, owner, $5, statement_timestamp() FROM found
+    -- The key was handed off to an owner that a pin delays: it is in front of the queue.
+    WHERE is_refused /*pin AND queues pin*/
+    ORDER BY key
     ON CONFLICT (key, owner) DO UPDATE SET channel = excluded.channel, seen = excluded.seen
     RETURNING key, position
 ), marked AS (
     UPDATE lock_lease AS lease SET contended = true
     FROM found
-    WHERE lease.key = found.key AND is_refused AND NOT found.contended
+    WHERE lease.key = found.key AND is_refused AND NOT found.contended /*pin AND queues pin*/
 ), notified AS MATERIALIZED (
     SELECT pg_notify(channel, 'wanted 0 ' || encode(owner, 'escape') || ' ' || encode(key, 'hex'))
     FROM found
