@@ -2,9 +2,9 @@
 
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Credentials, ErrorKind, LockPool};
-use lock_tests::PostgresServer;
 use lock_tests::prelude::*;
 use lock_tests::tls::{Authority, Tls};
+use lock_tests::{PostgresServer, eventually_async};
 
 const CANARY: &str = "c4n4ry-0f-th3-c0alm1ne";
 
@@ -132,6 +132,25 @@ async fn settings_by_which_locks_could_be_lost_are_warned_of() {
     }
 }
 
+/// Another process makes its tables, for longer than a statement of this pool may wait for a lock.
+#[tokio::test]
+async fn tables_are_made_behind_those_of_another_process() {
+    let server = PostgresServer::start();
+    let making = server.transaction("SELECT pg_advisory_xact_lock(7813247910623541111)");
+    let longer_than_a_lock = tokio::time::sleep(ms(400));
+    let connecting = LockPool::builder(server.url()).request_timeout(ms(1_000)).connect();
+    let connecting = tokio::spawn(connecting);
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'";
+    eventually_async(DEADLINE, "the pool waits for the lock", async || {
+        connecting.is_finished() || server.query(waits) != [["0"]]
+    })
+    .await;
+    longer_than_a_lock.await;
+    drop(making);
+    let pool = joined("the pool", connecting).await.unwrap();
+    cycle(&pool, "order:1").await;
+}
+
 #[tokio::test]
 async fn rows_that_are_not_needed_are_deleted() {
     let server = PostgresServer::start();
@@ -141,7 +160,7 @@ async fn rows_that_are_not_needed_are_deleted() {
     }
     let kept = pool.lock("order:held").acquire().await.unwrap();
     let rows = "SELECT count(*) FROM lock_lease";
-    lock_tests::eventually_async(DEADLINE, "only the held lock has a row", async || {
+    eventually_async(DEADLINE, "only the held lock has a row", async || {
         server.query(rows) == [["1"]]
     })
     .await;

@@ -92,11 +92,16 @@ impl Statements {
 
     /// Makes the tables that are missing.
     pub(crate) async fn create_tables(&self, client: &Client) -> Result<(), Error> {
+        // The limits of the session are for locks. Another process may take longer to make its tables. Servers before version 13
+        // have one limit for all statements of a message, from its start on.
+        client
+            .batch_execute(
+                "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '5s'",
+            )
+            .await?;
         // Two processes that make one table at the same time would both find it missing.
-        let text = format!(
-            "BEGIN; SELECT pg_advisory_xact_lock(7813247910623541111); {} COMMIT",
-            self.tables
-        );
+        let text =
+            format!("SELECT pg_advisory_xact_lock(7813247910623541111); {} COMMIT", self.tables);
         let made = client.batch_execute(&text).await;
         if made.is_err() {
             client.batch_execute("ROLLBACK").await?;
