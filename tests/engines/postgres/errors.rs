@@ -2,7 +2,9 @@
 
 use lock_runtime::testing::{conformance, open_backend};
 use lock_runtime::{Credentials, ErrorKind, LockPool};
+use lock_tests::postgres::programs;
 use lock_tests::prelude::*;
+use lock_tests::process::Process;
 use lock_tests::tls::{Authority, Tls};
 use lock_tests::{PostgresServer, eventually_async};
 
@@ -130,6 +132,33 @@ async fn settings_by_which_locks_could_be_lost_are_warned_of() {
     for expected in ["fsync = off", "synchronous_commit", "unlogged"] {
         assert!(text.contains(expected), "`{expected}` is missing in {text}");
     }
+}
+
+/// A program that receives the log of the server counts as a standby.
+#[tokio::test]
+async fn a_standby_that_commits_do_not_wait_for_is_warned_of() {
+    let server = PostgresServer::builder()
+        .setting("fsync", "on")
+        .setting("wal_level", "replica")
+        .setting("max_wal_senders", "10")
+        .setting("synchronous_standby_names", "*")
+        .start();
+    let (dir, port) = (tempfile::tempdir().unwrap(), server.port().to_string());
+    let mut receiver = Process::command(programs().join("pg_receivewal"));
+    receiver.args(["--synchronous", "--username=locks", "--host=127.0.0.1", "--port", &port]);
+    receiver.arg("--directory").arg(dir.path());
+    let _receiver = Process::spawn(receiver).unwrap();
+    let connected = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+    eventually_async(DEADLINE, "the standby is there", async || server.query(connected) == [["1"]])
+        .await;
+    let warnings = async || {
+        let pool = LockPool::connect(&server.url()).await.unwrap();
+        format!("{:?}", pool.health().await.unwrap().warnings)
+    };
+    assert_eq!(warnings().await, "[]");
+    server.query("ALTER ROLE locks SET synchronous_commit = 'local'");
+    let text = warnings().await;
+    assert!(text.contains("a failover can free"), "{text}");
 }
 
 /// Another process makes its tables, for longer than a statement of this pool may wait for a lock.

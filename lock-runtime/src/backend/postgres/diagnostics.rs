@@ -22,7 +22,7 @@ const FOUND: [(&str, &str); 5] = [
     ),
     (
         "a failover can free the latest locks, because replication is asynchronous",
-        "set `synchronous_standby_names`, or have the protected resource check fences",
+        "set `synchronous_standby_names` and `synchronous_commit = on`, or have the protected resource check fences",
     ),
     (
         "the table of the locks is unlogged, so a crash frees all locks",

@@ -2,7 +2,8 @@
 SELECT pg_is_in_recovery() AS is_standby,
     current_setting('fsync') = 'off' AS does_not_flush,
     current_setting('synchronous_commit') = 'off' AS commits_early,
-    current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication) AS may_lose_at_failover,
+    (current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') = 'local')
+        AND EXISTS (SELECT FROM pg_stat_replication) AS may_lose_at_failover,
     EXISTS (
         SELECT FROM pg_class WHERE oid = to_regclass('lock_lease') AND relpersistence = 'u'
     ) AS is_unlogged,
