@@ -95,16 +95,16 @@ async fn dead_owners_delay_no_look(server: SqlServer, dead: impl Fn(u32) -> Stri
 
 #[tokio::test]
 async fn the_next_owner_on_postgres_keeps_its_turn_behind_an_open_pin() {
-    an_open_pin_sends_nobody_to_the_end(SqlServer::postgres()).await;
+    an_open_pin_keeps_the_turn_of_the_next_owner(SqlServer::postgres()).await;
 }
 
 #[tokio::test]
 async fn the_next_owner_on_mysql_keeps_its_turn_behind_an_open_pin() {
-    an_open_pin_sends_nobody_to_the_end(SqlServer::mysql()).await;
+    an_open_pin_keeps_the_turn_of_the_next_owner(SqlServer::mysql()).await;
 }
 
 /// The key is handed off to the first of three waiters, which cannot have it until the former holder's transaction ends.
-async fn an_open_pin_sends_nobody_to_the_end(server: SqlServer) {
+async fn an_open_pin_keeps_the_turn_of_the_next_owner(server: SqlServer) {
     const TTL: Duration = ms(20_000);
     let store = open_backend(&format!("{}&pin=on", server.url())).await.unwrap();
     let mut holder = request(TTL);
