@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_runtime::LockPool;
+use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::{SqlServer, eventually_async};
 use tokio::task::JoinSet;
@@ -17,6 +17,57 @@ async fn a_release_on_postgres_does_not_wait_for_locked_rows_of_other_keys_in_tu
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_on_mysql_does_not_wait_for_locked_rows_of_other_keys_in_turn() {
     a_release_does_not_wait_in_turn(SqlServer::mysql()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_rows_on_postgres_delay_no_acquire_of_other_keys() {
+    locked_rows_delay_no_other_acquire(SqlServer::postgres()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_rows_on_mysql_delay_no_acquire_of_other_keys() {
+    locked_rows_delay_no_other_acquire(SqlServer::mysql()).await;
+}
+
+/// Requests for four locked rows arrive all the time. Each other request has the time limit of one statement.
+async fn locked_rows_delay_no_other_acquire(server: SqlServer) {
+    const STUCK: usize = 4;
+    let pool = LockPool::builder(server.url()).request_timeout(ms(2_000)).connect().await.unwrap();
+    let stuck = pool.lock_all((0..STUCK).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
+    stuck.release().await.unwrap();
+    let mut other = server.session().await;
+    if let SqlServer::Mysql(_) = server {
+        other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
+    }
+    other.begin().await;
+    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), STUCK);
+    let mut acquiring = JoinSet::new();
+    let failed = Arc::new(AtomicUsize::new(0));
+    for n in 0..2 * STUCK {
+        let (pool, failed) = (pool.clone(), failed.clone());
+        acquiring.spawn(async move {
+            loop {
+                let request = pool.lock(format!("stuck:{}", n % STUCK)).wait(Duration::ZERO);
+                let error = request.acquire().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+                failed.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    }
+    eventually_async(DEADLINE, "all rows are known to be locked", async || {
+        failed.load(Ordering::SeqCst) >= 4 * STUCK
+    })
+    .await;
+    for n in 0..30 {
+        let free = pool.lock(format!("order:{n}")).wait(Duration::ZERO).acquire().await;
+        free.unwrap_or_else(|error| panic!("{n}: {error}")).release().await.unwrap();
+    }
+    other.run("COMMIT").await;
+    eventually_async(DEADLINE, "the rows are unlocked", async || {
+        pool.lock("stuck:1").wait(ms(1_000)).acquire().await.is_ok()
+    })
+    .await;
+    acquiring.abort_all();
 }
 
 /// Each request for several keys waits for its row, and new ones arrive all the time.

@@ -1,10 +1,10 @@
 //! PgBouncer in front of the server.
 
-use lock_runtime::LockPool;
 use lock_runtime::testing::{conformance, open_backend};
-use lock_tests::PostgresServer;
+use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::postgres::PgBouncer;
 use lock_tests::prelude::*;
+use lock_tests::{PostgresServer, eventually_async};
 
 use super::wait_queue::are_served_in_turn;
 
@@ -24,6 +24,27 @@ async fn in_transaction_mode_locks_are_safe_and_waiters_look() {
     are_served_in_turn(&server, &pools).await;
     let [one, other] = [pools[0].clone(), pools[1].clone()];
     assert!(alternate([one, other], "order:1", 10).await > 0);
+}
+
+/// The pooler takes no settings of a session, and a closed connection ends no statement that waits behind it.
+#[tokio::test]
+async fn in_transaction_mode_no_statement_stays_in_wait_for_a_row() {
+    let server = PostgresServer::start();
+    let pooler = PgBouncer::start(&server, "transaction");
+    let builder = LockPool::builder(pooler.url()).request_timeout(ms(400));
+    let pool = builder.connect().await.unwrap();
+    cycle(&pool, "order:1").await;
+    let blocker = server.transaction("SELECT FROM lock_lease FOR UPDATE");
+    for _ in 0..2 {
+        let acquired = pool.lock("order:1").wait(ms(1_000)).acquire().await;
+        assert_eq!(acquired.unwrap_err().kind(), ErrorKind::Backend);
+    }
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    eventually_async(DEADLINE, "no statement waits", async || server.query(waiting) == [["0"]])
+        .await;
+    drop(blocker);
+    let guard = pool.lock("order:1").wait(ms(5_000)).acquire().await.unwrap();
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

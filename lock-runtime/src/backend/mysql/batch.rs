@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use crate::backend::mysql::locked_rows::LockedRows;
 use crate::backend::mysql::packet::BYTES_IN_LISTS;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::schema::MysqlStatements;
@@ -19,6 +18,7 @@ use crate::backend::mysql::server_error::{
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
+use crate::backend::sql::locked_rows::{LockedRows, split_locked};
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;
@@ -337,9 +337,7 @@ fn fail_locked<R, T>(
     locked: &HashSet<Key>,
     keys: impl Fn(&R) -> &[Key],
 ) -> Vec<PendingRequest<R, T>> {
-    let (blocked, free): (Vec<_>, Vec<_>) = requests
-        .into_iter()
-        .partition(|(request, _)| keys(request).iter().any(|key| locked.contains(key)));
+    let (blocked, free) = split_locked(requests, locked, keys);
     fail_all(blocked, &row_is_locked());
     free
 }

@@ -10,13 +10,13 @@ use tokio::time::timeout;
 use crate::backend::BackendError;
 use crate::backend::backoff::Backoff;
 use crate::backend::mysql::batch::{MysqlBatch, script_limit};
-use crate::backend::mysql::locked_rows::LockedRows;
 use crate::backend::mysql::look::Looks;
 use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::session::{MysqlSession, MysqlSessionIdentity};
 use crate::backend::mysql::sweep::RowSweep;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, StoreJob, no_answer};
+use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::sql::sender::{JobSender, Purpose};
 use crate::base::clock::Instant;
 

@@ -39,7 +39,6 @@ mod encryption;
 mod held_grants;
 mod inspect;
 mod link;
-mod locked_rows;
 mod look;
 mod packet;
 mod pool_state;

@@ -5,8 +5,10 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{Batch, Parts};
+use crate::backend::postgres::batch::Batch;
+use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::{Parameter, Parameters};
+use crate::backend::postgres::server_error::is_lock_timeout;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::acquire_steps::{AcquireStep, AcquireSteps};
 use crate::backend::sql::job::{Acquires, PendingRequest, answer, fail_all};
@@ -34,16 +36,14 @@ impl Batch<'_> {
                 AcquireStep::Single(requests) => self.acquire_single(requests).await,
                 // A request of a caller that is gone is not sent.
                 AcquireStep::Several((_, reply)) if reply.is_closed() => {}
-                AcquireStep::Several((request, reply)) => {
-                    answer(reply, self.acquire_all(&request).await);
-                }
+                AcquireStep::Several(pending) => self.acquire_several(pending).await,
             }
         }
     }
 
     /// Tries requests for one key together, by a statement that writes nothing for a key that is held.
     async fn acquire_single(&self, requests: Acquires) {
-        let mut parts = Parts::of(requests);
+        let mut parts = Parts::of(self.without_locked(requests, keys_of).await);
         let mut refused = Vec::new();
         while let Some(requests) = parts.next() {
             refused.extend(self.acquire_free(requests, &mut parts).await);
@@ -65,9 +65,7 @@ impl Batch<'_> {
         let rows = match rows {
             Ok(rows) => rows,
             Err(error) => {
-                if let Some(requests) = parts.split(requests, &error) {
-                    fail_all(requests, &error);
-                }
+                fail_all(self.blocked(requests, keys_of, &error, parts).await, &error);
                 return Vec::new();
             }
         };
@@ -94,9 +92,7 @@ impl Batch<'_> {
                 }
             }
             Err(error) => {
-                if let Some(requests) = parts.split(requests, &error) {
-                    fail_all(requests, &error);
-                }
+                fail_all(self.blocked(requests, keys_of, &error, parts).await, &error);
             }
         }
     }
@@ -165,6 +161,16 @@ impl Batch<'_> {
             stored_info(&request.owner, &request.label)
         } else {
             Vec::new()
+        }
+    }
+
+    async fn acquire_several(&self, pending: PendingRequest<AcquireRequest, AcquireOutcome>) {
+        for (request, reply) in self.without_locked(vec![pending], keys_of).await {
+            let outcome = self.acquire_all(&request).await;
+            if outcome.as_ref().is_err_and(is_lock_timeout) {
+                self.remember_locked(request.keys.iter().cloned());
+            }
+            answer(reply, outcome);
         }
     }
 
@@ -245,6 +251,10 @@ impl AcquireRow {
             rank: get(row, 4)?,
         })
     }
+}
+
+fn keys_of(request: &AcquireRequest) -> &[Key] {
+    &request.keys
 }
 
 /// How many fences to reserve behind the one of the grant. None with pins: the fence of the holder is that of the row.

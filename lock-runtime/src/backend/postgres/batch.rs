@@ -13,12 +13,13 @@ use tokio_postgres::{Client, Error, Row, Statement};
 
 use crate::backend::postgres::diagnostics;
 use crate::backend::postgres::schema::{Parameter, Sql, Statements};
-use crate::backend::postgres::server_error::{failure, is_lock_timeout};
+use crate::backend::postgres::server_error::failure;
 use crate::backend::postgres::session::{Connector, Session};
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, answer, no_answer};
 use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::Clock;
 
 /// What the statements of a batch need.
 pub(crate) struct Batch<'a> {
@@ -29,6 +30,7 @@ pub(crate) struct Batch<'a> {
     pub(super) events: &'a QueueEvents,
     /// The channel on which this process receives notifications, or nothing.
     pub(super) channel: String,
+    pub(super) clock: Clock,
     /// For the answer to one statement.
     limit: Duration,
     silent: AtomicBool,
@@ -41,10 +43,11 @@ impl<'a> Batch<'a> {
         server: &'a str,
         events: &'a QueueEvents,
         channel: String,
+        clock: Clock,
     ) -> Self {
         let limit = 2 * connector.limits.request;
         let (statements, silent) = (&*connector.statements, AtomicBool::default());
-        Self { session, server, statements, events, channel, limit, silent }
+        Self { session, server, statements, events, channel, clock, limit, silent }
     }
 
     /// Sends all requests and answers each, but for acquires that stay in `steps` to be sent with the next jobs.
@@ -141,7 +144,7 @@ impl<'a> Batch<'a> {
         statement: &Sql,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, BackendError> {
-        if let Some(keys) = keys {
+        if keys.is_some() || !self.session.is_direct {
             return self.transaction(keys, statement, parameters).await;
         }
         let prepared = self.prepared(statement, parameters).await?;
@@ -159,25 +162,31 @@ impl<'a> Batch<'a> {
         prepared.map_err(BackendError::before_sending)
     }
 
-    /// As [`in_transaction`](Self::in_transaction). All in one write, because no part depends on an answer.
+    /// As [`in_transaction`](Self::in_transaction), or without locks of its own. All in one write, because no part depends on an answer.
     async fn transaction(
         &self,
-        keys: Parameter<'_>,
+        keys: Option<Parameter<'_>>,
         statement: &Sql,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, BackendError> {
-        // Behind a pooler the settings of the session are not those of this store.
-        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
-                             SET LOCAL idle_in_transaction_session_timeout = 1000";
-        let (session, client, keys) = (self.session, self.client(), [keys]);
-        let lock_rows = &self.statements.lock_rows;
-        let locking = self.prepared(lock_rows, &keys).await?;
+        let (session, client) = (self.session, self.client());
+        let locking = match keys {
+            Some(keys) => {
+                let (lock_rows, keys) = (&self.statements.lock_rows, [keys]);
+                Some((lock_rows, self.prepared(lock_rows, &keys).await?, keys))
+            }
+            None => None,
+        };
         let prepared = self.prepared(statement, parameters).await?;
+        let lock_rows = async {
+            let Some((lock_rows, prepared, keys)) = &locking else { return Ok(()) };
+            session.run(lock_rows, prepared.as_ref(), keys).await.map(drop)
+        };
         self.in_time(async {
             let (began, locked, rows, committed) = tokio::join!(
                 biased;
-                client.batch_execute(BEGIN),
-                session.run(lock_rows, locking.as_ref(), &keys),
+                client.batch_execute(&session.begin),
+                lock_rows,
                 session.run(statement, prepared.as_ref(), parameters),
                 // After an error this rolls back.
                 client.batch_execute("COMMIT"),
@@ -226,27 +235,5 @@ impl<'a> Batch<'a> {
     /// Whether this process receives notifications.
     pub(super) fn is_notified(&self) -> bool {
         !self.channel.is_empty()
-    }
-}
-
-/// Requests that go in one statement, until a row that is locked elsewhere delays all of them. Then each goes alone.
-pub(super) struct Parts<T>(Vec<Vec<T>>);
-
-impl<T> Parts<T> {
-    pub(super) fn of(requests: Vec<T>) -> Self {
-        Self(if requests.is_empty() { Vec::new() } else { vec![requests] })
-    }
-
-    pub(super) fn next(&mut self) -> Option<Vec<T>> {
-        self.0.pop()
-    }
-
-    /// Takes `requests` again, one by one, if another of them may be the reason for `error`. Returns them otherwise.
-    pub(super) fn split(&mut self, requests: Vec<T>, error: &BackendError) -> Option<Vec<T>> {
-        if requests.len() < 2 || !is_lock_timeout(error) {
-            return Some(requests);
-        }
-        self.0.extend(requests.into_iter().rev().map(|request| vec![request]));
-        None
     }
 }

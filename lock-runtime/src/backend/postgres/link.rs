@@ -133,7 +133,8 @@ impl LinkTask {
             let closes = batches.iter().any(|jobs| jobs.closes);
             for jobs in batches {
                 let channel = state.channel().clone();
-                let batch = Batch::new(session, &state.connector, &server, &state.events, channel);
+                let (connector, events, clock) = (&state.connector, &state.events, state.clock);
+                let batch = Batch::new(session, connector, &server, events, channel, clock);
                 batch.run(jobs, &mut self.steps).await;
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
                     self.sweep.run(&batch, state.clock).await;

@@ -24,11 +24,12 @@
 //!    connection, so that no acquire delays them. A lost connection's server process is ended before its successor is used.
 //!
 //! The files from bottom to top: `url`, `schema` with the statements, `server_error`, `channel`, `session` (one connection),
-//! `batch` with `acquire`, `release` and `renew` (requests as statements), `sweep`, `link` (a connection that is opened again).
+//! `batch` with `acquire`, `release` and `renew` (requests as statements), `blocked_requests` (rows that are locked elsewhere), `sweep`, `link` (a connection that is opened again).
 //! `backend/sql` has what is the same for MySQL.
 
 mod acquire;
 mod batch;
+mod blocked_requests;
 mod channel;
 mod diagnostics;
 mod inspect;

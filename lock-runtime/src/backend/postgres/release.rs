@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use tokio_postgres::types::Type;
 
-use crate::backend::postgres::batch::{Batch, Parts};
+use crate::backend::postgres::batch::Batch;
+use crate::backend::postgres::blocked_requests::Parts;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{PendingRequest, Releases, answer, fail_all};
@@ -80,7 +81,7 @@ impl Batch<'_> {
                 }
             }
             Err(error) => {
-                for (request, reply) in parts.split(requests, &error).unwrap_or_default() {
+                for (request, reply) in self.blocked(requests, keys_of, &error, parts).await {
                     let is_in_part =
                         request.lease.keys.iter().any(|key| freed.contains(&owned(key, &request)));
                     let error = error.clone();
@@ -134,6 +135,10 @@ impl Batch<'_> {
             _ => ReleaseOutcome::Freed,
         }
     }
+}
+
+fn keys_of(request: &ReleaseRequest) -> &[Key] {
+    &request.lease.keys
 }
 
 fn owned(key: &Key, request: &ReleaseRequest) -> OwnedKey {

@@ -25,7 +25,7 @@ pub(crate) struct Sql {
 }
 
 /// How many statements there are.
-pub(crate) const STATEMENTS: usize = 18;
+pub(crate) const STATEMENTS: usize = 19;
 
 /// A value of a statement, and its type.
 pub(crate) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -47,6 +47,7 @@ pub(crate) struct Statements {
     pub(crate) is_held: Sql,
     pub(crate) inspect: Sql,
     pub(crate) list: Sql,
+    pub(crate) locked: Sql,
     pub(crate) sweep: Sql,
     pub(crate) settings: Sql,
     tables: String,
@@ -79,6 +80,7 @@ impl Statements {
             sweep: sql(11, include_str!("sql/sweep.sql")),
             settings: sql(12, include_str!("sql/settings.sql")),
             list: sql(13, include_str!("sql/list.sql")),
+            locked: sql(18, include_str!("sql/locked.sql")),
             tables: named(TABLES),
             check: named(include_str!("sql/check.sql")),
             pins: names.pins,

@@ -22,6 +22,7 @@ use crate::backend::postgres::server_error::{
 };
 use crate::backend::postgres::url::Database;
 use crate::backend::sql::job::closed;
+use crate::backend::sql::locked_rows::LockedRows;
 use crate::backend::tls_files::TlsFiles;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::error::LockError;
@@ -60,8 +61,11 @@ pub(crate) struct Session {
     /// Whether the server process belongs to this connection alone, so that settings of the session stay in effect. Not behind a
     /// pooler.
     pub(crate) is_direct: bool,
+    /// The first statements of a transaction.
+    pub(crate) begin: String,
     /// Whether the server has refused statements for the column `info`.
     lacks_info: AtomicBool,
+    locked_rows: Mutex<LockedRows>,
     /// By number. Each is prepared when it is first used.
     prepared: Mutex<[Option<Statement>; STATEMENTS]>,
     /// Resolves with the end of the connection.
@@ -155,9 +159,17 @@ impl Connector {
         let row = client.query_typed_one(INTRODUCTION, &[]).await.map_err(refused)?;
         let process = ServerProcess { id: get(&row, 0)?, started: get(&row, 1)? };
         let is_direct = get(&row, 2)?;
-        let (lacks_info, prepared) = (AtomicBool::default(), Mutex::default());
-        let session =
-            Session { client, process, is_direct, lacks_info, prepared, ended, _closing: closing };
+        let session = Session {
+            client,
+            process,
+            is_direct,
+            begin: self.begin(is_direct),
+            lacks_info: AtomicBool::default(),
+            locked_rows: Mutex::default(),
+            prepared: Mutex::default(),
+            ended,
+            _closing: closing,
+        };
         self.prepare_tables(&session).await.map_err(refused)?;
         Ok(session)
     }
@@ -166,9 +178,7 @@ impl Connector {
     /// process has given up may still wait for a row there.
     fn direct(&self, config: &Config) -> Config {
         let mut config = config.clone();
-        let limit = self.limits.request.max(Duration::from_millis(40)).as_millis();
-        // A row that is locked for longer delays only the requests for it.
-        let lock_limit = limit / 4;
+        let (limit, lock_limit) = self.statement_limits();
         let settings = format!(
             "{} -c lock_runtime.session=direct -c statement_timeout={limit} -c lock_timeout={lock_limit} \
              -c idle_in_transaction_session_timeout=1000 -c default_transaction_isolation=read\\ committed {PLANS}",
@@ -176,6 +186,27 @@ impl Connector {
         );
         config.options(settings.trim());
         config
+    }
+
+    /// The first statements of a transaction. Behind a pooler the settings of the session are not those of this store, and a
+    /// statement that this process has given up waits on.
+    fn begin(&self, is_direct: bool) -> String {
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+                             SET LOCAL idle_in_transaction_session_timeout = 1000";
+        let (limit, lock_limit) = self.statement_limits();
+        if is_direct {
+            return BEGIN.to_owned();
+        }
+        format!(
+            "{BEGIN}; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {lock_limit}"
+        )
+    }
+
+    /// The time limits of a statement, and of its wait for a row, in milliseconds.
+    fn statement_limits(&self) -> (u128, u128) {
+        let limit = self.limits.request.max(Duration::from_millis(40)).as_millis();
+        // A row that is locked for longer delays only the requests for it.
+        (limit, limit / 4)
     }
 
     async fn prepare_tables(&self, session: &Session) -> Result<(), Error> {
@@ -233,6 +264,11 @@ impl Session {
     /// From now on no statement names the column `info`.
     pub(crate) fn go_on_without_info(&self) {
         self.lacks_info.store(true, Ordering::Relaxed);
+    }
+
+    /// The rows for which statements of this session have waited in vain.
+    pub(crate) fn locked_rows(&self) -> MutexGuard<'_, LockedRows> {
+        self.locked_rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self) -> MutexGuard<'_, [Option<Statement>; STATEMENTS]> {

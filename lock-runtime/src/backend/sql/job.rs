@@ -18,10 +18,13 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, BackendError>>;
 pub(crate) type PendingRequest<R, T> = (R, Reply<T>);
 
 /// Requests of one kind.
-pub(crate) type Acquires = Vec<PendingRequest<AcquireRequest, AcquireOutcome>>;
-pub(crate) type Releases = Vec<PendingRequest<ReleaseRequest, ReleaseOutcome>>;
-pub(crate) type Renewals = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
-pub(crate) type Reads = Vec<PendingRequest<LeaseRef, LeaseStatus>>;
+/// Several of one kind.
+pub(crate) type PendingRequests<R, T> = Vec<PendingRequest<R, T>>;
+
+pub(crate) type Acquires = PendingRequests<AcquireRequest, AcquireOutcome>;
+pub(crate) type Releases = PendingRequests<ReleaseRequest, ReleaseOutcome>;
+pub(crate) type Renewals = PendingRequests<LeaseRef, LeaseStatus>;
+pub(crate) type Reads = PendingRequests<LeaseRef, LeaseStatus>;
 
 /// A request of any kind.
 pub(crate) enum StoreJob {

@@ -5,6 +5,7 @@ pub(crate) mod encryption;
 pub(crate) mod inspected_rows;
 pub(crate) mod job;
 pub(crate) mod listed_keys;
+pub(crate) mod locked_rows;
 pub(crate) mod parts;
 pub(crate) mod pin;
 pub(crate) mod sender;

@@ -1,13 +1,14 @@
 //! Rows that another session keeps locked.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::backend::sql::job::PendingRequests;
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// The keys for whose rows a statement has waited in vain, so that no other waits for them before they are unlocked. A wait lasts a
-/// second, the shortest that servers have.
+/// The keys for whose rows a statement has waited in vain, so that no other waits for them before they are unlocked. A wait lasts up
+/// to a second, the shortest that MySQL has.
 #[derive(Debug, Default)]
 pub(crate) struct LockedRows(HashMap<Key, Instant>);
 
@@ -30,4 +31,15 @@ impl LockedRows {
     pub(crate) fn contains(&self, key: &Key, now: Instant) -> bool {
         self.0.get(key).is_some_and(|since| now.since(*since) < Self::REMEMBERED)
     }
+}
+
+/// The requests for one of the keys `locked`, and the others.
+pub(crate) fn split_locked<R, T>(
+    requests: PendingRequests<R, T>,
+    locked: &HashSet<Key>,
+    keys: impl Fn(&R) -> &[Key],
+) -> (PendingRequests<R, T>, PendingRequests<R, T>) {
+    requests
+        .into_iter()
+        .partition(|(request, _)| keys(request).iter().any(|key| locked.contains(key)))
 }

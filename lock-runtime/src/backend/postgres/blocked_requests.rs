@@ -1,0 +1,136 @@
+//! Requests for rows that another session keeps locked. They fail, and no other request waits for such a row.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tokio_postgres::types::Type;
+
+use crate::backend::BackendError;
+use crate::backend::postgres::batch::Batch;
+use crate::backend::postgres::server_error::{is_lock_timeout, row_is_locked};
+use crate::backend::postgres::session::get;
+use crate::backend::sql::job::{PendingRequest, PendingRequests, fail_all};
+use crate::backend::sql::locked_rows::split_locked;
+use crate::base::key::Key;
+
+/// Requests that go in one statement, until a locked row delays all of them.
+pub(super) struct Parts<T>(Vec<Vec<T>>);
+
+impl<T> Parts<T> {
+    pub(super) fn of(requests: Vec<T>) -> Self {
+        let mut parts = Self(Vec::new());
+        parts.add(requests);
+        parts
+    }
+
+    pub(super) fn next(&mut self) -> Option<Vec<T>> {
+        self.0.pop()
+    }
+
+    fn add(&mut self, requests: Vec<T>) {
+        if !requests.is_empty() {
+            self.0.push(requests);
+        }
+    }
+
+    fn add_one_by_one(&mut self, requests: Vec<T>) {
+        self.0.extend(requests.into_iter().rev().map(|request| vec![request]));
+    }
+}
+
+impl Batch<'_> {
+    /// Fails the requests for rows that another session is known to have locked. Returns the others.
+    pub(super) async fn without_locked<R, T>(
+        &self,
+        requests: PendingRequests<R, T>,
+        keys: impl Fn(&R) -> &[Key],
+    ) -> PendingRequests<R, T> {
+        let suspects: HashSet<Key> = {
+            let (known, now) = (self.session.locked_rows(), self.clock.now());
+            let asked = requests.iter().flat_map(|(request, _)| keys(request));
+            asked.filter(|key| known.contains(key, now)).cloned().collect()
+        };
+        if suspects.is_empty() {
+            return requests;
+        }
+        match self.locked_of(suspects).await {
+            Ok(locked) => {
+                let (blocked, free) = split_locked(requests, &locked, keys);
+                fail_all(blocked, &row_is_locked());
+                free
+            }
+            Err(error) => {
+                fail_all(requests, &error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// After a statement that failed with `error`: the requests that have failed with it. The others of them go to `parts` again, if
+    /// locked rows were the reason.
+    pub(super) async fn blocked<R, T>(
+        &self,
+        requests: PendingRequests<R, T>,
+        keys: impl Fn(&R) -> &[Key],
+        error: &BackendError,
+        parts: &mut Parts<PendingRequest<R, T>>,
+    ) -> PendingRequests<R, T> {
+        if !is_lock_timeout(error) {
+            return requests;
+        }
+        let asked: HashSet<Key> =
+            requests.iter().flat_map(|(request, _)| keys(request)).cloned().collect();
+        if requests.len() < 2 {
+            self.remember_locked(asked);
+            return requests;
+        }
+        let Ok(locked) = self.locked_of(asked).await else { return requests };
+        if locked.is_empty() {
+            // Unlocked since, or a lock that is not one of a row that can be seen.
+            parts.add_one_by_one(requests);
+            return Vec::new();
+        }
+        let (blocked, free) = split_locked(requests, &locked, keys);
+        parts.add(free);
+        blocked
+    }
+
+    /// Before the next requests for these keys, their rows are looked at.
+    pub(super) fn remember_locked(&self, keys: impl IntoIterator<Item = Key>) {
+        let (mut known, now) = (self.session.locked_rows(), self.clock.now());
+        for key in keys {
+            known.add(key, now);
+        }
+    }
+
+    /// Which of the keys have a row that another transaction has locked for longer than a commit takes.
+    async fn locked_of(&self, asked: HashSet<Key>) -> Result<HashSet<Key>, BackendError> {
+        const BETWEEN: Duration = Duration::from_millis(5);
+        let mut locked = self.locked_now(asked).await?;
+        for _ in 0..2 {
+            if locked.is_empty() {
+                break;
+            }
+            sleep(BETWEEN).await;
+            locked = self.locked_now(locked).await?;
+        }
+        Ok(locked)
+    }
+
+    /// Which of the keys have a row that another transaction has locked. Waits for none.
+    async fn locked_now(&self, asked: HashSet<Key>) -> Result<HashSet<Key>, BackendError> {
+        let texts: Vec<&[u8]> = asked.iter().map(|key| key.as_str().as_bytes()).collect();
+        let rows = self.query(&self.statements.locked, &[(&texts, Type::BYTEA_ARRAY)]).await?;
+        let found = rows.iter().map(|row| get::<Vec<u8>>(row, 0));
+        let found: HashSet<Vec<u8>> = found.collect::<Result<_, _>>()?;
+        let is_locked = |key: &Key| found.contains(key.as_str().as_bytes());
+        let (locked, free): (HashSet<Key>, HashSet<Key>) = asked.into_iter().partition(is_locked);
+        self.remember_locked(locked.iter().cloned());
+        let mut known = self.session.locked_rows();
+        for key in &free {
+            known.remove(key);
+        }
+        Ok(locked)
+    }
+}
