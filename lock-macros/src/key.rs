@@ -164,7 +164,8 @@ fn is_erasable(template: &Template) -> bool {
 /// An identifier for a field or method, raw if its name is a keyword.
 fn member(name: &str, span: Span) -> Ident {
     match syn::parse_str::<Ident>(name) {
-        Ok(_) => Ident::new(name, span),
-        Err(_) => Ident::new_raw(name, span),
+        // A keyword since the edition of 2024.
+        Ok(_) if name != "gen" => Ident::new(name, span),
+        _ => Ident::new_raw(name, span),
     }
 }

@@ -12,6 +12,7 @@ struct Order {
     lines: Vec<Line>,
     pair: (u32, (u8, char)),
     r#type: &'static str,
+    r#gen: u8,
 }
 
 impl Line {
@@ -21,7 +22,7 @@ impl Line {
 }
 
 #[distributed_lock(
-    key = "<order.id>:<order.lines[0].sku>:<order.lines[at].sku()>:<order.pair.0>/<order.pair.1.1>:<order.type>:<name>"
+    key = "<order.id>:<order.lines[0].sku>:<order.lines[at].sku()>:<order.pair.0>/<order.pair.1.1>:<order.type>:<order.gen>:<name>"
 )]
 async fn settle(order: Order, at: usize, name: &str) -> Result<u64, LockError> {
     let Order { id, .. } = order;
