@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{BoxError, Router};
 use lock_runtime::web::serve_actix;
-use lock_runtime::{LockError, LockPool, Served, distributed_lock, serve_until};
+use lock_runtime::{LockError, LockPool, Served, distributed_lock, serve, serve_until};
 use lock_tests::prelude::*;
 use lock_tests::runtimes::{current_thread, multi_thread};
 use lock_tests::{Latency, RedisServer, eventually_async, http, in_own_process};
@@ -412,6 +412,43 @@ fn a_server_that_ends_by_itself_is_followed_by_its_pools() {
             });
         },
     );
+}
+
+#[test]
+fn a_second_signal_ends_the_grace_of_work_that_is_not_the_servers() {
+    in_own_process(
+        concat!(module_path!(), "::a_second_signal_ends_the_grace_of_work_that_is_not_the_servers"),
+        || current_thread().block_on(is_stopped_by_a_second_signal()),
+    );
+}
+
+async fn is_stopped_by_a_second_signal() {
+    for waits_for_the_first in [true, false] {
+        let pool = lock_runtime::init("memory://").await.unwrap();
+        let held = pool.lock("k").acquire().await.unwrap();
+        let (begins, begun) = oneshot::channel();
+        let serving = tokio::spawn(serve(10 * DEADLINE, move |stopped| async move {
+            begins.send(()).unwrap();
+            if waits_for_the_first {
+                stopped.await;
+            }
+        }));
+        within(DEADLINE, "the server begins", begun).await.unwrap();
+        kill_process(getpid(), Signal::TERM).unwrap();
+        eventually_async(DEADLINE, "the pool shuts down", async || {
+            pool.lock("k").try_acquire().await.is_err()
+        })
+        .await;
+        assert!(held.is_held() && !serving.is_finished());
+        // Signals that are sent at once may arrive as one.
+        eventually_async(DEADLINE, "the grace ends", async || {
+            kill_process(getpid(), Signal::TERM).unwrap();
+            serving.is_finished()
+        })
+        .await;
+        assert_eq!(joined("the server", serving).await.unwrap().locks.released, 1);
+        assert!(!held.is_held());
+    }
 }
 
 #[test]

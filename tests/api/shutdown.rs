@@ -227,13 +227,25 @@ async fn a_second_shutdown_waits_for_the_first_and_counts_nothing_twice() {
     let held = pool.lock(KEY).acquire().await.unwrap();
     let first = spawn_shutdown(&pool, LONG);
     has_begun(&pool, KEY).await;
-    let second = spawn_shutdown(&pool, ms(0));
+    let second = spawn_shutdown(&pool, 2 * LONG);
     tokio::task::yield_now().await;
     assert!(!second.is_finished());
     held.release().await.unwrap();
     let reports = (first.await.unwrap(), second.await.unwrap(), pool.shutdown(LONG).await);
     let one = ShutdownReport { released: 1, abandoned: 0 };
     assert_eq!(reports, (one, ShutdownReport::default(), ShutdownReport::default()));
+}
+
+#[tokio::test]
+async fn a_second_shutdown_may_end_the_grace_of_the_first() {
+    let pool = memory().await;
+    let held = pool.lock(KEY).acquire().await.unwrap();
+    let first = spawn_shutdown(&pool, LONG);
+    has_begun(&pool, KEY).await;
+    let second = timeout(PROMPT, pool.shutdown(ms(0))).await.unwrap();
+    assert_eq!(held.lost().await.kind(), ErrorKind::PoolClosed);
+    let one = ShutdownReport { released: 1, abandoned: 0 };
+    assert_eq!((joined("the first", first).await, second), (one, ShutdownReport::default()));
 }
 
 #[tokio::test]

@@ -171,7 +171,8 @@ impl LockPool {
     ///
     /// In a process that was forked from the pool's it does nothing.
     ///
-    /// Cancel safe: once polled, it completes in the background. A second call waits for the first one and reports zeros.
+    /// Cancel safe: once polled, it completes in the background. A second call waits for the first one and reports zeros;
+    /// it ends the grace period of the first one if its own ends earlier.
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
         if self.0.is_inherited() {
             return ShutdownReport::default();

@@ -18,14 +18,30 @@ use crate::lock::shutdown::ShutdownReport;
 /// Waits for SIGTERM or SIGINT (Ctrl-C elsewhere), then shuts down all installed pools.
 ///
 /// For programs without a server. A server stops first, and its pools afterwards: [`serve`]. From the first poll on, the
-/// signals no longer end the process by themselves.
+/// signals no longer end the process by themselves. A second signal ends the grace period.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if the signal handlers cannot be installed.
 pub async fn shutdown_on_signal(grace: Duration) -> Result<ShutdownReport, LockError> {
     let mut received = signals()?;
     let _ = received.wait_for(|count| *count >= 1).await;
-    Ok(shutdown(grace).await)
+    let second = pin!(async { drop(received.wait_for(|count| *count >= 2).await) });
+    Ok(shutdown_by(grace, second).await)
+}
+
+/// Shuts all installed pools down. Their grace period ends with `no_grace` at the latest.
+async fn shutdown_by(
+    grace: Duration,
+    no_grace: Pin<&mut impl Future<Output = ()>>,
+) -> ShutdownReport {
+    let mut shutting_down = pin!(shutdown(grace));
+    tokio::select! {
+        biased;
+        report = &mut shutting_down => return report,
+        () = no_grace => {}
+    }
+    let _zeros = shutdown(Duration::ZERO).await;
+    shutting_down.await
 }
 
 /// Resolves when the server is to stop: it accepts no further connection, and finishes the requests that it has.
@@ -173,11 +189,12 @@ async fn serve_by<S: IntoFuture>(
         driver.run(sleep)
     };
     let (stop, stopped) = watch::channel(false);
+    let mut no_grace = pin!(no_grace);
     let mut server = pin!(server(Stopped::new(stopped)).into_future());
     tokio::select! {
         biased;
         output = &mut server => {
-            return Ok(Served { output: Some(output), locks: shutdown(grace).await });
+            return Ok(Served { output: Some(output), locks: shutdown_by(grace, no_grace).await });
         }
         () = signal => {}
     }
@@ -189,10 +206,10 @@ async fn serve_by<S: IntoFuture>(
         output = &mut server => {
             // The rest of the grace period is for work that is not the server's.
             let rest = end.since(Clock::Boot.now());
-            return Ok(Served { output: Some(output), locks: shutdown(rest).await });
+            return Ok(Served { output: Some(output), locks: shutdown_by(rest, no_grace).await });
         }
         _ = pause(grace) => {}
-        () = no_grace => {}
+        () = &mut no_grace => {}
     }
     // Bodies end when they are polled, which may be the work of the server's future.
     let mut locks = pin!(shutdown(Duration::ZERO));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use once_cell::sync::{Lazy, OnceCell};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -59,6 +60,8 @@ pub(crate) struct PoolCore {
     pub(crate) store_status: Arc<StoreStatus>,
     pub(crate) undo: UndoQueue,
     pub(super) lingering: Arc<LingeringLeases>,
+    /// Until when a shutdown lets holders finish: the earliest of all calls.
+    pub(super) grace_end: watch::Sender<Option<Instant>>,
     pub(crate) metrics: Arc<PoolMetrics>,
     /// Bounds the events about full queues.
     pub(crate) queue_full: Throttle,
@@ -155,6 +158,7 @@ impl PoolCore {
                 store_status,
                 undo: UndoQueue::default(),
                 lingering,
+                grace_end: watch::Sender::default(),
                 metrics,
                 queue_full: Throttle::default(),
                 admission: capabilities.paced.then(|| Admission::new(clock, request_timeout)),

@@ -27,6 +27,10 @@ pub struct ShutdownReport {
 pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownReport {
     let (clock, request_timeout) = (core.clock(), core.config.request_timeout);
     let before = core.tracker.counts();
+    core.grace_end.send_modify(|end| {
+        let asked = clock.now() + grace;
+        *end = Some(end.map_or(asked, |end| end.min(asked)));
+    });
     if !core.tracker.advance(PoolPhase::Draining) {
         // Another call is at work.
         core.tracker.closed().await;
@@ -34,7 +38,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     }
     core.queue.close();
     linger::end_all(&core);
-    if !idle_by(&core, clock.now() + grace).await {
+    if !idle_in_grace(&core).await {
         for lease in core.tracker.leases() {
             if lease.lose(Loss::PoolClosed) {
                 lease.report_loss(Loss::PoolClosed);
@@ -76,6 +80,19 @@ async fn drain(core: &PoolCore) {
             biased;
             () = core.tracker.fewer_than(held) => {}
             () = clock.sleep_until(until) => return,
+        }
+    }
+}
+
+/// Another call may end the grace period earlier.
+async fn idle_in_grace(core: &PoolCore) -> bool {
+    let mut grace_end = core.grace_end.subscribe();
+    loop {
+        let Some(end) = *grace_end.borrow_and_update() else { return false };
+        tokio::select! {
+            biased;
+            is_idle = idle_by(core, end) => return is_idle,
+            _ = grace_end.changed() => {}
         }
     }
 }
