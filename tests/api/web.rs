@@ -363,6 +363,39 @@ impl MessageBody for Parts {
     }
 }
 
+/// An empty body that records how many locks its pool holds as it is dropped.
+struct CountsHeld(LockPool, Arc<AtomicUsize>);
+
+impl Drop for CountsHeld {
+    fn drop(&mut self) {
+        self.1.store(self.0.snapshot().held.len(), Ordering::SeqCst);
+    }
+}
+
+impl http_body::Body for CountsHeld {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(None)
+    }
+}
+
+impl MessageBody for CountsHeld {
+    type Error = std::convert::Infallible;
+    fn size(&self) -> BodySize {
+        BodySize::Stream
+    }
+    fn poll_next(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        Poll::Ready(None)
+    }
+}
+
 /// The service of a route whose response is a stream, and the sender of its parts.
 fn streaming(
     pool: &LockPool,
@@ -397,6 +430,33 @@ async fn a_lock_lasts_until_the_response_is_sent_if_the_layer_says_so() {
     let (_parts, routes) = streaming(&pool, |lock| lock);
     let _response = routes.oneshot(to("/")).await.unwrap();
     assert!(is_free(&pool, "stream").await, "released when the handler has returned");
+}
+
+/// What a stream uses under the lock ends before the release.
+#[actix_web::test]
+async fn a_response_that_has_been_sent_is_dropped_before_the_release() {
+    let pool = memory().await;
+    let lock = LockLayer::new(|_| "k").pool(&pool).until_body_end();
+    let held = Arc::new(AtomicUsize::new(0));
+    let body = CountsHeld(pool.clone(), held.clone());
+    let body = Arc::new(Mutex::new(Some(Body::new(body))));
+    let handler = move || async move { body.lock().unwrap().take().unwrap() };
+    let routes = Router::new().route("/", get(handler).layer(lock));
+    let response = routes.oneshot(to("/")).await.unwrap();
+    assert!(to_bytes(response.into_body(), 100).await.unwrap().is_empty());
+    assert_eq!(held.swap(0, Ordering::SeqCst), 1, "axum");
+
+    let lock = LockMiddleware::for_path("k:<id>").pool(&pool).until_body_end();
+    let (counted, seen) = (pool.clone(), held.clone());
+    let resource = web::resource("/{id}").wrap(lock).to(move || {
+        let body = CountsHeld(counted.clone(), seen.clone());
+        async { HttpResponse::Ok().body(body) }
+    });
+    let app = actix_web::test::init_service(actix_web::App::new().service(resource)).await;
+    let response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
+    until_free(&pool, "k").await;
+    assert!(actix_web::test::read_body(response).await.is_empty());
+    assert_eq!(held.load(Ordering::SeqCst), 1, "actix");
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,8 +18,6 @@ pub(super) enum BodyLock {
         /// Released in the background when it is dropped.
         guard: LockGuard,
     },
-    /// The error of the loss has been returned: the body ends with it.
-    Lost,
 }
 
 impl BodyLock {
@@ -41,25 +39,26 @@ impl BodyLock {
         Ok((response, Self::Held { lost: guard.lost(), guard }))
     }
 
-    /// Polls the body for its next part. Releases the lock when the body ends; when the lock is lost, the body ends with
-    /// the error.
-    pub(super) fn poll_part<T, E: From<LockError>>(
+    /// Polls `body` for its next part. When it ends, it is dropped, and then the lock is released. When the lock is lost, the body
+    /// is dropped, and ends with the error.
+    pub(super) fn poll_part<B, T, E: From<LockError>>(
         &mut self,
+        mut body: Pin<&mut Option<B>>,
         cx: &mut Context<'_>,
-        poll: impl FnOnce(&mut Context<'_>) -> Poll<Option<Result<T, E>>>,
+        poll: impl FnOnce(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<Result<T, E>>>,
     ) -> Poll<Option<Result<T, E>>> {
+        let Some(polled) = body.as_mut().as_pin_mut() else { return Poll::Ready(None) };
         let (lost, guard) = match self {
-            Self::Unlocked => return poll(cx),
-            Self::Lost => return Poll::Ready(None),
+            Self::Unlocked => return poll(polled, cx),
             Self::Held { lost, guard } => (lost, guard),
         };
-        if let Poll::Ready(error) = Pin::new(lost).poll(cx) {
-            *self = Self::Lost;
-            return Poll::Ready(Some(Err(error.into())));
-        }
-        // A stream may call for the lock that it has.
-        let part = reentrancy::enter(guard, || poll(cx));
+        let part = match Pin::new(lost).poll(cx) {
+            Poll::Ready(error) => Poll::Ready(Some(Err(error.into()))),
+            // A stream may call for the lock that it has.
+            Poll::Pending => reentrancy::enter(guard, || poll(polled, cx)),
+        };
         if let Poll::Ready(None | Some(Err(_))) = part {
+            body.set(None);
             *self = Self::Unlocked;
         }
         part

@@ -16,7 +16,7 @@ pin_project! {
     /// [`until_body_end`](super::LockLayer::until_body_end) it holds the lock until its last frame, or until it is dropped.
     /// When the lock is lost before, it ends with the [`LockError`](crate::LockError).
     pub struct LockedBody<B: Body> {
-        // `None` for the response to an error.
+        // `None` for the response to an error, and behind the end.
         #[pin]
         inner: Option<B>,
         problem: Option<B::Data>,
@@ -56,10 +56,10 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.project();
-        match this.inner.as_pin_mut() {
-            Some(inner) => this.lock.poll_part(cx, |cx| inner.poll_frame(cx).map_err(Into::into)),
-            None => Poll::Ready(this.problem.take().map(|text| Ok(Frame::data(text)))),
+        if let Some(text) = this.problem.take() {
+            return Poll::Ready(Some(Ok(Frame::data(text))));
         }
+        this.lock.poll_part(this.inner, cx, |inner, cx| inner.poll_frame(cx).map_err(Into::into))
     }
 
     fn is_end_stream(&self) -> bool {

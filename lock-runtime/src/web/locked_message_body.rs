@@ -16,15 +16,16 @@ pin_project! {
     /// [`until_body_end`](super::LockMiddleware::until_body_end) it holds the lock until its last chunk, or until it is
     /// dropped. When the lock is lost before, it ends with the [`LockError`](crate::LockError).
     pub struct LockedMessageBody<B> {
+        // `None` behind the end.
         #[pin]
-        inner: B,
+        inner: Option<B>,
         lock: BodyLock,
     }
 }
 
 impl<B> LockedMessageBody<B> {
     pub(super) const fn new(inner: B, lock: BodyLock) -> Self {
-        Self { inner, lock }
+        Self { inner: Some(inner), lock }
     }
 }
 
@@ -40,7 +41,7 @@ impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
     type Error = Box<dyn Error>;
 
     fn size(&self) -> BodySize {
-        self.inner.size()
+        self.inner.as_ref().map_or(BodySize::None, MessageBody::size)
     }
 
     fn poll_next(
@@ -48,15 +49,17 @@ impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         let this = self.project();
-        this.lock.poll_part(cx, |cx| this.inner.poll_next(cx).map_err(Into::into))
+        this.lock.poll_part(this.inner, cx, |inner, cx| inner.poll_next(cx).map_err(Into::into))
     }
 
     // A body that is taken as bytes is not polled any more, and its lock has to last until it has been sent.
     fn try_into_bytes(self) -> Result<Bytes, Self> {
         let Self { inner, lock } = self;
-        if lock.is_held() {
-            return Err(Self { inner, lock });
+        match inner {
+            Some(inner) if !lock.is_held() => {
+                inner.try_into_bytes().map_err(|inner| Self::new(inner, lock))
+            }
+            inner => Err(Self { inner, lock }),
         }
-        inner.try_into_bytes().map_err(|inner| Self { inner, lock })
     }
 }

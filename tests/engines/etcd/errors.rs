@@ -97,6 +97,35 @@ async fn a_token_that_has_ended_fails_no_request() {
     guard.release().await.unwrap();
 }
 
+/// Nothing is left to be deleted behind a request that was refused.
+#[tokio::test]
+async fn refused_requests_are_followed_by_no_others() {
+    const REFUSED: usize = 50;
+    let server = EtcdServer::start();
+    enable_logins(&server);
+    let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", server.port());
+    let pool = LockPool::builder(&url).ttl(ms(1_000)).connect().await.unwrap();
+    cycle(&pool, "order:1").await;
+    server.etcdctl(&[
+        "--user=root:root",
+        "role",
+        "revoke-permission",
+        "locks",
+        "/locks/",
+        "/locks0",
+    ]);
+    for n in 0..REFUSED {
+        let error = pool.lock(format!("order:{n}")).try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+    }
+    // What is to be deleted is so behind the ttl, and once a second if that is refused.
+    tokio::time::sleep(ms(1_500)).await;
+    let before = server.messages();
+    tokio::time::sleep(ms(2_500)).await;
+    let sent = server.messages() - before;
+    assert!(sent < REFUSED, "{sent}");
+}
+
 /// The next member answers nothing, while the lease of a lock runs out.
 #[tokio::test]
 async fn a_short_lock_outlives_a_member_that_accepts_connections_and_answers_nothing() {

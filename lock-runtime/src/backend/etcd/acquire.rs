@@ -110,7 +110,13 @@ impl EtcdLocks {
         let sign = self.early_sign(&it.lease, it.until);
         let expected = self.keys.expect_puts(owner, &missing);
         let putting = self.putting(it, &missing);
-        let (answer, confirmed) = match self.transact(&it.member, &putting).await {
+        let answered = self.transact(&it.member, &putting).await;
+        if answered.as_ref().is_err_and(TransactionFailure::has_applied_nothing) {
+            for key in &expected {
+                self.keys.remove(owner, key);
+            }
+        }
+        let (answer, confirmed) = match answered {
             Ok(answered) => answered,
             Err(TransactionFailure::WithoutLease) => {
                 self.leases.end(&it.lease);

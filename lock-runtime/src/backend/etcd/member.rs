@@ -9,10 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use crate::backend::BackendError;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
 use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
 use crate::backend::etcd::server_error::{CallStatus, connection_lost, login_wanted, malformed};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
 /// A connection to a member. It ends once something says so, see [`end`](Self::end).
@@ -72,6 +72,15 @@ pub(crate) enum TransactionFailure {
     /// The lease of a key is gone, and nothing was written.
     WithoutLease,
     Other(BackendError),
+}
+
+impl TransactionFailure {
+    pub(crate) fn has_applied_nothing(&self) -> bool {
+        match self {
+            Self::WithoutLease => true,
+            Self::Other(error) => error.kind() != FailureKind::MaybeApplied,
+        }
+    }
 }
 
 impl From<TransactionFailure> for BackendError {

@@ -221,9 +221,6 @@ impl<'a> MysqlBatch<'a> {
         requests: Vec<PendingRequest<R, T>>,
         keys: impl Fn(&R) -> &[Key],
     ) -> Vec<PendingRequest<R, T>> {
-        if self.locked.is_empty() {
-            return requests;
-        }
         let now = self.now();
         let is_suspect =
             |request: &R| keys(request).iter().any(|key| self.locked.contains(key, now));

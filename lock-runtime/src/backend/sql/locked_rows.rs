@@ -24,10 +24,6 @@ impl LockedRows {
         self.0.remove(key);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(crate) fn contains(&self, key: &Key, now: Instant) -> bool {
         self.0.get(key).is_some_and(|since| now.since(*since) < Self::REMEMBERED)
     }

@@ -54,6 +54,9 @@ function load() {
 }
 
 function connect() {
+  if (events && events.readyState !== EventSource.CLOSED) {
+    return;
+  }
   events = new EventSource(source);
   events.addEventListener("changed", load);
   events.onopen = () => {
