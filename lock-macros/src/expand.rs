@@ -16,7 +16,6 @@
 //!         __call
 //!     }).run(async move {
 //!         if let Some(__anchor) = None::<Result<Receipt, Error>> { return __anchor; }
-//!         let _ = &order;
 //!         { BODY }
 //!     }).await {
 //!         Ok(__output) => return __output,
@@ -29,9 +28,7 @@
 //! Each token here is compiled once per annotated function: what has no type of the user is a call into the runtime.
 //! No generated name is in scope in the body, where a language server would offer it.
 
-use std::collections::HashSet;
-
-use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::Expr;
 use syn::spanned::Spanned;
@@ -235,20 +232,9 @@ impl Expansion<'_> {
             let runtime = self.runtime.at(name.span());
             quote_spanned!(located(name.span())=> let #name: &#runtime::LockGuard = &#name.1;)
         });
-        // The block captures them as a whole: also the fields that the body does not mention drop before the release.
-        let mentioned = self.mentioned(&statements).into_iter();
-        let captured = mentioned.map(|name| quote_spanned!(located(name.span())=> let _ = &#name;));
-        let captured: TokenStream = captured.collect();
         let mut body = Group::new(Delimiter::Brace, statements);
         body.set_span(span);
-        quote_spanned!(span=> async move { #anchor #captured #guard #body })
-    }
-
-    /// The parameters with a name that is in the body.
-    fn mentioned(&self, statements: &TokenStream) -> Vec<&Ident> {
-        let mut identifiers = HashSet::new();
-        collect_identifiers(statements.clone(), &mut identifiers);
-        self.params.names().filter(|name| identifiers.contains(*name)).collect()
+        quote_spanned!(span=> async move { #anchor #guard #body })
     }
 
     /// The error to return if the lock was not acquired, after `on_conflict`.
@@ -289,16 +275,6 @@ impl Expansion<'_> {
         let span = located(self.function.output_span());
         let runtime = self.runtime.at(span);
         quote_spanned!(span=> #runtime::FromLockError::from_lock_error(__error))
-    }
-}
-
-fn collect_identifiers(tokens: TokenStream, identifiers: &mut HashSet<Ident>) {
-    for token in tokens {
-        match token {
-            TokenTree::Ident(name) => drop(identifiers.insert(name)),
-            TokenTree::Group(group) => collect_identifiers(group.stream(), identifiers),
-            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
-        }
     }
 }
 

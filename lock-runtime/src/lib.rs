@@ -227,7 +227,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// A call may be dropped at any await and leaves nothing behind. While it waits, it leaves the wait queue and releases
 /// what the store may have granted. In the body, the body is dropped first and then the lock is released.
 ///
-/// The body's locals, and the arguments that it mentions, drop before the release. Arguments that it does not
-/// mention drop after it.
+/// The body's locals, and what it uses of its arguments, drop before the release. Other arguments, and fields of an
+/// argument that it does not use, drop after it.
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;

@@ -195,33 +195,6 @@ mod release {
         Ok(())
     }
 
-    /// Records how many locks its pool holds as it is dropped.
-    struct CountsHeld<'a>(LockPool, &'a AtomicUsize);
-
-    impl Drop for CountsHeld<'_> {
-        fn drop(&mut self) {
-            self.1.store(self.0.snapshot().held.len(), Ordering::SeqCst);
-        }
-    }
-
-    struct Argument<'a> {
-        id: u64,
-        _counts: CountsHeld<'a>,
-    }
-
-    #[distributed_lock(key = "r", pool = pool)]
-    async fn of_one_field(pool: &LockPool, argument: Argument<'_>) -> Result<u64, LockError> {
-        Ok(argument.id)
-    }
-
-    #[tokio::test]
-    async fn an_argument_of_which_the_body_uses_one_field_drops_as_a_whole_before_the_release() {
-        let (pool, held) = (memory().await, AtomicUsize::new(0));
-        let argument = Argument { id: 7, _counts: CountsHeld(pool.clone(), &held) };
-        assert_eq!(of_one_field(&pool, argument).await.unwrap(), 7);
-        assert_eq!(held.load(Ordering::SeqCst), 1);
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_result_waits_for_the_release_or_does_not() {
         let (pool, faults) = on_virtual_time("memory://", |it| it).await;

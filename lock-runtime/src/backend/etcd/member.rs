@@ -11,7 +11,9 @@ use tokio::sync::watch;
 
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
 use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
-use crate::backend::etcd::server_error::{CallStatus, connection_lost, login_wanted, malformed};
+use crate::backend::etcd::server_error::{
+    CallStatus, WITHOUT_SPACE, connection_lost, login_wanted, malformed,
+};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -78,7 +80,11 @@ impl TransactionFailure {
     pub(crate) fn has_applied_nothing(&self) -> bool {
         match self {
             Self::WithoutLease => true,
-            Self::Other(error) => error.kind() != FailureKind::MaybeApplied,
+            // The member checks its space before and behind the transaction.
+            Self::Other(error) => {
+                error.kind() != FailureKind::MaybeApplied
+                    && !error.message().contains(WITHOUT_SPACE)
+            }
         }
     }
 }

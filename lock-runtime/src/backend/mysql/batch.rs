@@ -232,7 +232,7 @@ impl<'a> MysqlBatch<'a> {
         match self.locked_of(asked).await {
             Ok(locked) => fail_locked(requests, &locked, keys),
             Err(error) => {
-                fail_all(requests, &error);
+                fail_all(requests, &error.before_sending());
                 Vec::new()
             }
         }

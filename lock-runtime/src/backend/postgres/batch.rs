@@ -182,8 +182,8 @@ impl<'a> Batch<'a> {
             let Some((lock_rows, prepared, keys)) = &locking else { return Ok(()) };
             session.run(lock_rows, prepared.as_ref(), keys).await.map(drop)
         };
-        self.in_time(async {
-            let (began, locked, rows, committed) = tokio::join!(
+        let answers = async {
+            let answers = tokio::join!(
                 biased;
                 client.batch_execute(&session.begin),
                 lock_rows,
@@ -191,13 +191,18 @@ impl<'a> Batch<'a> {
                 // After an error this rolls back.
                 client.batch_execute("COMMIT"),
             );
-            began?;
-            locked?;
-            let rows = rows?;
-            committed?;
-            Ok(rows)
-        })
-        .await
+            Ok(answers)
+        };
+        let (began, locked, rows, committed) = self.in_time(answers).await?;
+        if let Err(error) = began {
+            // Outside of a transaction the statement has committed by itself.
+            let error = failure(error);
+            return Err(if rows.is_ok() { error.after_a_part() } else { error });
+        }
+        locked.map_err(failure)?;
+        let rows = rows.map_err(failure)?;
+        committed.map_err(failure)?;
+        Ok(rows)
     }
 
     /// The server bounds each statement, so a connection without an answer for longer is of no use. Nothing more is sent

@@ -1,4 +1,4 @@
-//! Requests for rows that another session keeps locked. They fail, and no other request waits for such a row.
+//! Requests for rows that another session keeps locked. They fail, and requests for other keys are sent without them.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl Batch<'_> {
                 free
             }
             Err(error) => {
-                fail_all(requests, &error);
+                fail_all(requests, &error.before_sending());
                 Vec::new()
             }
         }
@@ -92,11 +92,13 @@ impl Batch<'_> {
             return Vec::new();
         }
         let (blocked, free) = split_locked(requests, &locked, keys);
+        self.remember_locked(locked);
         parts.add(free);
         blocked
     }
 
-    /// Before the next requests for these keys, their rows are looked at.
+    /// For some seconds the rows of these keys are looked at before the next requests. Then one of them waits again, because
+    /// a row of a hot key is locked most of the time by commits in turn.
     pub(super) fn remember_locked(&self, keys: impl IntoIterator<Item = Key>) {
         let (mut known, now) = (self.session.locked_rows(), self.clock.now());
         for key in keys {
@@ -126,7 +128,6 @@ impl Batch<'_> {
         let found: HashSet<Vec<u8>> = found.collect::<Result<_, _>>()?;
         let is_locked = |key: &Key| found.contains(key.as_str().as_bytes());
         let (locked, free): (HashSet<Key>, HashSet<Key>) = asked.into_iter().partition(is_locked);
-        self.remember_locked(locked.iter().cloned());
         let mut known = self.session.locked_rows();
         for key in &free {
             known.remove(key);

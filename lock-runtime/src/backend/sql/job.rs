@@ -18,7 +18,6 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, BackendError>>;
 pub(crate) type PendingRequest<R, T> = (R, Reply<T>);
 
 /// Requests of one kind.
-/// Several of one kind.
 pub(crate) type PendingRequests<R, T> = Vec<PendingRequest<R, T>>;
 
 pub(crate) type Acquires = PendingRequests<AcquireRequest, AcquireOutcome>;
