@@ -10,7 +10,7 @@ use crate::backend::BackendError;
 use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::server_error::{is_lock_timeout, row_is_locked};
 use crate::backend::postgres::session::get;
-use crate::backend::sql::job::{PendingRequest, PendingRequests, fail_all};
+use crate::backend::sql::job::{JobRequests, PendingRequest, fail_all};
 use crate::backend::sql::locked_rows::split_locked;
 use crate::base::key::Key;
 
@@ -43,9 +43,9 @@ impl Batch<'_> {
     /// Fails the requests for rows that another session is known to have locked. Returns the others.
     pub(super) async fn without_locked<R, T>(
         &self,
-        requests: PendingRequests<R, T>,
+        requests: JobRequests<R, T>,
         keys: impl Fn(&R) -> &[Key],
-    ) -> PendingRequests<R, T> {
+    ) -> JobRequests<R, T> {
         let suspects: HashSet<Key> = {
             let (known, now) = (self.session.locked_rows(), self.clock.now());
             let asked = requests.iter().flat_map(|(request, _)| keys(request));
@@ -71,11 +71,11 @@ impl Batch<'_> {
     /// locked rows were the reason.
     pub(super) async fn blocked<R, T>(
         &self,
-        requests: PendingRequests<R, T>,
+        requests: JobRequests<R, T>,
         keys: impl Fn(&R) -> &[Key],
         error: &BackendError,
         parts: &mut Parts<PendingRequest<R, T>>,
-    ) -> PendingRequests<R, T> {
+    ) -> JobRequests<R, T> {
         if !is_lock_timeout(error) {
             return requests;
         }

@@ -18,12 +18,12 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, BackendError>>;
 pub(crate) type PendingRequest<R, T> = (R, Reply<T>);
 
 /// Requests of one kind.
-pub(crate) type PendingRequests<R, T> = Vec<PendingRequest<R, T>>;
+pub(crate) type JobRequests<R, T> = Vec<PendingRequest<R, T>>;
 
-pub(crate) type Acquires = PendingRequests<AcquireRequest, AcquireOutcome>;
-pub(crate) type Releases = PendingRequests<ReleaseRequest, ReleaseOutcome>;
-pub(crate) type Renewals = PendingRequests<LeaseRef, LeaseStatus>;
-pub(crate) type Reads = PendingRequests<LeaseRef, LeaseStatus>;
+pub(crate) type Acquires = JobRequests<AcquireRequest, AcquireOutcome>;
+pub(crate) type Releases = JobRequests<ReleaseRequest, ReleaseOutcome>;
+pub(crate) type Renewals = JobRequests<LeaseRef, LeaseStatus>;
+pub(crate) type Reads = JobRequests<LeaseRef, LeaseStatus>;
 
 /// A request of any kind.
 pub(crate) enum StoreJob {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use crate::backend::sql::job::PendingRequests;
+use crate::backend::sql::job::JobRequests;
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
@@ -31,10 +31,10 @@ impl LockedRows {
 
 /// The requests for one of the keys `locked`, and the others.
 pub(crate) fn split_locked<R, T>(
-    requests: PendingRequests<R, T>,
+    requests: JobRequests<R, T>,
     locked: &HashSet<Key>,
     keys: impl Fn(&R) -> &[Key],
-) -> (PendingRequests<R, T>, PendingRequests<R, T>) {
+) -> (JobRequests<R, T>, JobRequests<R, T>) {
     requests
         .into_iter()
         .partition(|(request, _)| keys(request).iter().any(|key| locked.contains(key)))
