@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lock_runtime::{ErrorKind, LockPool};
 use lock_tests::prelude::*;
-use lock_tests::{SqlServer, eventually_async};
+use lock_tests::{SqlServer, SqlSession, eventually_async};
 use tokio::task::JoinSet;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,25 +29,31 @@ async fn locked_rows_on_mysql_delay_no_acquire_of_other_keys() {
     locked_rows_delay_no_other_acquire(SqlServer::mysql()).await;
 }
 
-/// Requests for four locked rows arrive all the time. Each other request has the time limit of one statement.
-async fn locked_rows_delay_no_other_acquire(server: SqlServer) {
-    const STUCK: usize = 4;
-    let pool = LockPool::builder(server.url()).request_timeout(ms(2_000)).connect().await.unwrap();
-    let stuck = pool.lock_all((0..STUCK).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
+/// Another session, with a transaction that has locked the rows of the keys `stuck:0` and so on, and no others.
+async fn lock_rows(server: &SqlServer, pool: &LockPool, count: usize) -> SqlSession {
+    let stuck = pool.lock_all((0..count).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
     stuck.release().await.unwrap();
     let mut other = server.session().await;
     if let SqlServer::Mysql(_) = server {
         other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
     }
     other.begin().await;
-    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), STUCK);
+    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), count);
+    other
+}
+
+/// Requests for four locked rows arrive all the time. Each other request has the time limit of one statement.
+async fn locked_rows_delay_no_other_acquire(server: SqlServer) {
+    const STUCK: usize = 4;
+    let pool = LockPool::builder(server.url()).request_timeout(ms(2_000)).connect().await.unwrap();
+    let mut other = lock_rows(&server, &pool, STUCK).await;
     let mut acquiring = JoinSet::new();
     let failed = Arc::new(AtomicUsize::new(0));
-    for n in 0..2 * STUCK {
+    for n in 0..STUCK {
         let (pool, failed) = (pool.clone(), failed.clone());
         acquiring.spawn(async move {
             loop {
-                let request = pool.lock(format!("stuck:{}", n % STUCK)).wait(Duration::ZERO);
+                let request = pool.lock(format!("stuck:{n}")).wait(Duration::ZERO);
                 let error = request.acquire().await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
                 failed.fetch_add(1, Ordering::SeqCst);
@@ -62,12 +68,13 @@ async fn locked_rows_delay_no_other_acquire(server: SqlServer) {
         let free = pool.lock(format!("order:{n}")).wait(Duration::ZERO).acquire().await;
         free.unwrap_or_else(|error| panic!("{n}: {error}")).release().await.unwrap();
     }
+    assert!(acquiring.try_join_next().is_none());
+    acquiring.shutdown().await;
     other.run("COMMIT").await;
     eventually_async(DEADLINE, "the rows are unlocked", async || {
         pool.lock("stuck:1").wait(ms(1_000)).acquire().await.is_ok()
     })
     .await;
-    acquiring.abort_all();
 }
 
 /// Each request for several keys waits for its row, and new ones arrive all the time.
@@ -76,14 +83,7 @@ async fn a_release_does_not_wait_in_turn(server: SqlServer) {
     // The time limit of a release is twice this one.
     let builder = LockPool::builder(server.url()).request_timeout(ms(3_000));
     let pool = builder.connect().await.unwrap();
-    let stuck = pool.lock_all((0..STUCK).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
-    stuck.release().await.unwrap();
-    let mut other = server.session().await;
-    if let SqlServer::Mysql(_) = server {
-        other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
-    }
-    other.begin().await;
-    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), STUCK);
+    let _other = lock_rows(&server, &pool, STUCK).await;
     let guard = pool.lock("order:1").acquire().await.unwrap();
     let next = Arc::new(AtomicUsize::new(0));
     let mut acquiring = JoinSet::new();

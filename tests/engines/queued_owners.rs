@@ -62,7 +62,7 @@ async fn behind_dead_owners_on_mysql_the_end_of_the_lease_is_not_missed() {
     .await;
 }
 
-/// Nothing notifies a waiter of the end of a lease whose holder has died: the first one that lives looks at that time.
+/// The lease of a dead holder ends without a notification: the first live request in the queue looks at that time.
 async fn dead_owners_delay_no_look(server: SqlServer, dead: impl Fn(u32) -> String) {
     const TTL: Duration = ms(150);
     let store = open_backend(&server.url()).await.unwrap();

@@ -25,7 +25,7 @@ use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
-use crate::backend::etcd::server_error::{WITHOUT_SPACE, lease_ended};
+use crate::backend::etcd::server_error::{is_without_space, lease_ended};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -313,10 +313,6 @@ impl Leases {
     fn classes(&self) -> MutexGuard<'_, Vec<Arc<LeaseClass>>> {
         self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn is_without_space(error: &BackendError) -> bool {
-    error.message().contains(WITHOUT_SPACE)
 }
 
 fn number_text(member: &Member) -> Vec<u8> {

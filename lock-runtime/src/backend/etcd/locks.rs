@@ -32,7 +32,7 @@ pub(crate) struct EtcdLocks {
     pub(crate) leases: Arc<Leases>,
     pub(crate) signs: KeepAlives,
     pub(crate) link: Arc<MemberLink>,
-    /// The time for what a renewal asks, and for the next connection behind one whose token has ended.
+    /// The time for what a renewal asks, and for the next connection after the end of a token.
     pub(crate) renewal_limit: Duration,
 }
 

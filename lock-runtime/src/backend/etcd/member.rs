@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient};
 use crate::backend::etcd::protocol::transaction::{Transaction, TransactionAnswer};
 use crate::backend::etcd::server_error::{
-    CallStatus, WITHOUT_SPACE, connection_lost, login_wanted, malformed,
+    CallStatus, connection_lost, is_without_space, login_wanted, malformed,
 };
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
@@ -82,8 +82,7 @@ impl TransactionFailure {
             Self::WithoutLease => true,
             // The member checks its space before and behind the transaction.
             Self::Other(error) => {
-                error.kind() != FailureKind::MaybeApplied
-                    && !error.message().contains(WITHOUT_SPACE)
+                error.kind() != FailureKind::MaybeApplied && !is_without_space(error)
             }
         }
     }

@@ -77,7 +77,12 @@ impl CallStatus {
 }
 
 /// A part of etcd's text if its database is full.
-pub(crate) const WITHOUT_SPACE: &str = "database space exceeded";
+const WITHOUT_SPACE: &str = "database space exceeded";
+
+/// Whether the member refuses a put because its database is full.
+pub(crate) fn is_without_space(error: &BackendError) -> bool {
+    error.message().contains(WITHOUT_SPACE)
+}
 
 /// Texts of etcd's errors, what they mean, and what to do. The first text that is found counts.
 const MEANINGS: [(&str, FailureKind, &str, &str); 24] = {

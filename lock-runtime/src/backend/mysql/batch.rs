@@ -13,12 +13,12 @@ use crate::backend::mysql::pool_state::MysqlPoolState;
 use crate::backend::mysql::schema::MysqlStatements;
 use crate::backend::mysql::script::{ByteList, SqlScript};
 use crate::backend::mysql::server_error::{
-    ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back, row_is_locked,
+    LONG_TRANSACTIONS, ends_connection, failure, is_about_info, is_lock_timeout, is_rolled_back,
 };
 use crate::backend::mysql::session::{Fields, MysqlSession, ScriptAnswer};
 use crate::backend::sql::acquire_steps::AcquireSteps;
 use crate::backend::sql::job::{Jobs, PendingRequest, answer, fail_all, no_answer};
-use crate::backend::sql::locked_rows::{LockedRows, split_locked};
+use crate::backend::sql::locked_rows::{LockedRows, fail_locked};
 use crate::backend::sql::tables::InfoColumn;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Instant;
@@ -221,16 +221,12 @@ impl<'a> MysqlBatch<'a> {
         requests: Vec<PendingRequest<R, T>>,
         keys: impl Fn(&R) -> &[Key],
     ) -> Vec<PendingRequest<R, T>> {
-        let now = self.now();
-        let is_suspect =
-            |request: &R| keys(request).iter().any(|key| self.locked.contains(key, now));
-        if !requests.iter().any(|(request, _)| is_suspect(request)) {
+        let suspects = self.locked.suspects(&requests, &keys, self.now());
+        if suspects.is_empty() {
             return requests;
         }
-        let asked = requests.iter().flat_map(|(request, _)| keys(request));
-        let asked = asked.filter(|key| self.locked.contains(key, now)).cloned().collect();
-        match self.locked_of(asked).await {
-            Ok(locked) => fail_locked(requests, &locked, keys),
+        match self.locked_of(suspects.into_iter().collect()).await {
+            Ok(locked) => fail_locked(requests, &locked, keys, LONG_TRANSACTIONS),
             Err(error) => {
                 fail_all(requests, &error.before_sending());
                 Vec::new()
@@ -270,7 +266,9 @@ impl<'a> MysqlBatch<'a> {
         }
         let asked = requests.iter().flat_map(|(request, _)| keys(request)).cloned().collect();
         match self.locked_of(asked).await {
-            Ok(locked) if !locked.is_empty() => fail_locked(requests, &locked, keys),
+            Ok(locked) if !locked.is_empty() => {
+                fail_locked(requests, &locked, keys, LONG_TRANSACTIONS)
+            }
             // Unlocked since, or a lock of the table.
             _ => {
                 fail_all(requests, &error);
@@ -327,16 +325,6 @@ impl<'a> MysqlBatch<'a> {
         }
         Ok(locked)
     }
-}
-
-fn fail_locked<R, T>(
-    requests: Vec<PendingRequest<R, T>>,
-    locked: &HashSet<Key>,
-    keys: impl Fn(&R) -> &[Key],
-) -> Vec<PendingRequest<R, T>> {
-    let (blocked, free) = split_locked(requests, locked, keys);
-    fail_all(blocked, &row_is_locked());
-    free
 }
 
 /// The failure of a request whose part of the answer is missing.

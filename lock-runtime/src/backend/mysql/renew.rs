@@ -9,8 +9,9 @@ use tokio::time::sleep;
 use crate::backend::mysql::batch::MysqlBatch;
 use crate::backend::mysql::packet::{BYTES_IN_LISTS, by_count_of_keys};
 use crate::backend::mysql::script::{ByteList, Literal, SqlScript};
-use crate::backend::mysql::server_error::row_is_locked;
+use crate::backend::mysql::server_error::LONG_TRANSACTIONS;
 use crate::backend::sql::job::{Reads, Renewals, answer};
+use crate::backend::sql::locked_rows::row_is_locked;
 use crate::backend::sql::tables::micros;
 use crate::backend::{BackendError, LeaseRef, LeaseStatus, Owner};
 use crate::base::clock::Instant;
@@ -45,7 +46,9 @@ impl MysqlBatch<'_> {
                     reply,
                     match &done {
                         _ if renewed.held.contains(&lease) => Ok(LeaseStatus::Held),
-                        Ok(()) if renewed.locked.contains(&lease) => Err(row_is_locked()),
+                        Ok(()) if renewed.locked.contains(&lease) => {
+                            Err(row_is_locked(LONG_TRANSACTIONS))
+                        }
                         Ok(()) => Ok(LeaseStatus::NotHeld),
                         Err(error) => Err(error.clone()),
                     },

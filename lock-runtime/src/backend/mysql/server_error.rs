@@ -53,12 +53,6 @@ pub(crate) fn read_only(server: &str) -> BackendError {
     BackendError::new(FailureKind::NotApplied, message).remedy(TO_THE_PRIMARY)
 }
 
-/// The failure of a request for a row that another session keeps locked.
-pub(crate) fn row_is_locked() -> BackendError {
-    let message = "a row of the request's keys is locked by another session";
-    BackendError::new(FailureKind::NotApplied, message).remedy(LONG_TRANSACTIONS)
-}
-
 /// The failure of a request with more or longer keys than fit into a packet of `longest` bytes.
 pub(crate) fn too_long(longest: usize) -> BackendError {
     let message =
@@ -110,7 +104,8 @@ const TO_THE_PRIMARY: &str =
     "point the URL at the primary, or name all servers: `mysql://host1,host2/database`";
 const LONGER_PACKETS: &str =
     "raise `max_allowed_packet` to 4 MiB or more, or lock fewer keys at once";
-const LONG_TRANSACTIONS: &str =
+/// Where to look for a session that keeps rows locked.
+pub(crate) const LONG_TRANSACTIONS: &str =
     "look for long transactions on the tables of the locks in `information_schema.INNODB_TRX`";
 
 /// A deadlock, a conflict with another node, a row that changed since it was read.

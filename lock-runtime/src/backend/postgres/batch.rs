@@ -162,7 +162,8 @@ impl<'a> Batch<'a> {
         prepared.map_err(BackendError::before_sending)
     }
 
-    /// As [`in_transaction`](Self::in_transaction), or without locks of its own. All in one write, because no part depends on an answer.
+    /// As [`in_transaction`](Self::in_transaction), or without locks of its own. All in one write, because no part depends on an
+    /// answer.
     async fn transaction(
         &self,
         keys: Option<Parameter<'_>>,

@@ -8,10 +8,10 @@ use tokio_postgres::types::Type;
 
 use crate::backend::BackendError;
 use crate::backend::postgres::batch::Batch;
-use crate::backend::postgres::server_error::{is_lock_timeout, row_is_locked};
+use crate::backend::postgres::server_error::{LONG_TRANSACTIONS, is_lock_timeout};
 use crate::backend::postgres::session::get;
 use crate::backend::sql::job::{JobRequests, PendingRequest, fail_all};
-use crate::backend::sql::locked_rows::split_locked;
+use crate::backend::sql::locked_rows::{fail_locked, split_locked};
 use crate::base::key::Key;
 
 /// Requests that go in one statement, until a locked row delays all of them.
@@ -46,20 +46,12 @@ impl Batch<'_> {
         requests: JobRequests<R, T>,
         keys: impl Fn(&R) -> &[Key],
     ) -> JobRequests<R, T> {
-        let suspects: HashSet<Key> = {
-            let (known, now) = (self.session.locked_rows(), self.clock.now());
-            let asked = requests.iter().flat_map(|(request, _)| keys(request));
-            asked.filter(|key| known.contains(key, now)).cloned().collect()
-        };
+        let suspects = self.session.locked_rows().suspects(&requests, &keys, self.clock.now());
         if suspects.is_empty() {
             return requests;
         }
         match self.locked_of(suspects).await {
-            Ok(locked) => {
-                let (blocked, free) = split_locked(requests, &locked, keys);
-                fail_all(blocked, &row_is_locked());
-                free
-            }
+            Ok(locked) => fail_locked(requests, &locked, keys, LONG_TRANSACTIONS),
             Err(error) => {
                 fail_all(requests, &error.before_sending());
                 Vec::new()

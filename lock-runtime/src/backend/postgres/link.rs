@@ -137,7 +137,7 @@ impl LinkTask {
                 let batch = Batch::new(session, connector, &server, events, channel, clock);
                 batch.run(jobs, &mut self.steps).await;
                 if self.purpose == Purpose::Upkeep && self.sweep.due() <= state.clock.now() {
-                    self.sweep.run(&batch, state.clock).await;
+                    self.sweep.run(&batch).await;
                 }
                 if batch.is_silent() && !closes {
                     return Some((no_answer(), answered));

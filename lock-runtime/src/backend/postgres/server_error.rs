@@ -65,19 +65,14 @@ pub(crate) fn read_only(server: &str) -> BackendError {
 const TO_THE_PRIMARY: &str =
     "point the URL at the primary, or name all servers: `postgres://host1,host2/database`";
 
-/// The failure of a request for a row that another session keeps locked.
-pub(crate) fn row_is_locked() -> BackendError {
-    let message = "a row of the request's keys is locked by another session";
-    BackendError::new(FailureKind::NotApplied, message).remedy(LONG_TRANSACTIONS)
-}
-
 /// Whether a row was locked elsewhere for too long, so that the statement had no effect.
 pub(crate) fn is_lock_timeout(error: &BackendError) -> bool {
     let code = error.cause::<Error>().and_then(Error::code);
     code == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
-const LONG_TRANSACTIONS: &str =
+/// Where to look for a session that keeps rows locked.
+pub(crate) const LONG_TRANSACTIONS: &str =
     "look for long transactions on the tables of the locks in `pg_stat_activity`";
 
 fn message(what: &str, answer: &DbError) -> String {

@@ -193,10 +193,10 @@ impl Connector {
     fn begin(&self, is_direct: bool) -> String {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
                              SET LOCAL idle_in_transaction_session_timeout = 1000";
-        let (limit, lock_limit) = self.statement_limits();
         if is_direct {
             return BEGIN.to_owned();
         }
+        let (limit, lock_limit) = self.statement_limits();
         format!(
             "{BEGIN}; SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {lock_limit}"
         )

@@ -8,7 +8,7 @@ use crate::backend::postgres::batch::Batch;
 use crate::backend::postgres::schema::Parameters;
 use crate::backend::postgres::session::get;
 use crate::backend::postgres::url::Database;
-use crate::base::clock::{Clock, Instant};
+use crate::base::clock::Instant;
 use crate::base::jitter;
 
 /// Between two walks through the table.
@@ -40,7 +40,7 @@ impl Sweep {
     }
 
     /// Sweeps the next part. A failure is no matter: the next walk finds the same rows.
-    pub(super) async fn run(&mut self, batch: &Batch<'_>, clock: Clock) {
+    pub(super) async fn run(&mut self, batch: &Batch<'_>) {
         let seconds = i64::try_from(self.forget_after.as_secs()).unwrap_or(i64::MAX);
         let parameters: Parameters<'_> =
             vec![(&self.last, Type::BYTEA), (&seconds, Type::INT8), (&ROWS, Type::INT8)];
@@ -51,6 +51,6 @@ impl Sweep {
             None => jitter::below(INTERVAL.min(self.forget_after)),
         };
         self.last = last.unwrap_or_default();
-        self.due = clock.now() + pause;
+        self.due = batch.clock.now() + pause;
     }
 }

@@ -3,12 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use crate::backend::sql::job::JobRequests;
+use crate::backend::sql::job::{JobRequests, PendingRequest, fail_all};
+use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::key::Key;
 
-/// The keys for whose rows a statement has waited in vain, so that no other waits for them before they are unlocked. A wait lasts up
-/// to a second, the shortest that MySQL has.
+/// The keys of rows that a statement has waited for in vain, so that no other waits before they are unlocked. A wait lasts up to a
+/// second, the shortest that MySQL has.
 #[derive(Debug, Default)]
 pub(crate) struct LockedRows(HashMap<Key, Instant>);
 
@@ -24,9 +25,38 @@ impl LockedRows {
         self.0.remove(key);
     }
 
-    pub(crate) fn contains(&self, key: &Key, now: Instant) -> bool {
+    fn contains(&self, key: &Key, now: Instant) -> bool {
         self.0.get(key).is_some_and(|since| now.since(*since) < Self::REMEMBERED)
     }
+
+    /// Those of the requests' keys that are here.
+    pub(crate) fn suspects<R, T>(
+        &self,
+        requests: &[PendingRequest<R, T>],
+        keys: impl Fn(&R) -> &[Key],
+        now: Instant,
+    ) -> HashSet<Key> {
+        let asked = requests.iter().flat_map(|(request, _)| keys(request));
+        asked.filter(|key| self.contains(key, now)).cloned().collect()
+    }
+}
+
+/// Fails the requests for one of the keys `locked`, and returns the others. `remedy` says where to look for the other session.
+pub(crate) fn fail_locked<R, T>(
+    requests: JobRequests<R, T>,
+    locked: &HashSet<Key>,
+    keys: impl Fn(&R) -> &[Key],
+    remedy: &'static str,
+) -> JobRequests<R, T> {
+    let (blocked, free) = split_locked(requests, locked, keys);
+    fail_all(blocked, &row_is_locked(remedy));
+    free
+}
+
+/// The failure of a request for a row that another session keeps locked.
+pub(crate) fn row_is_locked(remedy: &'static str) -> BackendError {
+    let message = "a row of the request's keys is locked by another session";
+    BackendError::new(FailureKind::NotApplied, message).remedy(remedy)
 }
 
 /// The requests for one of the keys `locked`, and the others.
