@@ -27,6 +27,9 @@ const TERMS: usize = 8;
 /// The leader of this term is killed.
 const KILLED: usize = 4;
 
+/// What a candidate says once it has its pool.
+const CONNECTED: &str = "connected";
+
 /// Only one process is in here. The body is dropped before its lease ends.
 #[distributed_lock(key = "example:leader", ttl = "4s", wait = "forever", guard = lock)]
 async fn lead() -> Result<(), LockError> {
@@ -63,6 +66,7 @@ async fn main() -> Result<(), Failure> {
 /// Leads whenever it may, until its input ends.
 async fn candidate(url: &str) -> Result<(), Failure> {
     lock_runtime::init(url).await?;
+    println!("{CONNECTED}");
     let leading = async {
         loop {
             if let Err(error) = lead().await {
@@ -90,6 +94,9 @@ struct Term {
 
 /// Records what a candidate has said. `true` if it leads from now on.
 fn record(terms: &mut Vec<Term>, leader: usize, line: &str) -> Result<bool, Failure> {
+    if line == CONNECTED {
+        println!("candidate {leader} is connected");
+    }
     let [event, fence, at] = line.split(' ').collect::<Vec<_>>()[..] else { return Ok(false) };
     let (fence, at) = (fence.parse()?, at.parse()?);
     if event == "begins" {

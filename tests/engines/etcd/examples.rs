@@ -11,6 +11,11 @@ async fn etcd_leader() {
     const LIMIT: Duration = Duration::from_secs(120);
     let cluster = EtcdTrio::shared().await;
     let worker = Worker::start(&example("etcd_leader"), &[cluster.url_of("/leader")]);
+    // A pool that connects during an election may fail.
+    for candidate in 0..3 {
+        let connected = format!("candidate {candidate} is connected");
+        worker.wait_for_line(LIMIT, |line| line == connected);
+    }
     worker.wait_for_line(LIMIT, |line| line.contains(" leads with fence "));
     eventually(DEADLINE, "the cluster has a leader", || cluster.leader().is_some());
     let killed = cluster.leader().unwrap();
