@@ -1,10 +1,16 @@
 //! Rows that a transaction of another program keeps locked, on PostgreSQL and MariaDB.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use lock_runtime::{ErrorKind, LockPool};
+use lock_runtime::backend::{
+    AcquireRequest, Backend, FailureKind, Owner, ReleaseOutcome, ReleaseRequest,
+};
+use lock_runtime::testing::open_backend;
+use lock_runtime::{ErrorKind, Key, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::{SqlServer, SqlSession, eventually_async};
 use tokio::task::JoinSet;
@@ -29,15 +35,56 @@ async fn locked_rows_on_mysql_delay_no_acquire_of_other_keys() {
     locked_rows_delay_no_other_acquire(SqlServer::mysql()).await;
 }
 
-/// Another session, with a transaction that has locked the rows of the keys `stuck:0` and so on, and no others.
-async fn lock_rows(server: &SqlServer, pool: &LockPool, count: usize) -> SqlSession {
-    let stuck = pool.lock_all((0..count).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
-    stuck.release().await.unwrap();
+#[tokio::test]
+async fn a_release_of_a_locked_row_on_postgres_waits_once() {
+    a_release_of_a_locked_row_waits_once(SqlServer::postgres()).await;
+}
+
+#[tokio::test]
+async fn a_release_of_a_locked_row_on_mysql_waits_once() {
+    a_release_of_a_locked_row_waits_once(SqlServer::mysql()).await;
+}
+
+/// A release is repeated while its row is locked. Each wait would delay the requests for all other keys.
+async fn a_release_of_a_locked_row_waits_once(server: SqlServer) {
+    let store = open_backend(&server.url()).await.unwrap();
+    let keys: Arc<[Key]> = Arc::new([Key::from("stuck:0")]);
+    let held = AcquireRequest::new(keys, Owner::random().unwrap(), ms(20_000));
+    store.acquire(std::slice::from_ref(&held)).await.remove(0).unwrap();
+    let mut other = locking_session(&server).await;
+    assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), 1);
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let began = Instant::now();
+        let released = store.release(&[ReleaseRequest::new(held.lease())]).await.remove(0);
+        assert_ne!(released.unwrap_err().kind(), FailureKind::Rejected);
+        took.push(began.elapsed());
+    }
+    let repeated: Duration = took[1..].iter().sum();
+    assert!(repeated < 3 * took[0], "{took:?}");
+    other.run("COMMIT").await;
+    eventually_async(DEADLINE, "it is released", async || {
+        let released = store.release(&[ReleaseRequest::new(held.lease())]).await.remove(0);
+        matches!(released, Ok(ReleaseOutcome::Freed))
+    })
+    .await;
+}
+
+/// Another session, in a transaction that locks rows and no gaps.
+async fn locking_session(server: &SqlServer) -> SqlSession {
     let mut other = server.session().await;
     if let SqlServer::Mysql(_) = server {
         other.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await;
     }
     other.begin().await;
+    other
+}
+
+/// Another session, with a transaction that has locked the rows of the keys `stuck:0` and so on, and no others.
+async fn lock_rows(server: &SqlServer, pool: &LockPool, count: usize) -> SqlSession {
+    let stuck = pool.lock_all((0..count).map(|n| format!("stuck:{n}"))).acquire().await.unwrap();
+    stuck.release().await.unwrap();
+    let mut other = locking_session(server).await;
     assert_eq!(other.rows("SELECT 1 FROM lock_lease FOR UPDATE").await.len(), count);
     other
 }

@@ -1,7 +1,9 @@
 //! How long the answers to queued owners let them wait, and what stands in the wait queue, on PostgreSQL and MariaDB.
 
+#![allow(clippy::disallowed_methods)]
+
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_runtime::Key;
 use lock_runtime::backend::{
@@ -122,13 +124,25 @@ async fn an_open_pin_keeps_the_turn_of_the_next_owner(server: SqlServer) {
     store.release(&[ReleaseRequest::new(holder.lease())]).await.remove(0).unwrap();
     let mut session = server.session().await;
     assert_eq!(queued(&mut session).await, "2");
-    // During its reservation, and behind its end.
-    for _ in 0..2 {
+    let refused = async |waiters: &mut [AcquireRequest; 3]| {
         let (retry_after, _) = next_look(acquire(&store, &mut waiters[0]).await).unwrap();
         assert!(retry_after <= ms(25), "{retry_after:?}");
+    };
+    // During its reservation, and behind its end if the other owners do not look.
+    for _ in 0..2 {
+        refused(&mut waiters).await;
         assert_eq!(queued(&mut session).await, "2");
         tokio::time::sleep(ms(1_200)).await;
     }
+    // The pin outlasts each reservation. The owner asks again meanwhile, so the others find the key reserved.
+    let began = Instant::now();
+    while began.elapsed() < ms(1_500) {
+        refused(&mut waiters).await;
+        let (_, reserved_for) = next_look(acquire(&store, &mut waiters[1]).await).unwrap();
+        assert!(reserved_for.is_some(), "the key has no owner");
+        tokio::time::sleep(ms(10)).await;
+    }
+    assert_eq!(queued(&mut session).await, "2");
     pinned.run("COMMIT").await;
     assert_eq!(next_look(acquire(&store, &mut waiters[0]).await), None);
 }

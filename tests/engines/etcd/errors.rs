@@ -83,7 +83,8 @@ async fn a_token_that_has_ended_fails_no_request() {
     let server = EtcdServer::start();
     enable_logins(&server);
     let url = format!("etcd://worker:{CANARY}@127.0.0.1:{}/locks", server.port());
-    let pools = [patient(&*url, ms(20_000)).await, patient(&*url, ms(20_000)).await];
+    let pool = || patient(&*url, ms(20_000));
+    let pools = [pool().await, pool().await, pool().await];
     cycle(&pools[0], "order:1").await;
     let guard = pools[1].lock("order:2").acquire().await.unwrap();
     let added = format!("worker:{CANARY}");
@@ -94,6 +95,8 @@ async fn a_token_that_has_ended_fails_no_request() {
     let tried = pools[0].lock("order:1").try_acquire().await.unwrap();
     tried.expect("it is free").release().await.unwrap();
     guard.verify().await.unwrap();
+    let listed = pools[2].list("*", 10).await.unwrap();
+    assert_eq!(listed.keys.len(), 1, "{listed:?}");
     guard.release().await.unwrap();
 }
 

@@ -58,6 +58,54 @@ async fn the_only_member_has_the_connect_timeout_for_its_first_answers() {
     .await;
 }
 
+/// The members accept connections and do not answer, as in an election that lasts longer than an attempt at each member.
+#[tokio::test]
+async fn a_pool_connects_to_members_that_answer_within_the_connect_timeout() {
+    let (server, root) = EtcdServer::shared();
+    let members = [FaultProxy::to_port(server.port()), FaultProxy::to_port(server.port())];
+    members.iter().for_each(|member| member.hold(Direction::ToClient));
+    let url = url_of_members(&members, &root);
+    let connecting = tokio::spawn(async move {
+        LockPool::builder(url).connect_timeout(DEADLINE).request_timeout(ms(500)).connect().await
+    });
+    eventually_async(DEADLINE, "each member was tried again", async || {
+        members.iter().all(|member| member.connections() > 1) || connecting.is_finished()
+    })
+    .await;
+    members.iter().for_each(FaultProxy::release_held);
+    let pool = joined("the connection", connecting).await.unwrap();
+    cycle(&pool, "order:1").await;
+}
+
+/// The leases of several ttls are all written before a connection serves. One after the other they need more than its time limit.
+#[tokio::test]
+async fn a_pool_with_many_leases_reconnects_over_a_slow_link() {
+    let (server, root) = EtcdServer::shared();
+    let members = [FaultProxy::to_port(server.port()), FaultProxy::to_port(server.port())];
+    let builder = LockPool::builder(url_of_members(&members, &root));
+    let pool = builder.request_timeout(ms(1_000)).connect().await.unwrap();
+    let mut guards = Vec::new();
+    for seconds in [30, 45, 60, 90, 120, 190, 300] {
+        let ttl = Duration::from_secs(seconds);
+        guards.push(pool.lock(format!("order:{seconds}")).ttl(ttl).acquire().await.unwrap());
+    }
+    members.iter().for_each(|member| member.delay(Direction::ToClient, ms(250)));
+    members.iter().for_each(FaultProxy::cut);
+    for guard in &guards {
+        eventually_async(DEADLINE, "the lock is held", async || guard.verify().await.is_ok()).await;
+    }
+    members.iter().for_each(|member| member.delay(Direction::ToClient, Duration::ZERO));
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+/// The URL of a cluster with these members.
+fn url_of_members(members: &[FaultProxy; 2], root: &str) -> String {
+    let [one, other] = members.each_ref().map(FaultProxy::port);
+    format!("etcd://127.0.0.1:{one},127.0.0.1:{other}{root}")
+}
+
 /// The requests of the interface itself, without a pool: what was dropped or lost is found and deleted without a release.
 #[tokio::test]
 async fn what_nothing_asks_for_any_more_is_deleted_at_its_end() {

@@ -19,13 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::backend::etcd::key_names::KeyNames;
 use crate::backend::etcd::member::{Member, TransactionFailure};
 use crate::backend::etcd::protocol::key_value::KeyValue;
 use crate::backend::etcd::protocol::lease::{self, LeaseAnswer};
 use crate::backend::etcd::protocol::transaction::{KeyCondition, KeyOperation, Transaction};
-use crate::backend::etcd::server_error::{is_without_space, lease_ended};
+use crate::backend::etcd::server_error::{is_without_space, lease_ended, unanswered};
 use crate::backend::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 
@@ -117,8 +118,8 @@ impl PoolLease {
 struct LeaseClass {
     seconds: u64,
     present: Mutex<Option<Arc<PoolLease>>>,
-    /// Held while a lease is made.
-    making: tokio::sync::Mutex<()>,
+    /// Held while a lease is made. A granted lease that could not be [given](Leases::give_to) to the connection is for the next request.
+    making: tokio::sync::Mutex<Option<PoolLease>>,
 }
 
 impl LeaseClass {
@@ -159,17 +160,29 @@ impl Leases {
             lease.on_use(self.clock.now());
             return Ok(lease);
         }
-        let _making = class.making.lock().await;
+        let mut making = class.making.lock().await;
         if let Some(lease) = class.present() {
             return Ok(lease);
         }
-        let made = self.make(member, class.seconds).await.map_err(BackendError::before_sending)?;
-        let lease = Arc::new(made);
+        let is_fresh = |lease: &PoolLease| {
+            lease.is_current() && self.clock.now().since(lease.last_sign().sent) < lease.length / 2
+        };
+        let lease = match making.take().filter(is_fresh) {
+            Some(granted) => granted,
+            None => {
+                self.grant(member, class.seconds).await.map_err(BackendError::before_sending)?
+            }
+        };
+        if let Err(error) = self.give_to(member, &lease).await {
+            *making = Some(lease);
+            return Err(error.before_sending());
+        }
+        let lease = Arc::new(lease);
         *class.present.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
         Ok(lease)
     }
 
-    async fn make(&self, member: &Arc<Member>, seconds: u64) -> Result<PoolLease, BackendError> {
+    async fn grant(&self, member: &Arc<Member>, seconds: u64) -> Result<PoolLease, BackendError> {
         let id = random_id()?;
         let now = self.clock.now();
         let asked = lease::grant(id, i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -181,9 +194,7 @@ impl Leases {
             return Err(BackendError::new(FailureKind::Rejected, message)
                 .remedy("ask for a shorter ttl, min_hold and lock_delay"));
         }
-        let lease = PoolLease::granted(id, Duration::from_secs(granted), now);
-        self.give_to(member, &lease).await?;
-        Ok(lease)
+        Ok(PoolLease::granted(id, Duration::from_secs(granted), now))
     }
 
     /// Lets `member` put keys under the lease, and no other connection from then on.
@@ -240,11 +251,22 @@ impl Leases {
     }
 
     /// Gives all leases to a new connection. This also proves that a majority answers.
-    pub(crate) async fn take_over(&self, member: &Arc<Member>) -> Result<(), BackendError> {
+    pub(crate) async fn take_over(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+    ) -> Result<(), BackendError> {
+        // All at once: the first answers of a connection have a time limit, whatever the round trip.
+        let mut giving = JoinSet::new();
         for lease in self.all() {
-            match self.give_to(member, &lease).await {
+            let (leases, member) = (self.clone(), member.clone());
+            giving.spawn(async move {
+                let given = leases.give_to(&member, &lease).await;
+                if lease.is_current() { given } else { Ok(()) }
+            });
+        }
+        while let Some(given) = giving.join_next().await {
+            match given.unwrap_or_else(|_| Err(unanswered())) {
                 Ok(()) => {}
-                Err(_) if !lease.is_current() => {}
                 // Signs of life are taken, so held locks are kept.
                 Err(error) if is_without_space(&error) => return self.take_away(member).await,
                 Err(error) => return Err(error),

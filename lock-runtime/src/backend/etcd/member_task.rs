@@ -27,6 +27,20 @@ use crate::base::jitter;
 /// The least time that a new connection has for its first requests.
 const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
 
+/// Why an attempt to connect has failed.
+struct OpenFailure {
+    error: BackendError,
+    /// The member is there and has not refused the pool. It does not serve before the cluster has a leader.
+    may_serve_soon: bool,
+}
+
+impl From<BackendError> for OpenFailure {
+    #[cold]
+    fn from(error: BackendError) -> Self {
+        Self { error, may_serve_soon: false }
+    }
+}
+
 /// What ends with the pool.
 #[derive(Default)]
 pub(crate) struct LastWishes {
@@ -137,11 +151,11 @@ impl MemberOpener {
         limit: Duration,
         member: usize,
         number: u64,
-    ) -> Result<ServingMember, BackendError> {
+    ) -> Result<ServingMember, OpenFailure> {
         sleep(pause).await;
         let name = self.dialer.members.name(member);
         let attempt = timeout(limit, self.open_in_time(member, &name, number));
-        attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit)))
+        attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit).into()))
     }
 
     async fn open_in_time(
@@ -149,7 +163,7 @@ impl MemberOpener {
         member: usize,
         name: &str,
         number: u64,
-    ) -> Result<ServingMember, BackendError> {
+    ) -> Result<ServingMember, OpenFailure> {
         let began = self.clock.now();
         let login = self.dialer.login().await?;
         let stream = self.dialer.members.connect(member).await;
@@ -159,13 +173,18 @@ impl MemberOpener {
         let (mut grpc, driver) = opened.map_err(|error| unreachable(name, &why(&error)))?;
         let mut driver: Pin<Box<dyn Future<Output = String> + Send>> = Box::pin(drive(driver));
         let prepared = async {
+            let failed = |error: BackendError| OpenFailure {
+                may_serve_soon: error.kind() != FailureKind::Rejected,
+                error,
+            };
             let mut state = MemberLogin::Missing;
             if let Some(login) = login {
                 let message = cluster::log_in(&login.user, &login.password);
                 match grpc.call("/etcdserverpb.Auth/Authenticate", &message).await {
                     Ok(answer) => {
-                        if !grpc.set_token(&cluster::token(&answer)?) {
-                            return Err(malformed().before_sending());
+                        let token = cluster::token(&answer).map_err(BackendError::from)?;
+                        if !grpc.set_token(&token) {
+                            return Err(malformed().before_sending().into());
                         }
                         state = MemberLogin::Token;
                     }
@@ -173,17 +192,18 @@ impl MemberOpener {
                     Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {
                         state = MemberLogin::Unwanted;
                     }
-                    Err(failure) => return Err(before_service(name, failure)),
+                    Err(failure) => return Err(failed(before_service(name, failure))),
                 }
             }
             let member = Member::new(number, name.to_owned(), grpc, state, self.clock);
             let limit = self.limit_of_take_over();
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
-            taken_over.map_err(|error| at_member(name, error))?;
+            taken_over.map_err(|error| failed(at_member(name, error)))?;
             Ok(member)
         };
-        let member = until_ended(prepared, &mut driver, |why| unreachable(name, &why)).await?;
+        let member =
+            until_ended(prepared, &mut driver, |why| unreachable(name, &why).into()).await?;
         Ok(ServingMember { member, driver, took: self.clock.now().since(began) })
     }
 
@@ -219,15 +239,16 @@ impl MemberTask {
         }
     }
 
-    /// Connects to one member after the other until one serves. Requests wait for the first attempt at each of them. `None` if the
-    /// pool is closed.
+    /// Connects to one member after the other until one serves. Requests wait for the first attempt at each of them, and for the
+    /// connect timeout if one of them [may serve soon](OpenFailure::may_serve_soon). `None` if the pool is closed.
     async fn open(
         &mut self,
         backoff: &mut Backoff,
         mut failed: Option<BackendError>,
     ) -> Option<ServingMember> {
         let members = self.opener.dialer.members.count();
-        let mut tried = 0;
+        let (began, connect) = (self.opener.clock.now(), self.opener.dialer.limits.connect);
+        let (mut tried, mut may_serve_soon) = (0, false);
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
             self.number += 1;
@@ -237,13 +258,15 @@ impl MemberTask {
                 _ = self.wishes.recv() => return None,
             };
             pause = Duration::ZERO;
-            let error = match outcome {
+            let OpenFailure { error, may_serve_soon: is_there } = match outcome {
                 Ok(connected) => return Some(connected),
-                Err(error) => error,
+                Err(failure) => failure,
             };
             self.member += 1;
             tried += 1;
-            if failed.is_some() || tried >= members {
+            may_serve_soon |= is_there;
+            let is_awaited = may_serve_soon && self.opener.clock.now().since(began) < connect;
+            if failed.is_some() || (tried >= members && !is_awaited) {
                 self.state.send_replace(MemberState::Down(error.clone()));
                 self.events.disconnected(&error);
                 failed = Some(error);
@@ -309,11 +332,11 @@ impl MemberTask {
 }
 
 /// Runs `work` while the connection moves bytes.
-async fn until_ended<T>(
-    work: impl Future<Output = Result<T, BackendError>>,
+async fn until_ended<T, E>(
+    work: impl Future<Output = Result<T, E>>,
     driver: &mut Pin<Box<dyn Future<Output = String> + Send>>,
-    lost: impl FnOnce(String) -> BackendError,
-) -> Result<T, BackendError> {
+    lost: impl FnOnce(String) -> E,
+) -> Result<T, E> {
     let mut work = pin!(work);
     tokio::select! {
         biased;

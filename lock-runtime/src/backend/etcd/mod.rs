@@ -226,7 +226,7 @@ impl Backend for Etcd {
         pattern: &KeyPattern,
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
-        self.locks.list(pattern, limit).await.map(Some)
+        self.locks.with_token(|| self.locks.list(pattern, limit)).await.map(Some)
     }
 
     async fn watch(

@@ -218,10 +218,10 @@ impl EtcdLocks {
             }
         }
         let is_held = not_held.is_empty();
-        if !is_held {
-            self.free(member, turn, &not_held).await?;
-        }
+        let freed = if is_held { Ok(true) } else { self.free(member, turn, &not_held).await };
+        // Also if those were not freed: the other keys stay for the time that is asked.
         self.keys.owners.end_at(owner, self.now() + request.free_after, true);
+        freed?;
         Ok(if is_held { ReleaseOutcome::Freed } else { ReleaseOutcome::NotHeld })
     }
 

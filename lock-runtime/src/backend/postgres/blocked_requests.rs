@@ -28,7 +28,7 @@ impl<T> Parts<T> {
         self.0.pop()
     }
 
-    fn add(&mut self, requests: Vec<T>) {
+    pub(super) fn add(&mut self, requests: Vec<T>) {
         if !requests.is_empty() {
             self.0.push(requests);
         }

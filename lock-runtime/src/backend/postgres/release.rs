@@ -34,7 +34,13 @@ impl Batch<'_> {
             for (request, reply) in ended {
                 answer(reply, Ok(self.outcome_of(&request, &freed, &HashSet::new())));
             }
-            let mut parts = Parts::of(open);
+            // A request of which a part has ended is not refused before it is sent.
+            let (begun, whole): (Releases, Releases) =
+                open.into_iter().partition(|(request, _)| {
+                    request.lease.keys.iter().any(|key| freed.contains(&owned(key, request)))
+                });
+            let mut parts = Parts::of(begun);
+            parts.add(self.without_locked(whole, keys_of).await);
             while let Some(requests) = parts.next() {
                 self.hand_off(requests, &freed, &mut parts).await;
             }

@@ -42,6 +42,11 @@ GROUP BY lease.`key`
 HAVING COALESCE(SUM(queued.owner = :owner), 0) = 0;
 UPDATE lock_lease SET contended = true WHERE `key` = :key AND @holder IS NOT NULL AND owner <> :owner AND NOT contended
     /*pin AND :queues pin*/;
+/*pin
+-- A pin may outlast the reservation. The owner asks again while it waits.
+UPDATE lock_lease SET until = GREATEST(until, @now + 1000000)
+WHERE `key` = :key AND @holder IS NOT NULL AND owner = :owner AND @is_pinned;
+pin*/
 SELECT :number, IF(lease.owner = :owner /*pin AND NOT @is_pinned pin*/, lease.fence, NULL), lease.contended,
     /*pin IF(@is_pinned, NULL, pin*/ lease.until - @now /*pin ) pin*/, (
         SELECT COUNT(*) FROM lock_queue AS earlier JOIN lock_queue AS queued ON queued.`key` = earlier.`key`

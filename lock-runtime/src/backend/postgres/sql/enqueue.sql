@@ -65,7 +65,12 @@ WITH asked AS MATERIALIZED (
     UPDATE lock_lease AS lease SET contended = true
     FROM found
     WHERE lease.key = found.key AND is_refused AND NOT found.contended /*pin AND queues pin*/
-), notified AS MATERIALIZED (
+), /*pin reserved AS (
+    -- A pin may outlast the reservation. The owner asks again while it waits.
+    UPDATE lock_lease AS lease SET until = greatest(lease.until, statement_timestamp() + interval '1 second')
+    FROM found
+    WHERE lease.key = found.key AND is_refused AND NOT queues
+), pin*/ notified AS MATERIALIZED (
     SELECT pg_notify(channel, 'wanted 0 ' || encode(owner, 'escape') || ' ' || encode(key, 'hex'))
     FROM found
     WHERE is_held AND NOT contended AND channel <> ''
