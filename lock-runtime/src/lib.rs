@@ -191,7 +191,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s | length of the lease: how long a crashed holder blocks other callers; no limit on the body |
 /// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s | how long to wait for the lock; `"0s"` is one attempt |
 /// | `renew` | `true` `false` `"1s"` (2 ms to ttl/2) | `true`, a third of the ttl | interval of the renewals; `false` makes the ttl a hard limit on the body |
-/// | `max_hold` | duration | none | after this time the lease counts as lost, although it could be renewed |
+/// | `max_hold` | duration | none | the lease is not renewed beyond it; the body is cancelled a tenth earlier, at most 500 ms |
 /// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end and the end of the process |
 /// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it at once |
 /// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released at once when another process waits |
@@ -202,8 +202,8 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `pool` | `"name"`, or an expression that is a [`LockPool`] | `"default"` | which pool |
 /// | `guard` | identifier that is a `&`[`LockGuard`] in the body | none | fence, `is_held()` and `lost()` for the body |
 /// | `when` | bool expression over the arguments | `true` | `false`: the body runs without the lock |
-/// | `reentrant` | bool | `false` | the task holds the key already: an error at once, or pass through |
-/// | `retry_delay`, `retry_count` | duration, number | the pool's | polling, where the store sends no notifications |
+/// | `reentrant` | bool | `false` | the call is made in a body that holds the key: an error at once, or pass through |
+/// | `retry_delay`, `retry_count` | duration, number | the pool's | the pause between requests where the store cannot notify; a count ends the wait on every store |
 /// | `name` | text | `module::function` | label in events |
 /// | `crate` | path | `::lock_runtime` | path of this crate, if it is renamed |
 ///

@@ -95,6 +95,24 @@ async fn a_slow_store_keeps_its_locks() {
     assert!(guard.is_held());
 }
 
+/// Reads were answered during the outage of a test.
+#[tokio::test(start_paused = true)]
+async fn a_fault_of_all_requests_is_that_of_reads_too() {
+    let (pool, faults, _) = pools("reads").await;
+    let guard = pool.lock(KEY).acquire().await.unwrap();
+    guard.verify().await.unwrap();
+    faults.always(Fault::Fail(FailureKind::NotApplied));
+    let outage = |outcome: Result<(), LockError>| {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Backend);
+    };
+    outage(guard.verify().await);
+    outage(pool.health().await.map(drop));
+    outage(pool.inspect(KEY).await.map(drop));
+    outage(pool.list("*", 10).await.map(drop));
+    faults.always(Fault::None);
+    guard.release().await.unwrap();
+}
+
 /// The undo of an unanswered request freed the key that `lock_delay` keeps.
 #[tokio::test(start_paused = true)]
 async fn lock_delay_outlives_the_clean_up_of_an_unanswered_attempt() {

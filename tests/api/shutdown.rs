@@ -159,6 +159,23 @@ async fn bodies_that_do_not_end_in_time_are_stopped() {
     stubborn.abort();
 }
 
+/// The body of a cancelled call has ended. The code that holds a guard may go on, for which the delay is.
+#[tokio::test]
+async fn a_lock_delay_counts_where_work_goes_on_behind_the_shutdown() {
+    let server = RedisServer::start();
+    let pool = pool_on(&server).await;
+    let delayed = |key| pool.lock(key).lock_delay(LONG);
+    let body = tokio::spawn(delayed("body").run(pending::<()>()));
+    let guard = delayed("guard").acquire().await.unwrap();
+    eventually_async(PROMPT, "both are held", async || locks_in(&server) == 2).await;
+    let report = timeout(PROMPT, pool.shutdown(ms(50))).await.unwrap();
+    assert_eq!(report, ShutdownReport { released: 2, abandoned: 0 });
+    is_shutdown(body.await.unwrap());
+    assert_eq!(server.cli(&["EXISTS", "body"]), "0");
+    assert_eq!(server.cli(&["EXISTS", "guard"]), "1");
+    drop(guard);
+}
+
 #[tokio::test]
 async fn a_thousand_held_locks_are_all_released() {
     let server = RedisServer::start();

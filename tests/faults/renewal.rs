@@ -16,7 +16,8 @@ use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, OnLost, distribute
 use lock_tests::history::now_ns;
 use lock_tests::monitor::{Caller, Ran};
 use lock_tests::prelude::*;
-use lock_tests::{Monitor, RedisServer, Worker, eventually, eventually_async};
+use lock_tests::proxy::Direction;
+use lock_tests::{FaultProxy, Monitor, RedisServer, Worker, eventually, eventually_async};
 use tokio::time::{Instant, sleep, timeout};
 
 fn nanos(span: Duration) -> u64 {
@@ -778,5 +779,25 @@ async fn min_hold_outlives_the_process_that_requested_it() {
     let guard = other.lock("k").wait(ms(10_000)).acquire().await.unwrap();
     // The server rounds to a millisecond.
     assert!(now_ns() - held_since >= nanos(ms(2990)));
+    guard.release().await.unwrap();
+}
+
+/// A round trip is longer than half of what is left of the lease, which is the time limit before a second try.
+#[tokio::test]
+async fn a_renewal_counts_that_is_answered_beside_the_second_try() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(&server);
+    let builder = LockPool::builder(proxy.url()).request_timeout(ms(5_000));
+    let pool = builder.connect().await.unwrap();
+    // A first renewal sends the text of its script, which is a round trip more.
+    let first = pool.lock("first").ttl(ms(300)).acquire().await.unwrap();
+    let sent = server.calls("eval");
+    eventually_async(DEADLINE, "it is renewed", async || server.calls("eval") > sent).await;
+    first.release().await.unwrap();
+    let guard = pool.lock("order:42").ttl(ms(3_000)).acquire().await.unwrap();
+    proxy.delay(Direction::ToClient, ms(900));
+    let lost = timeout(ms(6_000), guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    proxy.delay(Direction::ToClient, Duration::ZERO);
     guard.release().await.unwrap();
 }

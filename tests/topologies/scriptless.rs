@@ -544,3 +544,18 @@ async fn releases_of_many_tasks_do_not_wait_for_each_other() {
     println!("{TASKS} releases in {exchanges} exchanges");
     assert!(exchanges < TASKS / 2, "{exchanges}");
 }
+
+/// The connection for transactions takes two round trips to log in, and the write two more: longer than one request may take.
+#[tokio::test]
+async fn over_a_slow_link_the_connection_for_writes_is_opened_once() {
+    let server = RedisServer::builder().password("secret").start();
+    let proxy = FaultProxy::to_port(server.port());
+    let url = format!("redis://:secret@127.0.0.1:{}?scripts=off", proxy.port());
+    let builder = LockPool::builder(url).ttl(LONG).request_timeout(LONG_REQUEST_TIMEOUT);
+    let pool = builder.connect().await.unwrap();
+    let guard = pool.lock(KEY).fencing(false).acquire().await.unwrap();
+    proxy.delay(Direction::ToClient, Duration::from_millis(450));
+    // The caller of the release may get an error before.
+    drop(guard);
+    eventually_async(SOON, "the key is freed", async || server.cli(&["EXISTS", KEY]) == "0").await;
+}

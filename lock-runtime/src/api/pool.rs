@@ -167,7 +167,8 @@ impl LockPool {
     }
 
     /// Shuts the pool down: rejects waiters and new acquires, lets holders finish until `grace` is over, then cancels
-    /// their bodies, releases everything and closes the connections.
+    /// their bodies, releases everything and closes the connections. A key with a `min_hold` stays locked for what is left of it, and one
+    /// with a `lock_delay` for that and the ttl if its holder goes on: after a guard that is not dropped, or with `on_lost = "notify"`.
     ///
     /// In a process that was forked from the pool's it does nothing.
     ///

@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
+use once_cell::sync::Lazy;
+
 use super::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
     KeyPattern, LeaseRef, LeaseStatus, LockHolder, Notifier, Owner, ReleaseOutcome, ReleaseRequest,
     WaitMode, Warning,
 };
-use crate::base::clock::{Clock, Instant};
+use crate::base::clock::{self, Clock, Instant};
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 use crate::base::owner_info::OwnerLabel;
@@ -89,8 +91,9 @@ impl Memory {
             };
         }
         table.sweep(now);
-        // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again.
-        static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
+        // One counter for the process: fencing tokens keep growing when a named store is dropped and opened again. It begins at
+        // the clock, because what checks the tokens may outlive the process.
+        static LAST_FENCE: Lazy<AtomicU64> = Lazy::new(|| AtomicU64::new(clock::wall_micros()));
         let extra_fences = if claim.fencing { claim.extra_fences } else { 0 };
         let fence = claim.fencing.then(|| {
             let last = LAST_FENCE.fetch_add(1 + u64::from(extra_fences), Ordering::Relaxed);
@@ -258,6 +261,15 @@ impl Backend for Memory {
 mod tests {
     use super::*;
     use crate::api::pool::LockPool;
+
+    /// What checks the fences may be a database, which outlives the process.
+    #[tokio::test]
+    async fn fences_begin_at_the_clock() {
+        const DAY_MICROS: u64 = 24 * 60 * 60 * 1_000_000;
+        let pool = LockPool::connect("memory://").await.unwrap();
+        let fence = pool.lock("order:42").acquire().await.unwrap().fence().unwrap();
+        assert!(fence.get() > clock::wall_micros() - DAY_MICROS, "{fence}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_dropped_pool_leaves_no_notifier_in_a_shared_store() {

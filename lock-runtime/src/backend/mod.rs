@@ -20,6 +20,8 @@ use crate::base::owner_info::OwnerLabel;
 pub use crate::base::owner_tag::OwnerTag;
 use crate::exec::foreground::ForegroundPlace;
 
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+mod address_race;
 #[cfg(feature = "_remote")]
 mod backoff;
 #[cfg(any(feature = "redis", feature = "_sql"))]
@@ -436,7 +438,7 @@ impl Default for Capabilities {
 /// Implementations are of two families: leases by ttl (a key with an expiry) and leases by session (a node that lives
 /// while a connection does; to renew means to ask whether the session lives).
 ///
-/// All methods take batches. Entries are independent, and outcomes are in input order. The entries of one call reached
+/// Acquires, renewals and releases come in batches. Entries are independent, and outcomes are in input order. The entries of one call reached
 /// the driver together, so that they can leave in one write.
 ///
 /// A returned future may be dropped at any await, because the pool bounds each call in time. The request may have

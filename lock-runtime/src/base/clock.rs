@@ -149,7 +149,6 @@ fn boot_nanos() -> u64 {
 
 /// Microseconds since 1970 by the machine's clock, which may step. For numbers that should grow, not for
 /// measuring time.
-#[cfg(feature = "redis")]
 pub(crate) fn wall_micros() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or_default())

@@ -19,7 +19,7 @@ pub enum ErrorKind {
     Conflict,
     /// The store is unreachable or rejects the request. From an acquire: nothing ran.
     Backend,
-    /// The key is empty. Nothing ran.
+    /// The key is empty or has reserved text, or a placeholder's value has no text. Nothing ran.
     InvalidKey,
     /// The lease ended before its holder released it: another holder may be active now. [`LockError::progress`] says
     /// whether the body had started.
@@ -28,10 +28,10 @@ pub enum ErrorKind {
     PoolNotFound,
     /// The wait queue of the key in this process is full. Nothing ran.
     QueueFull,
-    /// The calling task already holds the key; waiting would be a deadlock. Nothing ran.
+    /// The call is made in a body that holds the key; waiting would be a deadlock. Locks of guards are not noticed. Nothing ran.
     WouldDeadlock,
     /// The holder has released the lock. [`LockGuard::lost`](crate::LockGuard::lost) resolves to this if the lock was
-    /// not lost before.
+    /// not lost before, and other methods of the guard return it.
     Released,
     /// The pool is shutting down. [`LockError::progress`] says whether the body had started.
     PoolClosed,

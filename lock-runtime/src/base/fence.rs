@@ -3,14 +3,14 @@
 use std::fmt;
 use std::num::TryFromIntError;
 
-/// A fencing token: a number that grows with every grant of a key, across restarts of the store.
+/// A fencing token: a number that grows with every grant of a key, across restarts of the store and the process.
 ///
 /// Send it with every write that the lock protects, and let the receiver reject a number below the highest it has
 /// seen. This excludes a holder that was paused past the end of its lease and has not noticed (Kleppmann, "How to do
 /// distributed locking"; Chubby's sequencer).
 ///
 /// ```sql
-/// UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence < :fence
+/// UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
 /// ```
 ///
 /// SQL libraries bind [`as_i64`](Self::as_i64), for a column of type `BIGINT`. With the feature `serde` it is serialized as a

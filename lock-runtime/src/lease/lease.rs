@@ -10,7 +10,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::backend::LeaseRef;
-use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::fence::{ExpectedHolders, Fence, Fences};
 use crate::base::jitter;
@@ -27,7 +26,6 @@ use crate::lease::lease_state::{Ending, LeaseState};
 use crate::lease::listeners::Listeners;
 use crate::lease::offer::Offer;
 use crate::lease::phase::Phase;
-use crate::lease::renewal_action::RenewalAction;
 use crate::queue::key_queue::Holder;
 use crate::queue::permit::KeyPermit;
 
@@ -298,15 +296,27 @@ impl Lease {
         self.min_hold_until.since(self.clock.now())
     }
 
-    /// How long the store keeps the keys locked after the release: for what is left of the `min_hold` of a body that may have
-    /// begun, and after a loss for what is left of the `lock_delay`.
+    /// How long the store keeps the keys locked after a release by the holder: for what is left of the `min_hold` of a body that may
+    /// have begun, and after a loss for what is left of the `lock_delay`. The end of a pool is none: the lease was valid until the
+    /// holder ended.
     pub(crate) fn locked_after_release(&self) -> Duration {
-        let min_hold =
-            if self.offer.is_picked_up() { self.remaining_min_hold() } else { Duration::ZERO };
+        match self.loss() {
+            None | Some(Loss::PoolClosed) => self.min_hold_after_release(),
+            Some(_) => self.locked_beside_holder(),
+        }
+    }
+
+    /// As [`locked_after_release`](Self::locked_after_release), for a release without the holder, which may go on.
+    pub(crate) fn locked_beside_holder(&self) -> Duration {
+        let min_hold = self.min_hold_after_release();
         if self.ttl.delay().is_zero() || self.loss().is_none() {
             return min_hold;
         }
         min_hold.max(self.stored_until().since(self.clock.now()))
+    }
+
+    fn min_hold_after_release(&self) -> Duration {
+        if self.offer.is_picked_up() { self.remaining_min_hold() } else { Duration::ZERO }
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -428,99 +438,9 @@ impl Lease {
         }
     }
 
-    /// What the lease needs at `now`. [`RenewalAction::Renew`] is the transition to a renewal in flight. The caller sends
-    /// it, and within half of the remaining time reports to [`on_renewed`](Self::on_renewed),
-    /// [`on_renewal_failed`](Self::on_renewal_failed) or [`on_not_held`](Self::on_not_held).
-    pub(crate) fn poll_renewal(&self, now: Instant) -> RenewalAction {
-        let mut state = self.state();
-        let Some(due) = self.due_in(&state) else { return RenewalAction::Over };
-        if due > now {
-            return RenewalAction::Wait(due);
-        }
-        let cancel_at = self.cancel_at();
-        if now >= cancel_at {
-            drop(state);
-            return self.expire(now).map_or(RenewalAction::Over, RenewalAction::Lost);
-        }
-        if state.phase != Phase::Held {
-            return RenewalAction::Wait(cancel_at);
-        }
-        if now >= self.offered_until && self.offer.end(Offer::EXPIRED) {
-            return RenewalAction::OfferExpired;
-        }
-        state.phase = Phase::Renewing;
-        RenewalAction::Renew { cancel_at, in_doubt: state.unconfirmed.is_some() }
-    }
-
     /// The body is cancelled `cancel_margin` before the lease expires, so that it has stopped by then.
     fn cancel_at(&self) -> Instant {
         self.valid_until().saturating_sub(self.cancel_margin)
-    }
-
-    /// The store has confirmed a renewal that was sent at `sent`; the next one is due after `pause`.
-    pub(crate) fn on_renewed(&self, sent: Instant, pause: Duration) {
-        self.renewal_over(sent, |state| {
-            // Validity that has run out stays so: the holder may have read it, and another owner may have held the lock.
-            if self.is_held() {
-                self.extend_validity(sent);
-            }
-            state.next_renewal = Some(jitter::early(sent, pause, self.id));
-            state.unconfirmed = None;
-        });
-    }
-
-    /// A renewal failed for a reason that may pass. The next one is due after a pause.
-    pub(crate) fn on_renewal_failed(&self, now: Instant, error: BackendError) {
-        let pause = self.ttl.get() / 24;
-        if error.kind() == FailureKind::MaybeApplied {
-            // Before a release that waits for this renewal goes on.
-            self.state().late_renewals_until = Some(now + self.ttl.stored());
-        }
-        self.renewal_over(now, |state| {
-            state.next_renewal = Some(now + pause);
-            state.unconfirmed = Some(error);
-        });
-    }
-
-    /// The store answered a renewal with "not held".
-    pub(crate) fn on_not_held(&self, now: Instant) {
-        self.renewal_over(now, |state| state.next_renewal = Some(now));
-    }
-
-    /// When the store has forgotten what the renewals that were never answered may have left there, if there are any.
-    pub(crate) fn late_renewals_until(&self) -> Option<Instant> {
-        let state = self.state();
-        // The release has not waited for the end of this one.
-        let is_in_flight = state.phase == Phase::ReleasePending;
-        let in_flight = is_in_flight.then(|| self.clock.now() + self.ttl.stored());
-        state.late_renewals_until.max(in_flight)
-    }
-
-    /// Why the last renewal was not confirmed, if it was not.
-    pub(crate) fn unconfirmed(&self) -> Option<BackendError> {
-        self.state().unconfirmed.clone()
-    }
-
-    /// The renewal in flight has ended. It may have been applied as late as `stored_from`, also if it failed. `go_on`
-    /// is for a lease that is still held.
-    fn renewal_over(&self, stored_from: Instant, go_on: impl FnOnce(&mut LeaseState)) {
-        let mut state = self.state();
-        match state.phase {
-            Phase::Renewing => {
-                go_on(&mut state);
-                if let Some(changed) = state.changed_since.take() {
-                    state.next_renewal = Some(changed);
-                }
-                state.phase = Phase::Held;
-            }
-            Phase::LostRenewing => state.phase = Phase::Lost,
-            Phase::ReleasePending => {
-                state.phase = Phase::Releasing;
-                self.renewed.notify_waiters();
-            }
-            Phase::Held | Phase::Transferred | Phase::Lost | Phase::Releasing => return,
-        }
-        self.store_until(stored_from);
     }
 
     /// Ends the hold and wakes the listeners. `true` for the one caller that has to send the release.
@@ -624,5 +544,6 @@ impl Lease {
     }
 }
 
+mod renewals;
 #[cfg(test)]
 pub(super) mod tests;

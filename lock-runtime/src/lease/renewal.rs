@@ -4,6 +4,7 @@
 //! last renewal failed, are sent in batches of their own. So a silent server does not delay healthy leases.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,7 +62,8 @@ const EACH: Duration = Duration::from_micros(50);
 /// Leases that are renewed by one request.
 struct RenewalBatch {
     leases: Vec<Arc<Lease>>,
-    /// Half of the remaining time of the lease that expires first. The other half is for a second try.
+    /// Half of the remaining time of the lease that expires first. The other half is for a second try, beside which the answer to
+    /// the first one still counts.
     time_limit: Duration,
 }
 
@@ -155,23 +157,48 @@ impl RenewalScheduler {
             if !leases.is_empty() {
                 let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
                 let for_all = config.request_timeout.saturating_add(EACH.saturating_mul(count));
-                let time_limit = for_all.min(time_limit);
-                config.driver.spawn(self.clone().renew(config.clone(), leases, time_limit));
+                let limits = [time_limit, time_limit.saturating_mul(2)].map(|it| it.min(for_all));
+                config.driver.spawn(self.clone().renew(config.clone(), leases, limits));
             }
         }
     }
 
+    /// Sends one request for all leases. Behind the first limit it counts as failed, and behind the second one it is dropped.
     async fn renew(
         self: Arc<Self>,
         config: Arc<RenewalConfig>,
         batch: Vec<Arc<Lease>>,
-        time_limit: Duration,
+        [limit, late_limit]: [Duration; 2],
     ) {
         let requests: Vec<_> = batch.iter().map(|lease| lease.to_store()).collect();
-        let mut unanswered =
+        let unanswered =
             Unanswered { renewals: &self, clock: config.clock, leases: batch.into_iter() };
         let sent = config.clock.now();
-        let answer = timeout(time_limit, config.backend.renew(&requests)).await;
+        let mut call = pin!(config.backend.renew(&requests));
+        let answer = timeout(limit, &mut call).await;
+        let is_late = answer.is_err() && late_limit > limit;
+        let late = if is_late { unanswered.leases.as_slice().to_vec() } else { Vec::new() };
+        self.on_answer(&config, unanswered, sent, answer.ok());
+        if is_late && let Ok(outcomes) = timeout(late_limit - limit, call).await {
+            (config.on_outcome)(sent, BackendError::of_all(&outcomes));
+            for (lease, outcome) in late.iter().zip(outcomes) {
+                // Another answer says nothing that the next renewal does not find.
+                if matches!(outcome, Ok(LeaseStatus::Held)) {
+                    lease.on_late_answer(sent);
+                    self.schedule(lease);
+                }
+            }
+        }
+    }
+
+    /// The answer to the renewal that was sent at `sent`; `None` if there is none in time.
+    fn on_answer(
+        &self,
+        config: &RenewalConfig,
+        mut unanswered: Unanswered<'_>,
+        sent: Instant,
+        answer: Option<Vec<Result<LeaseStatus, BackendError>>>,
+    ) {
         let now = config.clock.now();
         let silence = || {
             Err(BackendError::new(
@@ -179,7 +206,7 @@ impl RenewalScheduler {
                 "the store did not answer a renewal in time",
             ))
         };
-        let outcomes = answer.unwrap_or_else(|_| vec![silence()]);
+        let outcomes = answer.unwrap_or_else(|| vec![silence()]);
         (config.on_outcome)(sent, BackendError::of_all(&outcomes));
         let mut outcomes = outcomes.into_iter();
         // Not by value: a drop half-way reports the leases that are left.
@@ -197,7 +224,7 @@ impl RenewalScheduler {
                     }
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
-                    end_without_holder(&config, &lease);
+                    end_without_holder(config, &lease);
                 }
                 Err(error) => {
                     events::not_renewed(lease.origin(), lease.valid_for(), &error);

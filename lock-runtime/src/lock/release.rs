@@ -264,7 +264,7 @@ fn successor_attempts(
 
 /// The request at `now` that frees `lease`, at once or at the end of its `min_hold`, and names the next waiter of this process.
 fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
-    let mut request = end_of(lease);
+    let mut request = end_of(lease, lease.locked_after_release());
     let Some(key) = lease.spec.single_key() else { return request };
     if !request.free_after.is_zero() || !lease.has_permit() {
         return request;
@@ -287,8 +287,7 @@ fn request(core: &PoolCore, lease: &Lease, now: Instant) -> ReleaseRequest {
     request
 }
 
-fn end_of(lease: &Lease) -> ReleaseRequest {
-    let free_after = lease.locked_after_release();
+fn end_of(lease: &Lease, free_after: Duration) -> ReleaseRequest {
     ReleaseRequest { free_after, ..ReleaseRequest::new(lease.to_store()) }
 }
 
@@ -309,7 +308,8 @@ pub(crate) async fn release_all(core: &Arc<PoolCore>, mut leases: Vec<Arc<Lease>
         core.renewals.cancel(lease);
     }
     wait_for_renewals(core, &leases).await;
-    let requests: Vec<_> = leases.iter().map(|lease| end_of(lease)).collect();
+    let request = |lease: &Arc<Lease>| end_of(lease, lease.locked_beside_holder());
+    let requests: Vec<_> = leases.iter().map(request).collect();
     let outcomes = timeout(core.store_call_timeout(), core.backend().release(&requests)).await;
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for lease in &leases {

@@ -34,9 +34,9 @@ pub struct Snapshot {
 pub struct HeldLock {
     /// Its keys, sorted, without the pool's prefix.
     pub keys: Arc<[Key]>,
-    /// The template of the annotated function. `None` for the programmatic API.
+    /// The template of the annotated function, the route or the request. `None` for a request without one.
     pub template: Option<&'static str>,
-    /// The annotated function, as events name it. `None` for the programmatic API.
+    /// The annotated function or the route, as events name it. `None` for the programmatic API.
     pub name: Option<String>,
     /// The first digits of the owner token, as [`LockPool::inspect`](crate::LockPool::inspect) shows them.
     pub owner: OwnerTag,

@@ -60,7 +60,8 @@ impl FaultPlan {
         self.lock().planned.push_back((operation, fault));
     }
 
-    /// From now on, every request without a planned fault meets `fault`.
+    /// From now on, every request without a planned fault meets `fault`: also reads, as those of `verify()`, `health()` and
+    /// `check()`.
     pub fn always(&self, fault: Fault) {
         self.lock().always = Some(fault);
     }
@@ -86,6 +87,15 @@ impl FaultPlan {
         let planned = plan.planned.iter().position(|(planned, _)| *planned == operation);
         let planned = planned.and_then(|at| plan.planned.remove(at)).map(|(_, fault)| fault);
         planned.or(plan.always).unwrap_or(Fault::None)
+    }
+
+    /// The answer to a read, which meets the fault of all requests.
+    async fn read<T: Send + 'static>(
+        &self,
+        serve: impl Future<Output = Result<T, BackendError>> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let fault = self.lock().always.unwrap_or(Fault::None);
+        fault.meet(1, async move { vec![serve.await] }).await.remove(0)
     }
 
     fn lock(&self) -> MutexGuard<'_, PlanState> {
@@ -175,11 +185,13 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     }
 
     async fn is_held(&self, lease: &LeaseRef) -> Result<LeaseStatus, BackendError> {
-        self.backend.is_held(lease).await
+        let (backend, lease) = (self.backend.clone(), lease.clone());
+        self.faults.read(async move { backend.is_held(&lease).await }).await
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Inspection>, BackendError> {
-        self.backend.inspect(key).await
+        let (backend, key) = (self.backend.clone(), key.clone());
+        self.faults.read(async move { backend.inspect(&key).await }).await
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -194,7 +206,8 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         pattern: &KeyPattern,
         limit: usize,
     ) -> Result<Option<KeyList>, BackendError> {
-        self.backend.list(pattern, limit).await
+        let (backend, pattern) = (self.backend.clone(), pattern.clone());
+        self.faults.read(async move { backend.list(&pattern, limit).await }).await
     }
 
     async fn watch(
@@ -210,15 +223,18 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     }
 
     async fn health(&self) -> Result<Vec<Warning>, BackendError> {
-        self.backend.health().await
+        let backend = self.backend.clone();
+        self.faults.read(async move { backend.health().await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>, BackendError> {
-        self.backend.diagnose().await
+        let backend = self.backend.clone();
+        self.faults.read(async move { backend.diagnose().await }).await
     }
 
     async fn probe(&self) -> Result<(), BackendError> {
-        self.backend.probe().await
+        let backend = self.backend.clone();
+        self.faults.read(async move { backend.probe().await }).await
     }
 
     async fn close(&self) {

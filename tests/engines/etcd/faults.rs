@@ -100,6 +100,25 @@ async fn a_pool_with_many_leases_reconnects_over_a_slow_link() {
     }
 }
 
+/// The answer to a sign of life takes longer than the time after which another stream is opened for the lease of a short lock.
+#[tokio::test]
+async fn a_short_lock_over_a_slow_link_does_not_end_the_connection() {
+    let (server, root) = EtcdServer::shared();
+    let proxy = FaultProxy::to_port(server.port());
+    let builder = LockPool::builder(url_at(proxy.port(), &root)).request_timeout(ms(5_000));
+    let pool = builder.wait(DEADLINE).connect().await.unwrap();
+    proxy.delay(Direction::ToClient, ms(350));
+    let connections = proxy.connections();
+    for _ in 0..3 {
+        let guard = pool.lock("order:1").ttl(ms(1_500)).acquire().await.unwrap();
+        guard.release().await.unwrap();
+        // Nothing else than signs of life.
+        tokio::time::sleep(ms(1_000)).await;
+    }
+    assert_eq!(proxy.connections(), connections);
+    proxy.delay(Direction::ToClient, Duration::ZERO);
+}
+
 /// The URL of a cluster with these members.
 fn url_of_members(members: &[FaultProxy; 2], root: &str) -> String {
     let [one, other] = members.each_ref().map(FaultProxy::port);

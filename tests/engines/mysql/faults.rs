@@ -327,3 +327,23 @@ fn faults_never_make_two_valid_leases() {
     let crowd = Crowd::start(&server.url());
     crowd.survives_faults(10, || server.kill_clients(), || server.restart());
 }
+
+/// The renewals of very many keys are parts that are sent one after the other. Together they take longer than one request may.
+#[tokio::test]
+async fn over_a_slow_link_each_part_of_a_large_renewal_counts() {
+    let server = MysqlServer::start();
+    let proxy = FaultProxy::to_port(server.port());
+    let builder = LockPool::builder(server.url_at(proxy.port())).ttl(ms(8_000));
+    let pool = builder.wait(DEADLINE).connect().await.unwrap();
+    let mut guards = Vec::new();
+    for n in 0..20 {
+        let keys = (0..128).map(|key| format!("key:{n}:{key}"));
+        guards.push(pool.lock_all(keys).acquire().await.unwrap());
+    }
+    proxy.delay(Direction::ToClient, ms(200));
+    tokio::time::sleep(ms(10_000)).await;
+    for guard in &guards {
+        assert!(guard.is_held());
+    }
+    proxy.delay(Direction::ToClient, Duration::ZERO);
+}

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lock_runtime::backend::{AcquireRequest, Backend, LeaseStatus, Owner, ReleaseRequest};
 use lock_runtime::testing::open_backend;
@@ -35,6 +36,24 @@ async fn a_session_outlives_its_server() {
     }
     assert!(others.count() == 2 && guard.is_held());
     guard.release().await.unwrap();
+}
+
+/// Each class of ttls has a session of its own, which the first lock of the class waits for.
+#[tokio::test]
+async fn the_first_lock_of_a_ttl_does_not_wait_for_a_frozen_server() {
+    let ensemble = ZooKeeperEnsemble::shared().await;
+    let frozen = ensemble.follower().expect("a follower");
+    frozen.pause();
+    let builder = LockPool::builder(ensemble.url_of("/classes")).request_timeout(ms(2_000));
+    // The first session may wait for the frozen server.
+    let pool = builder.connect_timeout(ms(8_000)).connect().await.unwrap();
+    for seconds in [1, 2, 3, 5, 7, 9, 12, 17, 27] {
+        let ttl = Duration::from_secs(seconds);
+        let guard = pool.lock("order:1").ttl(ttl).wait(Duration::ZERO).acquire().await;
+        guard.unwrap_or_else(|error| panic!("{ttl:?}: {error}")).release().await.unwrap();
+    }
+    frozen.resume();
+    eventually_async(DEADLINE, "it is back", async || frozen.mode().is_some()).await;
 }
 
 /// The leader has lost both followers and does not know it yet.

@@ -1,8 +1,9 @@
 //! The addresses of a cluster, and streams to them.
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::lookup_host;
 
+use crate::backend::address_race::connect_to_first;
 use crate::backend::tls_files::TlsFiles;
 use crate::base::error::LockError;
 
@@ -59,7 +60,8 @@ impl ServerAddresses {
         let Some((host, port)) = self.all.get(server) else {
             return Err(std::io::ErrorKind::NotFound.into());
         };
-        let tcp = TcpStream::connect((host.as_str(), *port)).await?;
+        // Resolved for each connection: the name may have another address.
+        let tcp = connect_to_first(lookup_host((host.as_str(), *port)).await?.collect()).await?;
         tcp.set_nodelay(true)?;
         #[cfg(any(feature = "etcd-tls", feature = "zookeeper-tls"))]
         if let Some(connector) = &self.tls {

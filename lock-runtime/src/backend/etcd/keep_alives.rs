@@ -170,7 +170,7 @@ impl KeepAliveTask {
             tokio::select! {
                 biased;
                 answer = stream.next() => {
-                    let answered = open.on_answer(&answer?, OpenCall::answered);
+                    let answered = open.on_answer(&answer?, self.clock.now(), OpenCall::answered);
                     match answered.map_err(|_| CallFailure::Malformed)? {
                         SignOutcome::Taken => {}
                         SignOutcome::Wanted(lease, replies) => {

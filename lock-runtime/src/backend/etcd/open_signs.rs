@@ -28,6 +28,8 @@ pub(crate) struct OpenSigns<C> {
     by_lease: HashMap<i64, OpenSign<C>>,
     /// The time limit of a request.
     limit: Duration,
+    /// How long the last sign took that was answered on its first stream or another one.
+    round_trip: Duration,
 }
 
 struct OpenSign<C> {
@@ -36,6 +38,8 @@ struct OpenSign<C> {
     sent: Instant,
     /// On the first stream.
     first_sent: Instant,
+    /// How many further streams there were.
+    reopened: u32,
     call: C,
     replies: Vec<SignReply>,
     /// Requests since then: they want a sign that is sent later.
@@ -62,7 +66,7 @@ pub(crate) enum SignOutcome {
 
 impl<C> OpenSigns<C> {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { by_lease: HashMap::new(), limit }
+        Self { by_lease: HashMap::new(), limit, round_trip: Duration::ZERO }
     }
 
     /// Whether a sign for `lease` has no answer yet.
@@ -85,7 +89,8 @@ impl<C> OpenSigns<C> {
             }
             Entry::Vacant(none) => {
                 let (call, next) = (call(), Vec::new());
-                none.insert(OpenSign { lease, sent: now, first_sent: now, call, replies, next });
+                let (sent, first_sent, reopened) = (now, now, 0);
+                none.insert(OpenSign { lease, sent, first_sent, reopened, call, replies, next });
                 true
             }
         }
@@ -98,10 +103,12 @@ impl<C> OpenSigns<C> {
     pub(crate) fn on_answer(
         &mut self,
         answer: &LeaseAnswer,
+        now: Instant,
         answered: impl FnOnce(C),
     ) -> Result<SignOutcome, MalformedMessage> {
         let open = self.by_lease.remove(&answer.id).ok_or(MalformedMessage)?;
         let OpenSign { lease, sent, call, replies, next, .. } = open;
+        self.round_trip = now.since(sent);
         answered(call);
         if answer.seconds <= 0 {
             tell(replies.into_iter().chain(next), &Err(lease_ended()));
@@ -114,7 +121,7 @@ impl<C> OpenSigns<C> {
     }
 
     pub(crate) fn verdict(&self, now: Instant) -> StreamVerdict {
-        let is_late = |open: &OpenSign<C>| now.since(open.sent) >= self.reopen_limit(&open.lease);
+        let is_late = |open: &OpenSign<C>| now.since(open.sent) >= self.reopen_limit(open);
         let is_over =
             |open: &OpenSign<C>| now.since(open.first_sent) >= self.leave_limit(&open.lease);
         if self.by_lease.values().any(is_over) {
@@ -130,6 +137,7 @@ impl<C> OpenSigns<C> {
     pub(crate) fn begin_anew(&mut self, now: Instant) -> Vec<i64> {
         for open in self.by_lease.values_mut() {
             open.sent = now;
+            open.reopened += 1;
             open.replies.append(&mut open.next);
         }
         self.by_lease.keys().copied().collect()
@@ -142,8 +150,10 @@ impl<C> OpenSigns<C> {
         }
     }
 
-    fn reopen_limit(&self, lease: &PoolLease) -> Duration {
-        (lease.length / 8).max(SHORTEST_LIMIT).min(self.limit)
+    /// An answer takes a round trip. Where none was measured yet, each further stream has twice the time.
+    fn reopen_limit(&self, open: &OpenSign<C>) -> Duration {
+        let limit = (open.lease.length / 8).max(SHORTEST_LIMIT).max(2 * self.round_trip);
+        limit.saturating_mul(1 << open.reopened.min(4)).min(self.limit)
     }
 
     /// The time left of the lease is enough for another connection.
@@ -188,13 +198,13 @@ mod tests {
         assert!(signs.add(lease.clone(), vec![reply], at(10), || ()));
         let (reply, mut later) = oneshot::channel();
         assert!(!signs.add(lease.clone(), vec![reply], at(20), || ()), "one is open");
-        let Ok(SignOutcome::Wanted(_, next)) = signs.on_answer(&answer(1, 5), drop) else {
+        let Ok(SignOutcome::Wanted(_, next)) = signs.on_answer(&answer(1, 5), at(40), drop) else {
             panic!("a sign that is sent later is wanted");
         };
         assert_eq!(first.try_recv().unwrap().unwrap().sent, at(10));
         assert!(later.try_recv().is_err(), "no sign was sent since its request");
         assert!(signs.add(lease, next, at(30), || ()));
-        assert!(matches!(signs.on_answer(&answer(1, 5), drop), Ok(SignOutcome::Taken)));
+        assert!(matches!(signs.on_answer(&answer(1, 5), at(40), drop), Ok(SignOutcome::Taken)));
         assert_eq!(later.try_recv().unwrap().unwrap().sent, at(30));
     }
 
@@ -204,12 +214,12 @@ mod tests {
         for (lease, now) in leases.iter().zip([10, 20]) {
             signs.add(lease.clone(), Vec::new(), at(now), || ());
         }
-        assert!(matches!(signs.on_answer(&answer(2, 5), drop), Ok(SignOutcome::Taken)));
+        assert!(matches!(signs.on_answer(&answer(2, 5), at(40), drop), Ok(SignOutcome::Taken)));
         assert_eq!((sent(&leases[0]), sent(&leases[1])), (at(0), at(20)));
-        assert!(signs.on_answer(&answer(2, 5), drop).is_err(), "it has its answer");
-        assert!(signs.on_answer(&answer(3, 5), drop).is_err(), "it is none of the pool");
+        assert!(signs.on_answer(&answer(2, 5), at(40), drop).is_err(), "it has its answer");
+        assert!(signs.on_answer(&answer(3, 5), at(40), drop).is_err(), "it is none of the pool");
         assert!(
-            matches!(signs.on_answer(&answer(1, 0), drop), Ok(SignOutcome::Ended(it)) if it.id == 1)
+            matches!(signs.on_answer(&answer(1, 0), at(40), drop), Ok(SignOutcome::Ended(it)) if it.id == 1)
         );
     }
 
@@ -217,16 +227,20 @@ mod tests {
     fn a_sign_without_an_answer_is_sent_on_another_stream_before_the_member_is_left() {
         let (mut signs, lease) = (OpenSigns::new(LIMIT), lease(1, 4));
         let (reply, mut known) = oneshot::channel();
-        signs.add(lease, vec![reply], at(0), || ());
+        signs.add(lease.clone(), vec![reply], at(0), || ());
         assert_eq!(signs.verdict(at(499)), StreamVerdict::InTime);
         assert_eq!(signs.verdict(at(500)), StreamVerdict::Reopen);
         assert_eq!(signs.begin_anew(at(500)), [1]);
-        assert_eq!(signs.verdict(at(999)), StreamVerdict::InTime);
-        assert_eq!(signs.verdict(at(1_000)), StreamVerdict::Reopen);
+        assert_eq!(signs.verdict(at(1_499)), StreamVerdict::InTime, "twice the time");
+        assert_eq!(signs.verdict(at(1_500)), StreamVerdict::Reopen);
         assert_eq!(signs.verdict(at(2_000)), StreamVerdict::Leave);
         // The sign counts from its sending on the stream that has answered.
-        signs.on_answer(&answer(1, 4), drop).unwrap();
+        signs.on_answer(&answer(1, 4), at(1_100), drop).unwrap();
         assert_eq!(known.try_recv().unwrap().unwrap().sent, at(500));
         assert_eq!(signs.verdict(at(9_000)), StreamVerdict::InTime);
+        // An answer takes 600 ms here.
+        signs.add(lease, Vec::new(), at(9_000), || ());
+        assert_eq!(signs.verdict(at(9_999)), StreamVerdict::InTime);
+        assert_eq!(signs.verdict(at(10_000)), StreamVerdict::Reopen, "the time limit of a request");
     }
 }

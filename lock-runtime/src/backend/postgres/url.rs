@@ -50,7 +50,7 @@ impl Database {
                 .remedy("write `%3F` for a `?`, and `%40` for an `@`, in a user or a password"));
         }
         let (mut table, mut creates, mut forget_after) = ("lock".to_owned(), false, FORGET_AFTER);
-        let mut pins = Pins::Off;
+        let (mut pins, mut connect_timeout) = (Pins::Off, None);
         let (mut others, mut files, mut encrypted) = (Vec::new(), TlsFiles::default(), false);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -101,6 +101,15 @@ impl Database {
                         .remedy("write `sslmode=require`, or `sslmode=disable`"));
                 }
                 "sslmode" if value == "disable" => encrypted = false,
+                // The client takes whole seconds alone.
+                "connect_timeout" if !value.bytes().all(|it| it.is_ascii_digit()) => {
+                    let given = text::duration(value).filter(|limit| !limit.is_zero());
+                    connect_timeout = Some(given.ok_or_else(|| {
+                        wrong(format!("`connect_timeout={value}` is no duration")).remedy(
+                            "write for example `?connect_timeout=10s`, or a number of seconds",
+                        )
+                    })?);
+                }
                 _ => others.push(pair),
             }
         }
@@ -112,7 +121,10 @@ impl Database {
         let others = others.join("&");
         let servers =
             each_host(address).into_iter().map(|address| server(&format!("{address}?{others}")));
-        let servers = servers.collect::<Result<Vec<_>, _>>()?;
+        let mut servers = servers.collect::<Result<Vec<_>, _>>()?;
+        for (server, limit) in servers.iter_mut().zip(connect_timeout.iter().cycle()) {
+            server.connect_timeout(*limit);
+        }
         Ok(Self { servers, table, creates, pins, forget_after, tls })
     }
 
@@ -196,6 +208,8 @@ mod tests {
             assert_eq!(server.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         }
         assert_eq!(database.connect_timeout(), Some(Duration::from_secs(3)));
+        let database = Database::parse("postgres://h1,h2/db?connect_timeout=2500ms").unwrap();
+        assert_eq!(database.connect_timeout(), Some(Duration::from_millis(2_500)));
         assert!(!format!("{database:?}").contains("p@ss"));
     }
 
@@ -207,6 +221,7 @@ mod tests {
             ("postgres://u:secret@h/db?table=x;drop", "table"),
             ("postgres://u:secret@h/db?create=yes", "create"),
             ("postgres://u:secret@h/db?forget=0s", "forget"),
+            ("postgres://u:secret@h/db?connect_timeout=5x", "connect_timeout"),
             ("postgres://u:secret@h/db?pin=yes", "?pin=on"),
             ("postgres://u:secret@h/db?sslmode=sometimes", "sslmode"),
             ("postgres://u:secret@h/db?nonsense=1", "nonsense"),

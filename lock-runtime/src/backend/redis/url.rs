@@ -220,6 +220,15 @@ impl Endpoint {
         Err(wrong(format!("`?replicas=` has no meaning for {kind}"))
             .remedy("it is for `redis://` and `redis+sentinel://`; leave it out"))
     }
+
+    /// An error if the URL has `?scripts=off`, for a `kind` of store that has no other way.
+    pub(crate) fn reject_scripts_off(&self, kind: &str) -> Result<(), LockError> {
+        if self.scripts != ScriptMode::Off {
+            return Ok(());
+        }
+        Err(wrong(format!("`?scripts=off` has no meaning for {kind}"))
+            .remedy("it is for a single server; leave it out"))
+    }
 }
 
 fn replicas(url: &Url) -> Result<u16, LockError> {

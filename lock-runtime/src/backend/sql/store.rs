@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use crate::backend::queue_events::{QueueEvents, UnclaimedGrant};
-use crate::backend::sql::job::StoreJob;
+use crate::backend::sql::job::{StoreJob, no_answer};
 use crate::backend::sql::listed_keys::ListedKeys;
 use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
@@ -27,6 +28,8 @@ pub(crate) struct SqlStore {
     unclaimed: AbortHandle,
     /// With pins.
     fences: Option<FenceTable>,
+    /// The time for the answers to a renewal.
+    renewal_limit: Duration,
 }
 
 impl Drop for SqlStore {
@@ -52,7 +55,9 @@ impl SqlStore {
         };
         let unclaimed = release_unclaimed(found, request_timeout, release);
         let unclaimed = tokio::spawn(unclaimed).abort_handle();
-        Self { events, claims, upkeep, unclaimed, fences: None }
+        // The call ends at the request timeout, with all answers that are there.
+        let renewal_limit = request_timeout * 19 / 20;
+        Self { events, claims, upkeep, unclaimed, fences: None, renewal_limit }
     }
 
     /// The store with pins by `fences`, if there are any.
@@ -100,7 +105,7 @@ impl Backend for SqlStore {
             .iter()
             .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
             .collect();
-        all(answers).await
+        all_in_time(answers, self.renewal_limit).await
     }
 
     async fn release(
@@ -148,6 +153,22 @@ impl Backend for SqlStore {
     async fn close(&self) {
         tokio::join!(self.claims.close(), self.upkeep.close());
     }
+}
+
+/// The answers that arrive within `limit`. Many requests are parts that are sent one after the other.
+async fn all_in_time<T>(
+    answers: Vec<AwaitedAnswer<T>>,
+    limit: Duration,
+) -> Vec<Result<T, BackendError>> {
+    let (count, mut outcomes) = (answers.len(), Vec::with_capacity(answers.len()));
+    let arriving = async {
+        for answer in answers {
+            outcomes.push(answer.get().await);
+        }
+    };
+    let _ = timeout(limit, arriving).await;
+    outcomes.resize_with(count, || Err(no_answer()));
+    outcomes
 }
 
 async fn all<T>(answers: Vec<AwaitedAnswer<T>>) -> Vec<Result<T, BackendError>> {

@@ -50,6 +50,8 @@ pub(crate) struct OpenSession {
     pub(crate) incarnation: u64,
     /// How long the servers keep it after a sign of life.
     pub(crate) timeout: Duration,
+    /// The server of the connection.
+    pub(crate) server: usize,
 }
 
 /// Receives what happens to sessions. Methods run between the answers of a session, and never block.
@@ -104,12 +106,17 @@ impl SessionClient {
         }
     }
 
-    /// The timeout that the servers have agreed to, if it is known.
-    pub(crate) fn timeout(&self) -> Option<Duration> {
+    /// The session, if it is open.
+    pub(crate) fn open(&self) -> Option<OpenSession> {
         match &*self.state.borrow() {
-            SessionState::Open(open) => Some(open.timeout),
+            SessionState::Open(open) => Some(*open),
             SessionState::Opening | SessionState::Down(_) => None,
         }
+    }
+
+    /// The timeout that the servers have agreed to, if it is known.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.open().map(|open| open.timeout)
     }
 
     /// Tells the task to end the connection after all requests that were sent before.

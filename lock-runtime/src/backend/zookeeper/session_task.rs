@@ -126,7 +126,8 @@ impl SessionTask {
 
     fn open_session(&self) -> OpenSession {
         let incarnation = self.incarnation.load(Ordering::SeqCst);
-        OpenSession { id: self.identity.id, incarnation, timeout: self.timeout }
+        let server = self.server % self.dialer.servers.count();
+        OpenSession { id: self.identity.id, incarnation, timeout: self.timeout, server }
     }
 
     /// Connects to one server after the other until the session is open. Requests wait for the first attempt at each server,

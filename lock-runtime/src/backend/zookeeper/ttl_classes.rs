@@ -128,7 +128,9 @@ impl TtlClasses {
             return client.clone();
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let server = random_below(self.dialer.servers.count());
+        // A request waits for this session. A server that serves another one of the pool is up.
+        let up = sessions.iter().find_map(|(_, client)| client.open()).map(|open| open.server);
+        let server = up.unwrap_or_else(|| random_below(self.dialer.servers.count()));
         let client = SessionTask::start(
             self.dialer.clone(),
             self.clock,
@@ -165,7 +167,7 @@ fn class_of(needed: Duration) -> Duration {
     classes.into_iter().find(|class| *class >= needed).unwrap_or_else(longer)
 }
 
-/// So that the clients of an ensemble use all its servers.
+/// So that the pools of an ensemble use all its servers.
 fn random_below(count: usize) -> usize {
     let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
     usize::try_from(nanos).unwrap_or_default() % count.max(1)

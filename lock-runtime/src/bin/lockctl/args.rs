@@ -59,6 +59,8 @@ pub(crate) enum Command {
     },
 }
 
+const REQUEST_TIMEOUT: &str = "2s";
+
 /// The store, and the prefix of its keys.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StoreArgs {
@@ -69,7 +71,7 @@ pub(crate) struct StoreArgs {
     #[arg(long, global = true, env = "LOCK_PREFIX")]
     prefix: Option<String>,
     /// How long the store may take for one answer, such as 500ms or 5s
-    #[arg(long, global = true, env = "LOCK_REQUEST_TIMEOUT", default_value = "2s", value_parser = duration)]
+    #[arg(long, global = true, env = "LOCK_REQUEST_TIMEOUT", default_value = REQUEST_TIMEOUT, value_parser = request_timeout)]
     request_timeout: Duration,
 }
 
@@ -167,6 +169,11 @@ impl StoreArgs {
     }
 }
 
+/// An empty text is that of a variable that is not set, as for a pool.
+fn request_timeout(text: &str) -> Result<Duration, String> {
+    duration(if text.is_empty() { REQUEST_TIMEOUT } else { text })
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let at = text.find(|it: char| !it.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
@@ -174,7 +181,10 @@ fn duration(text: &str) -> Result<Duration, String> {
         "ms" => 1,
         "s" => 1_000,
         "m" => 60_000,
-        _ => return Err("write a whole number of `ms`, `s` or `m`, such as `500ms`".to_owned()),
+        "h" => 3_600_000,
+        _ => {
+            return Err("write a whole number of `ms`, `s`, `m` or `h`, such as `500ms`".to_owned());
+        }
     };
     let number: u64 =
         number.parse().map_err(|_| "the number is too large or missing".to_owned())?;
@@ -196,7 +206,9 @@ mod tests {
     fn durations_have_a_unit() {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for wrong in ["", "5", "s", "5h", "-1s", "99999999999999999999s", "99999999999999999m"] {
+        assert_eq!(duration("1h"), Ok(Duration::from_secs(3_600)));
+        assert_eq!(request_timeout(""), Ok(Duration::from_secs(2)));
+        for wrong in ["", "5", "s", "5d", "-1s", "99999999999999999999s", "99999999999999999m"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
     }

@@ -8,6 +8,7 @@ use crate::base::call_site::LockLabel;
 use crate::base::key::Key;
 use crate::base::options::{Defaults, LockOptions, Policy};
 use crate::lease::listener::Listener;
+use crate::lease::renewal_action::RenewalAction;
 
 mod phases;
 

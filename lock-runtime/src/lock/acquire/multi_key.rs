@@ -59,8 +59,6 @@ struct MultiKeyTask {
     registration: Option<Registration<LockWaiter>>,
     wake: Arc<Notify>,
     last_answer: LastAnswer,
-    /// How long the last answer took.
-    round_trip: Duration,
     failing_since: Option<Instant>,
     /// Whether the store has reported another holder.
     was_contended: bool,
@@ -149,7 +147,6 @@ pub(crate) fn spawn_multi_key(
         registration: None,
         wake: Arc::default(),
         last_answer: LastAnswer::default(),
-        round_trip: Duration::ZERO,
         failing_since: None,
         was_contended: false,
         is_over: false,
@@ -323,7 +320,7 @@ impl MultiKeyTask {
     fn note_contention(&mut self) {
         let held = self.stepwise.held_keys(&self.spec);
         if self.stepwise.holds_any() && self.core.queue.is_contended(held, self.id) {
-            self.stepwise.on_wanted(self.core.clock().now(), self.round_trip);
+            self.stepwise.on_wanted(self.core.clock().now());
         }
     }
 
@@ -430,13 +427,13 @@ impl MultiKeyTask {
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
         let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
         let now = core.clock().now();
-        self.round_trip = now.since(sent);
+        self.stepwise.on_round_trip(now.since(sent));
         match self.attempts.on_answer(&spec.policy, sent, now, limit, answers.pop()) {
             Answer::Granted { contended, .. } if is_step => {
                 self.failing_since = None;
                 self.stepwise.on_step_acquired(sent, &spec);
                 if contended == Some(true) {
-                    self.stepwise.on_wanted(now, self.round_trip);
+                    self.stepwise.on_wanted(now);
                 }
                 self.attempts.count += 1;
                 self.record(&asked, LastAnswer::Held { expires_in: None });

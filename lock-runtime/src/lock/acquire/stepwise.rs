@@ -55,6 +55,8 @@ pub(crate) struct Stepwise {
     state: StepState,
     /// Releases of a partial hold that did not lead to the lease.
     releases: u32,
+    /// Of the last request.
+    round_trip: Duration,
 }
 
 #[derive(Debug)]
@@ -135,7 +137,7 @@ impl Stepwise {
         // `retry_count` counts requests for all keys.
         let is_allowed = policy.waits() && policy.retry_count.is_none() && has_queues;
         let state = StepState::Optimistic(is_allowed.then(|| Instant::from_nanos(0)));
-        Self { state, releases: 0 }
+        Self { state, releases: 0, round_trip: Duration::ZERO }
     }
 
     /// `request` for all keys, or as it is for the next key alone.
@@ -246,9 +248,14 @@ impl Stepwise {
         self.held().iter().filter_map(|&at| spec.store_keys.get(at))
     }
 
-    /// Other owners wait for a key that is held. The next key takes some `round_trip`s.
-    pub(crate) fn on_wanted(&mut self, now: Instant, round_trip: Duration) {
-        let keep = keep_contended(self.doublings()).max(round_trip.saturating_mul(8));
+    /// How long the last request took.
+    pub(crate) fn on_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = round_trip;
+    }
+
+    /// Other owners wait for a key that is held. The next key takes some round trips.
+    pub(crate) fn on_wanted(&mut self, now: Instant) {
+        let keep = keep_contended(self.doublings()).max(self.round_trip.saturating_mul(8));
         // Of two requests that wait for each other, jitter makes one release first.
         let keep = jitter::below(keep.min(LONGEST_KEEP));
         if let Some(hold) = self.hold_mut() {
@@ -346,9 +353,12 @@ impl Stepwise {
         if self.hold().is_some_and(PartialHold::is_in_order) { self.releases } else { 0 }
     }
 
-    /// When the hold is released: soon after another owner waits for it, and after 1 s, up to 16 s, in any case.
+    /// When the hold is released: soon after another owner waits for it, and after 1 s, up to 16 s, in any case. Each key is a
+    /// round trip, so the time grows with the keys that are held.
     fn release_at(&self, hold: &PartialHold) -> Instant {
-        let longest = hold.since + Duration::from_secs(1 << self.doublings().min(4));
+        let trips = u32::try_from(hold.keys.len() + 8).unwrap_or(u32::MAX);
+        let longest = Duration::from_secs(1 << self.doublings().min(4));
+        let longest = hold.since + longest.max(self.round_trip.saturating_mul(trips));
         hold.release_at.map_or(longest, |release_at| release_at.min(longest))
     }
 }

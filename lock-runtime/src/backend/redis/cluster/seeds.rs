@@ -27,6 +27,7 @@ pub(crate) fn seeds(url: &str) -> Result<Vec<Endpoint>, LockError> {
         let seed = Endpoint::parse(&format!("{scheme}://{login}{host}{tail}"))
             .map_err(|error| error.remedy("write `redis+cluster://user:password@host1:6379,host2,host3`, or `rediss+cluster://` for TLS; user, password and ports may be left out, special characters in them are percent-encoded"))?;
         seed.reject_replicas("a Redis Cluster")?;
+        seed.reject_scripts_off("a Redis Cluster")?;
         if seed.login.db() != 0 {
             return Err(LockError::new(ErrorKind::Config, "a Redis Cluster has no databases")
                 .remedy("leave the database number out of the URL; a prefix on the pool keeps keys apart"));
@@ -102,6 +103,7 @@ mod tests {
             "redis+cluster://:c4n4ry@a,",
             "redis+cluster://:c4n4ry@a,b:port",
             "redis+cluster://:c4n4ry@a,b/3",
+            "redis+cluster://:c4n4ry@a,b?scripts=off",
             "redis+cluster://:c4n4ry@a,b?ca=/x.pem",
             "redis+cluster://worker:1/c4n4ry@a,b",
             "redis+cluster://worker:1?c4n4ry@a,b",

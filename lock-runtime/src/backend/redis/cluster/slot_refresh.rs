@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::backend::redis::cluster::seeds::{cluster_slots, first_map, usable_map};
 use crate::backend::redis::cluster::servers::Servers;
 use crate::backend::redis::net::handshake::PushSink;
 use crate::backend::redis::net::transport::Dialer;
+use crate::backend::redis::protocol::scripted_server::ScriptedServer;
 use crate::backend::redis::slot_map::{Address, SlotRanges};
 
 /// Minimum time between two refreshes.
@@ -19,8 +20,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 const INTERVAL_WHILE_DOWN: Duration = Duration::from_millis(300);
 /// The same while all servers are up.
 const INTERVAL_WHILE_UP: Duration = Duration::from_secs(30);
-/// How long one server may take to send the map before the next server is tried.
-const SERVER_TIMEOUT: Duration = Duration::from_millis(250);
+/// How long one server may take to send the map before the next server is asked too.
+const STAGGER: Duration = Duration::from_millis(250);
 /// Minimum time between two wake-ups of all waiters. Many slots move one by one.
 const RESYNC_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -102,13 +103,9 @@ impl SlotRefresh {
         up.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let count = up.len().max(1);
         up.rotate_left(round % count);
-        for (address, server) in up {
-            let answer = timeout(SERVER_TIMEOUT, server.connection().send(&cluster_slots())).await;
-            if let Ok(Ok(answer)) = answer
-                && let Some(map) = usable_map(&answer, &address)
-            {
-                return Some(map);
-            }
+        let limit = self.servers.shared.request_timeout;
+        if let Some(map) = timeout(limit, first_answer(up, limit)).await.ok().flatten() {
+            return Some(map);
         }
         let replicas = self.servers.slots.replicas();
         let replicas = replicas.iter().map(|address| self.servers.endpoint(address));
@@ -117,5 +114,35 @@ impl SlotRefresh {
             dialers.extend(Dialer::new(endpoint).await.ok());
         }
         first_map(dialers, self.servers.shared.limits.connect).await.ok()
+    }
+}
+
+/// The first map that one of the `servers` sends. Each request goes on to its answer, also when another server was faster: a request
+/// without an answer counts as the silence of its connection.
+async fn first_answer(
+    servers: Vec<(Address, Arc<ScriptedServer>)>,
+    limit: Duration,
+) -> Option<SlotRanges> {
+    let (found, mut maps) = mpsc::unbounded_channel();
+    let (mut servers, mut found) = (servers.into_iter(), Some(found));
+    loop {
+        // Without a sender the channel ends with the last answer.
+        let next = servers.next();
+        found = found.filter(|_| next.is_some());
+        if let (Some((address, server)), Some(found)) = (next, found.clone()) {
+            tokio::spawn(async move {
+                let answer = timeout(limit, server.connection().send(&cluster_slots())).await;
+                let map = answer.ok().and_then(Result::ok);
+                let _ = found.send(map.and_then(|answer| usable_map(&answer, &address)));
+            });
+        }
+        tokio::select! {
+            map = maps.recv() => match map {
+                Some(None) => {}
+                Some(map) => return map,
+                None => return None,
+            },
+            () = sleep(STAGGER), if found.is_some() => {}
+        }
     }
 }

@@ -61,6 +61,7 @@ impl Service {
         let Some(master) = all.first().cloned() else {
             return Err(wrong("the URL names no host").remedy(FORM));
         };
+        master.reject_scripts_off("masters of Sentinel")?;
         let mut login = redis::RedisConnectionInfo::default()
             .set_protocol(redis::ProtocolVersion::RESP3)
             .set_lib_name("lock-runtime", env!("CARGO_PKG_VERSION"));
@@ -158,6 +159,7 @@ mod tests {
             "redis+sentinel://:c4n4ry@a:port/m",
             "redis+sentinel://:c4n4ry@a/m/orders",
             "redis+sentinel://:c4n4ry@a/m?ttl=5s",
+            "redis+sentinel://:c4n4ry@a/m?scripts=off",
             "redis+sentinel://:c4n4ry@a/m?ca=/x.pem",
             "redis+sentinel://:c4n4ry@a/m#insecure",
             "redis+sentinel://:c4n4ry%ff@a/m",

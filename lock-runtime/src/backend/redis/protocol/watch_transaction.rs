@@ -75,12 +75,31 @@ impl WatchTransaction {
         Self { connection, idle: Mutex::new(None) }
     }
 
+    /// Opens the connection if there is none, which takes several round trips. It goes on when the caller is dropped, so the next
+    /// request finds it.
+    pub(super) async fn prepare(self: &Arc<Self>) -> Result<(), BackendError> {
+        if self.idle.lock().await.is_some() {
+            return Ok(());
+        }
+        let transaction = self.clone();
+        let opening = tokio::spawn(async move {
+            let mut idle = transaction.idle.lock().await;
+            if idle.is_none() {
+                *idle = Some(transaction.connection.open_dedicated().await?);
+            }
+            Ok(())
+        });
+        let ended = || BackendError::new(FailureKind::NotApplied, "the runtime has ended");
+        opening.await.unwrap_or_else(|_| Err(ended()))
+    }
+
     /// Reads `keys` and makes the writes that `decide` returns, unless one of the keys changes in between.
     pub(super) async fn run(
-        &self,
+        self: &Arc<Self>,
         keys: &[&Key],
         decide: impl FnOnce(&[Observed]) -> Vec<Cmd>,
     ) -> Result<TxnResult, BackendError> {
+        self.prepare().await?;
         let mut idle = self.idle.lock().await;
         let mut reused = idle.take().filter(|idle| self.connection.is_beside(idle));
         let (mut connection, observed) = loop {

@@ -88,11 +88,15 @@ async fn run(
 
 /// Makes all writes in one transaction, or, if that keeps failing, in several.
 async fn write_all(
-    transaction: &WatchTransaction,
+    transaction: &Arc<WatchTransaction>,
     request_timeout: Duration,
     writes: &[OwnedWrite<'_>],
 ) -> Vec<Result<bool, BackendError>> {
     for _ in 0..MAX_TRIES {
+        // A new connection has the time limit of connections.
+        if let Err(error) = transaction.prepare().await {
+            return writes.iter().map(|_| Err(error.clone())).collect();
+        }
         let tried = timeout(request_timeout, try_write_all(transaction, writes)).await;
         match tried.unwrap_or_else(|_| Err(silent())) {
             Ok(Some(outcomes)) => return outcomes,
@@ -117,7 +121,7 @@ async fn write_all(
 
 /// `None` if a key changed meanwhile.
 async fn try_write_all(
-    transaction: &WatchTransaction,
+    transaction: &Arc<WatchTransaction>,
     writes: &[OwnedWrite<'_>],
 ) -> Result<Option<Vec<Result<bool, BackendError>>>, BackendError> {
     let keys: Vec<_> = writes.iter().flat_map(|write| write.lease.keys.iter()).collect();

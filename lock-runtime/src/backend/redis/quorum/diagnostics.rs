@@ -6,6 +6,7 @@ use tokio::time::timeout;
 
 use crate::backend::clock_distance::ClockDistance;
 use crate::backend::redis::cluster::Cluster;
+use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics::{self, Info};
 use crate::backend::redis::protocol::diagnosis::ServerAnswers;
@@ -79,14 +80,23 @@ impl NodeReport {
     }
 
     async fn query_servers(&mut self, cluster: &Cluster) -> Result<(), BackendError> {
-        for server in cluster.servers().await? {
-            self.query_server(server.connection(), &server.connection().server()).await?;
+        let servers = cluster.servers().await?;
+        let queries = servers
+            .iter()
+            .map(|server| -> BoxedCall<'_, _> { Box::pin(ServerAnswers::of(server.connection())) });
+        let answers = fan_out(queries.collect(), None).await;
+        for (server, answers) in servers.iter().zip(answers.into_iter().flatten()) {
+            self.add_server(answers?, &server.connection().server());
         }
         Ok(())
     }
 
     async fn query_server(&mut self, node: &Connection, name: &str) -> Result<Info, BackendError> {
-        let ServerAnswers { info, time, settings, asked } = ServerAnswers::of(node).await?;
+        Ok(self.add_server(ServerAnswers::of(node).await?, name))
+    }
+
+    fn add_server(&mut self, answers: ServerAnswers, name: &str) -> Info {
+        let ServerAnswers { info, time, settings, asked } = answers;
         // A node that belongs to a cluster is reported by `dependent` instead.
         let for_all = false;
         self.findings.extend(diagnostics::findings(name, for_all, &info, &settings));
@@ -94,7 +104,7 @@ impl NodeReport {
         self.warnings.extend(diagnostics::warnings(name, for_all, &info, &settings));
         let distance = |time| diagnostics::clock_distance(&time, &asked);
         self.distances.extend(time.ok().and_then(distance));
-        Ok(Info::of(&info))
+        Info::of(&info)
     }
 }
 

@@ -86,9 +86,9 @@ pub(crate) fn parse(url: &str) -> Result<Vec<NodeAddress>, LockError> {
     };
     let addresses = parsed?;
     for address in &addresses {
-        address
-            .login()
-            .reject_replicas("a node of a quorum, which is independent of the others")?;
+        let login = address.login();
+        login.reject_replicas("a node of a quorum, which is independent of the others")?;
+        login.reject_scripts_off("a quorum")?;
     }
     match addresses.len() {
         0..=2 => Err(wrong(format!("a quorum of {} nodes tolerates no failure", addresses.len()))
@@ -227,6 +227,7 @@ mod tests {
             ("redlock://redis://:c4n4ry@a/1,redis://a/2,redis://b", "is named twice"),
             ("redlock://:c4n4ry@a,b,", "names no host"),
             ("redlock://:c4n4ry@a,b,c?replicas=1", "has no meaning"),
+            ("redlock://:c4n4ry@a,b,c?scripts=off", "has no meaning"),
             ("redlock://:c4n4ry@a,b,c:x", "not valid"),
             ("redlock://redis://:c4n4ry@a,redis+cluster://:c4n4ry@b,c/2,redis://d", "no databases"),
             (

@@ -3,7 +3,7 @@
 use std::pin::pin;
 
 use super::*;
-use crate::backend::FailureKind;
+use crate::backend::{BackendError, FailureKind};
 use crate::base::options::Renew;
 use crate::queue::permit::PermitHandler;
 
@@ -511,6 +511,40 @@ async fn a_lease_without_a_holder_keeps_the_fences_for_later_holders() {
     assert_eq!(lease_of(fenced(), grant, clock).fence, Some(Fence::new(7)));
 }
 
+/// The store has extended the lease, although its answer came behind the time limit of the request.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_extends_a_lease_that_is_held() {
+    let clock = clock().await;
+    let renewing =
+        |lease: &Lease, at| matches!(lease.poll_renewal(at), RenewalAction::Renew { .. });
+    let failed = || BackendError::new(FailureKind::MaybeApplied, "silence");
+    let valid_for = |lease: &Lease| lease.valid_for();
+    let lease = granted(plain(), clock);
+    pass(secs(3)).await;
+    let sent = clock.now();
+    assert!(renewing(&lease, sent + TTL / 3));
+    pass(secs(1)).await;
+    lease.on_renewal_failed(clock.now(), failed());
+    let (before, due) = (valid_for(&lease), lease.due());
+    lease.on_late_answer(sent);
+    assert_eq!(valid_for(&lease), before + secs(3));
+    assert_eq!(lease.due(), due, "the next one is sent all the same");
+    // Beside the next renewal, and not back.
+    assert!(renewing(&lease, sent + TTL / 2));
+    lease.on_late_answer(sent);
+    assert_eq!(valid_for(&lease), before + secs(3));
+    lease.on_late_answer(sent + secs(1));
+    assert_eq!(valid_for(&lease), before + secs(4));
+    lease.on_renewal_failed(clock.now(), failed());
+    assert!(lease.begin_release());
+    lease.on_late_answer(sent + secs(1));
+    assert_eq!(valid_for(&lease), Duration::ZERO, "it is released");
+    let lost = granted(plain(), clock);
+    assert!(lost.lose(Loss::Taken));
+    lost.on_late_answer(clock.now());
+    assert_eq!(valid_for(&lost), Duration::ZERO);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_lasts_from_the_call_to_the_grant() {
     let clock = clock().await;
@@ -537,6 +571,12 @@ async fn a_lost_lock_stays_locked_for_its_delay_and_a_released_one_does_not() {
         assert_eq!(lease.locked_after_release(), secs(otherwise), "{options:?}");
         assert!(lease.lose(Loss::Taken));
         assert_eq!(lease.locked_after_release(), secs(after_loss), "{options:?}");
+        let closed = granted(options, clock);
+        assert!(closed.pick_up());
+        pass(secs(3)).await;
+        assert!(closed.lose(Loss::PoolClosed));
+        assert_eq!(closed.locked_after_release(), secs(otherwise), "{options:?}");
+        assert_eq!(closed.locked_beside_holder(), secs(after_loss), "{options:?}");
     }
 }
 
