@@ -191,7 +191,7 @@ pub use lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 /// | `ttl` | `"5s"` `"1m30s"` `"250ms"`, or a `Duration` expression | the pool's, 30 s | length of the lease: how long a crashed holder blocks other callers; no limit on the body |
 /// | `wait` | `"0s"` `"2s"` `"forever"`, or an expression | the pool's, 3 s | how long to wait for the lock; `"0s"` is one attempt |
 /// | `renew` | `true` `false` `"1s"` (2 ms to ttl/2) | `true`, a third of the ttl | interval of the renewals; `false` makes the ttl a hard limit on the body |
-/// | `max_hold` | duration | none | the lease is not renewed beyond it; the body is cancelled a tenth earlier, at most 500 ms |
+/// | `max_hold` | duration | none | the lease is not renewed beyond it; the body is cancelled earlier, by a tenth of it or of a shorter ttl, at most 500 ms |
 /// | `min_hold` | duration | `"0s"` | the key stays locked for at least this time, also after the body's end and the end of the process |
 /// | `lock_delay` | duration | `"0s"` | a lost lease keeps the key locked for this much longer than its ttl; a release frees it at once |
 /// | `linger` | duration | the pool's, `"0s"` | the lock stays with the process for this long after the body, for its next call; released at once when another process waits |

@@ -66,7 +66,8 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     all
 }
 
-#[cfg(test)]
+// `socket2` comes with Redis.
+#[cfg(all(test, feature = "redis"))]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 

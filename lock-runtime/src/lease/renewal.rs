@@ -180,11 +180,14 @@ impl RenewalScheduler {
         let late = if is_late { unanswered.leases.as_slice().to_vec() } else { Vec::new() };
         self.on_answer(&config, unanswered, sent, answer.ok());
         if is_late && let Ok(outcomes) = timeout(late_limit - limit, call).await {
-            (config.on_outcome)(sent, BackendError::of_all(&outcomes));
+            // A failure has been reported already.
+            if BackendError::of_all(&outcomes).is_ok() {
+                (config.on_outcome)(sent, Ok(()));
+            }
             for (lease, outcome) in late.iter().zip(outcomes) {
                 // Another answer says nothing that the next renewal does not find.
-                if matches!(outcome, Ok(LeaseStatus::Held)) {
-                    lease.on_late_answer(sent);
+                if matches!(outcome, Ok(LeaseStatus::Held)) && lease.on_late_answer(sent) {
+                    events::renewed(lease.origin(), || lease.held_for());
                     self.schedule(lease);
                 }
             }

@@ -264,13 +264,17 @@ impl Leases {
                 if lease.is_current() { given } else { Ok(()) }
             });
         }
+        let mut has_no_space = false;
         while let Some(given) = giving.join_next().await {
             match given.unwrap_or_else(|_| Err(unanswered())) {
                 Ok(()) => {}
-                // Signs of life are taken, so held locks are kept.
-                Err(error) if is_without_space(&error) => return self.take_away(member).await,
+                Err(error) if is_without_space(&error) => has_no_space = true,
                 Err(error) => return Err(error),
             }
+        }
+        if has_no_space {
+            // Signs of life are taken, so held locks are kept.
+            return self.take_away(member).await;
         }
         self.read_own(member).await
     }

@@ -252,7 +252,11 @@ impl MemberTask {
         let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
         loop {
             self.number += 1;
-            let (member, limit) = (self.member % members, self.attempt_limit(tried));
+            let (member, mut limit) = (self.member % members, self.attempt_limit(tried));
+            if may_serve_soon && failed.is_none() {
+                let left = connect.saturating_sub(self.opener.clock.now().since(began));
+                limit = limit.min(left.max(SHORTEST_TAKE_OVER));
+            }
             let outcome = tokio::select! {
                 outcome = self.opener.open(pause, limit, member, self.number) => outcome,
                 _ = self.wishes.recv() => return None,

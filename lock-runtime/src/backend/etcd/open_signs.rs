@@ -150,7 +150,7 @@ impl<C> OpenSigns<C> {
         }
     }
 
-    /// An answer takes a round trip. Where none was measured yet, each further stream has twice the time.
+    /// An answer takes a round trip, which may have become longer. So each further stream has twice the time.
     fn reopen_limit(&self, open: &OpenSign<C>) -> Duration {
         let limit = (open.lease.length / 8).max(SHORTEST_LIMIT).max(2 * self.round_trip);
         limit.saturating_mul(1 << open.reopened.min(4)).min(self.limit)

@@ -20,6 +20,9 @@ use crate::backend::{
 use crate::base::fence::Fence;
 use crate::base::key::Key;
 
+/// What each lease of a renewal adds to its time limit.
+const EACH: Duration = Duration::from_micros(50);
+
 /// Sends requests to one of two connections, and gives each its answer. Dropping it ends the connections.
 pub(crate) struct SqlStore {
     events: Arc<QueueEvents>,
@@ -105,7 +108,9 @@ impl Backend for SqlStore {
             .iter()
             .map(|lease| self.upkeep.send(|reply| StoreJob::Renew((lease.clone(), reply))))
             .collect();
-        all_in_time(answers, self.renewal_limit).await
+        // A store has more time for very many leases.
+        let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
+        all_in_time(answers, self.renewal_limit + EACH * count).await
     }
 
     async fn release(

@@ -62,12 +62,15 @@ impl Lease {
     }
 
     /// A renewal that was reported as [failed](Self::on_renewal_failed) is confirmed after all: it was sent at `sent`. Those that follow
-    /// stay due, because the key may have changed since.
-    pub(crate) fn on_late_answer(&self, sent: Instant) {
-        let state = self.state();
-        if matches!(state.phase, Phase::Held | Phase::Renewing) && self.is_held() {
+    /// stay due, because the key may have changed since. `false` if the lease is not held any more.
+    pub(crate) fn on_late_answer(&self, sent: Instant) -> bool {
+        let mut state = self.state();
+        let is_held = matches!(state.phase, Phase::Held | Phase::Renewing) && self.is_held();
+        if is_held {
             self.extend_validity(sent);
+            state.unconfirmed = None;
         }
+        is_held
     }
 
     /// The store answered a renewal with "not held".

@@ -427,7 +427,9 @@ impl MultiKeyTask {
         let answer_by = deadline.map(|by| if is_first { by.max(sent + limit) } else { by });
         let mut answers = self.in_time(answer_by, core.acquire(&request, sent, limit)).await;
         let now = core.clock().now();
-        self.stepwise.on_round_trip(now.since(sent));
+        if answers.last().is_some_and(Result::is_ok) {
+            self.stepwise.on_round_trip(now.since(sent));
+        }
         match self.attempts.on_answer(&spec.policy, sent, now, limit, answers.pop()) {
             Answer::Granted { contended, .. } if is_step => {
                 self.failing_since = None;

@@ -15,8 +15,8 @@
 //! 3. **Only in stores with wait queues.** Elsewhere a partial hold blocks other owners, and brings the next key no nearer.
 //!    An owner that is not queued after all, because its user may not use channels, backs off and stays optimistic.
 //! 4. **For a limited time.** An unused partial hold blocks other owners, and the holder of the next key may wait for it.
-//!    So the keys are released [`KEEP_CONTENDED`] after another owner waits for one of them, and after one second at the
-//!    latest. The owner stays in the queue of the next key with an empty hold, and is granted that one first. The time
+//!    So the keys are released [`KEEP_CONTENDED`] after another owner waits for one of them. In any case they are after one
+//!    second, or what eight more keys take over a slow link. The owner stays in the queue of the next key with an empty hold, and is granted that one first. The time
 //!    doubles with each release, so that a slow queue is served in the end. It does not for a hold against the order,
 //!    such as of that key alone: with two keys in demand, owners of each then wait in the queue of the other.
 //! 5. **In no queue with the lease.** All keys are requested only while the owner is in no queue: in the optimistic state,
@@ -55,7 +55,7 @@ pub(crate) struct Stepwise {
     state: StepState,
     /// Releases of a partial hold that did not lead to the lease.
     releases: u32,
-    /// Of the last request.
+    /// Of the last request that was answered.
     round_trip: Duration,
 }
 
@@ -87,6 +87,9 @@ struct PartialHold {
 const KEEP_CONTENDED: Duration = Duration::from_millis(100);
 
 const LONGEST_KEEP: Duration = Duration::from_millis(1_600);
+
+/// How long a partial hold lasts at most.
+const LONGEST_HOLD: Duration = Duration::from_secs(16);
 
 fn keep_contended(doublings: u32) -> Duration {
     // Clocks stand still under the test scheduler.
@@ -248,7 +251,7 @@ impl Stepwise {
         self.held().iter().filter_map(|&at| spec.store_keys.get(at))
     }
 
-    /// How long the last request took.
+    /// How long the last request took, which was answered.
     pub(crate) fn on_round_trip(&mut self, round_trip: Duration) {
         self.round_trip = round_trip;
     }
@@ -358,7 +361,8 @@ impl Stepwise {
     fn release_at(&self, hold: &PartialHold) -> Instant {
         let trips = u32::try_from(hold.keys.len() + 8).unwrap_or(u32::MAX);
         let longest = Duration::from_secs(1 << self.doublings().min(4));
-        let longest = hold.since + longest.max(self.round_trip.saturating_mul(trips));
+        let keys_take = self.round_trip.saturating_mul(trips).min(LONGEST_HOLD);
+        let longest = hold.since + longest.max(keys_take);
         hold.release_at.map_or(longest, |release_at| release_at.min(longest))
     }
 }

@@ -145,7 +145,7 @@ impl Connection {
     }
 
     /// When the current connection was opened. `None` while it is down.
-    pub(super) fn generation(&self) -> Option<Instant> {
+    pub(crate) fn generation(&self) -> Option<Instant> {
         match &*self.state.link() {
             LinkState::Up(link) => Some(link.up_since),
             LinkState::Down(_) => None,

@@ -4,11 +4,14 @@
 //! transaction has the connection for itself. A caller that is dropped half-way closes the connection, and no key is
 //! watched any more. Writes that were sent by then are made all or not at all, and only if no key has changed.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::conn::dedicated::DedicatedConnection;
@@ -24,6 +27,7 @@ pub(super) const MAX_TRIES: usize = 4;
 pub(super) struct WatchTransaction {
     connection: Arc<Connection>,
     idle: Mutex<Option<DedicatedConnection>>,
+    is_closed: AtomicBool,
 }
 
 /// What was read at a key.
@@ -70,27 +74,54 @@ impl Observed {
     }
 }
 
+/// The connection for transactions was not opened. Nothing was sent on it.
+#[cold]
+fn not_opened() -> BackendError {
+    BackendError::new(FailureKind::NotApplied, "the connection to Redis has ended meanwhile")
+}
+
 impl WatchTransaction {
     pub(super) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, idle: Mutex::new(None) }
+        Self { connection, idle: Mutex::new(None), is_closed: AtomicBool::new(false) }
     }
 
-    /// Opens the connection if there is none, which takes several round trips. It goes on when the caller is dropped, so the next
-    /// request finds it.
+    /// Opens the connection if there is none beside the main one, which takes several round trips. It goes on when the caller is
+    /// dropped, so the next request finds it.
     pub(super) async fn prepare(self: &Arc<Self>) -> Result<(), BackendError> {
-        if self.idle.lock().await.is_some() {
+        // While the main connection is down, each request opens its own.
+        if self.connection.generation().is_none() || self.is_ready(&*self.idle.lock().await) {
             return Ok(());
         }
         let transaction = self.clone();
         let opening = tokio::spawn(async move {
             let mut idle = transaction.idle.lock().await;
-            if idle.is_none() {
-                *idle = Some(transaction.connection.open_dedicated().await?);
+            if !transaction.is_ready(&idle) {
+                *idle = None;
+                *idle = Some(transaction.open().await?);
             }
             Ok(())
         });
-        let ended = || BackendError::new(FailureKind::NotApplied, "the runtime has ended");
-        opening.await.unwrap_or_else(|_| Err(ended()))
+        opening.await.unwrap_or_else(|_| Err(not_opened()))
+    }
+
+    fn is_ready(&self, idle: &Option<DedicatedConnection>) -> bool {
+        idle.as_ref().is_some_and(|idle| self.connection.is_beside(idle))
+    }
+
+    /// A connection beside the main one. The attempt ends with that one, or with the pool.
+    async fn open(&self) -> Result<DedicatedConnection, BackendError> {
+        const CHECK: Duration = Duration::from_millis(100);
+        let generation = self.connection.generation();
+        let mut opening = pin!(self.connection.open_dedicated());
+        loop {
+            if self.is_closed.load(Ordering::SeqCst) || self.connection.generation() != generation {
+                return Err(not_opened());
+            }
+            tokio::select! {
+                opened = &mut opening => return opened,
+                () = sleep(CHECK) => {}
+            }
+        }
     }
 
     /// Reads `keys` and makes the writes that `decide` returns, unless one of the keys changes in between.
@@ -132,6 +163,7 @@ impl WatchTransaction {
     }
 
     pub(super) async fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
         self.idle.lock().await.take();
     }
 

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use crate::backend::clock_distance::ClockDistance;
 use crate::backend::redis::cluster::Cluster;
-use crate::backend::redis::cluster::fan_out::{BoxedCall, fan_out};
+use crate::backend::redis::cluster::fan_out::{BoxedCall, StragglerLimit, fan_out};
 use crate::backend::redis::conn::connection::Connection;
 use crate::backend::redis::diagnostics::{self, Info};
 use crate::backend::redis::protocol::diagnosis::ServerAnswers;
@@ -48,7 +48,7 @@ impl NodeReport {
             distances: Vec::new(),
             failure: None,
         };
-        let queried = timeout(request_timeout, report.query(node)).await;
+        let queried = timeout(request_timeout, report.query(node, request_timeout * 9 / 10)).await;
         report.failure =
             queried.unwrap_or_else(|_| Err(timeout_error(&node.name, request_timeout))).err();
         report
@@ -59,7 +59,7 @@ impl NodeReport {
         self.findings.iter().cloned()
     }
 
-    async fn query(&mut self, node: &QuorumNode) -> Result<(), BackendError> {
+    async fn query(&mut self, node: &QuorumNode, limit: Duration) -> Result<(), BackendError> {
         match &node.kind {
             NodeKind::Server(server) => {
                 let info = self.query_server(server, &node.name).await?;
@@ -71,7 +71,7 @@ impl NodeReport {
             }
             NodeKind::Cluster(cluster) => {
                 self.ids = cluster.ids();
-                self.query_servers(cluster).await.map_err(|error| {
+                self.query_servers(cluster, limit).await.map_err(|error| {
                     let text = format!("{}: {}", node.name, error.message());
                     BackendError::new(error.kind(), text).remedy(error.remedy_text())
                 })
@@ -79,16 +79,27 @@ impl NodeReport {
         }
     }
 
-    async fn query_servers(&mut self, cluster: &Cluster) -> Result<(), BackendError> {
+    /// Servers that do not answer within `limit` are left out.
+    async fn query_servers(
+        &mut self,
+        cluster: &Cluster,
+        limit: Duration,
+    ) -> Result<(), BackendError> {
         let servers = cluster.servers().await?;
         let queries = servers
             .iter()
             .map(|server| -> BoxedCall<'_, _> { Box::pin(ServerAnswers::of(server.connection())) });
-        let answers = fan_out(queries.collect(), None).await;
-        for (server, answers) in servers.iter().zip(answers.into_iter().flatten()) {
-            self.add_server(answers?, &server.connection().server());
+        let stragglers = StragglerLimit { limit, from_start: true };
+        let answers = fan_out(queries.collect(), Some(stragglers)).await;
+        let mut failure = Ok(());
+        for (server, answers) in servers.iter().zip(answers) {
+            let name = server.connection().server();
+            match answers.unwrap_or_else(|| Err(timeout_error(&name, limit))) {
+                Ok(answers) => drop(self.add_server(answers, &name)),
+                Err(error) => failure = failure.and(Err(error)),
+            }
         }
-        Ok(())
+        failure
     }
 
     async fn query_server(&mut self, node: &Connection, name: &str) -> Result<Info, BackendError> {

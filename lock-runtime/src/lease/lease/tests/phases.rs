@@ -526,22 +526,22 @@ async fn a_late_answer_extends_a_lease_that_is_held() {
     pass(secs(1)).await;
     lease.on_renewal_failed(clock.now(), failed());
     let (before, due) = (valid_for(&lease), lease.due());
-    lease.on_late_answer(sent);
+    assert!(lease.on_late_answer(sent) && lease.unconfirmed().is_none());
     assert_eq!(valid_for(&lease), before + secs(3));
     assert_eq!(lease.due(), due, "the next one is sent all the same");
     // Beside the next renewal, and not back.
     assert!(renewing(&lease, sent + TTL / 2));
-    lease.on_late_answer(sent);
+    assert!(lease.on_late_answer(sent));
     assert_eq!(valid_for(&lease), before + secs(3));
-    lease.on_late_answer(sent + secs(1));
+    assert!(lease.on_late_answer(sent + secs(1)));
     assert_eq!(valid_for(&lease), before + secs(4));
     lease.on_renewal_failed(clock.now(), failed());
     assert!(lease.begin_release());
-    lease.on_late_answer(sent + secs(1));
+    assert!(!lease.on_late_answer(sent + secs(1)));
     assert_eq!(valid_for(&lease), Duration::ZERO, "it is released");
     let lost = granted(plain(), clock);
     assert!(lost.lose(Loss::Taken));
-    lost.on_late_answer(clock.now());
+    assert!(!lost.on_late_answer(clock.now()));
     assert_eq!(valid_for(&lost), Duration::ZERO);
 }
 
