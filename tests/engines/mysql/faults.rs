@@ -333,15 +333,16 @@ fn faults_never_make_two_valid_leases() {
 async fn over_a_slow_link_each_part_of_a_large_renewal_counts() {
     let server = MysqlServer::start();
     let proxy = FaultProxy::to_port(server.port());
-    let builder = LockPool::builder(server.url_at(proxy.port())).ttl(ms(8_000));
-    let pool = builder.wait(DEADLINE).connect().await.unwrap();
+    let builder = LockPool::builder(server.url_at(proxy.port())).ttl(ms(18_000));
+    let pool = builder.request_timeout(ms(3_000)).wait(DEADLINE).connect().await.unwrap();
     let mut guards = Vec::new();
-    for n in 0..20 {
+    // Two parts, of two round trips each.
+    for n in 0..9 {
         let keys = (0..128).map(|key| format!("key:{n}:{key}"));
         guards.push(pool.lock_all(keys).acquire().await.unwrap());
     }
-    proxy.delay(Direction::ToClient, ms(200));
-    tokio::time::sleep(ms(10_000)).await;
+    proxy.delay(Direction::ToClient, ms(800));
+    tokio::time::sleep(ms(19_000)).await;
     for guard in &guards {
         assert!(guard.is_held());
     }
