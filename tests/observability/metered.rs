@@ -370,16 +370,15 @@ async fn all_of_it() {
     let held = next.await.unwrap();
     let all = |name: &str| value(name, &[("pool", "all")]);
     let grants = all("lock.wait.duration");
-    // The wait is longer than a release takes on a busy machine.
-    let mut late = Box::pin(pool.lock("a").ttl(ms(300)).wait(ms(3_000)).acquire());
+    // The lease ends before the wait does, on a busy machine too.
+    let mut late = Box::pin(pool.lock("a").ttl(ms(300)).wait(2 * DEADLINE).acquire());
     assert!(poll_once(late.as_mut()).await.is_none());
     let ends = || all("lock.releases") + all("lock.losses");
     let before = ends();
     held.release().await.unwrap();
-    // That release, and the late grant: given back, or lost, as its renewals fail too.
+    // That release, and the late grant: its renewals fail too.
     eventually_async(DEADLINE, "the grant has ended", async || ends() >= before + 2.0).await;
-    let late = late.await.unwrap_err().kind();
-    assert!(matches!(late, ErrorKind::Conflict | ErrorKind::Lost), "{late:?}");
+    assert!(late.await.unwrap_err().is_lost());
     assert_eq!(all("lock.wait.duration"), grants, "of calls that had the lock");
     // Refused calls.
     assert!(pool.lock("").acquire().await.is_err());

@@ -177,18 +177,21 @@ impl RenewalScheduler {
         let mut call = pin!(config.backend.renew(&requests));
         let answer = timeout(limit, &mut call).await;
         let is_late = answer.is_err() && late_limit > limit;
-        let late = if is_late { unanswered.leases.as_slice().to_vec() } else { Vec::new() };
+        // A lease that ends meanwhile is not kept alive, nor is its span.
+        let leases = unanswered.leases.as_slice().iter().filter(|_| is_late);
+        let late: Vec<_> = leases.map(Arc::downgrade).collect();
         self.on_answer(&config, unanswered, sent, answer.ok());
         if is_late && let Ok(outcomes) = timeout(late_limit - limit, call).await {
             // A failure has been reported already.
             if BackendError::of_all(&outcomes).is_ok() {
                 (config.on_outcome)(sent, Ok(()));
             }
-            for (lease, outcome) in late.iter().zip(outcomes) {
+            for (lease, outcome) in late.into_iter().zip(outcomes) {
+                let Some(lease) = lease.upgrade() else { continue };
                 // Another answer says nothing that the next renewal does not find.
                 if matches!(outcome, Ok(LeaseStatus::Held)) && lease.on_late_answer(sent) {
                     events::renewed(lease.origin(), || lease.held_for());
-                    self.schedule(lease);
+                    self.schedule(&lease);
                 }
             }
         }
