@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -14,6 +14,11 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// The wait for all addresses before each is tried once more in parallel. The first packets may have gone to a host
 /// that another one has replaced since.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Connects to the host, whose name is resolved for each connection: it may have another address.
+pub(crate) async fn connect_by_name(host: &str, port: u16) -> io::Result<TcpStream> {
+    connect_to_first(lookup_host((host, port)).await?.collect()).await
+}
 
 /// Connects to the first of `addresses` that answers (Happy Eyeballs, RFC 8305). The next address is tried after
 /// [`STAGGER`], or at once if an attempt is refused. Dropping the future ends all attempts.

@@ -64,6 +64,9 @@ pub(crate) use dyn_backend::DynBackend;
 pub(crate) use dyn_backend::Opened;
 pub use notifier::Notifier;
 
+/// How long a store needs for each request of a large batch, at most.
+pub(crate) const TIME_PER_REQUEST: Duration = Duration::from_micros(50);
+
 /// Fencing tokens for the later holders of a lock that lingers.
 const LINGER_FENCES: u32 = 127;
 
@@ -438,8 +441,8 @@ impl Default for Capabilities {
 /// Implementations are of two families: leases by ttl (a key with an expiry) and leases by session (a node that lives
 /// while a connection does; to renew means to ask whether the session lives).
 ///
-/// Acquires, renewals and releases come in batches. Entries are independent, and outcomes are in input order. The entries of one call reached
-/// the driver together, so that they can leave in one write.
+/// Acquires, renewals and releases come in batches. Entries are independent, and outcomes are in input order. The entries
+/// of one call reached the driver together, so that they can leave in one write.
 ///
 /// A returned future may be dropped at any await, because the pool bounds each call in time. The request may have
 /// been applied all the same. So `acquire` is idempotent per owner, and `renew` and `release` compare the owner.

@@ -300,23 +300,21 @@ impl Lease {
     /// have begun, and after a loss for what is left of the `lock_delay`. The end of a pool is none: the lease was valid until the
     /// holder ended.
     pub(crate) fn locked_after_release(&self) -> Duration {
-        match self.loss() {
-            None | Some(Loss::PoolClosed) => self.min_hold_after_release(),
-            Some(_) => self.locked_beside_holder(),
-        }
+        self.locked_after(|loss| loss != Loss::PoolClosed)
     }
 
     /// As [`locked_after_release`](Self::locked_after_release), for a release without the holder, which may go on.
     pub(crate) fn locked_beside_holder(&self) -> Duration {
-        let min_hold = self.min_hold_after_release();
-        if self.ttl.delay().is_zero() || self.loss().is_none() {
+        self.locked_after(|_| true)
+    }
+
+    fn locked_after(&self, delays: impl FnOnce(Loss) -> bool) -> Duration {
+        let min_hold =
+            if self.offer.is_picked_up() { self.remaining_min_hold() } else { Duration::ZERO };
+        if self.ttl.delay().is_zero() || !self.loss().is_some_and(delays) {
             return min_hold;
         }
         min_hold.max(self.stored_until().since(self.clock.now()))
-    }
-
-    fn min_hold_after_release(&self) -> Duration {
-        if self.offer.is_picked_up() { self.remaining_min_hold() } else { Duration::ZERO }
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {

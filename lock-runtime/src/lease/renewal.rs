@@ -5,12 +5,12 @@
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::backend::{DynBackend, LeaseStatus};
+use crate::backend::{DynBackend, LeaseStatus, TIME_PER_REQUEST};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::{Clock, Instant};
 use crate::base::loss::Loss;
@@ -55,9 +55,6 @@ const TICK: Duration = Duration::from_millis(2);
 
 /// The position of a lease that is not scheduled.
 const UNSCHEDULED: Instant = Instant::from_nanos(0);
-
-/// The longest time that a store needs for one renewal in a large batch.
-const EACH: Duration = Duration::from_micros(50);
 
 /// Leases that are renewed by one request.
 struct RenewalBatch {
@@ -156,7 +153,7 @@ impl RenewalScheduler {
         for RenewalBatch { leases, time_limit } in batches {
             if !leases.is_empty() {
                 let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-                let for_all = config.request_timeout.saturating_add(EACH.saturating_mul(count));
+                let for_all = config.request_timeout.saturating_add(TIME_PER_REQUEST * count);
                 let limits = [time_limit, time_limit.saturating_mul(2)].map(|it| it.min(for_all));
                 config.driver.spawn(self.clone().renew(config.clone(), leases, limits));
             }
@@ -175,24 +172,34 @@ impl RenewalScheduler {
             Unanswered { renewals: &self, clock: config.clock, leases: batch.into_iter() };
         let sent = config.clock.now();
         let mut call = pin!(config.backend.renew(&requests));
-        let answer = timeout(limit, &mut call).await;
-        let is_late = answer.is_err() && late_limit > limit;
+        let answer = timeout(limit, &mut call).await.ok();
+        if answer.is_some() || late_limit == limit {
+            return self.on_answer(&config, unanswered, sent, answer);
+        }
         // A lease that ends meanwhile is not kept alive, nor is its span.
-        let leases = unanswered.leases.as_slice().iter().filter(|_| is_late);
-        let late: Vec<_> = leases.map(Arc::downgrade).collect();
-        self.on_answer(&config, unanswered, sent, answer.ok());
-        if is_late && let Ok(outcomes) = timeout(late_limit - limit, call).await {
-            // A failure has been reported already.
-            if BackendError::of_all(&outcomes).is_ok() {
-                (config.on_outcome)(sent, Ok(()));
-            }
-            for (lease, outcome) in late.into_iter().zip(outcomes) {
-                let Some(lease) = lease.upgrade() else { continue };
-                // Another answer says nothing that the next renewal does not find.
-                if matches!(outcome, Ok(LeaseStatus::Held)) && lease.on_late_answer(sent) {
-                    events::renewed(lease.origin(), || lease.held_for());
-                    self.schedule(&lease);
-                }
+        let leases: Vec<_> = unanswered.leases.as_slice().iter().map(Arc::downgrade).collect();
+        self.on_answer(&config, unanswered, sent, None);
+        if let Ok(outcomes) = timeout(late_limit - limit, call).await {
+            self.on_late_answer(&config, &leases, sent, outcomes);
+        }
+    }
+
+    /// The answer to a renewal that counts as failed. Only a confirmation says something that the next one does not find.
+    fn on_late_answer(
+        &self,
+        config: &RenewalConfig,
+        leases: &[Weak<Lease>],
+        sent: Instant,
+        outcomes: Vec<Result<LeaseStatus, BackendError>>,
+    ) {
+        if BackendError::of_all(&outcomes).is_ok() {
+            (config.on_outcome)(sent, Ok(()));
+        }
+        for (lease, outcome) in leases.iter().zip(outcomes) {
+            let Some(lease) = lease.upgrade() else { continue };
+            if matches!(outcome, Ok(LeaseStatus::Held)) && lease.on_late_answer(sent) {
+                events::renewed(lease.origin(), || lease.held_for());
+                self.schedule(&lease);
             }
         }
     }

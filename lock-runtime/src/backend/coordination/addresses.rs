@@ -1,11 +1,9 @@
 //! The addresses of a cluster, and streams to them.
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::lookup_host;
-
-use crate::backend::address_race::connect_to_first;
+use crate::backend::address_race::connect_by_name;
 use crate::backend::tls_files::TlsFiles;
 use crate::base::error::LockError;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -60,8 +58,7 @@ impl ServerAddresses {
         let Some((host, port)) = self.all.get(server) else {
             return Err(std::io::ErrorKind::NotFound.into());
         };
-        // Resolved for each connection: the name may have another address.
-        let tcp = connect_to_first(lookup_host((host.as_str(), *port)).await?.collect()).await?;
+        let tcp = connect_by_name(host, *port).await?;
         tcp.set_nodelay(true)?;
         #[cfg(any(feature = "etcd-tls", feature = "zookeeper-tls"))]
         if let Some(connector) = &self.tls {

@@ -34,6 +34,14 @@ struct OpenFailure {
     may_serve_soon: bool,
 }
 
+impl OpenFailure {
+    /// The failure of a request to a member that is there.
+    #[cold]
+    fn of_member(error: BackendError) -> Self {
+        Self { may_serve_soon: error.kind() != FailureKind::Rejected, error }
+    }
+}
+
 impl From<BackendError> for OpenFailure {
     #[cold]
     fn from(error: BackendError) -> Self {
@@ -173,10 +181,6 @@ impl MemberOpener {
         let (mut grpc, driver) = opened.map_err(|error| unreachable(name, &why(&error)))?;
         let mut driver: Pin<Box<dyn Future<Output = String> + Send>> = Box::pin(drive(driver));
         let prepared = async {
-            let failed = |error: BackendError| OpenFailure {
-                may_serve_soon: error.kind() != FailureKind::Rejected,
-                error,
-            };
             let mut state = MemberLogin::Missing;
             if let Some(login) = login {
                 let message = cluster::log_in(&login.user, &login.password);
@@ -192,14 +196,16 @@ impl MemberOpener {
                     Err(CallFailure::Refused(status)) if CallStatus::is_without_auth(&status) => {
                         state = MemberLogin::Unwanted;
                     }
-                    Err(failure) => return Err(failed(before_service(name, failure))),
+                    Err(failure) => {
+                        return Err(OpenFailure::of_member(before_service(name, failure)));
+                    }
                 }
             }
             let member = Member::new(number, name.to_owned(), grpc, state, self.clock);
             let limit = self.limit_of_take_over();
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
-            taken_over.map_err(|error| failed(at_member(name, error)))?;
+            taken_over.map_err(|error| OpenFailure::of_member(at_member(name, error)))?;
             Ok(member)
         };
         let member =

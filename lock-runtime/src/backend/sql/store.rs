@@ -15,13 +15,11 @@ use crate::backend::sql::sender::{AwaitedAnswer, JobSender};
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
     AcquireOutcome, AcquireRequest, Backend, BackendError, Capabilities, Inspection, KeyList,
-    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, Warning,
+    KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome, ReleaseRequest, TIME_PER_REQUEST,
+    Warning,
 };
 use crate::base::fence::Fence;
 use crate::base::key::Key;
-
-/// What each lease of a renewal adds to its time limit.
-const EACH: Duration = Duration::from_micros(50);
 
 /// Sends requests to one of two connections, and gives each its answer. Dropping it ends the connections.
 pub(crate) struct SqlStore {
@@ -95,10 +93,7 @@ impl Backend for SqlStore {
             .iter()
             .map(|request| self.claims.send(|reply| StoreJob::Acquire((request.clone(), reply))))
             .collect();
-        let mut outcomes = Vec::with_capacity(requests.len());
-        for answer in answers {
-            outcomes.push(answer.get().await);
-        }
+        let mut outcomes = all(answers).await;
         pending.retry_heads(requests, &mut outcomes);
         outcomes
     }
@@ -110,7 +105,7 @@ impl Backend for SqlStore {
             .collect();
         // A store has more time for very many leases.
         let count = u32::try_from(leases.len()).unwrap_or(u32::MAX);
-        all_in_time(answers, self.renewal_limit + EACH * count).await
+        all_in_time(answers, self.renewal_limit + TIME_PER_REQUEST * count).await
     }
 
     async fn release(
@@ -166,20 +161,19 @@ async fn all_in_time<T>(
     limit: Duration,
 ) -> Vec<Result<T, BackendError>> {
     let (count, mut outcomes) = (answers.len(), Vec::with_capacity(answers.len()));
-    let arriving = async {
-        for answer in answers {
-            outcomes.push(answer.get().await);
-        }
-    };
-    let _ = timeout(limit, arriving).await;
+    let _ = timeout(limit, collect(answers, &mut outcomes)).await;
     outcomes.resize_with(count, || Err(no_answer()));
     outcomes
 }
 
 async fn all<T>(answers: Vec<AwaitedAnswer<T>>) -> Vec<Result<T, BackendError>> {
     let mut outcomes = Vec::with_capacity(answers.len());
+    collect(answers, &mut outcomes).await;
+    outcomes
+}
+
+async fn collect<T>(answers: Vec<AwaitedAnswer<T>>, outcomes: &mut Vec<Result<T, BackendError>>) {
     for answer in answers {
         outcomes.push(answer.get().await);
     }
-    outcomes
 }

@@ -61,8 +61,8 @@ impl Lease {
         });
     }
 
-    /// A renewal that was reported as [failed](Self::on_renewal_failed) is confirmed after all: it was sent at `sent`. Those that follow
-    /// stay due, because the key may have changed since. `false` if the lease is not held any more.
+    /// The store has confirmed a renewal behind its [failure](Self::on_renewal_failed). It was sent at `sent`. The next one stays due,
+    /// because the key may have changed since. `false` if the lease is not held any more.
     pub(crate) fn on_late_answer(&self, sent: Instant) -> bool {
         let mut state = self.state();
         let is_held = matches!(state.phase, Phase::Held | Phase::Renewing) && self.is_held();

@@ -1,7 +1,6 @@
 //! Sends each request to the server that has its slot, and follows redirections.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::backend::redis::cluster::errors::{
     different_slots, no_server, slow, too_many_redirects,
@@ -13,14 +12,11 @@ use crate::backend::redis::hash_slot::common_slot;
 use crate::backend::redis::protocol::scripted_server::{RouteHint, ScriptedServer};
 use crate::backend::redis::server_error::{self, Redirect};
 use crate::backend::redis::slot_map::Address;
-use crate::backend::{BackendError, FailureKind};
+use crate::backend::{BackendError, FailureKind, TIME_PER_REQUEST};
 use crate::base::key::Key;
 
 /// How many times one request is redirected before it fails.
 const MAX_REDIRECTS: usize = 4;
-
-/// Processing time of a server for each request of a large batch.
-const TIME_PER_REQUEST: Duration = Duration::from_micros(50);
 
 /// Knows the server of each slot. Shares the connections and the refresh of the slot map with the [`Cluster`](super::Cluster).
 pub(crate) struct Router {

@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::backend::address_race::connect_to_first;
+use crate::backend::address_race::{connect_by_name, connect_to_first};
 use crate::backend::redis::net::progress::{ConnectProgress, ConnectStage};
 use crate::backend::redis::net::shard_stream::ShardStream;
 #[cfg(feature = "rediss")]
@@ -151,10 +151,7 @@ impl Dialer {
             return connect_to_first(addresses).await;
         };
         let (host, port) = (host.clone(), *port);
-        let connecting = async move {
-            let addresses = lookup_host((host.as_str(), port)).await?.collect();
-            connect_to_first(addresses).await?.into_std()
-        };
+        let connecting = async move { connect_by_name(&host, port).await?.into_std() };
         TcpStream::from_std(on(driver, connecting).await?)
     }
 

@@ -218,6 +218,7 @@ impl Scriptless {
                 count = writes.len();
                 writes
             };
+            self.transaction.prepare().await?;
             match self.transaction.run(&keys, decide).await? {
                 TxnResult::Written(answers) => {
                     let is_done = |answer: &&Value| matches!(answer, Value::Okay | Value::Int(1));

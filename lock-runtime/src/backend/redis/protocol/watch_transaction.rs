@@ -6,7 +6,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, Value};
@@ -27,7 +26,6 @@ pub(super) const MAX_TRIES: usize = 4;
 pub(super) struct WatchTransaction {
     connection: Arc<Connection>,
     idle: Mutex<Option<DedicatedConnection>>,
-    is_closed: AtomicBool,
 }
 
 /// What was read at a key.
@@ -74,21 +72,15 @@ impl Observed {
     }
 }
 
-/// The connection for transactions was not opened. Nothing was sent on it.
-#[cold]
-fn not_opened() -> BackendError {
-    BackendError::new(FailureKind::NotApplied, "the connection to Redis has ended meanwhile")
-}
-
 impl WatchTransaction {
     pub(super) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, idle: Mutex::new(None), is_closed: AtomicBool::new(false) }
+        Self { connection, idle: Mutex::new(None) }
     }
 
-    /// Opens the connection if there is none beside the main one, which takes several round trips. It goes on when the caller is
-    /// dropped, so the next request finds it.
+    /// Opens the connection for the next [`run`](Self::run), if there is none beside the main one. That takes several round trips, and goes
+    /// on when the caller is dropped.
     pub(super) async fn prepare(self: &Arc<Self>) -> Result<(), BackendError> {
-        // While the main connection is down, each request opens its own.
+        // While the main connection is down, each transaction opens its own.
         if self.connection.generation().is_none() || self.is_ready(&*self.idle.lock().await) {
             return Ok(());
         }
@@ -108,29 +100,26 @@ impl WatchTransaction {
         idle.as_ref().is_some_and(|idle| self.connection.is_beside(idle))
     }
 
-    /// A connection beside the main one. The attempt ends with that one, or with the pool.
+    /// A connection beside the main one. The attempt ends with that one, and so with the pool.
     async fn open(&self) -> Result<DedicatedConnection, BackendError> {
         const CHECK: Duration = Duration::from_millis(100);
         let generation = self.connection.generation();
         let mut opening = pin!(self.connection.open_dedicated());
-        loop {
-            if self.is_closed.load(Ordering::SeqCst) || self.connection.generation() != generation {
-                return Err(not_opened());
-            }
+        while generation.is_some() && self.connection.generation() == generation {
             tokio::select! {
                 opened = &mut opening => return opened,
                 () = sleep(CHECK) => {}
             }
         }
+        Err(not_opened())
     }
 
     /// Reads `keys` and makes the writes that `decide` returns, unless one of the keys changes in between.
     pub(super) async fn run(
-        self: &Arc<Self>,
+        &self,
         keys: &[&Key],
         decide: impl FnOnce(&[Observed]) -> Vec<Cmd>,
     ) -> Result<TxnResult, BackendError> {
-        self.prepare().await?;
         let mut idle = self.idle.lock().await;
         let mut reused = idle.take().filter(|idle| self.connection.is_beside(idle));
         let (mut connection, observed) = loop {
@@ -163,7 +152,6 @@ impl WatchTransaction {
     }
 
     pub(super) async fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
         self.idle.lock().await.take();
     }
 
@@ -233,4 +221,10 @@ impl WatchTransaction {
             )),
         }
     }
+}
+
+/// The connection for transactions was not opened. Nothing was sent on it.
+#[cold]
+fn not_opened() -> BackendError {
+    BackendError::new(FailureKind::NotApplied, "the connection to Redis has ended meanwhile")
 }

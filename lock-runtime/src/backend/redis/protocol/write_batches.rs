@@ -121,7 +121,7 @@ async fn write_all(
 
 /// `None` if a key changed meanwhile.
 async fn try_write_all(
-    transaction: &Arc<WatchTransaction>,
+    transaction: &WatchTransaction,
     writes: &[OwnedWrite<'_>],
 ) -> Result<Option<Vec<Result<bool, BackendError>>>, BackendError> {
     let keys: Vec<_> = writes.iter().flat_map(|write| write.lease.keys.iter()).collect();
