@@ -53,11 +53,17 @@ static ALL: LazyLock<Mutex<All>> = LazyLock::new(|| {
 /// While it is set, the subscriber blocks in each event.
 static BLOCKED: AtomicBool = AtomicBool::new(false);
 static UNBLOCKED: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+/// It blocks in an event now.
+static BLOCKS: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn block(is_blocked: bool) {
     let _lock = UNBLOCKED.0.lock().unwrap();
     BLOCKED.store(is_blocked, Ordering::SeqCst);
     UNBLOCKED.1.notify_all();
+}
+
+pub(crate) async fn blocked_in_an_event() {
+    eventually_async(DEADLINE, "an event blocks", async || BLOCKS.load(Ordering::SeqCst)).await;
 }
 
 /// Installs the subscriber.
@@ -120,8 +126,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collect {
         }
         let mut blocked = UNBLOCKED.0.lock().unwrap();
         while BLOCKED.load(Ordering::SeqCst) {
+            BLOCKS.store(true, Ordering::SeqCst);
             blocked = UNBLOCKED.1.wait(blocked).unwrap();
         }
+        BLOCKS.store(false, Ordering::SeqCst);
         drop(blocked);
         let scope = context.event_scope(event).into_iter().flatten();
         let scope = scope.filter_map(|span| span.extensions().get::<Number>().map(|it| it.0));

@@ -1,7 +1,7 @@
 //! Subscribers and recorders that block, that panic, and that belong to one thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use lock_runtime::{LockError, LockPool, distributed_lock};
@@ -16,9 +16,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Instrument, Level, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::metered::{KeepAll, Recorded};
-use crate::seen::{all_events, all_spans, block, watch};
+use crate::seen::{all_events, all_spans, block, blocked_in_an_event, watch};
 
 macro_rules! in_own_process {
     ($name:ident, $body:expr) => {
@@ -81,21 +82,76 @@ fn the_subscriber_of_a_thread_gets_what_happens_to_its_calls_on_other_threads() 
     );
 }
 
-/// Its events wait, and its spans close.
+/// Events wait, and the spans of their calls close.
 #[test]
 fn a_subscriber_that_blocks_keeps_no_span_open() {
     in_own_process!(a_subscriber_that_blocks_keeps_no_span_open, async {
         watch();
         let pool = memory().await;
         block(true);
+        let guard = pool.lock("order:6").acquire().await.unwrap();
+        blocked_in_an_event().await;
         settle(&pool, 7).instrument(info_span!("caller")).await.unwrap();
         let spans = all_spans();
         assert!(all_events().is_empty());
-        assert_eq!(spans.iter().filter(|span| span.name == "caller").count(), 1);
-        assert_eq!(spans.iter().filter(|span| span.name == "lock").count(), 1);
-        assert!(spans.iter().all(|span| span.is_closed), "{spans:#?}");
+        let closed = |name| spans.iter().filter(move |it| it.name == name && it.is_closed).count();
+        assert_eq!((closed("caller"), closed("lock"), spans.len()), (1, 1, 3), "{spans:#?}");
+        drop(guard);
         block(false);
+        eventually_async(DEADLINE, "all spans are closed", async || {
+            all_spans().iter().all(|span| span.is_closed)
+        })
+        .await;
     });
+}
+
+/// Reads the spans around an event, as a formatter does, until it may go on.
+struct ReadsSpans {
+    reads: mpsc::Sender<()>,
+    goes_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for ReadsSpans {
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.event_span(event) {
+            self.reads.send(()).unwrap();
+            self.goes_on.lock().unwrap().recv().unwrap();
+            drop(span);
+        }
+    }
+}
+
+/// The registry clears a span when its last reader is done.
+#[test]
+fn the_spans_around_a_call_close_although_it_ended_during_an_event() {
+    in_own_process!(the_spans_around_a_call_close_although_it_ended_during_an_event, async {
+        let (reads, read) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        let reader = ReadsSpans { reads, goes_on: Mutex::new(goes_on) };
+        let closed = ClosedSpans::default();
+        let subscriber = tracing_subscriber::registry().with(reader).with(closed.clone());
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        let pool = memory().await;
+        let acquire = pool.lock("order:7").acquire();
+        let guard = acquire.instrument(info_span!("caller")).await.unwrap();
+        read.recv_timeout(DEADLINE).unwrap();
+        drop(guard);
+        go_on.send(()).unwrap();
+        eventually_async(DEADLINE, "both spans are closed", async || {
+            *closed.0.lock().unwrap() == ["lock", "caller"]
+        })
+        .await;
+    });
+}
+
+/// The names of closed spans.
+#[derive(Clone, Debug, Default)]
+struct ClosedSpans(Arc<Mutex<Vec<&'static str>>>);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for ClosedSpans {
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        self.0.lock().unwrap().push(context.span(&id).unwrap().name());
+    }
 }
 
 /// Panics in everything that a pool calls.

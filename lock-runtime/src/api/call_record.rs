@@ -144,6 +144,7 @@ pub(crate) fn refused(core: &PoolCore, label: &LockLabel, error: LockError) -> L
     let slot = span.as_ref().map(SpanSlot::new).unwrap_or_default();
     let origin = Origin { label, pool: core.name(), span: &slot, metrics: &metrics };
     report_failure(core, origin, None, &error, outcome);
+    slot.close();
     drop(span.map(|span| CallSpan::open(span, SpanStage::Waiting(outcome))));
     error
 }

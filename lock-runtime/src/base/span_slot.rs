@@ -1,21 +1,24 @@
 //! The `tracing` span of a call, as events name it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use tracing::Span;
 use tracing::dispatcher::Dispatch;
 use tracing::span::Id;
 
-/// Names the span of one call, for the events of that call. It is no handle: an event that is delivered late keeps no span
-/// open. Empty if no subscriber wants the span.
-#[derive(Debug, Default)]
-pub(crate) struct SpanSlot(Option<Box<NamedSpan>>);
+use crate::base::sync::Mutex;
+
+/// Names the span of one call, for the events of that call. It is no handle: an event that waits for its delivery keeps no
+/// span open. Empty if no subscriber wants the span.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SpanSlot(Option<Arc<NamedSpan>>);
 
 #[derive(Debug)]
 struct NamedSpan {
     id: Id,
     subscriber: Dispatch,
-    is_open: AtomicBool,
+    /// Set by the call. Locked while a further handle is made, since the number of a closed span may be that of another.
+    is_open: Mutex<bool>,
 }
 
 impl SpanSlot {
@@ -23,9 +26,9 @@ impl SpanSlot {
         let named = span.with_subscriber(|(id, subscriber)| NamedSpan {
             id: id.clone(),
             subscriber: subscriber.clone(),
-            is_open: AtomicBool::new(true),
+            is_open: Mutex::new(true),
         });
-        Self(named.map(Box::new))
+        Self(named.map(Arc::new))
     }
 
     /// The subscriber that the span belongs to.
@@ -33,16 +36,39 @@ impl SpanSlot {
         self.0.as_ref().map(|span| &span.subscriber)
     }
 
-    /// The span, while it is open. Afterwards a subscriber may use its number for another one.
-    pub(crate) fn id(&self) -> Option<Id> {
-        let open = self.0.as_ref().filter(|span| span.is_open.load(Ordering::Relaxed));
-        open.map(|span| span.id.clone())
+    /// A handle of the span, while it is open.
+    pub(crate) fn handle(&self) -> Option<SpanHandle> {
+        let span = self.0.as_ref()?;
+        let is_open = span.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        is_open.then(|| SpanHandle {
+            id: span.subscriber.clone_span(&span.id),
+            subscriber: span.subscriber.clone(),
+        })
     }
 
-    /// The call ends, and closes its span.
+    /// The call ends, and closes its span next.
     pub(crate) fn close(&self) {
         if let Some(span) = &self.0 {
-            span.is_open.store(false, Ordering::Relaxed);
+            *span.is_open.lock().unwrap_or_else(PoisonError::into_inner) = false;
         }
+    }
+}
+
+/// Keeps a span open until it is dropped.
+#[derive(Debug)]
+pub(crate) struct SpanHandle {
+    id: Id,
+    subscriber: Dispatch,
+}
+
+impl SpanHandle {
+    pub(crate) fn id(&self) -> Id {
+        self.id.clone()
+    }
+}
+
+impl Drop for SpanHandle {
+    fn drop(&mut self) {
+        self.subscriber.try_close(self.id.clone());
     }
 }

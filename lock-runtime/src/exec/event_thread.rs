@@ -10,10 +10,12 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::dispatcher::{self, Dispatch};
+use tracing::span::Id;
 use tracing::warn;
 
 use crate::base::process::OfProcess;
-use crate::exec::panic_boundary;
+use crate::base::span_slot::{SpanHandle, SpanSlot};
+use crate::exec::panic_boundary::{self, Panic};
 
 /// The most events that wait for the subscriber. Further ones are dropped and counted.
 const MOST: usize = 4096;
@@ -40,7 +42,10 @@ enum Job {
     Event {
         /// The subscriber of the call, or where the event occurred. That of a thread may differ from the program's.
         to: Dispatch,
-        emit: Box<dyn FnOnce() + Send>,
+        /// No handle: an event that waits keeps no span open, nor the spans around it.
+        span: SpanSlot,
+        /// Takes the span that the event is in.
+        emit: Box<dyn FnOnce(Option<Id>) + Send>,
     },
     /// Answered when all earlier events are delivered.
     Flush(oneshot::Sender<()>),
@@ -57,24 +62,19 @@ pub(crate) fn ask(to: Option<&Dispatch>, is_wanted: fn() -> bool) -> bool {
     asked.unwrap_or(false)
 }
 
-/// The subscriber `of_span`; without one, that of this thread.
-pub(crate) fn subscriber(of_span: Option<&Dispatch>) -> Option<Dispatch> {
-    let of_thread = || panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)).ok();
-    of_span.cloned().or_else(of_thread)
-}
-
-/// As [`send_to`], to the subscriber of this thread.
+/// As [`send_in`], to the subscriber of this thread, in no span.
 pub(crate) fn send(emit: impl FnOnce() + Send + 'static) {
-    send_to(subscriber(None), emit);
+    send_in(SpanSlot::default(), |_| emit());
 }
 
-/// Runs `emit` on the event thread with the subscriber `to`, in the order of the calls: the events of a lease keep their
-/// order.
-pub(crate) fn send_to(to: Option<Dispatch>, emit: impl FnOnce() + Send + 'static) {
+/// Runs `emit` on the event thread with the subscriber of `span`; without one, with that of this thread. In the order of the
+/// calls: the events of a lease keep their order.
+pub(crate) fn send_in(span: SpanSlot, emit: impl FnOnce(Option<Id>) + Send + 'static) {
     // Without a thread there are no events, and locks work all the same.
     let Ok(events) = EVENTS.get_or_try_init(EventThread::start) else { return };
-    let Some(to) = to else { return };
-    if let Err(refused) = events.queue.try_send(Job::Event { to, emit: Box::new(emit) }) {
+    let of_thread = || panic_boundary::call(|| dispatcher::get_default(Dispatch::clone)).ok();
+    let Some(to) = span.subscriber().cloned().or_else(of_thread) else { return };
+    if let Err(refused) = events.queue.try_send(Job::Event { to, span, emit: Box::new(emit) }) {
         events.dropped.fetch_add(1, Ordering::Relaxed);
         // It may have the last reference to a subscriber.
         let _ = panic_boundary::call(|| drop(refused));
@@ -106,9 +106,8 @@ impl EventThread {
 fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
     while let Some(job) = jobs.blocking_recv() {
         match job {
-            Job::Event { to, emit } => {
-                let delivered = panic_boundary::call(|| dispatcher::with_default(&to, emit));
-                let count = match delivered {
+            Job::Event { to, span, emit } => {
+                let count = match deliver(&to, &span, emit) {
                     Ok(()) => dropped.swap(0, Ordering::Relaxed),
                     Err(_) => {
                         dropped.fetch_add(1, Ordering::Relaxed);
@@ -123,12 +122,25 @@ fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
                 {
                     dropped.fetch_add(count, Ordering::Relaxed);
                 }
-                // It may be the last reference to a subscriber.
-                let _ = panic_boundary::call(|| drop(to));
+                // They may be the last references to a subscriber.
+                let _ = panic_boundary::call(|| drop((to, span)));
             }
             Job::Flush(reply) => panic_boundary::answer(reply, ()),
         }
     }
+}
+
+/// A handle keeps the span open in the meantime. Without it `tracing_subscriber::Registry` clears a span that its call closes
+/// as soon as the event ends. It does so inside the subscriber, where it cannot close the span's parent, which stays open
+/// for ever.
+fn deliver(to: &Dispatch, span: &SpanSlot, emit: impl FnOnce(Option<Id>)) -> Result<(), Panic> {
+    let handle = panic_boundary::call(|| span.handle()).ok().flatten();
+    let parent = handle.as_ref().map(SpanHandle::id);
+    let delivered = panic_boundary::call(|| dispatcher::with_default(to, || emit(parent)));
+    if handle.is_some() {
+        let _ = panic_boundary::call(|| dispatcher::with_default(to, || drop(handle)));
+    }
+    delivered
 }
 
 fn report_dropped(dropped: u64) {

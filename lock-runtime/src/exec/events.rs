@@ -31,15 +31,12 @@ pub(crate) struct Origin<'a> {
     pub(crate) metrics: &'a LockMetrics,
 }
 
-/// Emits an event about a lock on the event thread, in the span of its call.
-///
-/// The event names the span and has no handle of it, which would keep the span open, and the spans around it. So the event
-/// has no span if that is closed before the delivery.
+/// Emits an event about a lock on the event thread, in the span of its call if that is open at the delivery.
 macro_rules! emit {
     ($event:ident, $origin:expr, $($rest:tt)*) => {{
         let Origin { label, pool, span, .. } = $origin;
-        let (label, pool, parent) = (label.clone(), pool.clone(), span.id());
-        event_thread::send_to(event_thread::subscriber(span.subscriber()), move || {
+        let (label, pool) = (label.clone(), pool.clone());
+        event_thread::send_in(span.clone(), move |parent| {
             $event!(
                 target: "lock_runtime",
                 parent: parent,
