@@ -1,59 +1,121 @@
 //! Which of several addresses of a server is connected to.
 
+use std::future::{Future, poll_fn};
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 use std::io;
+#[cfg(feature = "_sql")]
+use std::net::IpAddr;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::net::{TcpStream, lookup_host};
-use tokio::task::JoinSet;
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+use tokio::net::TcpStream;
+use tokio::net::lookup_host;
 use tokio::time::sleep;
 
-/// The wait for one address before the next one is tried in parallel: the Connection Attempt Delay of RFC 8305.
-const STAGGER: Duration = Duration::from_millis(250);
+/// When attempts begin, beside those that have no answer yet.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// The wait for one address before the next one is tried.
+    next: Duration,
+    /// The wait for all addresses before each is tried once more.
+    again: Option<Duration>,
+}
 
-/// The wait for all addresses before each is tried once more in parallel. The first packets may have gone to a host
-/// that another one has replaced since.
-const AGAIN: Duration = Duration::from_secs(1);
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+impl Pace {
+    /// The next one after the Connection Attempt Delay of RFC 8305. All once more, since the first packets may have gone to a
+    /// host that another one has replaced since.
+    const TCP: Self =
+        Self { next: Duration::from_millis(250), again: Some(Duration::from_secs(1)) };
+}
 
 /// Connects to the host, whose name is resolved for each connection: it may have another address.
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 pub(crate) async fn connect_by_name(host: &str, port: u16) -> io::Result<TcpStream> {
     connect_to_first(lookup_host((host, port)).await?.collect()).await
 }
 
-/// Connects to the first of `addresses` that answers (Happy Eyeballs, RFC 8305). The next address is tried after
-/// [`STAGGER`], or at once if an attempt is refused. Dropping the future ends all attempts.
+/// Connects to the first of `addresses` that answers (Happy Eyeballs, RFC 8305). Dropping the future ends all attempts.
+#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 pub(crate) async fn connect_to_first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
-    let addresses = interleaved(addresses);
+    let connected = race(&interleaved(addresses), Pace::TCP, TcpStream::connect).await;
+    connected.map_err(|error| error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
+}
+
+/// Logs in at the first address of a host that lets it: `log_in` gets an address if the host has several, and resolves the
+/// name by itself otherwise. The next address is tried after `stagger`, which is several round trips long.
+#[cfg(feature = "_sql")]
+pub(crate) async fn log_in_by_name<T, E, F>(
+    (host, port): (&str, u16),
+    stagger: Duration,
+    log_in: impl Fn(Option<IpAddr>) -> F,
+) -> Result<T, E>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let mut addresses: Vec<_> = lookup_host((host, port)).await.into_iter().flatten().collect();
+    if addresses.len() == 1 {
+        addresses.clear();
+    }
+    let pace = Pace { next: stagger, again: None };
+    match race(&interleaved(addresses), pace, |address| log_in(Some(address.ip()))).await {
+        Ok(session) => Ok(session),
+        Err(Some(error)) => Err(error),
+        Err(None) => log_in(None).await,
+    }
+}
+
+/// Returns the first success. The next address is tried after [`Pace::next`], or at once if an attempt fails. If all fail,
+/// the result is the first error: the system lists the preferred address first. It is `None` without an address.
+async fn race<T, E, F>(
+    addresses: &[SocketAddr],
+    pace: Pace,
+    attempt: impl Fn(SocketAddr) -> F,
+) -> Result<T, Option<E>>
+where
+    F: Future<Output = Result<T, E>>,
+{
     let mut waiting = addresses.iter();
-    let mut attempts = JoinSet::new();
+    let mut attempts = Vec::new();
     let mut failure = None;
     loop {
         if let Some(address) = waiting.next() {
-            attempts.spawn(TcpStream::connect(*address));
+            attempts.push(Box::pin(attempt(*address)));
+        }
+        if attempts.is_empty() {
+            return Err(failure);
         }
         let is_last = waiting.len() == 0;
-        let ended = tokio::select! {
-            ended = attempts.join_next() => ended,
-            () = sleep(if is_last { AGAIN } else { STAGGER }) => {
+        let pause = if is_last { pace.again } else { Some(pace.next) };
+        tokio::select! {
+            ended = first_ended(&mut attempts) => match ended {
+                Ok(success) => return Ok(success),
+                Err(error) => drop(failure.get_or_insert(error)),
+            },
+            () = sleep(pause.unwrap_or_default()), if pause.is_some() => {
                 if is_last {
                     waiting = addresses.iter();
                 }
-                continue;
             }
-        };
-        match ended {
-            Some(Ok(Ok(stream))) => return Ok(stream),
-            // The system lists the preferred address first, so its error is the most relevant one.
-            Some(Ok(Err(error))) => {
-                failure.get_or_insert(error);
-            }
-            Some(Err(_)) => {}
-            None if is_last => {
-                return Err(failure.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()));
-            }
-            None => {}
         }
     }
+}
+
+/// Waits for one of `attempts`, and removes it.
+async fn first_ended<F: Future>(attempts: &mut Vec<Pin<Box<F>>>) -> F::Output {
+    poll_fn(|cx| {
+        for at in 0..attempts.len() {
+            if let Poll::Ready(output) = attempts[at].as_mut().poll(cx) {
+                attempts.remove(at);
+                return Poll::Ready(output);
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Alternates between IPv4 and IPv6, starting with the family of the first address. The order within a family is kept.
@@ -71,10 +133,93 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     all
 }
 
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::sync::Mutex;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+    }
+
+    /// The result of a race, and when each port was tried. Port 1 never answers, port 2 refuses at once, others are reached
+    /// after four seconds.
+    async fn raced(ports: &[u16], pace: Pace) -> (Result<u16, Option<u16>>, Vec<(u16, Duration)>) {
+        #[allow(clippy::disallowed_methods)]
+        let (began, tried) = (Instant::now(), Mutex::new(Vec::new()));
+        let addresses: Vec<_> = ports.iter().copied().map(address).collect();
+        let attempt = |address: SocketAddr| {
+            tried.lock().unwrap().push((address.port(), began.elapsed()));
+            async move {
+                match address.port() {
+                    1 => pending().await,
+                    2 => Err(2),
+                    port => {
+                        sleep(4 * SECOND).await;
+                        Ok(port)
+                    }
+                }
+            }
+        };
+        let limit = 60 * SECOND;
+        let result = tokio::time::timeout(limit, race(&addresses, pace, attempt)).await;
+        (result.unwrap_or(Err(Some(1))), tried.into_inner().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_address_is_tried_beside_one_without_an_answer() {
+        let pace = Pace { next: SECOND, again: None };
+        let (result, tried) = raced(&[1, 1, 3], pace).await;
+        assert_eq!(result, Ok(3));
+        assert_eq!(tried, [(1, Duration::ZERO), (1, SECOND), (3, 2 * SECOND)]);
+        // It is waited for, although the next one is tried as well.
+        let (result, tried) = raced(&[3, 4], pace).await;
+        assert_eq!((result, tried), (Ok(3), vec![(3, Duration::ZERO), (4, SECOND)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_address_is_tried_at_once_behind_a_refusal() {
+        let pace = Pace { next: SECOND, again: None };
+        let (result, tried) = raced(&[2, 3], pace).await;
+        assert_eq!((result, tried), (Ok(3), vec![(2, Duration::ZERO), (3, Duration::ZERO)]));
+        assert_eq!(raced(&[2, 2], pace).await.0, Err(Some(2)));
+        assert_eq!(raced(&[], pace).await.0, Err(None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_without_an_answer_are_tried_again_if_the_pace_says_so() {
+        let (_, tried) = raced(&[1], Pace { next: SECOND, again: None }).await;
+        assert_eq!(tried.len(), 1);
+        let (_, tried) = raced(&[1, 1], Pace { next: SECOND, again: Some(20 * SECOND) }).await;
+        let times: Vec<_> = tried.iter().map(|(_, at)| at.as_secs()).collect();
+        assert_eq!(times, [0, 1, 21, 22, 42, 43]);
+    }
+
+    #[test]
+    fn address_families_alternate() {
+        let v4 = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let v6 = |port| SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+        assert_eq!(
+            interleaved(vec![v6(1), v6(2), v6(3), v4(1), v4(2)]),
+            [v6(1), v4(1), v6(2), v4(2), v6(3)]
+        );
+        assert_eq!(interleaved(vec![v4(1), v4(2), v6(1)]), [v4(1), v6(1), v4(2)]);
+        assert_eq!(interleaved(vec![v4(1), v4(2)]), [v4(1), v4(2)]);
+        assert!(interleaved(Vec::new()).is_empty());
+    }
+}
+
 // `socket2` comes with Redis.
 #[cfg(all(test, feature = "redis"))]
-mod tests {
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+mod tcp_tests {
+    use std::net::{Ipv4Addr, TcpListener};
 
     use super::*;
 
@@ -91,7 +236,7 @@ mod tests {
             filler.set_nonblocking(true).unwrap();
             let _ = filler.connect(&address.into());
             all.push(filler);
-            if tokio::time::timeout(STAGGER, TcpStream::connect(address)).await.is_err() {
+            if tokio::time::timeout(Pace::TCP.next, TcpStream::connect(address)).await.is_err() {
                 return (address, all);
             }
         }
@@ -123,7 +268,7 @@ mod tests {
         assert_eq!(reached(vec![one, other, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, refusing, other, open]).await.unwrap(), open);
         // Silent addresses are tried until the caller gives up.
-        let alone = tokio::time::timeout(2 * STAGGER, reached(vec![one, other])).await;
+        let alone = tokio::time::timeout(2 * Pace::TCP.next, reached(vec![one, other])).await;
         assert!(alone.is_err(), "{alone:?}");
     }
 
@@ -137,18 +282,5 @@ mod tests {
         let refused = reached(vec![refusing, other]).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert!(reached(Vec::new()).await.is_err());
-    }
-
-    #[test]
-    fn address_families_alternate() {
-        let v4 = |port| SocketAddr::from((IpAddr::V4(Ipv4Addr::LOCALHOST), port));
-        let v6 = |port| SocketAddr::from((IpAddr::V6(Ipv6Addr::LOCALHOST), port));
-        assert_eq!(
-            interleaved(vec![v6(1), v6(2), v6(3), v4(1), v4(2)]),
-            [v6(1), v4(1), v6(2), v4(2), v6(3)]
-        );
-        assert_eq!(interleaved(vec![v4(1), v4(2), v6(1)]), [v4(1), v6(1), v4(2)]);
-        assert_eq!(interleaved(vec![v4(1), v4(2)]), [v4(1), v4(2)]);
-        assert!(interleaved(Vec::new()).is_empty());
     }
 }

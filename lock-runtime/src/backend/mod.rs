@@ -20,7 +20,7 @@ use crate::base::owner_info::OwnerLabel;
 pub use crate::base::owner_tag::OwnerTag;
 use crate::exec::foreground::ForegroundPlace;
 
-#[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
+#[cfg(feature = "_remote")]
 mod address_race;
 #[cfg(feature = "_remote")]
 mod backoff;

@@ -5,9 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Error, Opts, OptsBuilder, Row, Value};
+use mysql_async::{Conn, Error, OptsBuilder, Row, Value};
 use tokio::time::timeout;
 
+use crate::backend::address_race::log_in_by_name;
 use crate::backend::credentials::Provider;
 use crate::backend::mysql::encryption::MysqlEncryption;
 use crate::backend::mysql::packet::SHORTEST_PACKET;
@@ -119,8 +120,7 @@ impl MysqlConnector {
 
     async fn open_at(&self, host: usize, server: &str) -> Result<MysqlSession, BackendError> {
         let refused = |error| connect_failure(server, error);
-        let conn = Conn::new(self.options(&self.database.hosts[host]).await?);
-        let conn = conn.await.map_err(refused)?;
+        let conn = self.log_in(&self.database.hosts[host]).await?.map_err(refused)?;
         let identity = MysqlSessionIdentity::default();
         // For the first statements.
         let longest = SHORTEST_PACKET;
@@ -141,7 +141,18 @@ impl MysqlConnector {
         Ok(session)
     }
 
-    async fn options(&self, host: &MysqlHost) -> Result<Opts, BackendError> {
+    /// Logs in. Where the name of the host has several addresses, one without an answer is not waited for.
+    async fn log_in(&self, host: &MysqlHost) -> Result<Result<Conn, Error>, BackendError> {
+        let options = self.options(host).await?;
+        let by_name = (host.name.as_str(), host.port);
+        Ok(log_in_by_name(by_name, self.limits.connect / 4, |address| {
+            let addresses = address.map(|address| vec![address]);
+            Conn::new(options.clone().resolved_ips(addresses))
+        })
+        .await)
+    }
+
+    async fn options(&self, host: &MysqlHost) -> Result<OptsBuilder, BackendError> {
         /// How long a connection is idle before the system checks it.
         const KEEPALIVE: Duration = Duration::from_secs(10);
         let database = &self.database;
@@ -161,7 +172,7 @@ impl MysqlConnector {
             .tcp_keepalive(Some(KEEPALIVE))
             .client_found_rows(true)
             .stmt_cache_size(0);
-        Ok(self.encryption.applied(options).into())
+        Ok(self.encryption.applied(options))
     }
 
     pub(super) fn statements_for(&self, session: &MysqlSession) -> &MysqlStatements {

@@ -15,6 +15,7 @@ use tokio_postgres::{
     AsyncMessage, Client, Config, Connection, Error, NoTls, Row, Socket, Statement,
 };
 
+use crate::backend::address_race::log_in_by_name;
 use crate::backend::credentials::Provider;
 use crate::backend::postgres::schema::{Parameter, STATEMENTS, Sql, Statements};
 use crate::backend::postgres::server_error::{
@@ -148,13 +149,7 @@ impl Connector {
             config.password(credentials.secret());
         }
         let refused = |error| connect_failure(server, error);
-        let connected = match self.tls.connect(self.direct(&config), on_payload.clone()).await {
-            // A pooler shares server processes, and takes no settings for one of them.
-            Err(error) if refuses_startup_options(&error) => {
-                self.tls.connect(config, on_payload).await
-            }
-            connected => connected,
-        };
+        let connected = self.log_in(&config, &on_payload).await;
         let (client, ended, closing) = connected.map_err(refused)?;
         let row = client.query_typed_one(INTRODUCTION, &[]).await.map_err(refused)?;
         let process = ServerProcess { id: get(&row, 0)?, started: get(&row, 1)? };
@@ -172,6 +167,32 @@ impl Connector {
         };
         self.prepare_tables(&session).await.map_err(refused)?;
         Ok(session)
+    }
+
+    /// Logs in. Where the name of the host has several addresses, one without an answer is not waited for.
+    async fn log_in(&self, config: &Config, on_payload: &OnPayload) -> Result<Connected, Error> {
+        let port = config.get_ports().first().copied().unwrap_or(5432);
+        match config.get_hosts().first() {
+            Some(Host::Tcp(host)) if config.get_hostaddrs().is_empty() => {
+                log_in_by_name((host, port), self.limits.connect / 4, async |address| {
+                    let mut config = config.clone();
+                    address.map(|address| config.hostaddr(address));
+                    self.log_in_at(config, on_payload).await
+                })
+                .await
+            }
+            _ => self.log_in_at(config.clone(), on_payload).await,
+        }
+    }
+
+    async fn log_in_at(&self, config: Config, on_payload: &OnPayload) -> Result<Connected, Error> {
+        match self.tls.connect(self.direct(&config), on_payload.clone()).await {
+            // A pooler shares server processes, and takes no settings for one of them.
+            Err(error) if refuses_startup_options(&error) => {
+                self.tls.connect(config, on_payload.clone()).await
+            }
+            connected => connected,
+        }
     }
 
     /// `config` with settings that fix the plans, and that bound every statement on the server too. A statement that this
