@@ -137,16 +137,14 @@ impl Expansion<'_> {
 
     /// A block that builds the call. It borrows the arguments only until the first await.
     ///
-    /// Temporary values of the keys end before the settings are evaluated, and those of the settings before the await: they
-    /// may be guards of mutexes.
+    /// Temporary values of the keys end before the settings are evaluated, and those of each setting before the next one:
+    /// they may be guards of one mutex.
     fn call(&self) -> TokenStream {
         let span = self.span;
         let runtime = self.runtime.at(span);
         let site = self.site();
         let keyed = self.keyed();
         let settings = self.settings();
-        let settings =
-            (!settings.is_empty()).then(|| quote_spanned!(span=> let __call = __call #settings;));
         let call = quote_spanned!(span=> let __call = #keyed; #settings);
         let call = match &self.args.when {
             None => call,
@@ -179,7 +177,7 @@ impl Expansion<'_> {
         let mut set = |name: &str, value: &Expr| {
             let span = located(value.span());
             let name = Ident::new(name, span);
-            settings.extend(quote_spanned!(span=> .#name(#value)));
+            settings.extend(quote_spanned!(span=> let __call = __call.#name(#value);));
         };
         for (name, time) in self.times() {
             if let Time::Expression(value) = time {
@@ -199,10 +197,11 @@ impl Expansion<'_> {
             Some(Pool::Named(name)) => {
                 let span = located(name.span());
                 let name = spanned(Literal::string(&name.value()), span);
-                settings.extend(quote_spanned!(span=> .pool_named(#name)));
+                settings.extend(quote_spanned!(span=> let __call = __call.pool_named(#name);));
             }
             Some(Pool::Given(pool)) => {
-                settings.extend(quote_spanned!(located(pool.span())=> .pool(&(#pool))));
+                let span = located(pool.span());
+                settings.extend(quote_spanned!(span=> let __call = __call.pool(&(#pool));));
             }
             None => {}
         }

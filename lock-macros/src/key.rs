@@ -59,7 +59,13 @@ impl Expansion<'_> {
             Source::Template(literal, template) => (literal, template),
             Source::Expression(expression) => {
                 let runtime = self.runtime.at(expression.span());
-                return quote_spanned!(located(expression.span())=> #runtime::key(#expression));
+                let key = quote_spanned!(located(expression.span())=> #runtime::key(#expression));
+                return quote_spanned! {span=>
+                    {
+                        let __key = #key;
+                        __key
+                    }
+                };
             }
         };
         if let Some(text) = template.literal() {
@@ -151,10 +157,10 @@ impl Expansion<'_> {
 
 /// Whether all values of `template` can be borrowed at once, and by a pointer without their size.
 ///
-/// Methods may return guards of one mutex, and `[name]` may find a `str`. The values are written one after the other then.
+/// Methods may return guards of one mutex, and `[name]` or `[0]` may find a `str`. The values are written one after the other then.
 fn is_erasable(template: &Template) -> bool {
     let is_method = |access: &Access| matches!(access, Access::Method(_));
-    let is_lookup = |access: &Access| matches!(access, Access::IndexBy(_));
+    let is_lookup = |access: &Access| matches!(access, Access::Index(_) | Access::IndexBy(_));
     let methods = template.slots().filter(|slot| slot.tail.iter().any(is_method));
     template.literal().is_none()
         && methods.count() < 2

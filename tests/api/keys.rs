@@ -339,6 +339,12 @@ async fn key_of_a_guard(pool: &LockPool, job: &Job) -> Result<Key, LockError> {
     Ok(held.key().clone())
 }
 
+#[distributed_lock(keys = [job.label().0.clone(), "tag:<job.tags[0]>", format!("2:{}", job.label().0)], wait = job.label().ms(), ttl = job.label().ms() * 100, pool = pool, guard = held)]
+async fn computed_keys_of_guards(pool: &LockPool, job: &Job) -> Result<Vec<Key>, LockError> {
+    drop(job.label());
+    Ok(held.keys().to_vec())
+}
+
 #[distributed_lock(keys = ["1:<job.label().0>", "2:<job.label().0>"], wait = job.label().ms(), pool = pool, guard = held)]
 async fn keys_of_guards(pool: &LockPool, job: &Job) -> Result<Vec<Key>, LockError> {
     drop(job.label());
@@ -353,6 +359,8 @@ async fn a_guard_in_a_key_ends_before_the_next_value_and_the_body() {
     assert_eq!(key_of_a_guard(&pool, &job).await.unwrap().as_str(), "a");
     let keys = keys_of_guards(&pool, &job).await.unwrap();
     assert_eq!(keys, [Key::from("1:a"), Key::from("2:a")]);
+    let keys = computed_keys_of_guards(&pool, &job).await.unwrap();
+    assert_eq!(keys, ["2:a", "a", "tag:tag"].map(Key::from));
 }
 
 static RUNS: AtomicUsize = AtomicUsize::new(0);

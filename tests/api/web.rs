@@ -289,6 +289,17 @@ async fn a_route_without_the_parameter_is_an_error_of_the_program() {
     assert!(!body.contains("id"), "{body}");
 }
 
+/// The handler may mean the other one.
+#[tokio::test]
+async fn a_route_with_two_parameters_of_one_name_is_an_error_of_the_program() {
+    let pool = memory().await;
+    let lock = LockLayer::for_path("order:<id>").pool(&pool);
+    let orders = Router::new().route("/orders/{id}", get(async || "").layer(lock));
+    let routes = Router::new().nest("/tenants/{id}", orders);
+    let (status, _, _) = sent(&routes, "/tenants/1/orders/7").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
 #[tokio::test]
 async fn a_key_may_be_computed_from_the_head_of_the_request() {
     let pool = memory().await;
@@ -627,6 +638,19 @@ async fn a_lock_lasts_until_an_actix_response_is_sent_if_the_middleware_says_so(
     let (_parts, app) = actix_streaming!(&pool, |lock| lock);
     let _response = actix_web::test::call_service(&app, to_actix("/1").to_request()).await;
     assert!(is_free(&pool, "stream:1").await, "released when the handler has returned");
+}
+
+/// actix-web polls the body of a response to `HEAD`, and sends nothing of it.
+#[actix_web::test]
+async fn a_response_to_head_does_not_keep_the_lock_of_a_stream() {
+    let pool = memory().await;
+    let (parts, app) = actix_streaming!(&pool, LockMiddleware::until_body_end);
+    let head =
+        actix_web::test::TestRequest::default().method(actix_web::http::Method::HEAD).uri("/1");
+    let response = actix_web::test::call_service(&app, head.to_request()).await;
+    assert_eq!(actix_web::test::read_body(response).await, "");
+    until_free(&pool, "stream:1").await;
+    assert!(parts.is_closed());
 }
 
 /// A middleware that takes a body in memory as bytes would end the lock before they are sent.

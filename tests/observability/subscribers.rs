@@ -14,7 +14,8 @@ use metrics::{
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Instrument, Level, Subscriber, info_span};
+use tracing::{Event, Instrument, Level, Subscriber, info, info_span};
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -80,6 +81,39 @@ fn the_subscriber_of_a_thread_gets_what_happens_to_its_calls_on_other_threads() 
             messages.until("released").await;
         }
     );
+}
+
+/// Filters of layers keep what they were asked for the next event of the thread.
+#[test]
+fn no_event_of_the_program_is_lost_by_the_filters_of_layers() {
+    in_own_process!(no_event_of_the_program_is_lost_by_the_filters_of_layers, async {
+        let (all, some) = (Messages::default(), Messages::default());
+        let subscriber = tracing_subscriber::registry()
+            .with(all.clone().with_filter(LevelFilter::DEBUG))
+            .with(some.clone().with_filter(LevelFilter::INFO));
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        let pool = memory().await;
+        let guard = pool.lock("order:7").acquire().await.unwrap();
+        info!("inside");
+        drop(guard);
+        info!("behind");
+        all.until("released").await;
+        assert_eq!(*some.0.lock().unwrap(), ["inside", "behind"]);
+    });
+}
+
+#[test]
+fn a_layer_that_takes_events_alone_gets_those_of_locks() {
+    in_own_process!(a_layer_that_takes_events_alone_gets_those_of_locks, async {
+        let messages = Messages::default();
+        let layer = messages.clone().with_filter(filter_fn(|metadata| metadata.is_event()));
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        let pool = memory().await;
+        let guard = pool.lock("order:7").ttl(ms(300)).renew(false).acquire().await.unwrap();
+        messages.until("lost").await;
+        drop(guard);
+    });
 }
 
 /// Events wait, and the spans of their calls close.
@@ -170,8 +204,8 @@ impl Subscriber for Panics {
         metadata.target() == "lock_runtime"
     }
 
-    fn max_level_hint(&self) -> Option<tracing::level_filters::LevelFilter> {
-        Some(tracing::level_filters::LevelFilter::TRACE)
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::TRACE)
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -343,7 +377,7 @@ fn a_call_at_level_info_has_no_span() {
         }
 
         let spans = Spans::default();
-        let filter = tracing_subscriber::filter::LevelFilter::from_level(Level::INFO);
+        let filter = LevelFilter::from_level(Level::INFO);
         let subscriber = tracing_subscriber::registry().with(spans.clone()).with(filter);
         tracing::subscriber::set_global_default(subscriber).unwrap();
         let pool = memory().await;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
+use tracing::callsite::DefaultCallsite;
 use tracing::dispatcher::{self, Dispatch};
 use tracing::span::Id;
 use tracing::warn;
@@ -20,14 +21,31 @@ use crate::exec::panic_boundary::{self, Panic};
 /// The most events that wait for the subscriber. Further ones are dropped and counted.
 const MOST: usize = 4096;
 
-/// Whether the subscriber `$to`, or that of this thread, wants events of this level. A level that no subscriber wants costs
+/// Whether the subscriber `$to`, or that of this thread, may want events of this level. A level that no subscriber wants costs
 /// one load.
+///
+/// It does not ask by `tracing::enabled!`. Filters of layers keep the answer to that for the next event or span of the thread,
+/// which is one of the program.
 macro_rules! is_wanted {
     ($level:ident, $to:expr) => {
-        tracing::Level::$level <= tracing::level_filters::LevelFilter::current()
-            && $crate::exec::event_thread::ask($to, || {
-                tracing::enabled!(target: "lock_runtime", tracing::Level::$level)
-            })
+        tracing::Level::$level <= tracing::level_filters::LevelFilter::current() && {
+            use tracing::callsite::{DefaultCallsite, Identifier};
+            use tracing::field::FieldSet;
+            use tracing::metadata::{Kind, Metadata};
+
+            static CALLSITE: DefaultCallsite = DefaultCallsite::new(&METADATA);
+            static METADATA: Metadata<'static> = Metadata::new(
+                "event of lock_runtime",
+                "lock_runtime",
+                tracing::Level::$level,
+                None,
+                None,
+                Some(module_path!()),
+                FieldSet::new(&[], Identifier(&CALLSITE)),
+                Kind::EVENT,
+            );
+            $crate::exec::event_thread::may_want($to, &CALLSITE)
+        }
     };
 }
 pub(crate) use is_wanted;
@@ -53,11 +71,13 @@ enum Job {
 
 static EVENTS: OfProcess<EventThread> = OfProcess::new();
 
-/// The answer of the subscriber `to`; without one, of that of this thread.
-pub(crate) fn ask(to: Option<&Dispatch>, is_wanted: fn() -> bool) -> bool {
+/// Whether the subscriber `to` may want the events of `callsite`; without one, that of this thread. An event asks again.
+pub(crate) fn may_want(to: Option<&Dispatch>, callsite: &'static DefaultCallsite) -> bool {
+    let may_want = || !callsite.interest().is_never();
+    // The first call registers the callsite with the default subscriber, if there is only one.
     let asked = panic_boundary::call(|| match to {
-        Some(to) => dispatcher::with_default(to, is_wanted),
-        None => is_wanted(),
+        Some(to) => dispatcher::with_default(to, may_want),
+        None => may_want(),
     });
     asked.unwrap_or(false)
 }

@@ -26,8 +26,9 @@ pub(crate) fn lease(
     let id = core.tracker.next_id();
     let pool = core.name().clone();
     let lease = Arc::new(Lease::new(id, pool, spec, grant, requested_at, core.clock()));
-    track(core, &lease, contention);
+    // Before the driver can find the lease lost and count its end.
     events::acquired(lease.origin(), lease.fence, lease.waited());
+    track(core, &lease, contention);
     HeldLease::new(lease, core.clone())
 }
 

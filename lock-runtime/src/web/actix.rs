@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use actix_web::body::EitherBody;
 use actix_web::dev::{Server, Service, ServiceRequest, ServiceResponse, Transform};
-use actix_web::http::StatusCode;
 use actix_web::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use actix_web::http::{Method, StatusCode};
 use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, ResponseError};
 use percent_encoding::percent_decode_str;
 
@@ -275,13 +275,15 @@ where
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }
+            let is_head = request.method() == Method::HEAD;
             let response = inner.call(request);
             let (response, lock) = if lock.until_body_end {
                 BodyLock::run(entered, response).await?
             } else {
                 (entered.run(block(response)).await?, BodyLock::Unlocked)
             };
-            let locked = |_: &mut _, body| EitherBody::left(LockedMessageBody::new(body, lock));
+            let body_of = if is_head { LockedMessageBody::skipped } else { LockedMessageBody::new };
+            let locked = |_: &mut _, body| EitherBody::left(body_of(body, lock));
             Ok(response?.map_body(locked))
         })
     }
@@ -297,9 +299,7 @@ fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, Lo
         })?;
         values.push((name, value));
     }
-    let value_of =
-        |name: &str| values.iter().find_map(|(one, value)| (*one == name).then_some(&**value));
-    template.render(value_of)
+    template.render(&values.iter().map(|(name, value)| (*name, &**value)).collect::<Vec<_>>())
 }
 
 /// Runs `server` until SIGTERM or SIGINT, stops it first and the lock pools afterwards, as [`serve`](crate::serve) does.

@@ -189,10 +189,7 @@ impl LockLayer {
                         "the path of the request is not valid UTF-8, or belongs to no route";
                     return (Err(LockError::new(ErrorKind::InvalidKey, cause)), label);
                 };
-                let value = |name: &str| {
-                    parameters.iter().find_map(|(one, value)| (one == name).then_some(value))
-                };
-                (template.render(value), label)
+                (template.render(&parameters.iter().collect::<Vec<_>>()), label)
             }
             RequestKey::Computed(key) => {
                 let key = key(parts);

@@ -20,12 +20,19 @@ pin_project! {
         #[pin]
         inner: Option<B>,
         lock: BodyLock,
+        is_skipped: bool,
     }
 }
 
 impl<B> LockedMessageBody<B> {
     pub(super) const fn new(inner: B, lock: BodyLock) -> Self {
-        Self { inner: Some(inner), lock }
+        Self { inner: Some(inner), lock, is_skipped: false }
+    }
+
+    /// The body of a response to `HEAD`. It ends at once: actix-web sends nothing of it over HTTP/1, and polls it to its end,
+    /// also if the client is gone.
+    pub(super) const fn skipped(inner: B, lock: BodyLock) -> Self {
+        Self { inner: Some(inner), lock, is_skipped: true }
     }
 }
 
@@ -48,18 +55,25 @@ impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        let this = self.project();
+        let mut this = self.project();
+        if *this.is_skipped {
+            this.inner.set(None);
+            *this.lock = BodyLock::Unlocked;
+            return Poll::Ready(None);
+        }
         this.lock.poll_part(this.inner, cx, |inner, cx| inner.poll_next(cx).map_err(Into::into))
     }
 
     // A body that is taken as bytes is not polled any more, and its lock has to last until it has been sent.
     fn try_into_bytes(self) -> Result<Bytes, Self> {
-        let Self { inner, lock } = self;
+        let Self { inner, lock, is_skipped } = self;
         match inner {
-            Some(inner) if !lock.is_held() => {
-                inner.try_into_bytes().map_err(|inner| Self::new(inner, lock))
-            }
-            inner => Err(Self { inner, lock }),
+            Some(inner) if !lock.is_held() => inner.try_into_bytes().map_err(|inner| Self {
+                inner: Some(inner),
+                lock,
+                is_skipped,
+            }),
+            inner => Err(Self { inner, lock, is_skipped }),
         }
     }
 }

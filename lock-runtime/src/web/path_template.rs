@@ -61,11 +61,8 @@ impl PathTemplate {
         self.site
     }
 
-    /// The key for the path parameters that `value` returns by their names.
-    pub(super) fn render<'a>(
-        &self,
-        value: impl Fn(&str) -> Option<&'a str>,
-    ) -> Result<Key, LockError> {
+    /// The key for these path parameters, which are names and values.
+    pub(super) fn render(&self, parameters: &[(&str, &str)]) -> Result<Key, LockError> {
         let mut key = KeyWriter::new(self.site, "", self.parts.len());
         for (at, part) in self.parts.iter().enumerate() {
             match *part {
@@ -75,7 +72,11 @@ impl PathTemplate {
                         Some(TemplatePart::Text(text)) => text.chars().next(),
                         _ => None,
                     };
-                    let value = value(name).ok_or_else(|| missing(name))?;
+                    let mut values = parameters.iter().filter(|(of, _)| *of == name);
+                    let (_, value) = values.next().ok_or_else(|| missing(name))?;
+                    if values.next().is_some() {
+                        return Err(twice(name));
+                    }
                     match self.types.iter().find(|(of, _)| *of == name) {
                         None => key.part(name, value, next),
                         Some((_, read)) => {
@@ -101,6 +102,12 @@ fn missing(name: &str) -> LockError {
     LockError::new(ErrorKind::Config, format!("the path has no parameter `{name}`")).remedy(format!(
         "write `{{{name}}}` in the path of the route, and put the lock on that route or resource, not on the whole application"
     ))
+}
+
+#[cold]
+fn twice(name: &str) -> LockError {
+    LockError::new(ErrorKind::Config, format!("the path has several parameters `{name}`"))
+        .remedy("give each parameter of the route, and of the routers around it, a name of its own")
 }
 
 fn parse(template: &'static str) -> Result<Vec<TemplatePart>, String> {
@@ -152,12 +159,21 @@ mod tests {
     #[test]
     fn parameters_are_rendered_like_arguments() {
         let template = PathTemplate::new("<<order>>:<tenant>:<id>");
-        let render = |id| template.render(|name| Some(if name == "id" { id } else { "t:1" }));
+        let render = |id| template.render(&[("id", id), ("tenant", "t:1")]);
         assert_eq!(render("7").unwrap().as_str(), "<order>:t%3A1:7");
         assert_eq!(render("").unwrap_err().kind(), ErrorKind::InvalidKey);
-        let error = template.render(|_| None).unwrap_err();
+        let error = template.render(&[]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("`tenant`"), "{error}");
+        assert!(error.to_string().contains("no parameter `tenant`"), "{error}");
+    }
+
+    /// That of a router around the route, for example.
+    #[test]
+    fn a_parameter_of_the_same_name_is_an_error() {
+        let template = PathTemplate::new("order:<id>");
+        let error = template.render(&[("id", "1"), ("id", "7")]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("several parameters `id`"), "{error}");
     }
 
     #[test]
@@ -165,9 +181,9 @@ mod tests {
         let mut template = PathTemplate::new("order:<id>");
         template.set_type::<u64>("id");
         for id in ["42", "042", "+42"] {
-            assert_eq!(template.render(|_| Some(id)).unwrap().as_str(), "order:42");
+            assert_eq!(template.render(&[("id", id)]).unwrap().as_str(), "order:42");
         }
-        let error = template.render(|_| Some("x")).unwrap_err();
+        let error = template.render(&[("id", "x")]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidKey);
     }
 

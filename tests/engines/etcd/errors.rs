@@ -149,10 +149,11 @@ async fn a_short_lock_outlives_a_member_that_accepts_connections_and_answers_not
             break pool;
         }
     };
-    let guard = pool.lock("order:1").ttl(ms(5_000)).acquire().await.unwrap();
+    // A busy server needs seconds for a log-in.
+    let guard = pool.lock("order:1").ttl(ms(12_000)).acquire().await.unwrap();
     proxy.refuse(true);
     proxy.cut();
-    let lost = tokio::time::timeout(ms(6_000), guard.lost()).await;
+    let lost = tokio::time::timeout(ms(14_000), guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     guard.verify().await.unwrap();
     guard.release().await.unwrap();

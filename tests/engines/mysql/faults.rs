@@ -333,18 +333,19 @@ fn faults_never_make_two_valid_leases() {
 async fn over_a_slow_link_each_part_of_a_large_renewal_counts() {
     let server = MysqlServer::start();
     let proxy = FaultProxy::to_port(server.port());
-    let builder = LockPool::builder(server.url_at(proxy.port())).ttl(ms(18_000));
-    let pool = builder.request_timeout(ms(3_000)).wait(DEADLINE).connect().await.unwrap();
+    let builder = LockPool::builder(server.url_at(proxy.port())).ttl(ms(30_000));
+    let pool = builder.request_timeout(ms(5_000)).wait(DEADLINE).connect().await.unwrap();
     let mut guards = Vec::new();
-    // Two parts, of two round trips each.
+    // Two parts, of two round trips each. A part has as much time to be computed as its round trips take.
     for n in 0..9 {
         let keys = (0..128).map(|key| format!("key:{n}:{key}"));
         guards.push(pool.lock_all(keys).acquire().await.unwrap());
     }
-    proxy.delay(Direction::ToClient, ms(800));
-    tokio::time::sleep(ms(19_000)).await;
+    proxy.delay(Direction::ToClient, ms(1_300));
+    tokio::time::sleep(ms(31_000)).await;
     for guard in &guards {
-        assert!(guard.is_held());
+        let lost = tokio::time::timeout(Duration::ZERO, guard.lost()).await;
+        assert!(lost.is_err(), "{lost:?}");
     }
     proxy.delay(Direction::ToClient, Duration::ZERO);
 }
