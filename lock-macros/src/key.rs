@@ -60,12 +60,7 @@ impl Expansion<'_> {
             Source::Expression(expression) => {
                 let runtime = self.runtime.at(expression.span());
                 let key = quote_spanned!(located(expression.span())=> #runtime::key(#expression));
-                return quote_spanned! {span=>
-                    {
-                        let __key = #key;
-                        __key
-                    }
-                };
+                return quote_spanned!(span=> { let __key = #key; __key });
             }
         };
         if let Some(text) = template.literal() {
@@ -74,12 +69,8 @@ impl Expansion<'_> {
         }
         let (start, values) = self.values(literal, template);
         if is_erasable(template) {
-            return quote_spanned! {span=>
-                {
-                    let __key = #runtime::template(__site, #start, &[#(#values),*]);
-                    __key
-                }
-            };
+            let key = quote_spanned!(span=> #runtime::template(__site, #start, &[#(#values),*]));
+            return quote_spanned!(span=> { let __key = #key; __key });
         }
         let count = spanned(Literal::usize_unsuffixed(values.len()), span);
         quote_spanned! {span=>
@@ -157,7 +148,8 @@ impl Expansion<'_> {
 
 /// Whether all values of `template` can be borrowed at once, and by a pointer without their size.
 ///
-/// Methods may return guards of one mutex, and `[name]` or `[0]` may find a `str`. The values are written one after the other then.
+/// Methods may return guards of one mutex, and `[name]` or `[0]` may find a `str`. The values are written one after the other
+/// then.
 fn is_erasable(template: &Template) -> bool {
     let is_method = |access: &Access| matches!(access, Access::Method(_));
     let is_lookup = |access: &Access| matches!(access, Access::Index(_) | Access::IndexBy(_));

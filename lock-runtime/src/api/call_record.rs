@@ -44,7 +44,8 @@ impl PendingCall {
             since = Some(core.clock().now());
             if let Some(opened) = events::call_span(&spec.label, core.name()) {
                 spec.span = SpanSlot::new(&opened);
-                span = CallSpan::open(opened, SpanStage::Waiting(Outcome::Cancelled));
+                let stage = SpanStage::Waiting(Outcome::Cancelled);
+                span = CallSpan::open(opened, spec.span.clone(), stage);
             }
         }
         spec.metrics = core.metrics.of(spec.label.public_name());
@@ -67,7 +68,7 @@ impl PendingCall {
             events::record_fence(&open.span, lease.fence);
             let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
             let outcome = Outcome::Released;
-            open.stage = SpanStage::Holding { lease, progress, outcome, is_holder: true };
+            open.stage = SpanStage::Holding { lease, progress, outcome };
         }
         span
     }
@@ -107,7 +108,6 @@ impl PendingCall {
         let Some(open) = &mut self.span.0 else { return };
         events::record_wait(&open.span, waited);
         open.stage = SpanStage::Waiting(outcome);
-        self.spec.span.close();
         self.span = CallSpan::default();
     }
 }
@@ -144,8 +144,7 @@ pub(crate) fn refused(core: &PoolCore, label: &LockLabel, error: LockError) -> L
     let slot = span.as_ref().map(SpanSlot::new).unwrap_or_default();
     let origin = Origin { label, pool: core.name(), span: &slot, metrics: &metrics };
     report_failure(core, origin, None, &error, outcome);
-    slot.close();
-    drop(span.map(|span| CallSpan::open(span, SpanStage::Waiting(outcome))));
+    drop(span.map(|span| CallSpan::open(span, slot, SpanStage::Waiting(outcome))));
     error
 }
 
@@ -157,7 +156,8 @@ pub(crate) fn passed(core: &PoolCore, label: &LockLabel, lease: &Arc<Lease>) -> 
     let Some(span) = events::call_span(label, core.name()) else { return CallSpan::default() };
     let (lease, progress) = (lease.clone(), HoldProgress::Guarded);
     let outcome = Outcome::Passed;
-    CallSpan::open(span, SpanStage::Holding { lease, progress, outcome, is_holder: false })
+    // Events of the lock name the span of the call that holds it.
+    CallSpan::open(span, SpanSlot::default(), SpanStage::Holding { lease, progress, outcome })
 }
 
 fn report_failure(
@@ -185,6 +185,8 @@ pub(crate) struct CallSpan(Option<Box<OpenSpan>>);
 
 struct OpenSpan {
     span: Span,
+    /// Closed before the span is. Empty if no event names it.
+    slot: SpanSlot,
     process: Process,
     stage: SpanStage,
     /// Whether the thread is inside it, for the drop of a body.
@@ -199,8 +201,6 @@ enum SpanStage {
         progress: HoldProgress,
         /// Of a hold that is not cut short.
         outcome: Outcome,
-        /// False if another call holds the lock: events name the span of that call.
-        is_holder: bool,
     },
 }
 
@@ -217,9 +217,10 @@ enum HoldProgress {
 }
 
 impl CallSpan {
-    fn open(span: Span, stage: SpanStage) -> Self {
+    fn open(span: Span, slot: SpanSlot, stage: SpanStage) -> Self {
         Self(Some(Box::new(OpenSpan {
             span,
+            slot,
             process: Process::current(),
             stage,
             is_entered: false,
@@ -312,16 +313,14 @@ impl Drop for CallSpan {
             Box::leak(open);
             return;
         }
-        let OpenSpan { span, stage, is_entered, .. } = *open;
+        let OpenSpan { span, slot, stage, is_entered, .. } = *open;
+        slot.close();
         if is_entered {
             events::exit(&span);
         }
         let (held, outcome) = match &stage {
             SpanStage::Waiting(outcome) => (None, *outcome),
-            SpanStage::Holding { lease, progress, outcome, is_holder } => {
-                if *is_holder {
-                    lease.spec.span.close();
-                }
+            SpanStage::Holding { lease, progress, outcome } => {
                 let ended = match progress {
                     HoldProgress::Ended(held) => Some(*held),
                     HoldProgress::Guarded | HoldProgress::Running | HoldProgress::Polled => None,

@@ -1,13 +1,11 @@
 //! Which of several addresses of a server is connected to.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 use std::io;
 #[cfg(feature = "_sql")]
 use std::net::IpAddr;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
@@ -15,7 +13,9 @@ use tokio::net::TcpStream;
 use tokio::net::lookup_host;
 use tokio::time::sleep;
 
-/// When attempts begin, beside those that have no answer yet.
+use crate::backend::first_ended::first_ended;
+
+/// When the next attempt begins, beside the unanswered ones.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// The wait for one address before the next one is tried.
@@ -32,7 +32,7 @@ impl Pace {
         Self { next: Duration::from_millis(250), again: Some(Duration::from_secs(1)) };
 }
 
-/// Connects to the host, whose name is resolved for each connection: it may have another address.
+/// Connects to the host. Its name is resolved for each connection: it may have another address.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 pub(crate) async fn connect_by_name(host: &str, port: u16) -> io::Result<TcpStream> {
     connect_to_first(lookup_host((host, port)).await?.collect()).await
@@ -45,8 +45,8 @@ pub(crate) async fn connect_to_first(addresses: Vec<SocketAddr>) -> io::Result<T
     connected.map_err(|error| error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
 }
 
-/// Logs in at the first address of a host that lets it: `log_in` gets an address if the host has several, and resolves the
-/// name by itself otherwise. The next address is tried after `stagger`, which is several round trips long.
+/// Logs in at the first address of a host that lets it. The next one is tried after `stagger`, which is several round trips
+/// long. `log_in` gets `None` if the name has no address, and reports that.
 #[cfg(feature = "_sql")]
 pub(crate) async fn log_in_by_name<T, E, F>(
     (host, port): (&str, u16),
@@ -56,10 +56,7 @@ pub(crate) async fn log_in_by_name<T, E, F>(
 where
     F: Future<Output = Result<T, E>>,
 {
-    let mut addresses: Vec<_> = lookup_host((host, port)).await.into_iter().flatten().collect();
-    if addresses.len() == 1 {
-        addresses.clear();
-    }
+    let addresses = lookup_host((host, port)).await.into_iter().flatten().collect();
     let pace = Pace { next: stagger, again: None };
     match race(&interleaved(addresses), pace, |address| log_in(Some(address.ip()))).await {
         Ok(session) => Ok(session),
@@ -93,7 +90,9 @@ where
         tokio::select! {
             ended = first_ended(&mut attempts) => match ended {
                 Ok(success) => return Ok(success),
-                Err(error) => drop(failure.get_or_insert(error)),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                }
             },
             () = sleep(pause.unwrap_or_default()), if pause.is_some() => {
                 if is_last {
@@ -102,20 +101,6 @@ where
             }
         }
     }
-}
-
-/// Waits for one of `attempts`, and removes it.
-async fn first_ended<F: Future>(attempts: &mut Vec<Pin<Box<F>>>) -> F::Output {
-    poll_fn(|cx| {
-        for at in 0..attempts.len() {
-            if let Poll::Ready(output) = attempts[at].as_mut().poll(cx) {
-                attempts.remove(at);
-                return Poll::Ready(output);
-            }
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 /// Alternates between IPv4 and IPv6, starting with the family of the first address. The order within a family is kept.

@@ -33,6 +33,8 @@ pub(crate) mod credentials;
 mod dyn_backend;
 #[cfg(feature = "etcd")]
 mod etcd;
+#[cfg(feature = "_remote")]
+mod first_ended;
 #[cfg(feature = "metrics")]
 pub(crate) mod measured;
 mod memory;

@@ -154,13 +154,13 @@ fn run(mut jobs: mpsc::Receiver<Job>, dropped: &AtomicU64) {
 /// as soon as the event ends. It does so inside the subscriber, where it cannot close the span's parent, which stays open
 /// for ever.
 fn deliver(to: &Dispatch, span: &SpanSlot, emit: impl FnOnce(Option<Id>)) -> Result<(), Panic> {
-    let handle = panic_boundary::call(|| span.handle()).ok().flatten();
-    let parent = handle.as_ref().map(SpanHandle::id);
-    let delivered = panic_boundary::call(|| dispatcher::with_default(to, || emit(parent)));
-    if handle.is_some() {
-        let _ = panic_boundary::call(|| dispatcher::with_default(to, || drop(handle)));
-    }
-    delivered
+    dispatcher::with_default(to, || {
+        let handle = panic_boundary::call(|| span.handle()).ok().flatten();
+        let parent = handle.as_ref().map(SpanHandle::id);
+        let delivered = panic_boundary::call(|| emit(parent));
+        let _ = panic_boundary::call(|| drop(handle));
+        delivered
+    })
 }
 
 fn report_dropped(dropped: u64) {

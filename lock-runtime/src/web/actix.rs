@@ -275,15 +275,16 @@ where
             if let Some(fence) = entered.guard().fence() {
                 request.extensions_mut().insert(fence);
             }
-            let is_head = request.method() == Method::HEAD;
+            let is_skipped = lock.until_body_end && request.method() == Method::HEAD;
             let response = inner.call(request);
             let (response, lock) = if lock.until_body_end {
                 BodyLock::run(entered, response).await?
             } else {
                 (entered.run(block(response)).await?, BodyLock::Unlocked)
             };
-            let body_of = if is_head { LockedMessageBody::skipped } else { LockedMessageBody::new };
-            let locked = |_: &mut _, body| EitherBody::left(body_of(body, lock));
+            let locked = |_: &mut _, body| {
+                EitherBody::left(LockedMessageBody { inner: Some(body), lock, is_skipped })
+            };
             Ok(response?.map_body(locked))
         })
     }
@@ -299,7 +300,7 @@ fn rendered(template: &PathTemplate, request: &ServiceRequest) -> Result<Key, Lo
         })?;
         values.push((name, value));
     }
-    template.render(&values.iter().map(|(name, value)| (*name, &**value)).collect::<Vec<_>>())
+    template.render(&values)
 }
 
 /// Runs `server` until SIGTERM or SIGINT, stops it first and the lock pools afterwards, as [`serve`](crate::serve) does.

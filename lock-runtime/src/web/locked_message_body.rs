@@ -18,21 +18,11 @@ pin_project! {
     pub struct LockedMessageBody<B> {
         // `None` behind the end.
         #[pin]
-        inner: Option<B>,
-        lock: BodyLock,
-        is_skipped: bool,
-    }
-}
-
-impl<B> LockedMessageBody<B> {
-    pub(super) const fn new(inner: B, lock: BodyLock) -> Self {
-        Self { inner: Some(inner), lock, is_skipped: false }
-    }
-
-    /// The body of a response to `HEAD`. It ends at once: actix-web sends nothing of it over HTTP/1, and polls it to its end,
-    /// also if the client is gone.
-    pub(super) const fn skipped(inner: B, lock: BodyLock) -> Self {
-        Self { inner: Some(inner), lock, is_skipped: true }
+        pub(super) inner: Option<B>,
+        pub(super) lock: BodyLock,
+        // Of a response to `HEAD`, ends at once. Over HTTP/1 actix-web sends nothing of it, and polls it to its end, also if
+        // the client is gone.
+        pub(super) is_skipped: bool,
     }
 }
 
@@ -67,13 +57,11 @@ impl<B: MessageBody> MessageBody for LockedMessageBody<B> {
     // A body that is taken as bytes is not polled any more, and its lock has to last until it has been sent.
     fn try_into_bytes(self) -> Result<Bytes, Self> {
         let Self { inner, lock, is_skipped } = self;
+        let is_held = lock.is_held();
+        let kept = |inner| Self { inner, lock, is_skipped };
         match inner {
-            Some(inner) if !lock.is_held() => inner.try_into_bytes().map_err(|inner| Self {
-                inner: Some(inner),
-                lock,
-                is_skipped,
-            }),
-            inner => Err(Self { inner, lock, is_skipped }),
+            Some(inner) if !is_held => inner.try_into_bytes().map_err(|inner| kept(Some(inner))),
+            inner => Err(kept(inner)),
         }
     }
 }

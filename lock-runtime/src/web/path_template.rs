@@ -62,7 +62,11 @@ impl PathTemplate {
     }
 
     /// The key for these path parameters, which are names and values.
-    pub(super) fn render(&self, parameters: &[(&str, &str)]) -> Result<Key, LockError> {
+    pub(super) fn render<N, V>(&self, parameters: &[(N, V)]) -> Result<Key, LockError>
+    where
+        N: AsRef<str>,
+        V: AsRef<str>,
+    {
         let mut key = KeyWriter::new(self.site, "", self.parts.len());
         for (at, part) in self.parts.iter().enumerate() {
             match *part {
@@ -72,11 +76,7 @@ impl PathTemplate {
                         Some(TemplatePart::Text(text)) => text.chars().next(),
                         _ => None,
                     };
-                    let mut values = parameters.iter().filter(|(of, _)| *of == name);
-                    let (_, value) = values.next().ok_or_else(|| missing(name))?;
-                    if values.next().is_some() {
-                        return Err(twice(name));
-                    }
+                    let value = one_value(parameters, name)?;
                     match self.types.iter().find(|(of, _)| *of == name) {
                         None => key.part(name, value, next),
                         Some((_, read)) => {
@@ -89,6 +89,18 @@ impl PathTemplate {
         }
         key.finish()
     }
+}
+
+fn one_value<'a>(
+    parameters: &'a [(impl AsRef<str>, impl AsRef<str>)],
+    name: &str,
+) -> Result<&'a str, LockError> {
+    let mut values = parameters.iter().filter(|(of, _)| of.as_ref() == name);
+    let (_, value) = values.next().ok_or_else(|| missing(name))?;
+    if values.next().is_some() {
+        return Err(twice(name));
+    }
+    Ok(value.as_ref())
 }
 
 #[cold]
@@ -162,7 +174,7 @@ mod tests {
         let render = |id| template.render(&[("id", id), ("tenant", "t:1")]);
         assert_eq!(render("7").unwrap().as_str(), "<order>:t%3A1:7");
         assert_eq!(render("").unwrap_err().kind(), ErrorKind::InvalidKey);
-        let error = template.render(&[]).unwrap_err();
+        let error = template.render::<&str, &str>(&[]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("no parameter `tenant`"), "{error}");
     }

@@ -1,9 +1,10 @@
 //! The addresses of a cluster, and streams to them.
 
+use tokio::io::{AsyncRead, AsyncWrite};
+
 use crate::backend::address_race::connect_by_name;
 use crate::backend::tls_files::TlsFiles;
 use crate::base::error::LockError;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 

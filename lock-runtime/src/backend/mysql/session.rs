@@ -120,7 +120,7 @@ impl MysqlConnector {
 
     async fn open_at(&self, host: usize, server: &str) -> Result<MysqlSession, BackendError> {
         let refused = |error| connect_failure(server, error);
-        let conn = self.log_in(&self.database.hosts[host]).await?.map_err(refused)?;
+        let conn = self.log_in(&self.database.hosts[host], server).await?;
         let identity = MysqlSessionIdentity::default();
         // For the first statements.
         let longest = SHORTEST_PACKET;
@@ -142,14 +142,13 @@ impl MysqlConnector {
     }
 
     /// Logs in. Where the name of the host has several addresses, one without an answer is not waited for.
-    async fn log_in(&self, host: &MysqlHost) -> Result<Result<Conn, Error>, BackendError> {
+    async fn log_in(&self, host: &MysqlHost, server: &str) -> Result<Conn, BackendError> {
         let options = self.options(host).await?;
-        let by_name = (host.name.as_str(), host.port);
-        Ok(log_in_by_name(by_name, self.limits.connect / 4, |address| {
-            let addresses = address.map(|address| vec![address]);
-            Conn::new(options.clone().resolved_ips(addresses))
-        })
-        .await)
+        let connected =
+            log_in_by_name((&host.name, host.port), self.limits.connect / 4, |address| {
+                Conn::new(options.clone().resolved_ips(address.map(|address| vec![address])))
+            });
+        connected.await.map_err(|error| connect_failure(server, error))
     }
 
     async fn options(&self, host: &MysqlHost) -> Result<OptsBuilder, BackendError> {

@@ -176,7 +176,9 @@ impl Connector {
             Some(Host::Tcp(host)) if config.get_hostaddrs().is_empty() => {
                 log_in_by_name((host, port), self.limits.connect / 4, async |address| {
                     let mut config = config.clone();
-                    address.map(|address| config.hostaddr(address));
+                    if let Some(address) = address {
+                        config.hostaddr(address);
+                    }
                     self.log_in_at(config, on_payload).await
                 })
                 .await

@@ -51,18 +51,6 @@ pub(crate) async fn fan_out<T>(
     done
 }
 
-/// Runs all calls until the first one ends.
-pub(crate) async fn first_of<T>(mut calls: Vec<BoxedCall<'_, T>>) -> T {
-    poll_fn(|cx| {
-        let ended = calls.iter_mut().find_map(|call| match call.as_mut().poll(cx) {
-            Poll::Ready(ended) => Some(ended),
-            Poll::Pending => None,
-        });
-        ended.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

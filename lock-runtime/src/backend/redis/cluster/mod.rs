@@ -35,11 +35,12 @@ use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use self::errors::no_server;
-use self::fan_out::{BoxedCall, fan_out, first_of};
+use self::fan_out::{BoxedCall, fan_out};
 use self::router::{IfDivided, Router};
 use self::seeds::{first_map, seeds};
 use self::servers::Servers;
 use self::slot_refresh::SlotRefresh;
+use crate::backend::first_ended::first_ended;
 use crate::backend::redis::hash_slot::common_slot;
 use crate::backend::redis::keyspace::Keyspace;
 use crate::backend::redis::net::transport::Dialer;
@@ -236,7 +237,7 @@ impl Backend for Cluster {
             watches.push(Box::pin(watch_locks(server.connection(), pattern, changed)));
         }
         tokio::select! {
-            watched = first_of(watches) => watched,
+            watched = first_ended(&mut watches) => watched,
             // All of them begin again, with one for a master that has joined.
             _ = masters.changed() => {
                 Err(no_server("a master of the Redis Cluster has joined or left".to_owned()))
