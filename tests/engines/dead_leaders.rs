@@ -37,6 +37,19 @@ pub(crate) async fn of_zookeeper(ensemble: &ZooKeeperEnsemble, times: usize) {
     die(&ensemble.url_of("/death"), times, || ensemble.leader(), kill, restart).await;
 }
 
+/// Opens several pools at once while a server is frozen. Only one that waits for the frozen server needs the whole of
+/// `connect_timeout`.
+pub(crate) async fn opens_in_time(url: &str) {
+    let mut opening = JoinSet::new();
+    for _ in 0..8 {
+        let builder = LockPool::builder(url).connect_timeout(2 * DEADLINE);
+        opening.spawn(async move { within(DEADLINE, "a pool", builder.connect()).await });
+    }
+    for pool in opening.join_all().await {
+        pool.unwrap().shutdown(DEADLINE).await;
+    }
+}
+
 /// Under load: no key is granted twice, fences grow, and grants go on soon after there is a leader again.
 async fn die<'a, S: 'a>(
     url: &str,

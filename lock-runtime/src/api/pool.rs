@@ -397,6 +397,9 @@ impl PoolBuilder {
     /// connection, and at least the request timeout; later ones have more. `?connect_timeout=10s` in a URL takes precedence for
     /// that URL. Defaults to 5 s, or the [`request_timeout`](Self::request_timeout) if that is longer.
     ///
+    /// With several servers of etcd or ZooKeeper it bounds the first connection as a whole: another server is tried beside one
+    /// that answers nothing, and one without a leader is tried again.
+    ///
     /// ```
     /// # use std::time::Duration;
     /// # use lock_runtime::{LockError, LockPool};

@@ -1,6 +1,5 @@
 //! Which of several addresses of a server is connected to.
 
-use std::future::Future;
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 use std::io;
 #[cfg(feature = "_sql")]
@@ -11,26 +10,13 @@ use std::time::Duration;
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 use tokio::net::TcpStream;
 use tokio::net::lookup_host;
-use tokio::time::sleep;
 
-use crate::backend::first_ended::first_ended;
+use crate::backend::race::{Pace, race};
 
-/// When the next attempt begins, beside the unanswered ones.
-#[derive(Clone, Copy, Debug)]
-struct Pace {
-    /// The wait for one address before the next one is tried.
-    next: Duration,
-    /// The wait for all addresses before each is tried once more.
-    again: Option<Duration>,
-}
-
+/// The next address after the Connection Attempt Delay of RFC 8305. All once more, since the first packets may have gone to a
+/// host that another one has replaced since.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
-impl Pace {
-    /// The next one after the Connection Attempt Delay of RFC 8305. All once more, since the first packets may have gone to a
-    /// host that another one has replaced since.
-    const TCP: Self =
-        Self { next: Duration::from_millis(250), again: Some(Duration::from_secs(1)) };
-}
+const TCP: Pace = Pace { next: Duration::from_millis(250), again: Some(Duration::from_secs(1)) };
 
 /// Connects to the host. Its name is resolved for each connection: it may have another address.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
@@ -41,8 +27,8 @@ pub(crate) async fn connect_by_name(host: &str, port: u16) -> io::Result<TcpStre
 /// Connects to the first of `addresses` that answers (Happy Eyeballs, RFC 8305). Dropping the future ends all attempts.
 #[cfg(any(feature = "redis", feature = "etcd", feature = "zookeeper"))]
 pub(crate) async fn connect_to_first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
-    let connected = race(&interleaved(addresses), Pace::TCP, TcpStream::connect).await;
-    connected.map_err(|error| error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
+    let connected = race(&interleaved(addresses), TCP, TcpStream::connect).await;
+    connected.map_err(|errors| preferred(errors).unwrap_or(io::ErrorKind::AddrNotAvailable.into()))
 }
 
 /// Logs in at the first address of a host that lets it. The next one is tried after `stagger`, which is several round trips
@@ -60,47 +46,16 @@ where
     let pace = Pace { next: stagger, again: None };
     match race(&interleaved(addresses), pace, |address| log_in(Some(address.ip()))).await {
         Ok(session) => Ok(session),
-        Err(Some(error)) => Err(error),
-        Err(None) => log_in(None).await,
+        Err(errors) => match preferred(errors) {
+            Some(error) => Err(error),
+            None => log_in(None).await,
+        },
     }
 }
 
-/// Returns the first success. The next address is tried after [`Pace::next`], or at once if an attempt fails. If all fail,
-/// the result is the first error: the system lists the preferred address first. It is `None` without an address.
-async fn race<T, E, F>(
-    addresses: &[SocketAddr],
-    pace: Pace,
-    attempt: impl Fn(SocketAddr) -> F,
-) -> Result<T, Option<E>>
-where
-    F: Future<Output = Result<T, E>>,
-{
-    let mut waiting = addresses.iter();
-    let mut attempts = Vec::new();
-    let mut failure = None;
-    loop {
-        if let Some(address) = waiting.next() {
-            attempts.push(Box::pin(attempt(*address)));
-        }
-        if attempts.is_empty() {
-            return Err(failure);
-        }
-        let is_last = waiting.len() == 0;
-        let pause = if is_last { pace.again } else { Some(pace.next) };
-        tokio::select! {
-            ended = first_ended(&mut attempts) => match ended {
-                Ok(success) => return Ok(success),
-                Err(error) => {
-                    failure.get_or_insert(error);
-                }
-            },
-            () = sleep(pause.unwrap_or_default()), if pause.is_some() => {
-                if is_last {
-                    waiting = addresses.iter();
-                }
-            }
-        }
-    }
+/// The first error: the system lists the preferred address first. `None` if there was no address.
+fn preferred<E>(errors: Vec<E>) -> Option<E> {
+    errors.into_iter().next()
 }
 
 /// Alternates between IPv4 and IPv6, starting with the family of the first address. The order within a family is kept.
@@ -120,72 +75,9 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
     use std::net::{Ipv4Addr, Ipv6Addr};
-    use std::sync::Mutex;
-
-    use tokio::time::Instant;
 
     use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn address(port: u16) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, port))
-    }
-
-    /// The result of a race, and when each port was tried. Port 1 never answers, port 2 refuses at once, others are reached
-    /// after four seconds.
-    async fn raced(ports: &[u16], pace: Pace) -> (Result<u16, Option<u16>>, Vec<(u16, Duration)>) {
-        #[allow(clippy::disallowed_methods)]
-        let (began, tried) = (Instant::now(), Mutex::new(Vec::new()));
-        let addresses: Vec<_> = ports.iter().copied().map(address).collect();
-        let attempt = |address: SocketAddr| {
-            tried.lock().unwrap().push((address.port(), began.elapsed()));
-            async move {
-                match address.port() {
-                    1 => pending().await,
-                    2 => Err(2),
-                    port => {
-                        sleep(4 * SECOND).await;
-                        Ok(port)
-                    }
-                }
-            }
-        };
-        let limit = 60 * SECOND;
-        let result = tokio::time::timeout(limit, race(&addresses, pace, attempt)).await;
-        (result.unwrap_or(Err(Some(1))), tried.into_inner().unwrap())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_next_address_is_tried_beside_one_without_an_answer() {
-        let pace = Pace { next: SECOND, again: None };
-        let (result, tried) = raced(&[1, 1, 3], pace).await;
-        assert_eq!(result, Ok(3));
-        assert_eq!(tried, [(1, Duration::ZERO), (1, SECOND), (3, 2 * SECOND)]);
-        // It is waited for, although the next one is tried as well.
-        let (result, tried) = raced(&[3, 4], pace).await;
-        assert_eq!((result, tried), (Ok(3), vec![(3, Duration::ZERO), (4, SECOND)]));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_next_address_is_tried_at_once_behind_a_refusal() {
-        let pace = Pace { next: SECOND, again: None };
-        let (result, tried) = raced(&[2, 3], pace).await;
-        assert_eq!((result, tried), (Ok(3), vec![(2, Duration::ZERO), (3, Duration::ZERO)]));
-        assert_eq!(raced(&[2, 2], pace).await.0, Err(Some(2)));
-        assert_eq!(raced(&[], pace).await.0, Err(None));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn addresses_without_an_answer_are_tried_again_if_the_pace_says_so() {
-        let (_, tried) = raced(&[1], Pace { next: SECOND, again: None }).await;
-        assert_eq!(tried.len(), 1);
-        let (_, tried) = raced(&[1, 1], Pace { next: SECOND, again: Some(20 * SECOND) }).await;
-        let times: Vec<_> = tried.iter().map(|(_, at)| at.as_secs()).collect();
-        assert_eq!(times, [0, 1, 21, 22, 42, 43]);
-    }
 
     #[test]
     fn address_families_alternate() {
@@ -221,7 +113,7 @@ mod tcp_tests {
             filler.set_nonblocking(true).unwrap();
             let _ = filler.connect(&address.into());
             all.push(filler);
-            if tokio::time::timeout(Pace::TCP.next, TcpStream::connect(address)).await.is_err() {
+            if tokio::time::timeout(TCP.next, TcpStream::connect(address)).await.is_err() {
                 return (address, all);
             }
         }
@@ -253,7 +145,7 @@ mod tcp_tests {
         assert_eq!(reached(vec![one, other, open]).await.unwrap(), open);
         assert_eq!(reached(vec![one, refusing, other, open]).await.unwrap(), open);
         // Silent addresses are tried until the caller gives up.
-        let alone = tokio::time::timeout(2 * Pace::TCP.next, reached(vec![one, other])).await;
+        let alone = tokio::time::timeout(2 * TCP.next, reached(vec![one, other])).await;
         assert!(alone.is_err(), "{alone:?}");
     }
 

@@ -45,6 +45,8 @@ pub(crate) mod notifier;
 mod postgres;
 #[cfg(feature = "_remote")]
 mod queue_events;
+#[cfg(feature = "_remote")]
+mod race;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "_sql")]

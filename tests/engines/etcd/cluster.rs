@@ -11,7 +11,7 @@ use lock_runtime::{ErrorKind, Key, LockPool};
 use lock_tests::prelude::*;
 use lock_tests::{EtcdServer, EtcdTrio, eventually_async};
 
-use crate::dead_leaders::goes_on;
+use crate::dead_leaders::{goes_on, opens_in_time};
 
 /// The member of the connection is frozen: another one serves, and the lock is kept. Also if it is the leader.
 #[tokio::test]
@@ -35,6 +35,17 @@ async fn a_lock_outlives_a_frozen_member() {
     }
     assert!(guard.is_held());
     guard.release().await.unwrap();
+}
+
+/// Each pool begins at a member of its own.
+#[tokio::test]
+async fn pools_open_beside_a_frozen_member_and_during_an_election() {
+    let cluster = EtcdTrio::shared().await;
+    let leader = cluster.leader().expect("a leader");
+    leader.pause();
+    opens_in_time(&cluster.url_of("/opens")).await;
+    leader.resume();
+    eventually_async(DEADLINE, "it is back", async || leader.serves()).await;
 }
 
 /// The member of the connection forwards signs of life to the leader, which is frozen. It has no answer for them for longer than the

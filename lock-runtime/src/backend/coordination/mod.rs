@@ -2,5 +2,6 @@
 
 pub(crate) mod addresses;
 pub(crate) mod cluster_url;
+pub(crate) mod first_server;
 pub(crate) mod owners;
 pub(crate) mod positions;

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::backend::backoff::Backoff;
+use crate::backend::coordination::first_server::{OpenFailure, first_to_serve};
 use crate::backend::etcd::grpc::{CallFailure, GrpcClient, GrpcDriver};
 use crate::backend::etcd::leases::Leases;
 use crate::backend::etcd::member::{Member, MemberLogin};
@@ -26,28 +27,6 @@ use crate::base::jitter;
 
 /// The least time that a new connection has for its first requests.
 const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
-
-/// Why an attempt to connect has failed.
-struct OpenFailure {
-    error: BackendError,
-    /// The member is there and has not refused the pool. It does not serve before the cluster has a leader.
-    may_serve_soon: bool,
-}
-
-impl OpenFailure {
-    /// The failure of a request to a member that is there.
-    #[cold]
-    fn of_member(error: BackendError) -> Self {
-        Self { may_serve_soon: error.kind() != FailureKind::Rejected, error }
-    }
-}
-
-impl From<BackendError> for OpenFailure {
-    #[cold]
-    fn from(error: BackendError) -> Self {
-        Self { error, may_serve_soon: false }
-    }
-}
 
 /// What ends with the pool.
 #[derive(Default)]
@@ -152,15 +131,13 @@ struct ServingMember {
 }
 
 impl MemberOpener {
-    /// Connects, logs in, and takes over all leases, within `limit` after `pause`.
+    /// Connects, logs in, and takes over all leases, within `limit`.
     async fn open(
         &self,
-        pause: Duration,
         limit: Duration,
         member: usize,
         number: u64,
     ) -> Result<ServingMember, OpenFailure> {
-        sleep(pause).await;
         let name = self.dialer.members.name(member);
         let attempt = timeout(limit, self.open_in_time(member, &name, number));
         attempt.await.unwrap_or_else(|_| Err(too_slow(&name, limit).into()))
@@ -197,7 +174,7 @@ impl MemberOpener {
                         state = MemberLogin::Unwanted;
                     }
                     Err(failure) => {
-                        return Err(OpenFailure::of_member(before_service(name, failure)));
+                        return Err(OpenFailure::of_server(before_service(name, failure)));
                     }
                 }
             }
@@ -205,7 +182,7 @@ impl MemberOpener {
             let limit = self.limit_of_take_over();
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
-            taken_over.map_err(|error| OpenFailure::of_member(at_member(name, error)))?;
+            taken_over.map_err(|error| OpenFailure::of_server(at_member(name, error)))?;
             Ok(member)
         };
         let member =
@@ -224,10 +201,17 @@ impl MemberOpener {
 impl MemberTask {
     async fn run(mut self) {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
-        let mut failed = None;
+        let mut connected = match self.open_first().await {
+            Some(Ok(connected)) => connected,
+            Some(Err(error)) => {
+                self.down(&error);
+                let Some(connected) = self.open(&mut backoff).await else { return };
+                connected
+            }
+            None => return,
+        };
+        let mut is_first = true;
         loop {
-            let is_first = failed.is_none();
-            let Some(connected) = self.open(&mut backoff, failed).await else { return };
             let ServingMember { member, driver, took } = connected;
             self.took = Some(took);
             let up_since = self.opener.clock.now();
@@ -237,53 +221,57 @@ impl MemberTask {
             }
             let Some(error) = self.serve(&member, driver).await else { return };
             member.end(error.clone());
-            self.state.send_replace(MemberState::Down(error.clone()));
-            self.events.disconnected(&error);
+            self.down(&error);
             backoff.ended(self.opener.clock.now().since(up_since));
             self.member += 1;
-            failed = Some(error);
+            let Some(next) = self.open(&mut backoff).await else { return };
+            (connected, is_first) = (next, false);
         }
     }
 
-    /// Connects to one member after the other until one serves. Requests wait for the first attempt at each of them, and for the
-    /// connect timeout if one of them [may serve soon](OpenFailure::may_serve_soon). `None` if the pool is closed.
-    async fn open(
-        &mut self,
-        backoff: &mut Backoff,
-        mut failed: Option<BackendError>,
-    ) -> Option<ServingMember> {
+    fn down(&self, error: &BackendError) {
+        self.state.send_replace(MemberState::Down(error.clone()));
+        self.events.disconnected(error);
+    }
+
+    /// Connects to the first member that serves. Requests wait for it. `None` if the pool is closed.
+    async fn open_first(&mut self) -> Option<Result<ServingMember, BackendError>> {
+        self.number += 1;
+        let MemberOpener { dialer, clock, .. } = &self.opener;
+        let members = (self.member, dialer.members.count());
+        let open = |member, limit| self.opener.open(limit, member, self.number);
+        let opened = tokio::select! {
+            opened = first_to_serve(members, dialer.limits.connect, *clock, open) => opened,
+            _ = self.wishes.recv() => return None,
+        };
+        Some(opened.map(|(member, connected)| {
+            self.member = member;
+            connected
+        }))
+    }
+
+    /// Connects to one member after the other until one serves. Requests fail meanwhile. `None` if the pool is closed.
+    async fn open(&mut self, backoff: &mut Backoff) -> Option<ServingMember> {
         let members = self.opener.dialer.members.count();
-        let (began, connect) = (self.opener.clock.now(), self.opener.dialer.limits.connect);
-        let (mut tried, mut may_serve_soon) = (0, false);
-        let mut pause = if failed.is_some() { backoff.next() } else { Duration::ZERO };
+        let (mut tried, mut pause) = (0, backoff.next());
         loop {
             self.number += 1;
-            let (member, mut limit) = (self.member % members, self.attempt_limit(tried));
-            if may_serve_soon && failed.is_none() {
-                let left = connect.saturating_sub(self.opener.clock.now().since(began));
-                limit = limit.min(left.max(SHORTEST_TAKE_OVER));
-            }
+            let (member, limit) = (self.member % members, self.attempt_limit(tried));
+            let attempt = async {
+                sleep(pause).await;
+                self.opener.open(limit, member, self.number).await
+            };
             let outcome = tokio::select! {
-                outcome = self.opener.open(pause, limit, member, self.number) => outcome,
+                outcome = attempt => outcome,
                 _ = self.wishes.recv() => return None,
             };
-            pause = Duration::ZERO;
-            let OpenFailure { error, may_serve_soon: is_there } = match outcome {
+            match outcome {
                 Ok(connected) => return Some(connected),
-                Err(failure) => failure,
-            };
+                Err(failure) => self.down(&failure.error),
+            }
             self.member += 1;
             tried += 1;
-            may_serve_soon |= is_there;
-            let is_awaited = may_serve_soon && self.opener.clock.now().since(began) < connect;
-            if failed.is_some() || (tried >= members && !is_awaited) {
-                self.state.send_replace(MemberState::Down(error.clone()));
-                self.events.disconnected(&error);
-                failed = Some(error);
-            }
-            if tried % members == 0 {
-                pause = backoff.next();
-            }
+            pause = if tried % members == 0 { backoff.next() } else { Duration::ZERO };
         }
     }
 

@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use crate::backend::backoff::Backoff;
 use crate::backend::coordination::addresses::ServerStream;
+use crate::backend::coordination::first_server::first_to_serve;
 use crate::backend::zookeeper::open_exchange::{OpenExchange, SignsOfLife};
 use crate::backend::zookeeper::protocol::answer::{AnswerHeader, NodeEvent};
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
@@ -66,8 +67,6 @@ enum TakenUp {
     Expired,
     /// The session would end earlier than was agreed to, also for locks that are held.
     Shortened(BackendError),
-    /// A session that was never open cannot have expired.
-    Malformed,
 }
 
 impl SessionTask {
@@ -130,8 +129,8 @@ impl SessionTask {
         OpenSession { id: self.identity.id, incarnation, timeout: self.timeout, server }
     }
 
-    /// Connects to one server after the other until the session is open. Requests wait for the first attempt at each server,
-    /// and fail at once after it. `None` if the pool is closed.
+    /// Connects until the session is open: a new one at the first server that serves, one that goes on at one server after the
+    /// other. Requests wait for the first attempt, and fail at once after it. `None` if the pool is closed.
     async fn open(
         &mut self,
         backoff: &mut Backoff,
@@ -148,18 +147,20 @@ impl SessionTask {
                 // later transactions, before they look for the session.
                 self.identity.last_zxid = 0;
             }
+            let is_new = self.identity.is_new();
             let attempt = open_after(
                 pause,
                 self.dialer.clone(),
+                self.clock,
                 self.server % servers,
                 self.identity.clone(),
-                if self.identity.id == 0 { self.asked } else { self.timeout },
+                if is_new { self.asked } else { self.timeout },
                 self.attempt_limit(),
             );
             let offered = self.failing_requests(failed.as_ref(), attempt).await?;
             pause = Duration::ZERO;
             let error = match offered {
-                Ok((mut stream, offer)) => match self.take_up(offer) {
+                Ok((server, (mut stream, offer))) => match self.take_up(server, offer) {
                     TakenUp::Open => return Some(stream),
                     TakenUp::Expired => continue,
                     TakenUp::Shortened(_) if shortened + 1 >= servers => {
@@ -172,30 +173,27 @@ impl SessionTask {
                         shortened += 1;
                         error
                     }
-                    TakenUp::Malformed => malformed().before_sending(),
                 },
                 Err(error) => error,
             };
+            self.state.send_replace(SessionState::Down(error.clone()));
+            self.sink.disconnected(self.number, &error);
+            failed = Some(error);
             self.server += 1;
             tried += 1;
-            if failed.is_some() || tried >= servers {
-                self.state.send_replace(SessionState::Down(error.clone()));
-                self.sink.disconnected(self.number, &error);
-                failed = Some(error);
-            }
-            if tried % servers == 0 {
+            if is_new || tried % servers == 0 {
                 pause = backoff.next();
             }
         }
     }
 
-    fn take_up(&mut self, offer: SessionOffer) -> TakenUp {
-        let goes_on = self.identity.id != 0;
+    fn take_up(&mut self, server: usize, offer: SessionOffer) -> TakenUp {
+        self.server = server;
         match offer {
             SessionOffer::Open { id, timeout, .. }
                 if id == self.identity.id && timeout < self.timeout =>
             {
-                let name = self.dialer.servers.name(self.server % self.dialer.servers.count());
+                let name = self.dialer.servers.name(server);
                 TakenUp::Shortened(session_shortened(&name, self.timeout, timeout))
             }
             SessionOffer::Open { id, password, timeout } => {
@@ -206,11 +204,10 @@ impl SessionTask {
                 self.identity = SessionIdentity { id, password, last_zxid };
                 TakenUp::Open
             }
-            SessionOffer::Expired if goes_on => {
+            SessionOffer::Expired => {
                 self.expire();
                 TakenUp::Expired
             }
-            SessionOffer::Expired => TakenUp::Malformed,
         }
     }
 
@@ -226,7 +223,7 @@ impl SessionTask {
     fn attempt_limit(&self) -> Duration {
         const SHORTEST: Duration = Duration::from_millis(500);
         let limit = self.dialer.limits.connect;
-        if self.identity.id == 0 { limit } else { limit.min((self.timeout / 3).max(SHORTEST)) }
+        if self.identity.is_new() { limit } else { limit.min((self.timeout / 3).max(SHORTEST)) }
     }
 
     /// The outcome of `attempt`. Requests that come meanwhile fail with `error`. `None` if the pool is closed.
@@ -367,18 +364,30 @@ impl SessionTask {
     }
 }
 
+/// The server's position, its connection, and its offer.
+type Offered = (usize, (Box<dyn ServerStream>, SessionOffer));
+
 async fn open_after(
     pause: Duration,
     dialer: Arc<EnsembleDialer>,
+    clock: Clock,
     server: usize,
     identity: SessionIdentity,
     asked: Duration,
     limit: Duration,
-) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
+) -> Result<Offered, BackendError> {
     if !pause.is_zero() {
         sleep(pause).await;
     }
-    dialer.open(server, &identity, asked, limit).await.map_err(|error| {
+    let open = |server, limit| dialer.open(server, &identity, asked, limit);
+    let opened = if identity.is_new() {
+        // A session that another server has opened meanwhile ends by its timeout, and has no nodes.
+        first_to_serve((server, dialer.servers.count()), limit, clock, open).await
+    } else {
+        // At one server at a time: the session moves to the last one that is asked.
+        open(server, limit).await.map(|offered| (server, offered)).map_err(|failure| failure.error)
+    };
+    opened.map_err(|error| {
         // Nothing was sent that could have been applied.
         if error.kind() == FailureKind::MaybeApplied { error.before_sending() } else { error }
     })

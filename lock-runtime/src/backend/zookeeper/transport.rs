@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::backend::coordination::addresses::{ServerAddresses, ServerStream};
+use crate::backend::coordination::first_server::OpenFailure;
 use crate::backend::credentials::Provider;
 use crate::backend::zookeeper::protocol::handshake::{SessionIdentity, SessionOffer};
 use crate::backend::zookeeper::protocol::jute::MalformedRecord;
@@ -49,11 +50,12 @@ impl EnsembleDialer {
         identity: &SessionIdentity,
         asked: Duration,
         limit: Duration,
-    ) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
+    ) -> Result<(Box<dyn ServerStream>, SessionOffer), OpenFailure> {
         let name = self.servers.name(server);
         let opened = timeout(limit, self.open_in_time(server, &name, identity, asked)).await;
         opened.unwrap_or_else(|_| {
-            Err(unreachable(&name, &format!("it has not opened a session within {limit:?}")))
+            let why = format!("it has not opened a session within {limit:?}");
+            Err(unreachable(&name, &why).into())
         })
     }
 
@@ -63,14 +65,20 @@ impl EnsembleDialer {
         name: &str,
         identity: &SessionIdentity,
         asked: Duration,
-    ) -> Result<(Box<dyn ServerStream>, SessionOffer), BackendError> {
+    ) -> Result<(Box<dyn ServerStream>, SessionOffer), OpenFailure> {
         let login = self.login().await?;
         let failed = |error: std::io::Error| unreachable(name, &why(&error));
         let mut stream = self.servers.connect(server).await.map_err(failed)?;
-        stream.write_all(&identity.frame(asked)).await.map_err(failed)?;
-        let frame = read_frame(&mut stream).await.map_err(failed)?;
+        // A server without a leader ends the connection here.
+        let refused = |error| OpenFailure::of_server(failed(error));
+        stream.write_all(&identity.frame(asked)).await.map_err(refused)?;
+        let frame = read_frame(&mut stream).await.map_err(refused)?;
         let offer =
             SessionOffer::read(&frame).map_err(|MalformedRecord| malformed().before_sending())?;
+        if identity.is_new() && matches!(offer, SessionOffer::Expired) {
+            // A session that was never open cannot have expired.
+            return Err(malformed().before_sending().into());
+        }
         if let (Some(user_and_password), SessionOffer::Open { .. }) = (login, &offer) {
             stream.write_all(&self::login(&user_and_password)).await.map_err(failed)?;
         }
@@ -80,7 +88,8 @@ impl EnsembleDialer {
     /// The shortest timeout of a session at `server`: that of one which asks for less, and is ended at once.
     pub(crate) async fn shortest_session(&self, server: usize) -> Result<Duration, BackendError> {
         let (identity, asked) = (SessionIdentity::default(), Duration::from_millis(1));
-        let (mut stream, offer) = self.open(server, &identity, asked, self.limits.connect).await?;
+        let opened = self.open(server, &identity, asked, self.limits.connect).await;
+        let (mut stream, offer) = opened.map_err(|failure| failure.error)?;
         let SessionOffer::Open { timeout, .. } = offer else {
             return Err(malformed().before_sending());
         };

@@ -15,12 +15,16 @@ pub(crate) struct SessionIdentity {
 }
 
 impl SessionIdentity {
+    pub(crate) fn is_new(&self) -> bool {
+        self.id == 0
+    }
+
     /// The frame that asks for a session that the server keeps for `timeout` after each sign of life.
     pub(crate) fn frame(&self, timeout: Duration) -> Vec<u8> {
         const VERSION: i32 = 0;
         const NO_PASSWORD: [u8; 16] = [0; 16];
         let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        let password = if self.id == 0 { &NO_PASSWORD[..] } else { &self.password };
+        let password = if self.is_new() { &NO_PASSWORD[..] } else { &self.password };
         let mut writer = JuteWriter::new();
         writer.int(VERSION).long(self.last_zxid).int(timeout).long(self.id).buffer(password);
         // No connection to a server without a quorum.

@@ -1,0 +1,74 @@
+//! The first connection of a pool to a cluster: at whichever server serves.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::backend::backoff::Backoff;
+use crate::backend::race::{Pace, race};
+use crate::backend::{BackendError, FailureKind};
+use crate::base::clock::Clock;
+
+/// Why an attempt to connect has failed.
+pub(crate) struct OpenFailure {
+    pub(crate) error: BackendError,
+    /// The server is there and has not refused the pool. It does not serve before the cluster has a leader.
+    pub(crate) may_serve_soon: bool,
+}
+
+impl OpenFailure {
+    /// The failure of a request to a server that is there.
+    #[cold]
+    pub(crate) fn of_server(error: BackendError) -> Self {
+        Self { may_serve_soon: error.kind() != FailureKind::Rejected, error }
+    }
+}
+
+impl From<BackendError> for OpenFailure {
+    #[cold]
+    fn from(error: BackendError) -> Self {
+        Self { error, may_serve_soon: false }
+    }
+}
+
+/// Connects to one of `count` servers, `first` before the others. The next one is tried beside a server that answers nothing.
+/// One that [may serve soon](OpenFailure::may_serve_soon) is tried again, until `limit` has passed.
+///
+/// Returns the server's position too. `open` gets it with the time that is left. Dropping the future ends all attempts.
+///
+/// # Errors
+/// The last one, when no server is left that could be tried.
+pub(crate) async fn first_to_serve<T, F>(
+    (first, count): (usize, usize),
+    limit: Duration,
+    clock: Clock,
+    open: impl Fn(usize, Duration) -> F,
+) -> Result<(usize, T), BackendError>
+where
+    F: Future<Output = Result<T, OpenFailure>>,
+{
+    /// Of the limit.
+    const STAGGER: u32 = 8;
+    let began = clock.now();
+    let until_it_serves = async |server| {
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        loop {
+            let left = limit.saturating_sub(clock.now().since(began));
+            let failure = match open(server, left).await {
+                Ok(opened) => return Ok((server, opened)),
+                Err(failure) => failure,
+            };
+            let pause = backoff.next();
+            if !failure.may_serve_soon || clock.now().since(began) + pause >= limit {
+                return Err(failure.error);
+            }
+            sleep(pause).await;
+        }
+    };
+    let order: Vec<_> = (first..first + count).map(|server| server % count).collect();
+    let pace = Pace { next: limit / STAGGER, again: None };
+    race(&order, pace, until_it_serves).await.map_err(|mut errors| {
+        let last = errors.pop();
+        last.unwrap_or_else(|| BackendError::new(FailureKind::NotApplied, "there is no server"))
+    })
+}
