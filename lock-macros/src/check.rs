@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt;
-use syn::{Expr, LitStr, Meta};
+use syn::{Expr, Lit, LitStr, Meta};
 
 use crate::args::Args;
 use crate::diagnostics::{Errors, Fault, closest, listed};
@@ -74,12 +75,59 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
         );
         errors.push(proc_macro2::Span::call_site(), message);
     }
+    if let Some(Keys::Computed(expression)) = &args.keys {
+        placeholders_in_code(expression.to_token_stream(), params, errors);
+    }
     for source in args.keys.as_ref().map(Keys::sources).into_iter().flatten() {
-        if let Source::Template(literal, template) = source {
-            placeholders(literal, template, params, errors);
-            braces(literal, template, params, errors);
-            foreign_placeholders(literal, template, params, errors);
+        match source {
+            Source::Template(literal, template) => {
+                placeholders(literal, template, params, errors);
+                braces(literal, template, params, errors);
+                foreign_placeholders(literal, template, params, errors);
+                reserved(literal, errors);
+            }
+            Source::Expression(expression) => {
+                placeholders_in_code(expression.to_token_stream(), params, errors);
+            }
         }
+    }
+}
+
+/// In an expression, as in `concat!("order:", "<id>")`, a placeholder is text, and all ids would share one key.
+fn placeholders_in_code(expression: TokenStream, params: &Params, errors: &mut Errors) {
+    for token in expression {
+        let literal = match token {
+            TokenTree::Group(group) => {
+                placeholders_in_code(group.stream(), params, errors);
+                continue;
+            }
+            TokenTree::Literal(literal) => Lit::new(literal),
+            TokenTree::Ident(_) | TokenTree::Punct(_) => continue,
+        };
+        let Lit::Str(literal) = literal else { continue };
+        let text = literal.value();
+        let Ok(template) = Template::scan(&text) else { continue };
+        for slot in template.slots().filter(|slot| params.find(&slot.root.text).is_some()) {
+            let placeholder = format!("<{}>", slot.source);
+            let at = text.find(&placeholder).unwrap_or_default();
+            let range = at..at + placeholder.len();
+            let fault =
+                Fault::new(range, format!("`{placeholder}` is literal text in an expression"));
+            let help = "write the key as one string literal, or build its text by `format!`";
+            errors.push_fault(&literal, &fault.help(help));
+        }
+    }
+}
+
+/// Names beside the locks are refused at run time too.
+fn reserved(literal: &LitStr, errors: &mut Errors) {
+    const RESERVED: &str = "lock_runtime:";
+    if let Some(at) = literal.value().find(RESERVED) {
+        let fault = Fault::new(at..at + RESERVED.len(), format!("no key contains `{RESERVED}`"));
+        errors.push_fault(
+            literal,
+            &fault.help("names like that are those of what is kept beside the locks"),
+        );
     }
 }
 

@@ -28,9 +28,10 @@
 //! Each token here is compiled once per annotated function: what has no type of the user is a call into the runtime.
 //! No generated name is in scope in the body, where a language server would offer it.
 
-use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
+use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::Expr;
+use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 
 use crate::args::Args;
@@ -38,7 +39,7 @@ use crate::item::{Function, nameable};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
 use crate::paths::{Runtime, located};
-use crate::value::{Count, Pool, Renew, Time, Wait};
+use crate::value::{Count, Keys, Pool, Renew, Source, Time, Wait};
 
 pub(crate) fn expand(args: &Args, function: &Function, params: &Params) -> TokenStream {
     let expansion = Expansion {
@@ -64,7 +65,7 @@ impl Expansion<'_> {
     fn body(&self) -> TokenStream {
         let (inner_attributes, statements) = self.function.body();
         let span = self.span;
-        let body = self.locked(self.function.with_used(statements, &self.key_roots()));
+        let body = self.locked(self.function.with_used(statements, || self.used_names()));
         let failed = match (&self.args.guard, &self.args.on_conflict) {
             (Some(guard), _) => self.run_with_guard(guard, &body),
             (None, Some(OnConflict::Fallback(_))) => self.run_or_fall_back(&body),
@@ -168,6 +169,28 @@ impl Expansion<'_> {
                 __call
             }
         }
+    }
+
+    /// The names that the attribute uses: the parameters in the templates, and all names in expressions.
+    fn used_names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        let keys = self.args.keys.as_ref();
+        let mut expressions = TokenStream::new();
+        if let Some(Keys::Computed(expression)) = keys {
+            expression.to_tokens(&mut expressions);
+        }
+        for source in keys.map(Keys::sources).into_iter().flatten() {
+            match source {
+                Source::Template(_, template) => {
+                    names.extend(template.slots().map(|slot| slot.root.text.clone()));
+                }
+                Source::Expression(expression) => expression.to_tokens(&mut expressions),
+            }
+        }
+        expressions.extend(self.settings());
+        self.args.when.to_tokens(&mut expressions);
+        idents(expressions, &mut names);
+        names
     }
 
     /// The settings that are evaluated for each call.
@@ -274,6 +297,17 @@ impl Expansion<'_> {
         let span = located(self.function.output_span());
         let runtime = self.runtime.at(span);
         quote_spanned!(span=> #runtime::FromLockError::from_lock_error(__error))
+    }
+}
+
+/// All identifiers, at any depth.
+fn idents(tokens: TokenStream, names: &mut Vec<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => idents(group.stream(), names),
+            TokenTree::Ident(ident) => names.push(ident.unraw().to_string()),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
     }
 }
 

@@ -81,23 +81,27 @@ impl Function {
     /// let id = id;
     /// ```
     ///
-    /// Output. Without the second line, rustc would report a binding as unused that only the key uses:
+    /// Output. Without the second line, rustc would report a binding as unused that only the attribute uses:
     ///
     /// ```ignore
     /// let id = id;
     /// let _ = &id;
     /// ```
-    pub(crate) fn with_used(&self, statements: TokenStream, names: &[&str]) -> TokenStream {
+    pub(crate) fn with_used(
+        &self,
+        statements: TokenStream,
+        names: impl FnOnce() -> Vec<String>,
+    ) -> TokenStream {
         if !matches!(self.shape, Shape::Boxed { .. }) {
             return statements;
         }
+        let names = names();
         let tokens: Vec<TokenTree> = statements.into_iter().collect();
         let mut output = TokenStream::new();
         for (at, token) in tokens.iter().enumerate() {
             output.append(token.clone());
             let rebound = rebinding(&tokens[..=at]);
-            if let Some(name) =
-                rebound.filter(|name| names.iter().any(|used| name.unraw() == *used))
+            if let Some(name) = rebound.filter(|name| names.iter().any(|used| name.unraw() == used))
             {
                 let span = located(name.span());
                 output.extend(quote_spanned!(span=> let _ = &#name;));
@@ -164,8 +168,12 @@ impl AsyncBlock {
         matches.then(|| Self { keywords: tokens.into_iter().collect(), braces })
     }
 
+    /// The block moves what it uses. The user's one may use nothing, and the key does.
     fn with_body(&self, body: TokenStream) -> TokenStream {
         let mut block = self.keywords.clone();
+        if !mentions(block.clone(), "move") {
+            block.append(Ident::new("move", self.braces.span_open()));
+        }
         block.append(regroup(&self.braces, body));
         block
     }

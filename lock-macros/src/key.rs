@@ -11,20 +11,6 @@ use crate::template::{Access, Part, Slot, Template};
 use crate::value::{Keys, Source};
 
 impl Expansion<'_> {
-    /// The parameters in the key.
-    pub(crate) fn key_roots(&self) -> Vec<&str> {
-        let sources = match &self.args.keys {
-            Some(Keys::One(source)) => std::slice::from_ref(source),
-            Some(Keys::All(sources)) => sources,
-            Some(Keys::Computed(_)) | None => &[],
-        };
-        let templates = sources.iter().filter_map(|source| match source {
-            Source::Template(_, template) => Some(template),
-            Source::Expression(_) => None,
-        });
-        templates.flat_map(Template::slots).map(|slot| slot.root.text.as_str()).collect()
-    }
-
     /// The call, with its keys.
     pub(crate) fn keyed(&self) -> TokenStream {
         let span = self.span;

@@ -496,7 +496,7 @@ mod cluster {
             works(&pool).await;
         }
         // The holder of a lock that moves with its slot.
-        let guard = pool.lock(KEY).ttl(ms(1_500)).acquire().await.unwrap();
+        let guard = pool.lock(KEY).ttl(ms(6_000)).acquire().await.unwrap();
         set_slot(&["MIGRATING", &theirs]);
         for change in ["NODE", "IMPORTING"] {
             assert_eq!(other.cli(&["CLUSTER", "SETSLOT", &slot, change, &ours]), "OK");
@@ -506,7 +506,7 @@ mod cluster {
             ["MIGRATE", "127.0.0.1", &port, "", "0", "3000", "AUTH", CANARY, "KEYS", &lock];
         eventually_async(ms(10_000), "the other takes it", async || node.cli(&migrate) == "OK")
             .await;
-        let lost = within(ms(5_000), guard.lost()).await;
+        let lost = within(ms(20_000), guard.lost()).await;
         let expected = ExpectedError { kind: ErrorKind::Lost, ..ExpectedError::by("elsewhere") };
         expected.check("a held lock has moved", &lost, &["renewal"]);
         let refused = |line: &str| line.contains("not renewed yet") && line.contains("ASK ");

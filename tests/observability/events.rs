@@ -77,6 +77,30 @@ async fn a_wait_is_traced() {
     assert!((300..20_000).contains(&acquired.number("waited_ms")), "{acquired:?}");
 }
 
+/// The first answer of the store reports the holder, and the second one is the grant.
+#[tokio::test]
+async fn a_wait_that_ends_with_the_release_of_another_process_is_traced() {
+    let server = RedisServer::start();
+    let pool = installed("queued", &server).await;
+    let other = LockPool::connect(&server.url()).await.unwrap();
+    let held = other.lock("order:7").acquire().await.unwrap();
+    let waiter = tokio::spawn(async move {
+        let guard = pool.lock("order:7").wait(DEADLINE).acquire().await.unwrap();
+        guard.release().await.unwrap();
+        pool.lock("order:8").wait(Duration::ZERO).acquire().await.unwrap_err()
+    });
+    let traced = Traced::of("queued").await_event("contended").await;
+    assert_eq!(traced.all("acquired").len(), 0);
+    let also_held = other.lock("order:8").acquire().await.unwrap();
+    held.release().await.unwrap();
+    assert!(waiter.await.unwrap().is_conflict());
+    let traced = traced.await_event("conflict").await;
+    traced.one("acquired");
+    // The single try too.
+    assert_eq!(traced.all("contended").len(), 2);
+    drop(also_held);
+}
+
 /// No lock is held, and none is requested.
 #[tokio::test]
 async fn the_store_of_an_idle_pool_is_reported_lost_and_back() {

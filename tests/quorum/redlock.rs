@@ -756,13 +756,17 @@ async fn r11_a_request_that_arrives_twice_counts_once() {
     let mut claim = claim(LONG, true);
     let fence = served(&store, &mut claim).await;
     assert_eq!(served(&store, &mut claim).await, fence, "the same fence to the same owner");
-    let proposal = sent.lock().unwrap().last().unwrap().clone();
-    let accepted = quorum[0].cli(&["ZSCORE", "lock_runtime:ballots", "k"]);
     until_held_by_all(&quorum).await;
+    let number = || quorum[0].cli(&["ZSCORE", "lock_runtime:ballots", "k"]);
+    let last = || sent.lock().unwrap().last().unwrap().clone();
+    eventually(DEADLINE, "the node has accepted the last one", || {
+        last().contains(&number().into_bytes())
+    });
+    let (proposal, accepted) = (last(), number());
     let vote = quorum[0].cli(&["GET", "k"]);
     assert_eq!(quorum[0].cli(&proposal), "1", "granted again");
     assert_eq!(quorum[0].cli(&["GET", "k"]), vote);
-    assert_eq!(quorum[0].cli(&["ZSCORE", "lock_runtime:ballots", "k"]), accepted);
+    assert_eq!(number(), accepted);
     end(&store, claim).await;
     until_free(&quorum).await;
     // And a third time, after it was released: it is over.

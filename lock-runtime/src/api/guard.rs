@@ -184,9 +184,7 @@ impl LockGuard {
         if is_held && !lease.is_transferred() {
             return Ok(());
         }
-        if lease.lose(Loss::Taken) {
-            lease.report_loss(Loss::Taken);
-        }
+        lease.lose(Loss::Taken);
         Err(self.loss_error(Loss::Taken))
     }
 

@@ -372,6 +372,8 @@ impl Lease {
                 if self.has_holder {
                     self.spec.metrics.record(Measurement::Lost(loss));
                 }
+                // Before the holder learns of it, and releases.
+                self.report_loss(loss);
                 listeners.wake();
                 true
             }
@@ -404,15 +406,15 @@ impl Lease {
         is_new
     }
 
-    /// Ends validity because its time is over. Returns the loss if this call ended it.
-    pub(crate) fn expire(&self, now: Instant) -> Option<Loss> {
+    /// Ends validity because its time is over. Returns whether this call did.
+    pub(crate) fn expire(&self, now: Instant) -> bool {
         let cancel_margin = self.cancel_margin;
         let loss = match (self.limit, self.renew_every) {
             (Some(limit), _) if now + cancel_margin >= limit => Loss::MaxHold,
             (_, None) => Loss::TtlOver,
             _ => Loss::Expired,
         };
-        self.lose(loss).then_some(loss)
+        self.lose(loss)
     }
 
     /// When to call [`poll_renewal`](Self::poll_renewal) next; `None` if never again.

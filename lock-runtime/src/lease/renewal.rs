@@ -140,10 +140,7 @@ impl RenewalScheduler {
                         .add(lease.clone(), time_limit);
                 }
                 RenewalAction::Wait(due) => self.insert(lease, due),
-                RenewalAction::Lost(loss) => {
-                    lease.report_loss(loss);
-                    end_without_holder(config, lease);
-                }
+                RenewalAction::Lost => end_without_holder(config, lease),
                 // The caller gets an error at its next poll.
                 RenewalAction::OfferExpired => (config.end_hold)(lease),
                 RenewalAction::Over => {}
@@ -232,15 +229,16 @@ impl RenewalScheduler {
                 }
                 Ok(LeaseStatus::NotHeld) => {
                     lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
-                    if lease.lose(Loss::Taken) {
-                        lease.report_loss(Loss::Taken);
-                    }
+                    lease.lose(Loss::Taken);
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
                     end_without_holder(config, &lease);
                 }
                 Err(error) => {
-                    events::not_renewed(lease.origin(), lease.valid_for(), &error);
+                    // The hold may have ended meanwhile, and has nothing to lose.
+                    if lease.is_held() {
+                        events::not_renewed(lease.origin(), lease.valid_for(), &error);
+                    }
                     lease.on_renewal_failed(now, error);
                 }
             }

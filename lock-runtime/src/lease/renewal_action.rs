@@ -1,7 +1,6 @@
 //! What the renewals of a pool have to do for a lease.
 
 use crate::base::clock::Instant;
-use crate::base::loss::Loss;
 
 /// What a lease needs now.
 #[derive(Debug)]
@@ -15,7 +14,7 @@ pub(crate) enum RenewalAction {
     /// Nothing before this moment.
     Wait(Instant),
     /// The lease is lost by this call.
-    Lost(Loss),
+    Lost,
     /// The caller has not picked the grant up in time, and cannot any more. The lease is to be released.
     OfferExpired,
     /// No further renewal.

@@ -10,13 +10,16 @@ use crate::base::process::Process;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::lease::lease::Lease;
 
-/// Whether a pool accepts new acquires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How far a pool is on its way to its end. Phases are entered in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PoolPhase {
     Open,
     /// No new acquires. Holders may finish.
     Draining,
+    /// All leases are released or given up.
     Closed,
+    /// The store is closed too, and the events are delivered.
+    Ended,
 }
 
 /// Tracks live leases and work in flight, for a shutdown that waits for them.
@@ -75,7 +78,7 @@ impl LeaseTracker {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        *self.phase.borrow() == PoolPhase::Closed
+        *self.phase.borrow() >= PoolPhase::Closed
     }
 
     /// Counts an acquire, or returns `None` if the pool accepts no more.
@@ -145,7 +148,7 @@ impl LeaseTracker {
             self.is_open.store(false, Ordering::Release);
         }
         self.phase.send_if_modified(|now| {
-            let is_later = *now != phase && *now != PoolPhase::Closed;
+            let is_later = phase > *now;
             if is_later {
                 *now = phase;
             }
@@ -155,12 +158,21 @@ impl LeaseTracker {
 
     /// Resolves when the pool accepts no more acquires.
     pub(crate) async fn closing(&self) {
-        let _ = self.phase.subscribe().wait_for(|phase| *phase != PoolPhase::Open).await;
+        self.reached(PoolPhase::Draining).await;
     }
 
-    /// Resolves when the pool has shut down.
+    /// Resolves when the pool has no leases any more, and takes none.
     pub(crate) async fn closed(&self) {
-        let _ = self.phase.subscribe().wait_for(|phase| *phase == PoolPhase::Closed).await;
+        self.reached(PoolPhase::Closed).await;
+    }
+
+    /// Resolves when the shutdown of the pool is over.
+    pub(crate) async fn ended(&self) {
+        self.reached(PoolPhase::Ended).await;
+    }
+
+    async fn reached(&self, phase: PoolPhase) {
+        let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
     }
 
     /// Resolves when there is no lease, and no work in flight.
@@ -287,6 +299,10 @@ mod tests {
         assert!(!tracker.advance(PoolPhase::Draining));
         assert!(!tracker.advance(PoolPhase::Closed));
         assert!(tracker.is_closed() && is_over(tracker.closing()) && is_over(tracker.closed()));
+        assert!(ends_by(tracker.ended(), || {
+            assert!(tracker.advance(PoolPhase::Ended));
+        }));
+        assert!(!tracker.advance(PoolPhase::Closed) && tracker.is_closed());
     }
 
     #[test]

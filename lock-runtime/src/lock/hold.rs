@@ -55,10 +55,8 @@ impl LeaseOwner for PoolCore {
 /// Records that the time of `lease` is over, if it is. After a suspend of the machine, on a blocked thread, or within the moment
 /// that the driver needs, nothing may have noticed it.
 pub(crate) fn note_end(core: &PoolCore, lease: &Lease) {
-    if lease.is_overdue()
-        && let Some(loss) = lease.expire(core.clock().now())
-    {
-        lease.report_loss(loss);
+    if lease.is_overdue() {
+        lease.expire(core.clock().now());
     }
 }
 

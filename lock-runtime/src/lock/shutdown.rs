@@ -33,16 +33,14 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     });
     if !core.tracker.advance(PoolPhase::Draining) {
         // Another call is at work.
-        core.tracker.closed().await;
+        core.tracker.ended().await;
         return ShutdownReport::default();
     }
     core.queue.close();
     linger::end_all(&core);
     if !idle_in_grace(&core).await {
         for lease in core.tracker.leases() {
-            if lease.lose(Loss::PoolClosed) {
-                lease.report_loss(Loss::PoolClosed);
-            }
+            lease.lose(Loss::PoolClosed);
         }
         // Cancelled bodies end at their next await, and release. The leases of the others are released here.
         let cancel_time = request_timeout.min(Duration::from_millis(500));
@@ -57,6 +55,7 @@ pub(crate) async fn shut_down(core: Arc<PoolCore>, grace: Duration) -> ShutdownR
     let _ = timeout(request_timeout, core.backend().close()).await;
     // A program that ends now would lose them.
     event_thread::flushed(request_timeout / 2).await;
+    core.tracker.advance(PoolPhase::Ended);
     ShutdownReport {
         released: after.released - before.released,
         // Releases that are still retried count as abandoned.

@@ -1,12 +1,17 @@
-//! A parameter that only the key uses is not unused, also behind the bindings that `async_trait` adds.
+//! A parameter that only the attribute uses is not unused, also behind the bindings that `async_trait` adds.
 
 #![deny(warnings, clippy::pedantic)]
+#![allow(dead_code)]
 
-use lock_runtime::{LockError, distributed_lock};
+use std::time::Duration;
+
+use lock_runtime::{LockError, LockPool, distributed_lock};
 
 #[async_trait::async_trait]
 trait Orders {
     async fn settle(&self, id: u64, r#type: &str) -> Result<(), LockError>;
+    async fn pay(&self, id: u64, ttl: Duration, live: bool) -> Result<(), LockError>;
+    async fn refund(&self, pool: &LockPool, ids: [String; 2]) -> Result<(), LockError>;
 }
 
 struct Store;
@@ -17,8 +22,19 @@ impl Orders for Store {
     async fn settle(&self, id: u64, r#type: &str) -> Result<(), LockError> {
         Ok(())
     }
+
+    #[distributed_lock(key = format!("order:{}", id), ttl = ttl, when = live)]
+    async fn pay(&self, id: u64, ttl: Duration, live: bool) -> Result<(), LockError> {
+        Ok(())
+    }
+
+    #[distributed_lock(keys = ids.clone(), pool = pool)]
+    async fn refund(&self, pool: &LockPool, ids: [String; 2]) -> Result<(), LockError> {
+        Ok(())
+    }
 }
 
 fn main() {
     drop(Store.settle(1, "a"));
+    drop(Store.pay(1, Duration::from_secs(1), true));
 }

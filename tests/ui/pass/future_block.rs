@@ -25,4 +25,10 @@ fn pinned(id: u64) -> Pin<Box<dyn Future<Output = Result<u64, LockError>> + Send
     Box::pin(async move { Ok(id) })
 }
 
+/// The body uses nothing, and the key does.
+#[distributed_lock(key = "d:<id>")]
+fn unmoved(id: String) -> impl Future<Output = Result<(), LockError>> {
+    async { Ok(()) }
+}
+
 fn main() {}

@@ -24,7 +24,7 @@ impl Lease {
         let cancel_at = self.cancel_at();
         if now >= cancel_at {
             drop(state);
-            return self.expire(now).map_or(RenewalAction::Over, RenewalAction::Lost);
+            return if self.expire(now) { RenewalAction::Lost } else { RenewalAction::Over };
         }
         if state.phase != Phase::Held {
             return RenewalAction::Wait(cancel_at);

@@ -12,6 +12,7 @@ use crate::backend::{AcquireOutcome, AcquireRequest};
 use crate::base::backend_error::{BackendError, FailureKind};
 use crate::base::clock::Instant;
 use crate::base::options::Wait;
+use crate::exec::events;
 use crate::lease::grant::Grant;
 use crate::lock::acquire::attempt::{Answer, Attempts, is_out_of_attempts};
 use crate::lock::acquire::run;
@@ -137,6 +138,7 @@ fn on_answer(
                 return grant::deliver(core, lease, waiter.reply);
             }
             Answer::Contended { expires_in, retry_after, .. } => {
+                events::contended(core.origin(&spec), expires_in);
                 (LastAnswer::Held { expires_in }, false, retry_after)
             }
             Answer::Failed { error, retry_after } => {

@@ -60,8 +60,6 @@ struct MultiKeyTask {
     wake: Arc<Notify>,
     last_answer: LastAnswer,
     failing_since: Option<Instant>,
-    /// Whether the store has reported another holder.
-    was_contended: bool,
     /// Whether the last answer ends the wait.
     is_over: bool,
     _token: InFlightToken,
@@ -148,7 +146,6 @@ pub(crate) fn spawn_multi_key(
         wake: Arc::default(),
         last_answer: LastAnswer::default(),
         failing_since: None,
-        was_contended: false,
         is_over: false,
         _token: token,
         spec,
@@ -444,9 +441,9 @@ impl MultiKeyTask {
             Answer::Granted { fences, contended } => {
                 StepOutcome::Granted { sent, fences, contended }
             }
-            Answer::Contended { expires_in, wait_mode, retry_after } => {
+            Answer::Contended { expires_in, wait_mode, retry_after, is_first } => {
                 self.failing_since = None;
-                if !std::mem::replace(&mut self.was_contended, true) {
+                if is_first {
                     events::contended(core.origin(&spec), expires_in);
                 }
                 self.record(&asked, LastAnswer::Held { expires_in });

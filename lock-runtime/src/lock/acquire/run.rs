@@ -40,8 +40,6 @@ struct AcquireTask {
     /// Notified when a request is due early.
     wake: Arc<Notify>,
     failing_since: Option<Instant>,
-    /// Whether the store has reported another holder.
-    was_contended: bool,
     _token: InFlightToken,
 }
 
@@ -100,7 +98,6 @@ fn spawn(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Opt
         attempts,
         wake,
         failing_since: None,
-        was_contended: false,
         _token: core.tracker.begin_cleanup(),
     };
     core.run(task.run(pause));
@@ -190,9 +187,9 @@ impl AcquireTask {
         let now = core.clock().now();
         match self.attempts.on_answer(policy, sent, now, limit, answers.pop()) {
             Answer::Granted { fences, contended } => Requested::Granted { fences, contended },
-            Answer::Contended { expires_in, retry_after, .. } => {
+            Answer::Contended { expires_in, retry_after, is_first, .. } => {
                 self.failing_since = None;
-                if !std::mem::replace(&mut self.was_contended, true) {
+                if is_first {
                     events::contended(core.origin(spec), expires_in);
                 }
                 core.queue.record_answer(&spec.store_keys, &LastAnswer::Held { expires_in });
