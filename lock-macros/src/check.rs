@@ -10,6 +10,7 @@ use syn::{Expr, Lit, LitStr, Meta};
 
 use crate::args::Args;
 use crate::diagnostics::{Errors, Fault, closest, listed};
+use crate::expand::idents;
 use crate::item::{Function, Shape};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
@@ -93,28 +94,46 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
     }
 }
 
-/// In an expression, as in `concat!("order:", "<id>")`, a placeholder is text, and all ids would share one key.
+/// In an expression, as in `concat!("order:", "<id>")`, a placeholder is text, and all ids would share one key. An expression
+/// that uses the parameter too may replace the text: `TEMPLATE.replace("<id>", &id)`.
 fn placeholders_in_code(expression: TokenStream, params: &Params, errors: &mut Errors) {
-    for token in expression {
-        let literal = match token {
-            TokenTree::Group(group) => {
-                placeholders_in_code(group.stream(), params, errors);
-                continue;
-            }
-            TokenTree::Literal(literal) => Lit::new(literal),
-            TokenTree::Ident(_) | TokenTree::Punct(_) => continue,
-        };
-        let Lit::Str(literal) = literal else { continue };
+    let (mut names, mut literals) = (Vec::new(), Vec::new());
+    idents(expression.clone(), &mut names);
+    strings(expression, &mut literals);
+    let is_used = |name: &String| {
+        let captured = format!("{{{name}");
+        names.contains(name) || literals.iter().any(|it| it.value().contains(&captured))
+    };
+    for literal in &literals {
         let text = literal.value();
         let Ok(template) = Template::scan(&text) else { continue };
-        for slot in template.slots().filter(|slot| params.find(&slot.root.text).is_some()) {
+        for slot in template.slots() {
+            let root = &slot.root.text;
+            if params.find(root).is_none() || is_used(root) {
+                continue;
+            }
             let placeholder = format!("<{}>", slot.source);
             let at = text.find(&placeholder).unwrap_or_default();
             let range = at..at + placeholder.len();
             let fault =
                 Fault::new(range, format!("`{placeholder}` is literal text in an expression"));
             let help = "write the key as one string literal, or build its text by `format!`";
-            errors.push_fault(&literal, &fault.help(help));
+            errors.push_fault(literal, &fault.help(help));
+        }
+    }
+}
+
+/// All string literals, at any depth.
+fn strings(tokens: TokenStream, literals: &mut Vec<LitStr>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => strings(group.stream(), literals),
+            TokenTree::Literal(literal) => {
+                if let Lit::Str(text) = Lit::new(literal) {
+                    literals.push(text);
+                }
+            }
+            TokenTree::Ident(_) | TokenTree::Punct(_) => {}
         }
     }
 }

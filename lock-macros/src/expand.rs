@@ -301,7 +301,7 @@ impl Expansion<'_> {
 }
 
 /// All identifiers, at any depth.
-fn idents(tokens: TokenStream, names: &mut Vec<String>) {
+pub(crate) fn idents(tokens: TokenStream, names: &mut Vec<String>) {
     for token in tokens {
         match token {
             TokenTree::Group(group) => idents(group.stream(), names),

@@ -367,13 +367,13 @@ impl Lease {
                 // the queue of this process.
                 let permit = state.permit.take();
                 drop(state);
+                // Before the holder learns of it, and releases.
+                self.report_loss(loss);
                 drop(permit);
                 self.on_hold_ended();
                 if self.has_holder {
                     self.spec.metrics.record(Measurement::Lost(loss));
                 }
-                // Before the holder learns of it, and releases.
-                self.report_loss(loss);
                 listeners.wake();
                 true
             }

@@ -18,4 +18,10 @@ async fn raw_string(id: u64) -> Result<(), LockError> {
     Ok(())
 }
 
+/// The text is replaced by the parameter.
+#[distributed_lock(key = "order:<id>".replace("<id>", &id.to_string()))]
+async fn replaced(id: u64) -> Result<(), LockError> {
+    Ok(())
+}
+
 fn main() {}

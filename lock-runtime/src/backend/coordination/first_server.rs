@@ -31,13 +31,14 @@ impl From<BackendError> for OpenFailure {
     }
 }
 
-/// Connects to one of `count` servers, `first` before the others. The next one is tried beside a server that answers nothing.
+/// Connects to one of `count` servers, `first` before the others. The next one is tried beside a server that answers nothing,
+/// after a part of `limit` that leaves time for all, and at most after a second.
 /// One that [may serve soon](OpenFailure::may_serve_soon) is tried again, until `limit` has passed.
 ///
 /// Returns the server's position too. `open` gets it with the time that is left. Dropping the future ends all attempts.
 ///
 /// # Errors
-/// The last one, when no server is left that could be tried.
+/// When no server is left that could be tried: a refusal, if there was one, or the last error. A frozen server fails last.
 pub(crate) async fn first_to_serve<T, F>(
     (first, count): (usize, usize),
     limit: Duration,
@@ -47,28 +48,36 @@ pub(crate) async fn first_to_serve<T, F>(
 where
     F: Future<Output = Result<T, OpenFailure>>,
 {
-    /// Of the limit.
-    const STAGGER: u32 = 8;
+    const LONGEST_STAGGER: Duration = Duration::from_secs(1);
     let began = clock.now();
     let until_it_serves = async |server| {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut known = None;
         loop {
             let left = limit.saturating_sub(clock.now().since(began));
             let failure = match open(server, left).await {
                 Ok(opened) => return Ok((server, opened)),
                 Err(failure) => failure,
             };
-            let pause = backoff.next();
-            if !failure.may_serve_soon || clock.now().since(began) + pause >= limit {
+            let (pause, passed) = (backoff.next(), clock.now().since(began));
+            if passed >= limit {
+                // The last attempt was cut short. An earlier one knows more.
+                return Err(known.unwrap_or(failure.error));
+            }
+            if !failure.may_serve_soon || passed + pause >= limit {
                 return Err(failure.error);
             }
+            known = Some(failure.error);
             sleep(pause).await;
         }
     };
     let order: Vec<_> = (first..first + count).map(|server| server % count).collect();
-    let pace = Pace { next: limit / STAGGER, again: None };
+    let parts = u32::try_from(2 * count).unwrap_or(u32::MAX).max(8);
+    let pace = Pace { next: LONGEST_STAGGER.min(limit / parts), again: None };
     race(&order, pace, until_it_serves).await.map_err(|mut errors| {
-        let last = errors.pop();
-        last.unwrap_or_else(|| BackendError::new(FailureKind::NotApplied, "there is no server"))
+        let is_refusal = |error: &BackendError| error.kind() == FailureKind::Rejected;
+        let refusal = errors.iter().rposition(is_refusal);
+        let told = refusal.map(|at| errors.swap_remove(at)).or_else(|| errors.pop());
+        told.unwrap_or_else(|| BackendError::new(FailureKind::NotApplied, "there is no server"))
     })
 }

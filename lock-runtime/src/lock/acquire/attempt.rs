@@ -92,6 +92,11 @@ impl Attempts {
         Self { count, was_contended, ..Self::new(owner, since) }
     }
 
+    /// The requests go on for another waiter, of which no holder was reported yet.
+    pub(crate) fn for_next_waiter(self) -> Self {
+        Self { was_contended: false, ..self }
+    }
+
     /// Whether the store can have nothing of this owner.
     pub(crate) fn has_no_side_effects(&self) -> bool {
         !self.is_known && self.unanswered == 0

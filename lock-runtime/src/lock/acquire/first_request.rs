@@ -152,7 +152,7 @@ fn on_answer(
     if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
         let error = core.queue.wait_error(permit.key(), spec.policy.wait, now);
         // The permit first: the caller may try the same key again at once.
-        run::resume(core, permit, attempts, pause);
+        run::resume(core, permit, attempts.for_next_waiter(), pause);
         waiter.reject(error);
     } else {
         let wait_for = WaitFor::Lock(waiter);
