@@ -3,18 +3,17 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt;
-use syn::{Expr, Lit, LitStr, Meta};
+use syn::{Expr, LitStr, Meta};
 
 use crate::args::Args;
 use crate::diagnostics::{Errors, Fault, closest, listed};
-use crate::expand::idents;
 use crate::item::{Function, Shape};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
 use crate::template::{Access, Name, Template};
+use crate::tokens::{idents, strings};
 use crate::value::{Constant, Keys, Pool, Renew, Source, Time, Wait};
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
@@ -76,30 +75,23 @@ fn keys(args: &Args, function: &Function, params: &Params, errors: &mut Errors) 
         );
         errors.push(proc_macro2::Span::call_site(), message);
     }
-    if let Some(Keys::Computed(expression)) = &args.keys {
-        placeholders_in_code(expression.to_token_stream(), params, errors);
+    let Some(keys) = &args.keys else { return };
+    for (literal, template) in keys.templates() {
+        placeholders(literal, template, params, errors);
+        braces(literal, template, params, errors);
+        foreign_placeholders(literal, template, params, errors);
+        reserved(literal, errors);
     }
-    for source in args.keys.as_ref().map(Keys::sources).into_iter().flatten() {
-        match source {
-            Source::Template(literal, template) => {
-                placeholders(literal, template, params, errors);
-                braces(literal, template, params, errors);
-                foreign_placeholders(literal, template, params, errors);
-                reserved(literal, errors);
-            }
-            Source::Expression(expression) => {
-                placeholders_in_code(expression.to_token_stream(), params, errors);
-            }
-        }
+    for expression in keys.expressions() {
+        placeholders_in_code(expression, params, errors);
     }
 }
 
 /// In an expression, as in `concat!("order:", "<id>")`, a placeholder is text, and all ids would share one key. An expression
 /// that uses the parameter too may replace the text: `TEMPLATE.replace("<id>", &id)`.
-fn placeholders_in_code(expression: TokenStream, params: &Params, errors: &mut Errors) {
-    let (mut names, mut literals) = (Vec::new(), Vec::new());
-    idents(expression.clone(), &mut names);
-    strings(expression, &mut literals);
+fn placeholders_in_code(expression: &Expr, params: &Params, errors: &mut Errors) {
+    let names = idents(expression.to_token_stream());
+    let literals = strings(expression.to_token_stream());
     let is_used = |name: &String| {
         let captured = format!("{{{name}");
         names.contains(name) || literals.iter().any(|it| it.value().contains(&captured))
@@ -119,21 +111,6 @@ fn placeholders_in_code(expression: TokenStream, params: &Params, errors: &mut E
                 Fault::new(range, format!("`{placeholder}` is literal text in an expression"));
             let help = "write the key as one string literal, or build its text by `format!`";
             errors.push_fault(literal, &fault.help(help));
-        }
-    }
-}
-
-/// All string literals, at any depth.
-fn strings(tokens: TokenStream, literals: &mut Vec<LitStr>) {
-    for token in tokens {
-        match token {
-            TokenTree::Group(group) => strings(group.stream(), literals),
-            TokenTree::Literal(literal) => {
-                if let Lit::Str(text) = Lit::new(literal) {
-                    literals.push(text);
-                }
-            }
-            TokenTree::Ident(_) | TokenTree::Punct(_) => {}
         }
     }
 }

@@ -28,10 +28,9 @@
 //! Each token here is compiled once per annotated function: what has no type of the user is a call into the runtime.
 //! No generated name is in scope in the body, where a language server would offer it.
 
-use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::Expr;
-use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 
 use crate::args::Args;
@@ -39,7 +38,8 @@ use crate::item::{Function, nameable};
 use crate::on_conflict::OnConflict;
 use crate::params::{Param, Params};
 use crate::paths::{Runtime, located};
-use crate::value::{Count, Keys, Pool, Renew, Source, Time, Wait};
+use crate::tokens::idents;
+use crate::value::{Count, Pool, Renew, Time, Wait};
 
 pub(crate) fn expand(args: &Args, function: &Function, params: &Params) -> TokenStream {
     let expansion = Expansion {
@@ -173,23 +173,15 @@ impl Expansion<'_> {
 
     /// The names that the attribute uses: the parameters in the templates, and all names in expressions.
     fn used_names(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        let keys = self.args.keys.as_ref();
-        let mut expressions = TokenStream::new();
-        if let Some(Keys::Computed(expression)) = keys {
-            expression.to_tokens(&mut expressions);
-        }
-        for source in keys.map(Keys::sources).into_iter().flatten() {
-            match source {
-                Source::Template(_, template) => {
-                    names.extend(template.slots().map(|slot| slot.root.text.clone()));
-                }
-                Source::Expression(expression) => expression.to_tokens(&mut expressions),
-            }
-        }
-        expressions.extend(self.settings());
+        let mut expressions = self.settings();
         self.args.when.to_tokens(&mut expressions);
-        idents(expressions, &mut names);
+        let mut names = Vec::new();
+        if let Some(keys) = &self.args.keys {
+            let slots = keys.templates().flat_map(|(_, template)| template.slots());
+            names.extend(slots.map(|slot| slot.root.text.clone()));
+            keys.expressions().for_each(|expression| expression.to_tokens(&mut expressions));
+        }
+        names.extend(idents(expressions));
         names
     }
 
@@ -297,17 +289,6 @@ impl Expansion<'_> {
         let span = located(self.function.output_span());
         let runtime = self.runtime.at(span);
         quote_spanned!(span=> #runtime::FromLockError::from_lock_error(__error))
-    }
-}
-
-/// All identifiers, at any depth.
-pub(crate) fn idents(tokens: TokenStream, names: &mut Vec<String>) {
-    for token in tokens {
-        match token {
-            TokenTree::Group(group) => idents(group.stream(), names),
-            TokenTree::Ident(ident) => names.push(ident.unraw().to_string()),
-            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
-        }
     }
 }
 

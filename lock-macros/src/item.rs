@@ -14,6 +14,7 @@ use syn::{
 
 use crate::diagnostics::Errors;
 use crate::paths::located;
+use crate::tokens::idents;
 
 pub(crate) struct Function {
     pub(crate) attrs: Vec<Attribute>,
@@ -151,7 +152,7 @@ impl Function {
 
     /// Whether the body calls a function or method `name`, at any depth.
     pub(crate) fn mentions(&self, name: &str) -> bool {
-        mentions(self.braces.stream(), name)
+        idents(self.braces.stream()).iter().any(|ident| ident == name)
     }
 }
 
@@ -168,10 +169,10 @@ impl AsyncBlock {
         matches.then(|| Self { keywords: tokens.into_iter().collect(), braces })
     }
 
-    /// The block moves what it uses. The user's one may use nothing, and the key does.
+    /// The new block moves what it uses: a body may use no argument where the key does.
     fn with_body(&self, body: TokenStream) -> TokenStream {
         let mut block = self.keywords.clone();
-        if !mentions(block.clone(), "move") {
+        if !idents(block.clone()).iter().any(|ident| ident == "move") {
             block.append(Ident::new("move", self.braces.span_open()));
         }
         block.append(regroup(&self.braces, body));
@@ -387,12 +388,4 @@ fn split_inner_attributes(body: TokenStream) -> (TokenStream, TokenStream) {
         Ok((attrs, rest)) => (attrs.iter().map(ToTokens::to_token_stream).collect(), rest),
         Err(_) => (TokenStream::new(), body),
     }
-}
-
-fn mentions(tokens: TokenStream, name: &str) -> bool {
-    tokens.into_iter().any(|token| match token {
-        TokenTree::Group(group) => mentions(group.stream(), name),
-        TokenTree::Ident(ident) => ident == name,
-        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
-    })
 }

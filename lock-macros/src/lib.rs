@@ -16,6 +16,7 @@ mod params;
 mod paths;
 mod site;
 mod template;
+mod tokens;
 mod value;
 
 use proc_macro2::TokenStream;

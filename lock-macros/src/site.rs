@@ -8,7 +8,7 @@ use crate::check::text;
 use crate::expand::{Expansion, spanned};
 use crate::on_conflict::Choice;
 use crate::paths::located;
-use crate::value::{Constant, Count, Keys, Pool, Renew, Source, Time, Wait};
+use crate::value::{Constant, Count, Pool, Renew, Time, Wait};
 
 impl Expansion<'_> {
     /// In a block of its own: items are not hygienic, so the body could use a `static` in the same block.
@@ -23,10 +23,8 @@ impl Expansion<'_> {
             let text = spanned(Literal::string(&name.value()), located(name.span()));
             quote_spanned!(span=> .name(#text))
         });
-        let has_expression = self.args.keys.as_ref().is_some_and(|keys| {
-            let is_expression = |source: &Source| matches!(source, Source::Expression(_));
-            matches!(keys, Keys::Computed(_)) || keys.sources().iter().any(is_expression)
-        });
+        let has_expression =
+            self.args.keys.as_ref().is_some_and(|keys| keys.expressions().next().is_some());
         let computed = has_expression.then(|| quote_spanned!(span=> .computed_key()));
         let pool = match &self.args.pool {
             Some(Pool::Named(name)) => {

@@ -71,6 +71,25 @@ impl Keys {
             Self::Computed(_) => &[],
         }
     }
+
+    pub(crate) fn templates(&self) -> impl Iterator<Item = (&LitStr, &Template)> {
+        self.sources().iter().filter_map(|source| match source {
+            Source::Template(literal, template) => Some((literal, template)),
+            Source::Expression(_) => None,
+        })
+    }
+
+    pub(crate) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        let computed = match self {
+            Self::Computed(expression) => Some(expression),
+            Self::One(_) | Self::All(_) => None,
+        };
+        let of_sources = self.sources().iter().filter_map(|source| match source {
+            Source::Expression(expression) => Some(expression),
+            Source::Template(..) => None,
+        });
+        computed.into_iter().chain(of_sources)
+    }
 }
 
 /// Removes the invisible groups around the values of `macro_rules!` fragments.

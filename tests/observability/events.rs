@@ -101,6 +101,23 @@ async fn a_wait_that_ends_with_the_release_of_another_process_is_traced() {
     drop(also_held);
 }
 
+/// Two tasks of one process, behind another one.
+#[tokio::test]
+async fn each_wait_in_the_process_queue_reports_the_holder_once() {
+    let server = RedisServer::start();
+    let pool = installed("in turn", &server).await;
+    server.cli(&["SET", "order:7", "another", "PX", "60000"]);
+    let waits = |wait| pool.lock("order:7").wait(wait).acquire();
+    let first = tokio::spawn(waits(ms(1_000)));
+    let traced = Traced::of("in turn").await_event("contended").await;
+    let second = tokio::spawn(waits(DEADLINE));
+    assert!(first.await.unwrap().unwrap_err().is_conflict());
+    let traced = traced.await_events("contended", 2).await;
+    server.cli(&["DEL", "order:7"]);
+    second.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(traced.await_event("released").await.all("contended").len(), 2);
+}
+
 /// No lock is held, and none is requested.
 #[tokio::test]
 async fn the_store_of_an_idle_pool_is_reported_lost_and_back() {

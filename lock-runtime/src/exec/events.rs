@@ -175,7 +175,6 @@ pub(crate) fn renewed(origin: Origin<'_>, held_for: impl FnOnce() -> Duration) {
 }
 
 pub(crate) fn not_renewed(origin: Origin<'_>, valid_for: Duration, error: &BackendError) {
-    origin.metrics.record(Measurement::Renewal(RenewalResult::Failed));
     if is_wanted!(WARN, origin.span.subscriber()) {
         let (valid_for_ms, error) = (millis(valid_for), error.clone());
         emit!(warn, origin, valid_for_ms, %error, "not renewed yet");

@@ -367,7 +367,7 @@ impl Lease {
                 // the queue of this process.
                 let permit = state.permit.take();
                 drop(state);
-                // Before the holder learns of it, and releases.
+                // Before the listeners are woken: a release follows.
                 self.report_loss(loss);
                 drop(permit);
                 self.on_hold_ended();

@@ -235,7 +235,8 @@ impl RenewalScheduler {
                     end_without_holder(config, &lease);
                 }
                 Err(error) => {
-                    // The hold may have ended meanwhile, and has nothing to lose.
+                    lease.spec.metrics.record(Measurement::Renewal(RenewalResult::Failed));
+                    // No warning for a hold that has ended meanwhile.
                     if lease.is_held() {
                         events::not_renewed(lease.origin(), lease.valid_for(), &error);
                     }

@@ -222,7 +222,7 @@ fn outlives_release(core: &PoolCore, request: &ReleaseRequest) -> bool {
 /// Continues the queue of the released key with `attempts`, or undoes them if the permit has passed on.
 fn continue_as(core: &Arc<PoolCore>, lease: &Lease, attempts: Attempts, pause: Duration) {
     if let Some(permit) = lease.take_permit() {
-        return run::resume(core, permit, attempts, pause);
+        return run::resume(core, permit, attempts, pause, None);
     }
     let LeaseRef { keys, ttl, .. } = lease.to_store();
     spawn_undo(core, attempts, keys, ttl);

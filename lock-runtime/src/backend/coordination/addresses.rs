@@ -1,10 +1,13 @@
 //! The addresses of a cluster, and streams to them.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::backend::address_race::connect_by_name;
 use crate::backend::tls_files::TlsFiles;
 use crate::base::error::LockError;
+use crate::base::jitter;
 
 pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -44,6 +47,12 @@ impl ServerAddresses {
 
     pub(crate) fn count(&self) -> usize {
         self.all.len()
+    }
+
+    /// The position of a random server: the pools of a cluster use all of them.
+    pub(crate) fn random(&self) -> usize {
+        let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
+        usize::try_from(nanos).unwrap_or_default() % self.count().max(1)
     }
 
     /// Host and port of the server at this position, for error texts.

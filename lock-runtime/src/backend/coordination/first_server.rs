@@ -16,14 +16,6 @@ pub(crate) struct OpenFailure {
     pub(crate) may_serve_soon: bool,
 }
 
-impl OpenFailure {
-    /// The failure of a request to a server that is there.
-    #[cold]
-    pub(crate) fn of_server(error: BackendError) -> Self {
-        Self { may_serve_soon: error.kind() != FailureKind::Rejected, error }
-    }
-}
-
 impl From<BackendError> for OpenFailure {
     #[cold]
     fn from(error: BackendError) -> Self {
@@ -31,9 +23,9 @@ impl From<BackendError> for OpenFailure {
     }
 }
 
-/// Connects to one of `count` servers, `first` before the others. The next one is tried beside a server that answers nothing,
-/// after a part of `limit` that leaves time for all, and at most after a second.
-/// One that [may serve soon](OpenFailure::may_serve_soon) is tried again, until `limit` has passed.
+/// Connects to one of `count` servers, `first` before the others. The next one is tried beside a server without an answer. It
+/// is tried after a part of `limit` that leaves time for all, and at most after a second. A server that [may serve
+/// soon](OpenFailure::may_serve_soon) is tried again, until `limit` has passed.
 ///
 /// Returns the server's position too. `open` gets it with the time that is left. Dropping the future ends all attempts.
 ///
@@ -52,7 +44,7 @@ where
     let began = clock.now();
     let until_it_serves = async |server| {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
-        let mut known = None;
+        let mut earlier = None;
         loop {
             let left = limit.saturating_sub(clock.now().since(began));
             let failure = match open(server, left).await {
@@ -61,13 +53,13 @@ where
             };
             let (pause, passed) = (backoff.next(), clock.now().since(began));
             if passed >= limit {
-                // The last attempt was cut short. An earlier one knows more.
-                return Err(known.unwrap_or(failure.error));
+                // The last attempt was cut short, which is no reason.
+                return Err(earlier.unwrap_or(failure.error));
             }
             if !failure.may_serve_soon || passed + pause >= limit {
                 return Err(failure.error);
             }
-            known = Some(failure.error);
+            earlier = Some(failure.error);
             sleep(pause).await;
         }
     };
@@ -77,7 +69,7 @@ where
     race(&order, pace, until_it_serves).await.map_err(|mut errors| {
         let is_refusal = |error: &BackendError| error.kind() == FailureKind::Rejected;
         let refusal = errors.iter().rposition(is_refusal);
-        let told = refusal.map(|at| errors.swap_remove(at)).or_else(|| errors.pop());
-        told.unwrap_or_else(|| BackendError::new(FailureKind::NotApplied, "there is no server"))
+        let error = refusal.map(|at| errors.swap_remove(at)).or_else(|| errors.pop());
+        error.unwrap_or_else(|| BackendError::new(FailureKind::NotApplied, "there is no server"))
     })
 }

@@ -23,7 +23,6 @@ use crate::backend::etcd::transport::MemberDialer;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::{BackendError, FailureKind, Limits};
 use crate::base::clock::Clock;
-use crate::base::jitter;
 
 /// The least time that a new connection has for its first requests.
 const SHORTEST_TAKE_OVER: Duration = Duration::from_secs(1);
@@ -39,7 +38,7 @@ pub(crate) struct LastWishes {
 
 #[derive(Clone)]
 enum MemberState {
-    /// No attempt has ended yet.
+    /// No member serves yet.
     Opening,
     Up(Arc<Member>),
     Down(BackendError),
@@ -60,14 +59,14 @@ impl MemberLink {
     ) -> Arc<Self> {
         let (state, known) = watch::channel(MemberState::Opening);
         let (end, wishes) = mpsc::unbounded_channel();
-        let member = random_below(dialer.members.count());
+        let member = dialer.members.random();
         let opener = MemberOpener { dialer, clock, leases };
         let task = MemberTask { opener, events, state, wishes, member, number: 0, took: None };
         tokio::spawn(task.run());
         Arc::new(Self { state: known, end })
     }
 
-    /// The connection, as soon as the first attempt at each member is over.
+    /// The connection, as soon as a member serves for the first time.
     ///
     /// # Errors
     /// That of the last connection, while there is none.
@@ -174,7 +173,7 @@ impl MemberOpener {
                         state = MemberLogin::Unwanted;
                     }
                     Err(failure) => {
-                        return Err(OpenFailure::of_server(before_service(name, failure)));
+                        return Err(of_member(before_service(name, failure)));
                     }
                 }
             }
@@ -182,7 +181,7 @@ impl MemberOpener {
             let limit = self.limit_of_take_over();
             let taken_over = timeout(limit, self.leases.take_over(&member)).await;
             let taken_over = taken_over.unwrap_or_else(|_| Err(too_slow(name, limit)));
-            taken_over.map_err(|error| OpenFailure::of_server(at_member(name, error)))?;
+            taken_over.map_err(|error| of_member(at_member(name, error)))?;
             Ok(member)
         };
         let member =
@@ -203,20 +202,16 @@ impl MemberTask {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
         let mut connected = match self.open_first().await {
             Some(Ok(connected)) => connected,
-            Some(Err(error)) => {
-                self.down(&error);
-                let Some(connected) = self.open(&mut backoff).await else { return };
-                connected
-            }
+            // The pool is not made.
+            Some(Err(error)) => return self.down(&error),
             None => return,
         };
-        let mut is_first = true;
         loop {
             let ServingMember { member, driver, took } = connected;
-            self.took = Some(took);
             let up_since = self.opener.clock.now();
             self.state.send_replace(MemberState::Up(member.clone()));
-            if !is_first {
+            if self.took.replace(took).is_some() {
+                // There was a connection before.
                 self.events.resync();
             }
             let Some(error) = self.serve(&member, driver).await else { return };
@@ -225,7 +220,7 @@ impl MemberTask {
             backoff.ended(self.opener.clock.now().since(up_since));
             self.member += 1;
             let Some(next) = self.open(&mut backoff).await else { return };
-            (connected, is_first) = (next, false);
+            connected = next;
         }
     }
 
@@ -353,6 +348,12 @@ fn why(error: &h2::Error) -> String {
     error.get_io().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
+/// The failure of a request to a member that is there.
+#[cold]
+fn of_member(error: BackendError) -> OpenFailure {
+    OpenFailure { may_serve_soon: error.kind() != FailureKind::Rejected, error }
+}
+
 /// A failure of the log-in.
 #[cold]
 fn before_service(name: &str, failure: CallFailure) -> BackendError {
@@ -388,10 +389,4 @@ async fn end(member: Arc<Member>, wishes: LastWishes) -> Result<(), BackendError
     }
     while ending.join_next().await.is_some() {}
     Ok(())
-}
-
-/// So that the clients of a cluster use all its members.
-fn random_below(count: usize) -> usize {
-    let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
-    usize::try_from(nanos).unwrap_or_default() % count.max(1)
 }

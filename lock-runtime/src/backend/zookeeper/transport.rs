@@ -69,8 +69,10 @@ impl EnsembleDialer {
         let login = self.login().await?;
         let failed = |error: std::io::Error| unreachable(name, &why(&error));
         let mut stream = self.servers.connect(server).await.map_err(failed)?;
-        // A server without a leader ends the connection here.
-        let refused = |error| OpenFailure::of_server(failed(error));
+        let refused = |error: std::io::Error| OpenFailure {
+            may_serve_soon: is_hang_up(&error),
+            error: failed(error),
+        };
         stream.write_all(&identity.frame(asked)).await.map_err(refused)?;
         let frame = read_frame(&mut stream).await.map_err(refused)?;
         let offer =
@@ -117,6 +119,12 @@ async fn read_frame(stream: &mut dyn ServerStream) -> std::io::Result<Vec<u8>> {
     let mut frame = vec![0; length as usize];
     stream.read_exact(&mut frame).await?;
     Ok(frame)
+}
+
+/// What a server without a leader does.
+fn is_hang_up(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
 /// The end of the connection in words: servers that cannot serve say nothing else.

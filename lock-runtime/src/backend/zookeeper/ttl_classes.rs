@@ -20,7 +20,6 @@ use crate::backend::zookeeper::session::{LiveSession, SessionClient, SessionSink
 use crate::backend::zookeeper::session_task::SessionTask;
 use crate::backend::zookeeper::transport::EnsembleDialer;
 use crate::base::clock::Clock;
-use crate::base::jitter;
 
 /// The longest `tickTime` of servers for which sessions outlive the belief of their holders.
 pub(crate) const LONGEST_TICK: Duration = Duration::from_secs(2);
@@ -70,7 +69,7 @@ impl TtlClasses {
 
     /// The shortest timeout that the servers agree to: two ticks, unless `minSessionTimeout` is set.
     pub(crate) async fn shortest(&self) -> Result<Duration, BackendError> {
-        self.dialer.shortest_session(random_below(self.dialer.servers.count())).await
+        self.dialer.shortest_session(self.dialer.servers.random()).await
     }
 
     /// The session that is always open. For requests that make no nodes of locks.
@@ -130,7 +129,7 @@ impl TtlClasses {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         // A request waits for this session. A server that serves another one of the pool is up.
         let up = sessions.iter().find_map(|(_, client)| client.open()).map(|open| open.server);
-        let server = up.unwrap_or_else(|| random_below(self.dialer.servers.count()));
+        let server = up.unwrap_or_else(|| self.dialer.servers.random());
         let client = SessionTask::start(
             self.dialer.clone(),
             self.clock,
@@ -165,12 +164,6 @@ fn class_of(needed: Duration) -> Duration {
         Duration::from_secs(seconds.unwrap_or(u64::MAX))
     };
     classes.into_iter().find(|class| *class >= needed).unwrap_or_else(longer)
-}
-
-/// So that the pools of an ensemble use all its servers.
-fn random_below(count: usize) -> usize {
-    let nanos = jitter::below(Duration::from_secs(1)).as_nanos();
-    usize::try_from(nanos).unwrap_or_default() % count.max(1)
 }
 
 #[cfg(test)]

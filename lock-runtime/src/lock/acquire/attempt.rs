@@ -31,8 +31,6 @@ pub(crate) struct Attempts {
     pub(crate) since: Instant,
     /// Answered or failed requests.
     pub(crate) count: u32,
-    /// Whether the store has reported another holder.
-    was_contended: bool,
     /// Whether the store may know the owner by an answered request: it is in the wait queue, holds one of several keys, or has a
     /// grant that no waiter took.
     pub(crate) is_known: bool,
@@ -50,13 +48,7 @@ pub(crate) enum Answer {
     /// The lock is the owner's, and validity has not ended yet. `contended` is what the store says about other waiters.
     Granted { fences: Option<Fences>, contended: Option<bool> },
     /// Another owner holds it. The next request is due after `retry_after`, or at a notification.
-    Contended {
-        expires_in: Option<Duration>,
-        wait_mode: WaitMode,
-        retry_after: Duration,
-        /// Whether no earlier answer was like that.
-        is_first: bool,
-    },
+    Contended { expires_in: Option<Duration>, wait_mode: WaitMode, retry_after: Duration },
     /// The request failed, or may have been applied without a timely answer.
     Failed { error: BackendError, retry_after: Duration },
 }
@@ -67,7 +59,6 @@ impl Attempts {
             owner,
             since,
             count: 0,
-            was_contended: false,
             is_known: false,
             unanswered: 0,
             ambiguous_until: Instant::from_nanos(0),
@@ -88,13 +79,7 @@ impl Attempts {
 
     /// The requests of the same wait under a new owner token.
     pub(crate) fn with_new_owner(&self, owner: Owner) -> Self {
-        let Self { count, was_contended, since, .. } = *self;
-        Self { count, was_contended, ..Self::new(owner, since) }
-    }
-
-    /// The requests go on for another waiter, of which no holder was reported yet.
-    pub(crate) fn for_next_waiter(self) -> Self {
-        Self { was_contended: false, ..self }
+        Self { count: self.count, ..Self::new(owner, self.since) }
     }
 
     /// Whether the store can have nothing of this owner.
@@ -143,9 +128,8 @@ impl Attempts {
                 silence(now.since(sent))
             }
             Ok(AcquireOutcome::Contended { expires_in, wait_mode }) => {
-                let is_first = !std::mem::replace(&mut self.was_contended, true);
                 let retry_after = self.on_contended(policy, expires_in, wait_mode);
-                return Answer::Contended { expires_in, wait_mode, retry_after, is_first };
+                return Answer::Contended { expires_in, wait_mode, retry_after };
             }
             Err(error) => error,
         };

@@ -128,6 +128,7 @@ fn on_answer(
     let _token = waiter.token.take();
     let spec = waiter.spec.clone();
     let mut attempts = Attempts::new(owner, since);
+    let mut reported = None;
     let (answer, is_rejected, pause) =
         match attempts.on_answer(&spec.policy, sent, now, time_limit, answer) {
             Answer::Granted { fences, contended } => {
@@ -138,6 +139,7 @@ fn on_answer(
                 return grant::deliver(core, lease, waiter.reply);
             }
             Answer::Contended { expires_in, retry_after, .. } => {
+                reported = Some(id);
                 events::contended(core.origin(&spec), expires_in);
                 (LastAnswer::Held { expires_in }, false, retry_after)
             }
@@ -152,12 +154,12 @@ fn on_answer(
     if is_rejected || is_over || is_out_of_attempts(&spec.policy, 1) {
         let error = core.queue.wait_error(permit.key(), spec.policy.wait, now);
         // The permit first: the caller may try the same key again at once.
-        run::resume(core, permit, attempts.for_next_waiter(), pause);
+        run::resume(core, permit, attempts, pause, reported);
         waiter.reject(error);
     } else {
         let wait_for = WaitFor::Lock(waiter);
         let entry = QueueEntry { id, since, deadline, attempts: 1, wait_for };
         core.queue.push_front(permit.key(), entry);
-        run::resume(core, permit, attempts, pause);
+        run::resume(core, permit, attempts, pause, reported);
     }
 }

@@ -60,6 +60,8 @@ struct MultiKeyTask {
     wake: Arc<Notify>,
     last_answer: LastAnswer,
     failing_since: Option<Instant>,
+    /// Whether the store has reported another holder.
+    was_contended: bool,
     /// Whether the last answer ends the wait.
     is_over: bool,
     _token: InFlightToken,
@@ -146,6 +148,7 @@ pub(crate) fn spawn_multi_key(
         wake: Arc::default(),
         last_answer: LastAnswer::default(),
         failing_since: None,
+        was_contended: false,
         is_over: false,
         _token: token,
         spec,
@@ -441,9 +444,9 @@ impl MultiKeyTask {
             Answer::Granted { fences, contended } => {
                 StepOutcome::Granted { sent, fences, contended }
             }
-            Answer::Contended { expires_in, wait_mode, retry_after, is_first } => {
+            Answer::Contended { expires_in, wait_mode, retry_after } => {
                 self.failing_since = None;
-                if is_first {
+                if !std::mem::replace(&mut self.was_contended, true) {
                     events::contended(core.origin(&spec), expires_in);
                 }
                 self.record(&asked, LastAnswer::Held { expires_in });

@@ -40,6 +40,8 @@ struct AcquireTask {
     /// Notified when a request is due early.
     wake: Arc<Notify>,
     failing_since: Option<Instant>,
+    /// The waiter whose event `contended` was sent.
+    reported: Option<u64>,
     _token: InFlightToken,
 }
 
@@ -73,23 +75,36 @@ pub(crate) fn pass_on(core: &Arc<PoolCore>, after: Vec<AfterPass>) {
 /// Acquires the lock for the queue of `permit`, under a new owner token.
 fn start(core: &Arc<PoolCore>, permit: KeyPermit) {
     match Owner::random() {
-        Ok(owner) => spawn(core, permit, Attempts::new(owner, core.clock().now()), None),
+        Ok(owner) => spawn(core, permit, Attempts::new(owner, core.clock().now()), None, None),
         Err(error) => pass_on(core, core.queue.reject_all(permit.keys(), &error)),
     }
 }
 
 /// Continues `attempts` for the queue of `permit`. The next request is due after `pause`, or at a notification. Without a
-/// waiter the attempts are undone at once. With nothing to undo either, the permit has passed on when this returns.
-pub(crate) fn resume(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Duration) {
+/// waiter the attempts are undone at once. With nothing to undo either, the permit has passed on when this returns. `reported` is
+/// the waiter to which another holder was reported.
+pub(crate) fn resume(
+    core: &Arc<PoolCore>,
+    permit: KeyPermit,
+    attempts: Attempts,
+    pause: Duration,
+    reported: Option<u64>,
+) {
     if core.queue.peek_head(permit.key()).is_some() {
-        spawn(core, permit, attempts, Some(pause));
+        spawn(core, permit, attempts, Some(pause), reported);
     } else if !attempts.has_no_side_effects() {
-        spawn(core, permit, attempts, Some(Duration::ZERO));
+        spawn(core, permit, attempts, Some(Duration::ZERO), reported);
     }
     // Otherwise the permit passes on as it drops.
 }
 
-fn spawn(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Option<Duration>) {
+fn spawn(
+    core: &Arc<PoolCore>,
+    permit: KeyPermit,
+    attempts: Attempts,
+    pause: Option<Duration>,
+    reported: Option<u64>,
+) {
     // Known to the queue before the request is sent, so that no later notification is missed.
     let wake = core.queue.set_owner(permit.key(), attempts.owner);
     let task = AcquireTask {
@@ -98,6 +113,7 @@ fn spawn(core: &Arc<PoolCore>, permit: KeyPermit, attempts: Attempts, pause: Opt
         attempts,
         wake,
         failing_since: None,
+        reported,
         _token: core.tracker.begin_cleanup(),
     };
     core.run(task.run(pause));
@@ -187,9 +203,9 @@ impl AcquireTask {
         let now = core.clock().now();
         match self.attempts.on_answer(policy, sent, now, limit, answers.pop()) {
             Answer::Granted { fences, contended } => Requested::Granted { fences, contended },
-            Answer::Contended { expires_in, retry_after, is_first, .. } => {
+            Answer::Contended { expires_in, retry_after, .. } => {
                 self.failing_since = None;
-                if is_first {
+                if self.reported.replace(head.id) != Some(head.id) {
                     events::contended(core.origin(spec), expires_in);
                 }
                 core.queue.record_answer(&spec.store_keys, &LastAnswer::Held { expires_in });
