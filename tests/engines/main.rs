@@ -31,6 +31,7 @@ mod exit_paths;
 mod fence_gate;
 mod late_writes;
 mod locked_rows;
+mod long_keys;
 mod moved_store;
 mod mysql;
 mod old_tables;

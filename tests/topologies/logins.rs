@@ -155,6 +155,12 @@ mod rotated {
         assert!(error.to_string().contains("sentinel"), "{error}");
         let error = LockPool::builder(set.url()).sentinel_credentials(give).connect().await;
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Config);
+        for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1"] {
+            let error = LockPool::builder(url).sentinel_credentials(give).connect().await;
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains("has no sentinels"), "{error}");
+        }
     }
 }
 

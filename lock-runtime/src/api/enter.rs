@@ -41,9 +41,10 @@ fn start(call: LockCall) -> Result<Entering, LockError> {
     if core.is_inherited() {
         return Err(refuse(LockError::inherited()));
     }
-    let keys = sorted(keys.map_err(refuse)?).map_err(refuse)?;
-    let refuse = |error: LockError| refuse(error.of_keys(&keys));
     let prefix = &core.config.key_prefix;
+    let keys = keys.map_err(refuse)?.into_iter().map(|key| key.shortened_for(prefix)).collect();
+    let keys = sorted(keys).map_err(refuse)?;
+    let refuse = |error: LockError| refuse(error.of_keys(&keys));
     keys.iter().try_for_each(|key| key.is_free_behind(prefix)).map_err(refuse)?;
     let policy = Policy::new(&options, &core.config.defaults).map_err(refuse)?;
     policy.check_key_count(&options, keys.len()).map_err(refuse)?;

@@ -52,8 +52,8 @@ impl LockPool {
         if core.is_inherited() {
             return Err(LockError::inherited());
         }
-        let key = key.clone().checked()?;
         let prefix = &core.config.key_prefix;
+        let key = key.clone().checked()?.shortened_for(prefix);
         key.is_free_behind(prefix)?;
         Ok(key.prefixed(prefix))
     }

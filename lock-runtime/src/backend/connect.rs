@@ -65,12 +65,19 @@ pub(crate) async fn connect(
     if let Some(error) = setting_of_the_pool(rest) {
         return Err(error);
     }
+    // A quorum has URLs of its own for its nodes.
+    let has_sentinels = scheme.ends_with("+sentinel") || scheme == "redlock";
+    if config.sentinel_credentials.is_some() && !has_sentinels {
+        let cause = format!("`{scheme}://` has no sentinels");
+        return Err(LockError::new(ErrorKind::Config, cause)
+            .remedy("leave `.sentinel_credentials(..)` out"));
+    }
     match scheme {
         "memory" if rest.contains('?') => {
             Err(LockError::new(ErrorKind::Config, "a `memory://` URL has no `?` parameters")
                 .remedy("write `memory://` or `memory://name`; ttl, wait and prefix are set on `LockPool::builder(url)`"))
         }
-        "memory" if config.credentials.is_some() || config.sentinel_credentials.is_some() => {
+        "memory" if config.credentials.is_some() => {
             Err(LockError::new(ErrorKind::Config, "`memory://` does not log in, so it takes no credentials")
                 .remedy("leave `.credentials(..)` out, or name a server: `redis://host:6379`"))
         }

@@ -3,6 +3,11 @@
 use std::error::Error;
 use std::fmt;
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+use crate::backend::{BackendError, FailureKind};
+#[cfg(feature = "_remote")]
+use crate::base::error::{ErrorKind, LockError};
+
 /// User and password of a connection. The `Debug` output does not contain the password.
 ///
 /// ```
@@ -23,7 +28,8 @@ impl Credentials {
         Self { user: Some(user.into()), password: password.into() }
     }
 
-    /// A password for the user of the URL, or for the default user if the URL names none.
+    /// A password for the user of the URL, or for the default user if the URL names none. Not for etcd and ZooKeeper, where
+    /// the provider names the user.
     #[must_use]
     pub fn password(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into() }
@@ -32,8 +38,19 @@ impl Credentials {
 
 #[cfg(any(feature = "_sql", feature = "etcd", feature = "zookeeper"))]
 impl Credentials {
+    #[cfg(feature = "_sql")]
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()
+    }
+
+    /// The user, for a store without a default one.
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn named_user(&self) -> Result<&str, BackendError> {
+        self.user.as_deref().ok_or_else(|| {
+            let message = "the provider of credentials has named no user";
+            BackendError::new(FailureKind::Rejected, message)
+                .remedy("return `Credentials::new(user, password)`")
+        })
     }
 
     pub(crate) fn secret(&self) -> &str {
@@ -45,6 +62,20 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }
+}
+
+/// `provider`, for a URL without a password.
+#[cfg(feature = "_remote")]
+pub(crate) fn beside_password(
+    provider: Option<&Provider>,
+    has_password: bool,
+) -> Result<Option<Provider>, LockError> {
+    if provider.is_some() && has_password {
+        let cause = "the URL has a password, and the pool a provider of credentials";
+        return Err(LockError::new(ErrorKind::Config, cause)
+            .remedy("leave the password out of the URL; the provider's password is used"));
+    }
+    Ok(provider.cloned())
 }
 
 /// The error of a credential provider.

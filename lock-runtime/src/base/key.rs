@@ -41,13 +41,6 @@ impl Key {
             Text::Shared(text) => text,
         }
     }
-
-    pub(crate) fn prefixed(&self, prefix: &str) -> Self {
-        if prefix.is_empty() {
-            return self.clone();
-        }
-        Self::from([prefix, self.as_str()].concat())
-    }
 }
 
 impl From<&str> for Key {

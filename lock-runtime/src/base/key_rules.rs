@@ -5,8 +5,11 @@ use sha2::{Digest, Sha256};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::key::Key;
 
-/// Longer keys keep their head and get the rest hashed.
+/// Longer keys keep their head and get the rest hashed. With the prefix of the pool: a column of MySQL holds no more.
 const MAX_BYTES: usize = 512;
+
+/// Of the prefix of a pool. A shortened key keeps it whole, so that a search by the prefix finds the key.
+const MAX_PREFIX_BYTES: usize = 256;
 
 /// Marks a hashed tail. `%` in a rendered value is always followed by two hex digits, so that no
 /// value can look like one.
@@ -23,10 +26,28 @@ impl Key {
             return Err(LockError::new(ErrorKind::InvalidKey, "the lock key is empty")
                 .remedy("an empty key would make unrelated calls wait for each other; name what is locked, for example `order:42`"));
         }
-        if text.len() <= MAX_BYTES {
-            return Ok(self);
+        Ok(self.within(MAX_BYTES))
+    }
+
+    /// The key, shortened so that it has no more than 512 bytes behind `prefix`. That of a pool leaves room for its head.
+    pub(crate) fn shortened_for(self, prefix: &str) -> Self {
+        self.within(MAX_BYTES - prefix.len().min(MAX_PREFIX_BYTES))
+    }
+
+    fn within(self, limit: usize) -> Self {
+        let text = self.as_str();
+        if text.len() <= limit {
+            return self;
         }
-        Ok(Self::from(shortened(text)))
+        Self::from(shortened(text, limit))
+    }
+
+    /// The key as the store knows it.
+    pub(crate) fn prefixed(&self, prefix: &str) -> Self {
+        if prefix.is_empty() {
+            return self.clone();
+        }
+        Self::from([prefix, self.as_str()].concat())
     }
 
     /// Refuses a key that, behind `prefix`, could be the name of something beside a lock.
@@ -44,13 +65,31 @@ impl Key {
     }
 }
 
-/// The head of `text` and a SHA-256 of all of it: exactly 512 bytes or a few less, and still different
+/// Refuses a prefix that makes each key a reserved name, or leaves too little room for keys.
+pub(crate) fn check_prefix(prefix: &str) -> Result<(), LockError> {
+    if prefix.contains(RESERVED) {
+        let cause = format!("the prefix `{prefix}` contains `{RESERVED}`");
+        return Err(LockError::new(ErrorKind::Config, cause).remedy(
+            "names with it are reserved for data beside the locks; choose another prefix",
+        ));
+    }
+    if prefix.len() > MAX_PREFIX_BYTES {
+        let bytes = prefix.len();
+        let cause =
+            format!("the prefix of the keys has {bytes} bytes, and may have {MAX_PREFIX_BYTES}");
+        return Err(LockError::new(ErrorKind::Config, cause)
+            .remedy("choose a shorter one, such as `orders:`"));
+    }
+    Ok(())
+}
+
+/// The head of `text` and a SHA-256 of all of it: exactly `limit` bytes or a few less, and still different
 /// for different texts.
-fn shortened(text: &str) -> String {
+fn shortened(text: &str, limit: usize) -> String {
     let digest = Sha256::digest(text.as_bytes());
-    let limit = MAX_BYTES - HASH_MARK.len() - 2 * digest.len();
-    let head = (0..=limit).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-    let mut short = String::with_capacity(MAX_BYTES);
+    let room = limit - HASH_MARK.len() - 2 * digest.len();
+    let head = (0..=room).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    let mut short = String::with_capacity(limit);
     short.push_str(&text[..head]);
     short.push_str(HASH_MARK);
     for byte in digest {
@@ -69,6 +108,25 @@ pub(crate) fn push_hex(out: &mut String, byte: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_with_its_prefix_has_512_bytes_at_most() {
+        let prefix = "p".repeat(MAX_PREFIX_BYTES);
+        let key = |text: &str| Key::from(text).checked().unwrap().shortened_for(&prefix);
+        for length in [1, 255, 256, 257, 300, 512, 513, 10_000] {
+            let (one, two) = ("k".repeat(length - 1) + "1", "k".repeat(length - 1) + "2");
+            assert_ne!(key(&one), key(&two), "{length}");
+            let short = key(&one);
+            assert!(short.prefixed(&prefix).as_str().len() <= MAX_BYTES);
+            assert_eq!(short.as_str() == one, length <= 256, "{length}");
+            // A search returns the short one: that names the same lock.
+            assert_eq!(key(short.as_str()), short, "{length}");
+        }
+        check_prefix(&prefix).unwrap();
+        let error = check_prefix(&(prefix + "p")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("has 257 bytes, and may have 256"), "{error}");
+    }
 
     #[test]
     fn the_names_beside_a_lock_are_no_keys() {

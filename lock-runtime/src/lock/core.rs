@@ -23,6 +23,7 @@ use crate::base::lock_spec::LockSpec;
 use crate::base::metrics::PoolMetrics;
 use crate::base::options::{Defaults, OnOutage, ReleaseMode};
 use crate::base::problem::ProblemMap;
+use crate::base::text::rounded;
 use crate::exec::batcher::Batcher;
 use crate::exec::driver::Driver;
 use crate::exec::events::Origin;
@@ -262,7 +263,7 @@ impl PoolCore {
             }
             Err(_) => {
                 self.round_trip.silent(time_limit);
-                let text = format!("no answer within {time_limit:?}");
+                let text = format!("no answer within {:?}", rounded(time_limit));
                 let silence = BackendError::new(FailureKind::MaybeApplied, text);
                 self.store_status.report(sent, Err(&silence));
                 Vec::new()

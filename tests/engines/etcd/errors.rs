@@ -60,7 +60,21 @@ async fn users_and_roles_are_respected() {
     let error = LockPool::connect(&other).await.unwrap_err();
     says("no rights", &error, ErrorKind::Backend, &["permission denied", "grant-permission"]);
     let given = || async { Ok::<_, std::io::Error>(Credentials::new("worker", CANARY)) };
-    let pool = LockPool::builder(url("worker:wrong@", "/locks")).credentials(given);
+    let error = LockPool::builder(url("worker:wrong@", "/locks"))
+        .credentials(given)
+        .connect()
+        .await
+        .unwrap_err();
+    says("two passwords", &error, ErrorKind::Config, &["the URL has a password", "leave"]);
+    let pool = LockPool::builder(url("", "/locks")).credentials(given);
+    let password = || async { Ok::<_, std::io::Error>(Credentials::password(CANARY)) };
+    let error = LockPool::builder(url("", "/locks")).credentials(password).connect().await;
+    says(
+        "no user",
+        &error.unwrap_err(),
+        ErrorKind::Backend,
+        &["named no user", "(user, password)"],
+    );
     cycle(&pool.connect().await.unwrap(), "order:1").await;
     // Roles change while a lock is held.
     let guard = pools[0].lock("order:2").acquire().await.unwrap();

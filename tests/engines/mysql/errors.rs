@@ -75,7 +75,9 @@ async fn a_password_is_checked_and_never_shown() {
     let error = LockPool::connect(&url("wrong")).await.unwrap_err();
     says("a wrong password", &error, ErrorKind::Backend, &["1045", "user and password"]);
     let given = || async { Ok::<_, std::io::Error>(Credentials::new("secret", CANARY)) };
-    let pool = LockPool::builder(url("wrong")).credentials(given).connect().await.unwrap();
+    let error = LockPool::builder(url("wrong")).credentials(given).connect().await.unwrap_err();
+    says("two passwords", &error, ErrorKind::Config, &["the URL has a password", "leave"]);
+    let pool = LockPool::builder(url("")).credentials(given).connect().await.unwrap();
     cycle(&pool, "order:1").await;
 }
 

@@ -70,7 +70,11 @@ async fn a_password_is_checked_and_never_shown() {
     let error = LockPool::connect(&url("wrong")).await.unwrap_err();
     says("a wrong password", &error, ErrorKind::Backend, &["28P01", "user and password"]);
     let given = || async { Ok::<_, std::io::Error>(Credentials::new("worker", CANARY)) };
-    let pool = LockPool::builder(url("wrong")).credentials(given).connect().await.unwrap();
+    for two in [url("wrong"), url("") + "&password=wrong"] {
+        let error = LockPool::builder(two).credentials(given).connect().await.unwrap_err();
+        says("two passwords", &error, ErrorKind::Config, &["the URL has a password", "leave"]);
+    }
+    let pool = LockPool::builder(url("")).credentials(given).connect().await.unwrap();
     cycle(&pool, "order:1").await;
 }
 

@@ -36,7 +36,10 @@ async fn nodes_of_a_login_are_refused_to_others() {
         says(case, &error, ErrorKind::Backend, &["refuses access", "code -102", "user:password@"]);
     }
     let given = || async { Ok::<_, std::io::Error>(Credentials::new("worker", CANARY)) };
-    let pool = LockPool::builder(url("worker:wrong@", "")).credentials(given);
+    let error =
+        LockPool::builder(url("worker:wrong@", "")).credentials(given).connect().await.unwrap_err();
+    says("two passwords", &error, ErrorKind::Config, &["the URL has a password", "leave"]);
+    let pool = LockPool::builder(url("", "")).credentials(given);
     cycle(&pool.connect().await.unwrap(), "order:1").await;
     let error = LockPool::connect(&url("", "/below")).await.unwrap_err();
     says("no rights on the path", &error, ErrorKind::Backend, &["refuses access"]);

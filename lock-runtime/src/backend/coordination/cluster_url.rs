@@ -124,7 +124,7 @@ impl UrlForm {
         let Self { store, scheme, .. } = self;
         let Some((user, password)) = login.split_once(':') else {
             return Err(wrong(format!("the login in the {store} URL has no password"))
-                .remedy(format!("write `{scheme}://user:password@host/locks`")));
+                .remedy(format!("write `{scheme}://user:password@host/locks`, or leave the login out beside `.credentials(..)`")));
         };
         Ok((self.decoded(user)?, self.decoded(password)?))
     }

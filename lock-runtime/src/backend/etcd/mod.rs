@@ -65,6 +65,7 @@ use self::server_error::unanswered;
 use self::transport::MemberDialer;
 use self::url::EtcdCluster;
 use self::watches::KeyWatches;
+use crate::backend::credentials::beside_password;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
@@ -72,7 +73,7 @@ use crate::backend::{
     Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
     ReleaseRequest, Warning,
 };
-use crate::base::error::{ErrorKind, LockError};
+use crate::base::error::LockError;
 use crate::base::key::Key;
 
 /// Opens the store at `url`, which has the scheme of etcd.
@@ -81,12 +82,9 @@ pub(crate) async fn open(
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     let cluster = EtcdCluster::parse(url)?;
-    if config.sentinel_credentials.is_some() {
-        return Err(LockError::new(ErrorKind::Config, "etcd has no sentinels")
-            .remedy("leave `.sentinel_credentials(..)` out"));
-    }
     let config = config.with_connect_timeout(cluster.connect_timeout);
-    let dialer = MemberDialer::new(cluster, config.credentials.cloned(), config.limits()).await?;
+    let credentials = beside_password(config.credentials, cluster.login.is_some())?;
+    let dialer = MemberDialer::new(cluster, credentials, config.limits()).await?;
     Ok(Arc::new(Etcd::connect(Arc::new(dialer), config).await.map_err(LockError::backend)?))
 }
 

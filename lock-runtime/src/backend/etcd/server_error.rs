@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::etcd::protocol::protobuf::MalformedMessage;
 use crate::backend::{BackendError, FailureKind};
+use crate::base::text::rounded;
 
 const PERMISSION_DENIED: u32 = 7;
 
@@ -296,7 +297,7 @@ pub(crate) fn login_wanted() -> BackendError {
 /// An attempt to connect has taken too long.
 #[cold]
 pub(crate) fn too_slow(member: &str, limit: Duration) -> BackendError {
-    unreachable(member, &format!("it has not served within {limit:?}"))
+    unreachable(member, &format!("it has not served within {:?}", rounded(limit)))
 }
 
 /// The queue of a key was another one at each look.

@@ -1,10 +1,10 @@
 //! What connections to the members of a cluster are opened with.
 
+use crate::backend::BackendError;
 use crate::backend::Limits;
 use crate::backend::coordination::addresses::ServerAddresses;
 use crate::backend::credentials::Provider;
 use crate::backend::etcd::url::{EtcdCluster, EtcdLogin};
-use crate::backend::{BackendError, FailureKind};
 use crate::base::error::LockError;
 
 /// Opens connections to the members of one cluster.
@@ -32,12 +32,7 @@ impl MemberDialer {
     pub(crate) async fn login(&self) -> Result<Option<EtcdLogin>, BackendError> {
         let Some(provider) = &self.credentials else { return Ok(self.cluster.login.clone()) };
         let given = provider.credentials().await?;
-        let url_user = || self.cluster.login.as_ref().map(|login| login.user.as_str());
-        let Some(user) = given.user().or_else(url_user) else {
-            let message = "the provider of credentials has named no user, and neither has the URL";
-            return Err(BackendError::new(FailureKind::Rejected, message)
-                .remedy("return `Credentials::new(user, password)`, or name a user in the URL"));
-        };
-        Ok(Some(EtcdLogin { user: user.to_owned(), password: given.secret().to_owned() }))
+        let user = given.named_user()?.to_owned();
+        Ok(Some(EtcdLogin { user, password: given.secret().to_owned() }))
     }
 }

@@ -62,12 +62,13 @@ use self::pool_state::MysqlPoolState;
 use self::schema::MysqlStatements;
 use self::session::MysqlConnector;
 use self::url::MysqlUrl;
+use crate::backend::credentials::beside_password;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::Purpose;
 use crate::backend::sql::store::SqlStore;
 use crate::backend::{BackendConfig, BackendError, DynBackend};
-use crate::base::error::{ErrorKind, LockError};
+use crate::base::error::LockError;
 use crate::base::sql_dialect::SqlDialect;
 
 /// Opens the store at `url`, which has the scheme of MySQL.
@@ -76,17 +77,13 @@ pub(crate) async fn open(
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     let database = MysqlUrl::parse(url)?;
-    if config.sentinel_credentials.is_some() {
-        return Err(LockError::new(ErrorKind::Config, "MySQL has no sentinels")
-            .remedy("leave `.sentinel_credentials(..)` out"));
-    }
     let config = config.with_connect_timeout(database.connect_timeout);
     let connector = MysqlConnector {
         statements: MysqlStatements::new(database.names()),
         without_info: MysqlStatements::new(database.names().without_info()),
         encryption: MysqlEncryption::new(database.tls.clone()).await?,
+        credentials: beside_password(config.credentials, database.has_password())?,
         database,
-        credentials: config.credentials.cloned(),
         limits: config.limits(),
         last: AtomicUsize::new(0),
         last_server: Mutex::default(),

@@ -56,6 +56,10 @@ pub(crate) struct MysqlUrl {
 }
 
 impl MysqlUrl {
+    pub(crate) fn has_password(&self) -> bool {
+        self.password.as_ref().is_some_and(|password| !password.is_empty())
+    }
+
     /// The names of the tables.
     pub(crate) fn names(&self) -> TableNames<'_> {
         let info = InfoColumn::Named;

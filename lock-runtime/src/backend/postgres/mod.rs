@@ -50,12 +50,13 @@ use self::link::PoolState;
 use self::schema::Statements;
 use self::session::{Connector, Encryption};
 use self::url::Database;
+use crate::backend::credentials::beside_password;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::sql::pin::FenceTable;
 use crate::backend::sql::sender::Purpose;
 use crate::backend::sql::store::SqlStore;
 use crate::backend::{BackendConfig, BackendError, DynBackend};
-use crate::base::error::{ErrorKind, LockError};
+use crate::base::error::LockError;
 use crate::base::sql_dialect::SqlDialect;
 
 /// Opens the store at `url`, which has the scheme of PostgreSQL.
@@ -64,17 +65,14 @@ pub(crate) async fn open(
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     let database = Database::parse(url)?;
-    if config.sentinel_credentials.is_some() {
-        return Err(LockError::new(ErrorKind::Config, "PostgreSQL has no sentinels")
-            .remedy("leave `.sentinel_credentials(..)` out"));
-    }
     let config = config.with_connect_timeout(database.connect_timeout());
+    let credentials = beside_password(config.credentials, database.has_password())?;
     let statements = Arc::new(Statements::new(database.names()));
     let tls = Encryption::new(database.tls.clone()).await?;
     let connector = Connector {
         database: Arc::new(database),
         statements,
-        credentials: config.credentials.cloned(),
+        credentials,
         tls,
         limits: config.limits(),
         last: Arc::default(),

@@ -129,6 +129,11 @@ impl Database {
     }
 
     /// The time limit for connecting in the URL.
+    pub(crate) fn has_password(&self) -> bool {
+        let password = self.servers.first().and_then(|server| server.get_password());
+        password.is_some_and(|password| !password.is_empty())
+    }
+
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.servers.first()?.get_connect_timeout().copied()
     }
@@ -171,11 +176,14 @@ fn server(address: &str) -> Result<Config, LockError> {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     // A connection that a firewall has dropped ends with nothing but silence.
-    if config.get_keepalives_idle() >= Duration::from_secs(60 * 60) {
+    if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
         config.keepalives_idle(KEEPALIVE);
     }
     if config.get_keepalives_interval().is_none() {
-        config.keepalives_interval(KEEPALIVE / 2).keepalives_retries(3);
+        config.keepalives_interval(KEEPALIVE / 2);
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(3);
     }
     if config.get_tcp_user_timeout().is_none() {
         config.tcp_user_timeout(3 * KEEPALIVE);

@@ -11,7 +11,7 @@ use url::{Host, Url};
 
 use crate::backend::BackendConfig;
 use crate::backend::Warning;
-use crate::backend::credentials::Provider;
+use crate::backend::credentials::{Provider, beside_password};
 use crate::backend::tls_files::{TlsFiles, Trust};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::text;
@@ -190,11 +190,8 @@ impl Endpoint {
 
     /// With `provider` in place of the URL's password.
     pub(crate) fn with_credentials(self, provider: Option<&Provider>) -> Result<Self, LockError> {
-        if provider.is_some() && self.login.password().is_some() {
-            return Err(wrong("the URL has a password, and the pool a provider of credentials")
-                .remedy("leave the password out of the URL; the provider's password is used"));
-        }
-        Ok(Self { credentials: provider.cloned(), ..self })
+        let credentials = beside_password(provider, self.login.password().is_some())?;
+        Ok(Self { credentials, ..self })
     }
 
     /// A weakness of connections to it that work.

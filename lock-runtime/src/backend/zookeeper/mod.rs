@@ -64,6 +64,7 @@ use self::transport::EnsembleDialer;
 use self::ttl_classes::TtlClasses;
 use self::url::Ensemble;
 use crate::backend::coordination::positions::in_positions;
+use crate::backend::credentials::beside_password;
 use crate::backend::queue_events::QueueEvents;
 use crate::backend::unclaimed_grants::release_unclaimed;
 use crate::backend::{
@@ -71,7 +72,7 @@ use crate::backend::{
     Inspection, KeyList, KeyPattern, LeaseRef, LeaseStatus, Notifier, ReleaseOutcome,
     ReleaseRequest, Warning,
 };
-use crate::base::error::{ErrorKind, LockError};
+use crate::base::error::LockError;
 use crate::base::key::Key;
 
 /// Opens the store at `url`, which has the scheme of ZooKeeper.
@@ -80,13 +81,9 @@ pub(crate) async fn open(
     config: BackendConfig<'_>,
 ) -> Result<Arc<dyn DynBackend>, LockError> {
     let ensemble = Ensemble::parse(url)?;
-    if config.sentinel_credentials.is_some() {
-        return Err(LockError::new(ErrorKind::Config, "ZooKeeper has no sentinels")
-            .remedy("leave `.sentinel_credentials(..)` out"));
-    }
     let config = config.with_connect_timeout(ensemble.connect_timeout);
-    let dialer =
-        EnsembleDialer::new(ensemble, config.credentials.cloned(), config.limits()).await?;
+    let credentials = beside_password(config.credentials, ensemble.login.is_some())?;
+    let dialer = EnsembleDialer::new(ensemble, credentials, config.limits()).await?;
     Ok(Arc::new(ZooKeeper::connect(Arc::new(dialer), config).await.map_err(LockError::backend)?))
 }
 

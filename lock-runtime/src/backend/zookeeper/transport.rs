@@ -15,6 +15,7 @@ use crate::backend::zookeeper::server_error::{malformed, unreachable};
 use crate::backend::zookeeper::url::Ensemble;
 use crate::backend::{BackendError, Limits};
 use crate::base::error::LockError;
+use crate::base::text::rounded;
 
 /// The longest frame that is read. The names in the queue of a key come in one frame.
 const LONGEST_FRAME: usize = 32 << 20;
@@ -54,7 +55,7 @@ impl EnsembleDialer {
         let name = self.servers.name(server);
         let opened = timeout(limit, self.open_in_time(server, &name, identity, asked)).await;
         opened.unwrap_or_else(|_| {
-            let why = format!("it has not opened a session within {limit:?}");
+            let why = format!("it has not opened a session within {:?}", rounded(limit));
             Err(unreachable(&name, &why).into())
         })
     }
@@ -104,9 +105,7 @@ impl EnsembleDialer {
     async fn login(&self) -> Result<Option<String>, BackendError> {
         let Some(provider) = &self.credentials else { return Ok(self.ensemble.login.clone()) };
         let given = provider.credentials().await?;
-        let url_user = || self.ensemble.login.as_deref()?.split_once(':').map(|(user, _)| user);
-        let user = given.user().or_else(url_user).unwrap_or_default();
-        Ok(Some(format!("{user}:{}", given.secret())))
+        Ok(Some(format!("{}:{}", given.named_user()?, given.secret())))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::base::jitter;
 use crate::base::lock_spec::LockSpec;
 use crate::base::options::{Policy, Wait};
 use crate::base::owner::Owner;
+use crate::base::text::rounded;
 
 /// How long one acquire request may take.
 #[derive(Clone, Copy, Debug)]
@@ -241,7 +242,7 @@ pub(crate) fn is_cut_off(
 fn silence(waited: Duration) -> BackendError {
     BackendError::new(
         FailureKind::MaybeApplied,
-        format!("the store did not answer within {waited:?}"),
+        format!("the store did not answer within {:?}", rounded(waited)),
     )
     .remedy("check that the store is up and reachable; a grant that may have been made is released")
 }

@@ -30,6 +30,7 @@ use crate::backend::redis::slot_map::Address;
 use crate::backend::{Backend, BackendConfig, BackendError, FailureKind, Notifier, Warning};
 use crate::base::error::LockError;
 use crate::base::key::Key;
+use crate::base::text::rounded;
 
 /// One node. It keeps its connections up until it is closed.
 pub(crate) struct QuorumNode {
@@ -182,7 +183,7 @@ impl QuorumNode {
 
 /// The node `name` has not answered for `waited`.
 pub(crate) fn timeout_error(name: &str, waited: Duration) -> BackendError {
-    let message = format!("Redis at {name} did not answer within {waited:?}");
+    let message = format!("Redis at {name} did not answer within {:?}", rounded(waited));
     BackendError::new(FailureKind::MaybeApplied, message)
         .remedy("check that the node is up and reachable; its connection comes back by itself")
 }
