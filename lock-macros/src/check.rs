@@ -257,6 +257,11 @@ fn foreign_placeholders(
     }
     for sign in ["{}", "{:?}", "%s", "%d"] {
         for (at, _) in text.match_indices(sign) {
+            // `50%discount` is a word.
+            let rest = &text[at + sign.len()..];
+            if sign.starts_with('%') && rest.starts_with(char::is_alphanumeric) {
+                continue;
+            }
             errors.push_fault(
                 literal,
                 &Fault::new(at..at + sign.len(), format!("`{sign}` {literal_text}"))

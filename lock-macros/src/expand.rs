@@ -30,8 +30,8 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::Expr;
 use syn::spanned::Spanned;
+use syn::{Attribute, Expr, FnArg};
 
 use crate::args::Args;
 use crate::item::{Function, nameable};
@@ -262,9 +262,11 @@ impl Expansion<'_> {
         let runtime = self.runtime.at(span);
         let alternative = match &self.args.on_conflict {
             Some(OnConflict::Fallback(path)) => {
-                let arguments = self.params.iter().filter_map(|param| match param {
-                    Param::Receiver(name) | Param::Plain(name) => Some(name),
-                    Param::Pattern { .. } => None,
+                let inputs = self.function.sig.inputs.iter();
+                let arguments = inputs.zip(self.params.iter()).filter_map(|(input, param)| {
+                    let (Param::Receiver(name) | Param::Plain(name)) = param else { return None };
+                    let cfgs = attributes(input).iter().filter(|it| it.path().is_ident("cfg"));
+                    Some(quote!(#(#cfgs)* #name))
                 });
                 quote_spanned!(span=> #path(#(#arguments),*).await)
             }
@@ -289,6 +291,13 @@ impl Expansion<'_> {
         let span = located(self.function.output_span());
         let runtime = self.runtime.at(span);
         quote_spanned!(span=> #runtime::FromLockError::from_lock_error(__error))
+    }
+}
+
+fn attributes(input: &FnArg) -> &[Attribute] {
+    match input {
+        FnArg::Receiver(receiver) => &receiver.attrs,
+        FnArg::Typed(argument) => &argument.attrs,
     }
 }
 

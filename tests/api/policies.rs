@@ -42,7 +42,13 @@ mod conflict {
     }
 
     #[distributed_lock(key = "job:<id>", pool = pool, wait = "0s", on_conflict = instead)]
-    async fn falls_back(pool: &LockPool, id: u64, name: String) -> Result<String, LockError> {
+    async fn falls_back(
+        pool: &LockPool,
+        id: u64,
+        #[cfg(windows)] handle: isize,
+        #[cfg(test)] name: String,
+        #[cfg(not(test))] name: &str,
+    ) -> Result<String, LockError> {
         Ok(format!("{name} did {id}"))
     }
 

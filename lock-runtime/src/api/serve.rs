@@ -189,14 +189,21 @@ async fn serve_by<S: IntoFuture>(
         driver.run(sleep)
     };
     let (stop, stopped) = watch::channel(false);
-    let mut no_grace = pin!(no_grace);
+    let (mut signal, mut no_grace) = (pin!(signal), pin!(no_grace));
     let mut server = pin!(server(Stopped::new(stopped)).into_future());
     tokio::select! {
         biased;
         output = &mut server => {
+            // No signal has begun this shutdown: the first one ends its grace period.
+            let no_grace = pin!(async {
+                tokio::select! {
+                    () = signal => {}
+                    () = no_grace => {}
+                }
+            });
             return Ok(Served { output: Some(output), locks: shutdown_by(grace, no_grace).await });
         }
-        () = signal => {}
+        () = &mut signal => {}
     }
     let end = Clock::Boot.now() + grace;
     stop.send_replace(true);

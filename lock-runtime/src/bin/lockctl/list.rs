@@ -27,6 +27,8 @@ enum LeftOut {
     None,
     /// More than the limit.
     AboveLimit,
+    /// Those behind the point at which the store's search ended: it has too many keys, or moves some.
+    BehindSearch,
     /// Not read, as the store no longer answered.
     Unread(usize),
 }
@@ -46,7 +48,11 @@ impl Listing {
         /// How long reads without any answer may take: a store that has gone takes its time limit for each of them.
         const PATIENCE: Duration = Duration::from_secs(2);
         let found = pool.list(args.pattern(), args.limit).await?;
-        let left_out = if found.is_complete { LeftOut::None } else { LeftOut::AboveLimit };
+        let left_out = match found.is_complete {
+            true => LeftOut::None,
+            false if found.keys.len() >= args.limit => LeftOut::AboveLimit,
+            false => LeftOut::BehindSearch,
+        };
         let rows = Vec::with_capacity(found.keys.len());
         let mut listing = Self { rows, left_out, has_answer: false };
         let mut keys = found.keys.into_iter();
@@ -75,9 +81,10 @@ impl Listing {
         }
     }
 
-    /// Rows without a holder are no success.
-    fn end(&self) -> End {
+    /// Rows without a holder are no success, and neither is a part of the rows.
+    pub(crate) fn end(&self) -> End {
         match self.rows.iter().any(|(_, shown)| shown.is_err()) {
+            false if self.left_out == LeftOut::BehindSearch => End::Warned,
             false => End::Done,
             true if self.has_answer => End::Warned,
             true => End::Unreachable,
@@ -128,6 +135,9 @@ impl Listing {
             LeftOut::None => {}
             LeftOut::AboveLimit => {
                 text += "there are more: pass a pattern, or a greater `--limit`\n";
+            }
+            LeftOut::BehindSearch => {
+                text += "the search has ended early, and locks may be missing: the store has too many keys, or moves some; `lockctl show KEY` reads one lock\n";
             }
             LeftOut::Unread(count) => {
                 let _ = writeln!(text, "{count} more were not read: the store no longer answers");
@@ -195,5 +205,15 @@ mod tests {
              there are more: pass a pattern, or a greater `--limit`\n"
         );
         assert_eq!(listing.json()["locks"][0]["key"], "a");
+        assert_eq!(listing.end(), End::Done);
+    }
+
+    #[test]
+    fn a_search_that_ended_early_is_told_and_no_success() {
+        let listing =
+            Listing { rows: Vec::new(), left_out: LeftOut::BehindSearch, has_answer: false };
+        assert!(listing.text().contains("locks may be missing"), "{}", listing.text());
+        assert_eq!(listing.json()["complete"], false);
+        assert_eq!(listing.end(), End::Warned);
     }
 }

@@ -17,6 +17,7 @@ mod secret;
 mod show;
 mod watch;
 
+use std::borrow::Cow;
 use std::process::ExitCode;
 
 use anstream::eprint;
@@ -24,7 +25,7 @@ use clap::{CommandFactory, Parser};
 
 use crate::args::{Command, CommandLine};
 use crate::failure::Failure;
-use crate::output::{End, Output};
+use crate::output::{End, Output, printable};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -47,9 +48,16 @@ fn misused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         error.exit();
     }
-    let text = error.render().ansi().to_string();
-    let arguments = std::env::args_os();
-    eprint!("{}", arguments.fold(text, |text, it| secret::hidden(&text, &it.to_string_lossy())));
+    let arguments: Vec<_> =
+        std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+    let rendered = error.render();
+    // The text quotes arguments, which a terminal could obey.
+    let text = if arguments.iter().all(|it| matches!(printable(it), Cow::Borrowed(_))) {
+        rendered.ansi().to_string()
+    } else {
+        rendered.to_string().split('\n').map(printable).collect::<Vec<_>>().join("\n")
+    };
+    eprint!("{}", arguments.iter().fold(text, |text, it| secret::hidden(&text, it)));
     failure::REFUSED.into()
 }
 

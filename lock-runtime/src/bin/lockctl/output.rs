@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anstream::adapter::strip_str;
+use anstream::{AutoStream, ColorChoice};
 use clap::builder::styling::{AnsiColor, Style};
 use lock_runtime::{LockHolder, OwnerInfo, OwnerTag};
 use serde_json::Value;
@@ -69,6 +71,26 @@ impl Output {
     /// Prints `json` on one line.
     pub(crate) fn json_line(&self, json: &Value) -> io::Result<()> {
         self.raw(format!("{}\n", escaped(&json.to_string())).as_bytes())
+    }
+
+    /// Shows `text` in place of what the terminal shows. Elsewhere it follows what was printed before.
+    pub(crate) fn screen(&self, text: &str) -> io::Result<()> {
+        /// To the first line of the terminal.
+        const TOP: &str = "\u{1b}[H";
+        /// Clears what is left of the line, and of the screen.
+        const REST_OF_LINE: &str = "\u{1b}[K";
+        const REST_OF_SCREEN: &str = "\u{1b}[J";
+        let stdout = io::stdout();
+        if !stdout.is_terminal() || std::env::var_os("TERM").is_some_and(|it| it == "dumb") {
+            return self.raw(text.as_bytes());
+        }
+        // Without colours `anstream` would drop these sequences, too.
+        let is_plain = AutoStream::choice(&stdout) == ColorChoice::Never;
+        let text = if is_plain { strip_str(text).to_string() } else { text.to_owned() };
+        let text = text.replace('\n', &format!("{REST_OF_LINE}\n"));
+        let mut stdout = stdout.lock();
+        write!(stdout, "{TOP}{text}{REST_OF_SCREEN}")?;
+        stdout.flush()
     }
 
     pub(crate) fn raw(&self, bytes: &[u8]) -> io::Result<()> {

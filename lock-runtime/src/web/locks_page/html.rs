@@ -104,7 +104,7 @@ impl Display for Lookup {
                 writeln!(f, "<p class=\"error\">No pool of this name is installed.</p>")
             }
             Self::Answer { key, answer, may_release, forced, .. } => {
-                write!(f, "<section><h2>{}</h2>", Escaped(key))?;
+                write!(f, "<section><h2>{}</h2>", Visible(key))?;
                 if let Some(forced) = forced {
                     forced.fmt(f)?;
                 }
@@ -165,10 +165,10 @@ fn looked_up(f: &mut Formatter<'_>, inspection: &Inspection) -> fmt::Result {
                 None => write!(f, "<dt>holder</dt><dd>a client of another library</dd>")?,
             }
             if let Some(info) = &holder.info {
-                let (host, process) = (Escaped(&info.host), info.process_id);
+                let (host, process) = (Visible(&info.host), info.process_id);
                 write!(f, "<dt>process</dt><dd><code>{host}/{process}</code></dd>")?;
                 if let Some(call_site) = &info.call_site {
-                    write!(f, "<dt>call site</dt><dd><code>{}</code></dd>", Escaped(call_site))?;
+                    write!(f, "<dt>call site</dt><dd><code>{}</code></dd>", Visible(call_site))?;
                 }
             }
             if let Some(expires_in) = holder.expires_in {
@@ -226,7 +226,7 @@ fn held_row(f: &mut Formatter<'_>, lock: &HeldLock) -> fmt::Result {
     write!(f, "<tr><td data-label=\"key\">")?;
     for (index, key) in lock.keys.iter().enumerate() {
         let separator = if index == 0 { "" } else { " " };
-        write!(f, "{separator}<code>{}</code>", Escaped(key.as_str()))?;
+        write!(f, "{separator}<code>{}</code>", Visible(key.as_str()))?;
     }
     if lock.lingers {
         write!(f, " <span class=\"lingers\">lingers</span>")?;
@@ -253,7 +253,7 @@ fn waited_row(f: &mut Formatter<'_>, waited: &WaitedKey) -> fmt::Result {
     writeln!(
         f,
         "<tr><td data-label=\"key\"><code>{}</code><td data-label=\"tasks\">{}<td data-label=\"first one waits\">{}</tr>",
-        Escaped(waited.key.as_str()),
+        Visible(waited.key.as_str()),
         waited.waiting,
         Span(waited.waited_for)
     )
@@ -286,6 +286,28 @@ impl Display for Escaped<'_> {
     }
 }
 
+/// Text that is read: without characters that are not seen, or that change the order of others.
+struct Visible<'a>(&'a str);
+
+impl Display for Visible<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let hidden = |it: char| {
+            it.is_control()
+                || matches!(
+                    it,
+                    '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}'
+                )
+        };
+        for part in self.0.split_inclusive(hidden) {
+            let seen = part.trim_end_matches(hidden);
+            Escaped(seen).fmt(f)?;
+            write!(f, "{}", part[seen.len()..].escape_default())?;
+        }
+        Ok(())
+    }
+}
+
 /// A duration in the largest unit that fits, with one decimal below a minute.
 struct Span(Duration);
 
@@ -306,6 +328,12 @@ mod tests {
     use super::*;
     use crate::base::inspection::LockHolder;
     use crate::base::owner_info::OwnerInfo;
+
+    #[test]
+    fn a_character_that_is_not_seen_is_escaped() {
+        let text = Visible("order:1\u{202e}24<\u{200b}\u{7}注").to_string();
+        assert_eq!(text, "order:1\\u{202e}24&lt;\\u{200b}\\u{7}注");
+    }
 
     #[test]
     fn markup_in_a_key_is_text() {
