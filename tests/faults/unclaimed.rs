@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use lock_runtime::testing::{Fault, FaultyBackend, Operation, open_backend};
-use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool};
+use lock_runtime::{ErrorKind, LockError, LockGuard, LockPool, Progress};
 use lock_tests::prelude::*;
 
 const KEY: &str = "order:7";
@@ -50,6 +50,24 @@ async fn a_parked_acquire_keeps_others_out_for_one_ttl_at_most() {
     is_given_back(acquire.await);
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
+}
+
+/// Its lease may end before its `wait` does. No body has begun, so the `min_hold` keeps no other owner out.
+#[tokio::test(start_paused = true)]
+async fn a_parked_acquire_that_is_lost_has_no_min_hold() {
+    for is_polled in [true, false] {
+        let ([ours, theirs], _) = pools(&format!("unclaimed-min-hold-{is_polled}")).await;
+        let request = ours.lock(KEY).ttl(TTL).renew(false).min_hold(TTL * 600).lock_delay(TTL);
+        let acquire = parked(request.wait(TTL * 300).acquire()).await;
+        tokio::time::sleep(TTL / 2).await;
+        assert!(theirs.lock(KEY).try_acquire().await.unwrap().is_none(), "it was granted");
+        tokio::time::sleep(TTL).await;
+        if is_polled {
+            let error = acquire.await.unwrap_err();
+            assert_eq!((error.kind(), error.progress()), (ErrorKind::Lost, Progress::NotStarted));
+        }
+        theirs.lock(KEY).wait(TTL).acquire().await.unwrap().release().await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

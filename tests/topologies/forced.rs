@@ -121,3 +121,19 @@ async fn a_client_of_another_library_keeps_its_lock() {
     assert!(error.to_string().contains("another library"), "{error}");
     assert_eq!(server.cli(&["GET", "order:1"]), "worker-7");
 }
+
+/// The next call of this process would take the lease without a request.
+#[tokio::test]
+async fn a_lock_that_lingers_in_this_process() {
+    let server = RedisServer::start();
+    let pool = LockPool::connect(&server.url()).await.unwrap();
+    let other = LockPool::connect(&server.url()).await.unwrap();
+    let guard = pool.lock("order:1").linger(DEADLINE).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    let holder = pool.inspect("order:1").await.unwrap().holder.expect("it lingers");
+    assert!(pool.force_release("order:1", &holder).await.unwrap());
+    let next = other.lock("order:1").acquire().await.unwrap();
+    assert!(pool.lock("order:1").try_acquire().await.unwrap().is_none());
+    next.verify().await.unwrap();
+    next.release().await.unwrap();
+}

@@ -8,14 +8,17 @@ use crate::backend::{FailureKind, ReleaseOutcome, ReleaseRequest};
 use crate::base::error::{ErrorKind, LockError};
 use crate::base::inspection::LockHolder;
 use crate::base::key::Key;
+use crate::base::loss::Loss;
+use crate::base::options::ReleaseMode;
 use crate::exec::events;
+use crate::lease::held_lease::LeaseOwner;
 
 impl LockPool {
     /// Takes the lock of `key` from `holder`, as [`inspect`](Self::inspect) has shown it, for a holder that hangs. Returns
     /// whether it was that holder's: `false` if it is free by now, or if another owner has it, which keeps it.
     ///
     /// The next owner in the wait queue is granted the lock at once, with a greater fence. The former holder learns of it by its next
-    /// renewal, or by a notification where the store sends one: its lease is lost, and its body is cancelled. Until then both run,
+    /// renewal, by a notification where the store sends one, and at once if it is this pool: its lease is lost, and its body is cancelled. Until then both run,
     /// and only [fences](crate::Fence) keep late writes out. Its other keys stay its own until then.
     ///
     /// An owner is a grant of a process. Where the lock passes from task to task within it, or lingers there, the task that is hit
@@ -47,7 +50,8 @@ impl LockPool {
     /// release the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout`: the lock may be released.
+    /// [`ErrorKind::Backend`] if the store does not answer within the pool's `request_timeout` (four times that on `redlock://`,
+    /// `etcd://` and `zookeeper://`): the lock may be released.
     /// [`ErrorKind::Config`] if the holder is a client of another library, [`ErrorKind::InvalidKey`].
     pub async fn force_release(
         &self,
@@ -120,6 +124,15 @@ impl LockPool {
             };
             if let (Some(owner), Some(was_held)) = (owner, was_held) {
                 events::released_by_force(core.name(), owner, was_held, operator);
+            }
+            if let (Some(owner), Ok(true)) = (owner, &released) {
+                // A hold of this pool does not wait for its next renewal.
+                let leases = core.tracker.leases();
+                for lease in leases.iter().filter(|lease| lease.owner.tag() == owner) {
+                    if lease.lose(Loss::Taken) && !lease.has_holder() {
+                        drop(core.clone().end_hold(lease, ReleaseMode::Background));
+                    }
+                }
             }
             released
         };

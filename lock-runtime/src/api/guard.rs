@@ -22,7 +22,7 @@ use crate::lock::core::PoolCore;
 use crate::lock::hold;
 
 /// A held lock. Dropping it releases the lock in the background, also when the caller's runtime has ended;
-/// [`release`](Self::release) waits until other owners can have it.
+/// [`release`](Self::release) waits until other owners can have it, or until it lingers.
 ///
 /// The lease is renewed as long as the guard lives. When it cannot be renewed, its validity ends in time:
 /// [`is_held`](Self::is_held) becomes `false` by the local clock, without any answer.
@@ -48,11 +48,13 @@ impl LockGuard {
     /// # Errors
     /// Why the lease is over already, if it is.
     pub(crate) fn pick_up(core: Arc<PoolCore>, lease: HeldLease) -> Result<Self, LockError> {
-        if !lease.lease().pick_up() {
+        // Validity may have ended while this thread was blocked or the machine suspended. No body begins then, so no `min_hold` does.
+        let offered = lease.lease();
+        let is_lost = !offered.is_held() && (offered.withdraw() || offered.loss().is_some());
+        if !is_lost && !offered.pick_up() {
             return Err(unclaimed());
         }
         let guard = Self { core, hold: Hold::Owned(lease), span: CallSpan::default() };
-        // Validity may have ended while this thread was blocked or the machine suspended.
         if guard.is_held() { Ok(guard) } else { Err(guard.end_error()) }
     }
 
@@ -251,7 +253,8 @@ impl LockGuard {
         error.after(Progress::Unfinished)
     }
 
-    /// Releases the lock and waits until the store has confirmed it.
+    /// Releases the lock and waits until the store has confirmed it. With a `linger` the lock may stay in this process instead,
+    /// which takes no request.
     ///
     /// Dropping the future does not keep the lock: the release goes on in the background.
     ///

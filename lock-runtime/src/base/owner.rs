@@ -83,9 +83,10 @@ impl RandomBuffer {
         BUFFER.with_borrow_mut(|buffer| {
             let is_own = buffer.process.as_ref().is_some_and(Process::is_current);
             if buffer.used == buffer.bytes.len() || !is_own {
-                buffer.process = Some(Process::current());
+                // A failure must not leave the bytes of the parent of a fork to be used.
+                buffer.process = None;
                 getrandom::fill(&mut buffer.bytes)?;
-                buffer.used = 0;
+                (buffer.process, buffer.used) = (Some(Process::current()), 0);
             }
             let mut token = [0; 16];
             let fresh = &mut buffer.bytes[buffer.used..][..16];

@@ -230,6 +230,11 @@ impl Lease {
         self.offer.end(Offer::PICKED_UP)
     }
 
+    /// Withdraws the grant. `false` if the caller has it, or it was withdrawn before.
+    pub(crate) fn withdraw(&self) -> bool {
+        self.offer.end(Offer::EXPIRED)
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.clock.now() < self.valid_until()
     }
@@ -309,8 +314,11 @@ impl Lease {
     }
 
     fn locked_after(&self, delays: impl FnOnce(Loss) -> bool) -> Duration {
-        let min_hold =
-            if self.offer.is_picked_up() { self.remaining_min_hold() } else { Duration::ZERO };
+        // No body has begun under it.
+        if !self.has_holder || !self.offer.is_picked_up() {
+            return Duration::ZERO;
+        }
+        let min_hold = self.remaining_min_hold();
         if self.ttl.delay().is_zero() || !self.loss().is_some_and(delays) {
             return min_hold;
         }

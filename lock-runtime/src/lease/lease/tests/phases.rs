@@ -587,6 +587,9 @@ async fn a_lease_that_was_not_picked_up_has_no_min_hold() {
     let lease = granted(plain().min_hold(secs(5)), clock);
     assert_eq!(lease.locked_after_release(), Duration::ZERO);
     assert_eq!(lease.to_store().min_hold, secs(5), "renewals keep it");
+    let lost = granted(plain().min_hold(secs(5)).lock_delay(secs(2)), clock);
+    assert!(lost.lose(Loss::Taken) && lost.withdraw() && !lost.pick_up());
+    assert_eq!(lost.locked_after_release(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
