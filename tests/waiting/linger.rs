@@ -127,6 +127,19 @@ async fn a_call_that_cannot_take_the_lease_waits_for_its_release_alone() {
     }
 }
 
+/// It waits for the release, and not for the other key.
+#[tokio::test(start_paused = true)]
+async fn a_single_try_that_ends_a_linger_sends_one_request() {
+    let (pool, faults, other) = pools("single-try").await;
+    let held = other.lock("other").acquire().await.unwrap();
+    lingering(&pool, LONG).acquire().await.unwrap().release().await.unwrap();
+    let (began, before) = (tokio::time::Instant::now(), requests(&faults)[0]);
+    assert!(pool.lock_all([KEY, "other"]).try_acquire().await.unwrap().is_none());
+    assert!(began.elapsed() < ms(5), "{:?}", began.elapsed());
+    assert_eq!(requests(&faults)[0], before + 1);
+    held.release().await.unwrap();
+}
+
 /// A request for several keys is in the queue of another key when the lock begins to linger.
 #[tokio::test(start_paused = true)]
 async fn a_request_for_several_keys_ends_a_linger_that_it_meets_later() {

@@ -221,9 +221,11 @@ pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration 
     limits.longest.min(waits).min(policy.ttl.validity())
 }
 
-/// Whether `attempts` requests are all that `retry_count` allows.
+/// Whether `attempts` requests are all that `retry_count` allows, or an acquire that may not wait: its time may be longer, for a
+/// release of this process before its request.
 pub(crate) fn is_out_of_attempts(policy: &Policy, attempts: u32) -> bool {
-    policy.retry_count.is_some_and(|count| attempts > count)
+    let is_single_try = policy.wait == Wait::For(Duration::ZERO);
+    policy.retry_count.is_some_and(|count| attempts > count) || (is_single_try && attempts > 0)
 }
 
 /// Whether an outage ends a wait without a deadline: one of ten request timeouts, within the wait.
