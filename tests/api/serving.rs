@@ -423,8 +423,8 @@ fn a_second_signal_ends_the_grace_of_work_that_is_not_the_servers() {
 }
 
 async fn is_stopped_by_a_second_signal() {
-    // A server that ends by itself begins the shutdown: the first signal ends its grace.
-    for waits_for_the_first in [true, false] {
+    // A server that ends by itself begins the shutdown: the first signal ends its grace. It comes before the case that sends several.
+    for waits_for_the_first in [false, true] {
         let pool = lock_runtime::init("memory://").await.unwrap();
         let held = pool.lock("k").acquire().await.unwrap();
         let (begins, begun) = oneshot::channel();
