@@ -45,7 +45,7 @@ mod conflict {
     async fn falls_back(
         pool: &LockPool,
         id: u64,
-        #[cfg(windows)] handle: isize,
+        #[cfg(any())] absent: u32,
         #[cfg(test)] name: String,
         #[cfg(not(test))] name: &str,
     ) -> Result<String, LockError> {

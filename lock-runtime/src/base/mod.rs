@@ -39,3 +39,5 @@ pub(crate) mod sql_fence_gate;
 pub(crate) mod sync;
 pub(crate) mod template_shape;
 pub(crate) mod text;
+#[cfg(any(feature = "axum", feature = "actix"))]
+pub(crate) mod unprintable;

@@ -235,6 +235,12 @@ impl Lease {
         self.offer.end(Offer::EXPIRED)
     }
 
+    /// Whether no holder will release it when it is lost: the lock lingers, or the grant was not picked up and is withdrawn by
+    /// this call.
+    pub(crate) fn ends_without_holder(&self) -> bool {
+        !self.has_holder || self.withdraw()
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.clock.now() < self.valid_until()
     }

@@ -248,9 +248,9 @@ impl RenewalScheduler {
     }
 }
 
-/// A lost lease is released by its holder. A lock that lingers has none, and a grant that was not picked up gets none.
+/// A lost lease is released by its holder, if it has one.
 fn end_without_holder(config: &RenewalConfig, lease: &Arc<Lease>) {
-    if !lease.has_holder() || lease.withdraw() {
+    if lease.ends_without_holder() {
         (config.end_hold)(lease);
     }
 }

@@ -93,6 +93,15 @@ fn what_fails_has_a_code_and_a_remedy() {
         let names_it = misused.stderr.contains("redis://***") || misused.stderr.contains("?***");
         assert!(names_it && !misused.stderr.contains("canary"), "{misused:?}");
     }
+    // With characters that a terminal obeys, or that hide others.
+    for url in ["redis://user:can\u{1b}[31mary@127.0.0.1", "redis://user:can\u{202e}ary@127.0.0.1"]
+    {
+        let misused = run(lockctl(["ls", "order:\u{202e}*", url]));
+        assert!(misused.stderr.contains("redis://***"), "{misused:?}");
+        assert!(!misused.stderr.contains("can") && !misused.stderr.contains("ary"), "{misused:?}");
+    }
+    let hides = run(lockctl(["ls", "order:1", "order:\u{202e}2"]));
+    assert!(hides.code == 2 && hides.stderr.contains("order:\\u{202e}2"), "{hides:?}");
     let unknown = run(lockctl(["shw", "order:1"]));
     assert_eq!(unknown.code, 2);
     assert!(unknown.stderr.contains("'show'"), "{unknown:?}");

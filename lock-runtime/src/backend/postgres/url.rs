@@ -128,12 +128,12 @@ impl Database {
         Ok(Self { servers, table, creates, pins, forget_after, tls })
     }
 
-    /// The time limit for connecting in the URL.
     pub(crate) fn has_password(&self) -> bool {
         let password = self.servers.first().and_then(|server| server.get_password());
         password.is_some_and(|password| !password.is_empty())
     }
 
+    /// The time limit for connecting in the URL.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.servers.first()?.get_connect_timeout().copied()
     }

@@ -27,7 +27,7 @@ enum LeftOut {
     None,
     /// More than the limit.
     AboveLimit,
-    /// Those behind the point at which the store's search ended: it has too many keys, or moves some.
+    /// Behind the point at which the search of the store ended: it has too many keys, or moves some.
     BehindSearch,
     /// Not read, as the store no longer answered.
     Unread(usize),

@@ -1,8 +1,8 @@
 //! `lockctl`: shows and tends the locks of a store, from any machine that reaches it.
 //!
-//! A client of the public API: it imports nothing of the library's layers. `args` is the command line, `failure` its
-//! exit codes, `output` text or JSON, and `secret` keeps passwords out of both. `event_lines` prints events. Each
-//! command has a file.
+//! A client of the public API: it imports nothing of the library's layers, and includes one file of them. `args` is the
+//! command line, `failure` its exit codes, `output` text or JSON, and `secret` keeps passwords out of both. `event_lines`
+//! prints events. Each command has a file.
 
 mod args;
 mod bench;
@@ -15,17 +15,20 @@ mod output;
 mod release;
 mod secret;
 mod show;
+#[path = "../../base/unprintable.rs"]
+mod unprintable;
 mod watch;
 
-use std::borrow::Cow;
 use std::process::ExitCode;
 
-use anstream::eprint;
+use anstream::adapter::strip_str;
+use anstream::{eprint, eprintln};
 use clap::{CommandFactory, Parser};
 
 use crate::args::{Command, CommandLine};
 use crate::failure::Failure;
 use crate::output::{End, Output, printable};
+use crate::unprintable::is_unprintable;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -48,16 +51,18 @@ fn misused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         error.exit();
     }
-    let arguments: Vec<_> =
-        std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
-    let rendered = error.render();
-    // The text quotes arguments, which a terminal could obey.
-    let text = if arguments.iter().all(|it| matches!(printable(it), Cow::Borrowed(_))) {
-        rendered.ansi().to_string()
+    let arguments = std::env::args_os().map(|it| it.to_string_lossy().into_owned());
+    let (mut text, mut is_printable) = (error.render().ansi().to_string(), true);
+    for argument in arguments {
+        // Before any character is escaped: the text still has the argument as it is.
+        text = secret::hidden(&text, &argument);
+        is_printable &= !argument.contains(is_unprintable);
+    }
+    if is_printable {
+        eprint!("{text}");
     } else {
-        rendered.to_string().split('\n').map(printable).collect::<Vec<_>>().join("\n")
-    };
-    eprint!("{}", arguments.iter().fold(text, |text, it| secret::hidden(&text, it)));
+        strip_str(&text).to_string().lines().for_each(|line| eprintln!("{}", printable(line)));
+    }
     failure::REFUSED.into()
 }
 

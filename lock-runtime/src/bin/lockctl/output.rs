@@ -13,6 +13,7 @@ use lock_runtime::{LockHolder, OwnerInfo, OwnerTag};
 use serde_json::Value;
 
 use crate::latency::Latency;
+use crate::unprintable::is_unprintable;
 
 pub(crate) const STRONG: Style = Style::new().bold();
 pub(crate) const FAINT: Style = Style::new().dimmed();
@@ -129,16 +130,6 @@ fn escaped(json: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(text)
-}
-
-fn is_unprintable(it: char) -> bool {
-    let is_invisible = matches!(
-        it,
-        // Marks, embeddings, overrides and isolates of bidirectional text, and ends of lines.
-        '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-            | '\u{e0000}'..='\u{e007f}'
-    );
-    it.is_control() || is_invisible
 }
 
 /// The tag of an owner. A client of another library has none.

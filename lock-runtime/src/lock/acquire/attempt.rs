@@ -221,11 +221,11 @@ pub(crate) fn first_time_limit(limits: TimeLimits, policy: &Policy) -> Duration 
     limits.longest.min(waits).min(policy.ttl.validity())
 }
 
-/// Whether `attempts` requests are all that `retry_count` allows, or an acquire that may not wait: its time may be longer, for a
-/// release of this process before its request.
+/// Whether `attempts` requests are all that `retry_count` allows, or a `wait` of zero. Its deadline may be later, for a release of
+/// this process before the request.
 pub(crate) fn is_out_of_attempts(policy: &Policy, attempts: u32) -> bool {
-    let is_single_try = policy.wait == Wait::For(Duration::ZERO);
-    policy.retry_count.is_some_and(|count| attempts > count) || (is_single_try && attempts > 0)
+    let most = if policy.waits() { policy.retry_count } else { Some(0) };
+    most.is_some_and(|count| attempts > count)
 }
 
 /// Whether an outage ends a wait without a deadline: one of ten request timeouts, within the wait.

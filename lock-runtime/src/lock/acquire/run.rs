@@ -40,7 +40,7 @@ struct AcquireTask {
     /// Notified when a request is due early.
     wake: Arc<Notify>,
     failing_since: Option<Instant>,
-    /// The waiter whose event `contended` was sent.
+    /// The last waiter with an event `contended`.
     reported: Option<u64>,
     _token: InFlightToken,
 }

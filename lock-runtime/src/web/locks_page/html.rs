@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::base::error::LockError;
 use crate::base::inspection::Inspection;
+use crate::base::unprintable::is_unprintable;
 use crate::lock::snapshot::{HeldLock, Snapshot, WaitedKey};
 use crate::web::locks_page::assets::{SCRIPT, STYLE};
 
@@ -291,16 +292,8 @@ struct Visible<'a>(&'a str);
 
 impl Display for Visible<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let hidden = |it: char| {
-            it.is_control()
-                || matches!(
-                    it,
-                    '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-                        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}'
-                )
-        };
-        for part in self.0.split_inclusive(hidden) {
-            let seen = part.trim_end_matches(hidden);
+        for part in self.0.split_inclusive(is_unprintable) {
+            let seen = part.trim_end_matches(is_unprintable);
             Escaped(seen).fmt(f)?;
             write!(f, "{}", part[seen.len()..].escape_default())?;
         }
