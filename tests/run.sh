@@ -239,6 +239,9 @@ a_few() {
     tests "testing ${name}, a few at once" cargo test "${all[@]}" --quiet --test "${name}" -- \
         "${left_out[@]}" --test-threads "${few}" "$@"
 }
+models() {
+    tests "exploring the schedules of the models" cargo test "${all[@]}" --quiet --lib -- model_tests::
+}
 doctests() {
     tests "running the doctests" cargo test "${all[@]}" --quiet --doc
 }
@@ -250,8 +253,9 @@ busy_api="shutdown:: serving:: several::opposite_orders"
 busy_waiting="push:: wait_queue:: several_keys:: handoff::handoff_limit handoff::storm multi_key::an_a \
     multi_key::keys_ multi_key::a_key multi_key::given_up"
 
-tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins
-program engines wait_queue::hand_offs
+tests "running the unit tests" cargo test "${all[@]}" --quiet --lib --bins -- --skip model_tests::
+# The models compute, and engines waits for its servers.
+together models "program engines wait_queue::hand_offs"
 together "program observability" "program faults outage::requests" "program waiting ${busy_waiting}"
 program topologies
 program quorum load::
