@@ -17,6 +17,7 @@ use crate::base::key::Key;
 use crate::base::lock_spec::LockSpec;
 use crate::base::loss::Loss;
 use crate::base::measurement::Measurement;
+use crate::base::metrics::LockMetrics;
 use crate::base::options::{Ttl, Wait};
 use crate::base::owner::Owner;
 use crate::base::sync::{Mutex, MutexGuard};
@@ -45,8 +46,9 @@ pub(crate) struct Lease {
     /// When the wait began.
     requested_at: Instant,
     pub(crate) granted_at: Instant,
-    /// This and the next three are from `spec`. A renewal does not read `spec`: with very many leases it is bound by the
+    /// This and the next four are from `spec`. A renewal does not read `spec`: with very many leases it is bound by the
     /// memory that it reads.
+    pub(crate) metrics: LockMetrics,
     store_keys: Arc<[Key]>,
     pub(crate) ttl: Ttl,
     pub(crate) renew_every: Option<Duration>,
@@ -126,6 +128,7 @@ impl Lease {
             fence,
             requested_at,
             granted_at,
+            metrics: spec.metrics.clone(),
             store_keys: spec.store_keys.clone(),
             ttl: spec.policy.ttl,
             renew_every: spec.policy.renew_every,
@@ -386,7 +389,7 @@ impl Lease {
                 drop(permit);
                 self.on_hold_ended();
                 if self.has_holder {
-                    self.spec.metrics.record(Measurement::Lost(loss));
+                    self.metrics.record(Measurement::Lost(loss));
                 }
                 listeners.wake();
                 true
@@ -415,7 +418,7 @@ impl Lease {
         }
         drop(state);
         if is_new {
-            self.spec.metrics.record(Measurement::Lost(Loss::FoundAtRelease));
+            self.metrics.record(Measurement::Lost(Loss::FoundAtRelease));
         }
         is_new
     }
@@ -526,14 +529,14 @@ impl Lease {
 
     /// The call and the pool, for events.
     pub(crate) fn origin(&self) -> Origin<'_> {
-        let LockSpec { label, span, metrics, .. } = &*self.spec;
-        Origin { label, pool: &self.pool, span, metrics }
+        let LockSpec { label, span, .. } = &*self.spec;
+        Origin { label, pool: &self.pool, span, metrics: &self.metrics }
     }
 
     /// Measures the end of the hold. A lock that lingers has no holder, and none that could miss it.
     pub(crate) fn on_hold_ended(&self) {
-        if self.has_holder && self.spec.metrics.is_on() {
-            self.spec.metrics.record(Measurement::HoldEnded(self.held_for()));
+        if self.has_holder && self.metrics.is_on() {
+            self.metrics.record(Measurement::HoldEnded(self.held_for()));
         }
     }
 

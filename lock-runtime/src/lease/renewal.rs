@@ -195,7 +195,7 @@ impl RenewalScheduler {
         for (lease, outcome) in leases.iter().zip(outcomes) {
             let Some(lease) = lease.upgrade() else { continue };
             if matches!(outcome, Ok(LeaseStatus::Held)) && lease.on_late_answer(sent) {
-                events::renewed(lease.origin(), || lease.held_for());
+                events::renewed(&lease.metrics, || lease.origin(), || lease.held_for());
                 self.schedule(&lease);
             }
         }
@@ -225,17 +225,17 @@ impl RenewalScheduler {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);
-                    events::renewed(lease.origin(), || lease.held_for());
+                    events::renewed(&lease.metrics, || lease.origin(), || lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
-                    lease.spec.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
+                    lease.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
                     lease.lose(Loss::Taken);
                     // A release of this lease may wait for the answer.
                     lease.on_not_held(now);
                     end_without_holder(config, &lease);
                 }
                 Err(error) => {
-                    lease.spec.metrics.record(Measurement::Renewal(RenewalResult::Failed));
+                    lease.metrics.record(Measurement::Renewal(RenewalResult::Failed));
                     // No warning for a hold that has ended meanwhile.
                     if lease.is_held() {
                         events::not_renewed(lease.origin(), lease.valid_for(), &error);
