@@ -100,7 +100,7 @@ pub struct Served<T> {
 /// `server` makes the future of the server from the signal to stop. The requests that it has then keep locking for
 /// `grace`. After that the pools are shut down: bodies that are left are cancelled, and all locks are released. The server
 /// has another second for their responses. A second signal ends the grace period. A server that ends by itself is followed
-/// by the pools, too, and the first signal behind it ends their grace period.
+/// by the pools, too, and the first signal after it ends their grace period.
 ///
 /// ```no_run
 /// use std::time::Duration;

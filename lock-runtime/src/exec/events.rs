@@ -166,15 +166,10 @@ pub(crate) fn contended(origin: Origin<'_>, expires_in: Option<Duration>) {
     }
 }
 
-/// `origin` reads memory that very many renewals should not, so it is called for an event alone.
-pub(crate) fn renewed<'a>(
-    metrics: &LockMetrics,
-    origin: impl Fn() -> Origin<'a>,
-    held_for: impl FnOnce() -> Duration,
-) {
-    metrics.record(Measurement::Renewal(RenewalResult::Renewed));
-    if is_wanted!(TRACE, origin().span.subscriber()) {
-        let (origin, held_ms) = (origin(), millis(held_for()));
+pub(crate) fn renewed(origin: Origin<'_>, held_for: impl FnOnce() -> Duration) {
+    origin.metrics.record(Measurement::Renewal(RenewalResult::Renewed));
+    if is_wanted!(TRACE, origin.span.subscriber()) {
+        let held_ms = millis(held_for());
         emit!(trace, origin, held_ms, "renewed");
     }
 }

@@ -195,7 +195,7 @@ impl RenewalScheduler {
         for (lease, outcome) in leases.iter().zip(outcomes) {
             let Some(lease) = lease.upgrade() else { continue };
             if matches!(outcome, Ok(LeaseStatus::Held)) && lease.on_late_answer(sent) {
-                events::renewed(&lease.metrics, || lease.origin(), || lease.held_for());
+                events::renewed(lease.origin(), || lease.held_for());
                 self.schedule(&lease);
             }
         }
@@ -225,7 +225,7 @@ impl RenewalScheduler {
                 Ok(LeaseStatus::Held) => {
                     let interval = lease.renew_every.unwrap_or(Duration::MAX);
                     lease.on_renewed(sent, interval);
-                    events::renewed(&lease.metrics, || lease.origin(), || lease.held_for());
+                    events::renewed(lease.origin(), || lease.held_for());
                 }
                 Ok(LeaseStatus::NotHeld) => {
                     lease.metrics.record(Measurement::Renewal(RenewalResult::NotHeld));
